@@ -1,0 +1,52 @@
+"""Errors of the project, one base class.
+
+Flower forwards ``str(exception)`` from a client to the server, and here the server is the adversary: a message names
+tensors, shapes, settings and files of the configuration, never values of a tensor or of an example.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PrunellaError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class ConfigError(PrunellaError, ValueError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class KeyMismatch(PrunellaError, ValueError):
+    """Two trees that must have the same names do not."""
+
+
+class WireError(PrunellaError, ValueError):
+    """Bytes from the network are not a valid encoding. ``reason`` is one of a few words, fit for a metric label."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class DefenseError(PrunellaError, RuntimeError):
+    """A defense could not do its job; the update is withheld."""
+
+
+class DataError(PrunellaError, ValueError):
+    """A dataset is missing or not readable as described."""
+
+
+class AttackError(PrunellaError, ValueError):
+    """An attack cannot run on this view."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that no registry has: the nearest valid one, then all of them.
+
+    >>> print(unknown("defense", "pripune", ["none", "dgp", "priprune"]))
+    unknown defense 'pripune': did you mean 'priprune'? Valid: dgp, none, priprune
+    """
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"unknown {kind} {name!r}: {hint}Valid: {', '.join(choices)}")

@@ -1,0 +1,48 @@
+"""Atomic files and trees on disk. Nothing here unpickles."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from core.trees import Tree
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o600) -> None:
+    """``write`` a temporary file beside ``path``, flush it to the disk, then rename it into place.
+
+    A reader sees the old file or the new one; a full disk or a crash leaves the old one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    write_atomically(path, lambda p: p.write_text(json.dumps(value, indent=1, sort_keys=True)) and None, mode)
+
+
+def write_tree(path: Path, tree: Tree, metadata: dict[str, str] | None = None) -> None:
+    """A tree as safetensors, owner-readable only. Names may contain any character but NUL."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
+    write_atomically(path, lambda p: save_file(contiguous, p, metadata=metadata))
+
+
+def read_tree(path: Path) -> tuple[Tree, dict[str, str]]:
+    """The tree and the metadata of a safetensors file."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})

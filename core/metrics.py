@@ -1,0 +1,94 @@
+"""Every number that leaves the process, as a typed value: name, unit, kind, direction, help.
+
+One table serves the Prometheus exporter, the run store and the report. No metric has a client label: it would be
+unbounded, and who leaks how much is itself sensitive. Round is a value, not a label.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "prunella_"
+Kind = Literal["gauge", "counter", "histogram", "info"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric's identity. ``leaks`` says in which direction more privacy is lost, or None where that has no meaning."""
+
+    name: str
+    kind: Kind
+    help: str
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+    leaks: Literal["up", "down"] | None = None
+
+    @property
+    def prometheus_name(self) -> str:
+        return PREFIX + self.name
+
+
+_LEAK = ("attack", "defense", "stat")
+_ALL = (
+    Metric("round", "gauge", "Last finished round."),
+    Metric("rounds", "gauge", "Rounds this run is to have."),
+    Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
+    Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
+    Metric("mask_density_ratio", "gauge", "Share of all parameters the global mask keeps.", "ratio"),
+    Metric("defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean.", "ratio"),
+    Metric("wire_bytes_total", "counter", "Bytes of coded models and updates, headers included.", "bytes", ("direction",)),
+    Metric("wire_dense_bytes_total", "counter", "Bytes the same tensors take dense in float32.", "bytes", ("direction",)),
+    Metric("round_seconds", "histogram", "Wall time of a round.", "seconds"),
+    Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
+    Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
+    Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
+    Metric("clients_selected", "gauge", "Clients asked to train in the last round."),
+    Metric("leakage_nmi_ratio", "gauge", "Normalised mutual information, 16 levels.", "ratio", _LEAK, "up"),
+    Metric("leakage_psnr_decibels", "gauge", "Peak signal-to-noise ratio of the best match.", "dB", _LEAK, "up"),
+    Metric("leakage_ssim_ratio", "gauge", "Structural similarity of the best match.", "ratio", _LEAK, "up"),
+    Metric("leakage_mse", "gauge", "Mean squared error of the best match, pixels in [0, 1].", "", _LEAK, "down"),
+    Metric("leakage_iip_ratio", "gauge", "Share of images nearest to their own reconstruction.", "ratio", _LEAK, "up"),
+    Metric("leakage_label_accuracy_ratio", "gauge", "Share of labels the attack names.", "ratio", _LEAK, "up"),
+    Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense")),
+    Metric("attack_control_ok", "gauge", "1 when the undefended positive control was rebuilt, else 0."),
+    Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
+    Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),
+    Metric("privacy_epsilon", "gauge", "Epsilon clients report; absent for heuristic defenses.", "", ("stat",), "up"),
+    Metric("channel_information_nats", "gauge", "Bound on what the data channel let through so far, worst client.", "nats", (), "up"),
+    Metric("reconstruction_mse_floor", "gauge", "Lower bound on any attack's error, worst client.", "", (), "down"),
+    Metric("leakage_bound_bits", "gauge", "PriPrune's information bound.", "bits", ("form",), "up"),
+    Metric("build_info", "info", "Versions of the running server."),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A weighted mean that can be merged: total and weight add up.
+
+    >>> (Mean.of(1.0) + Mean.of(4.0, weight=2)).value
+    3.0
+    """
+
+    total: float
+    weight: float
+
+    @classmethod
+    def of(cls, value: float, weight: float = 1.0) -> "Mean":
+        return cls(value * weight, weight)
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def value(self) -> float:
+        if self.weight <= 0:
+            raise ValueError("a mean of nothing has no value")
+        return self.total / self.weight
+
+    @classmethod
+    def merge(cls, means: "Iterable[Mean]") -> "Mean":
+        merged = cls(0.0, 0.0)
+        for mean in means:
+            merged = merged + mean
+        return merged

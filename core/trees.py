@@ -1,0 +1,107 @@
+"""Named trees of tensors, the one currency for weights, updates, gradients, scores and masks.
+
+A ``Tree`` maps parameter names to tensors; a ``Mask`` is a bool tree with the same names, True where a coordinate is
+kept. Every function returns a new tree and leaves its inputs alone; unequal names raise ``KeyMismatch``.
+
+>>> w = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(3.0)}
+>>> m = {"a": torch.tensor([True, False]), "b": torch.tensor(True)}
+>>> apply_mask(w, m)["a"].tolist(), density(m)
+([1.0, 0.0], 0.6666666666666666)
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from core.errors import KeyMismatch
+
+Tree = dict[str, Tensor]
+Mask = dict[str, Tensor]
+
+
+def require_same_names(*trees: Mapping[str, object]) -> None:
+    """Raise ``KeyMismatch`` naming the first few names that are not in all trees (names only, never values)."""
+    first = trees[0].keys()
+    for other in trees[1:]:
+        if other.keys() != first:
+            difference = sorted(first ^ other.keys())
+            raise KeyMismatch(f"trees differ in {len(difference)} names, first: {', '.join(difference[:3])}")
+
+
+def map_trees(function: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """``function`` applied name by name, in the order of the first tree."""
+    require_same_names(*trees)
+    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def apply_mask(tree: Tree, mask: Mask) -> Tree:
+    """The tree with every coordinate outside the mask set to zero, also where it was NaN."""
+    return map_trees(lambda t, m: torch.where(m, t, torch.zeros((), dtype=t.dtype, device=t.device)), tree, mask)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return map_trees(torch.add, a, b)
+
+
+def subtract(a: Tree, b: Tree) -> Tree:
+    return map_trees(torch.sub, a, b)
+
+
+def scale(tree: Tree, factor: float) -> Tree:
+    return map_trees(lambda t: t * factor, tree)
+
+
+def where(mask: Mask, a: Tree, b: Tree) -> Tree:
+    """``a`` inside the mask, ``b`` outside."""
+    return map_trees(torch.where, mask, a, b)
+
+
+def clone(tree: Tree) -> Tree:
+    return map_trees(lambda t: t.detach().clone(), tree)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    return map_trees(torch.zeros_like, tree)
+
+
+def full_mask(tree: Tree) -> Mask:
+    return map_trees(lambda t: torch.ones_like(t, dtype=torch.bool), tree)
+
+
+def invert(mask: Mask) -> Mask:
+    return map_trees(torch.logical_not, mask)
+
+
+def intersect(a: Mask, b: Mask) -> Mask:
+    return map_trees(torch.logical_and, a, b)
+
+
+def size(tree: Tree) -> int:
+    """Number of coordinates."""
+    return sum(t.numel() for t in tree.values())
+
+
+def count(mask: Mask) -> int:
+    """Number of kept coordinates."""
+    return sum(int(torch.count_nonzero(m)) for m in mask.values())
+
+
+def density(mask: Mask) -> float:
+    """Share of kept coordinates in [0, 1]; 1 for an empty tree."""
+    total = size(mask)
+    return count(mask) / total if total else 1.0
+
+
+def l2(tree: Tree) -> Tensor:
+    """Euclidean norm over all coordinates, 0-d float64."""
+    squares = [t.detach().double().square().sum() for t in tree.values()]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def all_finite(tree: Tree) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tree.values())
+
+
+def to_device(tree: Tree, device: torch.device | str) -> Tree:
+    return map_trees(lambda t: t.to(device), tree)

@@ -1,0 +1,56 @@
+"""What a curious server may see and what it must not, as two types that never meet outside scoring."""
+
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+
+from core.trees import Mask, Tree
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """All that an attack may use. A field left ``None`` was withheld, or is not known to the server.
+
+    ``update`` is local minus received weights, zero where nothing was shared; ``shared`` marks the coordinates whose
+    value arrived. ``params`` are the weights the server sent. ``steps``, ``batch_size``, ``learning_rate``,
+    ``momentum`` and ``weight_decay`` are the public training settings of the run, ``num_examples`` the examples seen.
+    """
+
+    params: Tree
+    update: Tree
+    mask: Mask | None = None
+    shared: Mask | None = None
+    buffers: Tree = field(default_factory=dict)
+    importance: Tree | None = None
+    num_examples: int | None = None
+    labels: Tensor | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    defenses: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """The threat model in one line: which fields the server had."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        known = [name for name, value in values.items() if isinstance(value, Tensor) or value]
+        return "honest-but-curious server; saw " + ", ".join(name.replace("_", " ") for name in known)
+
+
+@dataclass(frozen=True)
+class PrivateBatch:
+    """The truth: images [N, C, H, W] in [0, 1] and labels [N], cloned BEFORE any defense touches them."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """An attack's answer: images [B, C, H, W] in [0, 1], labels [B] or None, and its final objective (lower = better fit)."""
+
+    x: Tensor
+    y: Tensor | None
+    objective: float
+    iterations: int

@@ -1,0 +1,89 @@
+"""What a client defense is: a stage, frozen settings, pure functions and explicit state.
+
+Stages run in the order of ``STAGES``. A *data* defense touches the images once, when they are presented; a *gradient*
+defense touches every local step's gradient; an *update* defense decides what leaves. All state is a ``State``: named
+trees that the client writes to its own disk between rounds. No function changes its inputs, and none returns its input
+when it could not do its job: it raises ``DefenseError``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import Generator, Tensor
+
+from core.trees import Mask, Tree
+
+Stage = Literal["data", "gradient", "update"]
+STAGES: tuple[Stage, ...] = ("data", "gradient", "update")
+State = dict[str, Tree]
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a client is about to send, and what an update defense may restrict further.
+
+    ``update`` is local minus received weights, zero outside ``shared``. ``shared`` marks the coordinates whose value
+    leaves. ``spoken`` marks those the client has a say on when the server averages: a defense that *withholds* a value
+    (PriPrune) removes it from both; one that sends *zero now and the rest later* (DGP, Top-k with error feedback) keeps
+    it in ``spoken``. ``local`` are the trained weights, base-pruned; they never leave.
+    """
+
+    update: Tree
+    shared: Mask
+    spoken: Mask
+    local: Tree
+
+
+class DataDefense(NamedTuple):
+    """``fit`` sees the client's images [N, C, H, W] once and returns state; ``apply`` maps a batch [B, C, H, W] to one
+    of the same shape."""
+
+    fit: Callable[[Tensor], State]
+    apply: Callable[[Tensor, State, Generator], Tensor]
+
+
+class GradientDefense(NamedTuple):
+    """``apply`` maps one step's gradient to the one the optimiser sees."""
+
+    init: Callable[[Tree], State]
+    apply: Callable[[Tree, State, Generator], tuple[Tree, State]]
+
+
+class UpdateDefense(NamedTuple):
+    """``compose`` builds the local starting point from the received weights, ``observe`` sees each local step's
+    (defended) gradient, ``apply`` restricts what leaves. ``observe`` gets gradient, received weights and state."""
+
+    init: Callable[[Tree], State]
+    compose: Callable[[Tree, State, Generator], tuple[Tree, State]]
+    observe: Callable[[Tree, Tree, State, Generator], State]
+    apply: Callable[[Outgoing, State, Generator], tuple[Outgoing, State]]
+
+
+Defense = DataDefense | GradientDefense | UpdateDefense
+
+
+def keep_received(received: Tree, state: State, generator: Generator) -> tuple[Tree, State]:
+    """``compose`` of a defense that starts from what the server sent."""
+    return received, state
+
+
+def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: Generator) -> State:
+    """``observe`` of a defense that learns nothing during training."""
+    return state
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of ``privacy.DEFENSES``: the stage, the settings (a frozen dataclass), how to build it, and what it claims.
+
+    ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more.
+    """
+
+    stage: Stage
+    settings: type
+    build: Callable[[Any], Defense]
+    claim: str = "heuristic, no ε"
+
+
+Registry = Mapping[str, Entry]
