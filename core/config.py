@@ -66,7 +66,7 @@ class Run(BaseModel):
     # where the server keeps the run
     run_dir: str = ""
     resume: bool = False
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    metrics_address: str = ""
     poll_seconds: Positive = 0.1
 
     @property

@@ -1,0 +1,1 @@
+"""Measurements: speed, wire, attacks. Every program takes ``--json``."""

@@ -1,0 +1,1 @@
+"""The ``prunella`` command and everything that launches a federation."""

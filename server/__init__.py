@@ -1,0 +1,1 @@
+"""The server: run loop, checkpoints, audits, exporter, run store, report."""
