@@ -1,0 +1,1 @@
+"""Which weights go: scores of weights, exact selection, and the reconfiguration of PruneFL."""

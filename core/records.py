@@ -1,0 +1,57 @@
+"""Trees to Flower records and back, in one place.
+
+A coded tree is a single ``Array`` of bytes with its own ``stype``: Flower stores every array as one content-addressed
+object, so one blob costs one round trip where sixty named tensors cost a hundred. The global model inside the server
+is a plain dense ``ArrayRecord``, as any Flower strategy expects.
+"""
+
+import torch
+from flwr.app import Array, ArrayRecord
+
+from core.errors import WireError
+from core.trees import Mask, Tree
+from core.wire import decode, decode_mask, encode, encode_mask
+
+STYPE = "prunella.tree.v1"
+KEY = "tree"
+
+
+def pack(data: bytes) -> ArrayRecord:
+    return ArrayRecord({KEY: Array("uint8", (len(data),), STYPE, data)})
+
+
+def unpack(record: ArrayRecord) -> bytes:
+    """The bytes of a coded tree. Raises ``WireError`` when the record holds something else."""
+    if list(record) != [KEY] or record[KEY].stype != STYPE:
+        raise WireError("malformed", f"the record is not one {STYPE} array")
+    return record[KEY].data
+
+
+def to_coded(tree: Tree, mask: Mask, reference: Mask | None = None) -> ArrayRecord:
+    return pack(encode(tree, mask, reference))
+
+
+def from_coded(record: ArrayRecord, like: Tree, reference: Mask | None = None) -> tuple[Tree, Mask]:
+    return decode(unpack(record), like, reference)
+
+
+def mask_to_coded(mask: Mask, reference: Mask | None = None) -> ArrayRecord:
+    return pack(encode_mask(mask, reference))
+
+
+def mask_from_coded(record: ArrayRecord, like: Tree, reference: Mask | None = None) -> Mask:
+    return decode_mask(unpack(record), like, reference)
+
+
+def to_dense(tree: Tree) -> ArrayRecord:
+    """A plain Flower record of the tree."""
+    return ArrayRecord({name: Array.from_numpy_ndarray(t.detach().cpu().numpy()) for name, t in tree.items()})
+
+
+def from_dense(record: ArrayRecord) -> Tree:
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def record_bytes(record: ArrayRecord) -> int:
+    """Bytes of the arrays in a record, as sent."""
+    return sum(len(array.data) for array in record.values())

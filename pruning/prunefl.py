@@ -1,0 +1,115 @@
+"""PruneFL's reconfiguration. Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices,
+IEEE TNNLS 2022 (arXiv 1909.12326), Sec. III and Alg. 2.
+
+A set M of weights approximately lowers the loss by Δ(M) = Σ g² per step that costs T(M) = c + Σ t. The mask that
+maximises Γ(M) = Δ(M) / T(M) is found greedily: weights in order of g²/t, each entering while its own ratio beats the
+current Γ. Only a share of the weights may leave at a time: the smallest by magnitude of those that are in
+(``prunable_share``, halved every ``half_life`` rounds); the others stay. Weights that are out may always enter.
+
+Departures: t is not timed on a device but counted, multiply-adds per weight relative to their mean (``cost="flops"``)
+or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio deciding
+who is left out.
+"""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from core.config import Count, Positive, Share
+from core.selection import keep_largest
+from core.trees import Mask, Tree, require_same_names
+from pruning.selection import split
+
+
+@dataclass(frozen=True)
+class Reconfiguration:
+    """``fixed_cost`` is c in units of the dense model's Σ t. ``max_density`` 0 means one minus the run's rate."""
+
+    prunable_share: Share = 0.3
+    half_life: Positive = 10_000.0
+    fixed_cost: Annotated[float, Field(ge=0)] = 0.1
+    cost: Literal["flops", "uniform"] = "flops"
+    max_density: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+@dataclass(frozen=True)
+class PruneFL(Reconfiguration):
+    """The whole scheme: a reconfiguration every ``adjust_interval`` rounds, after one client has pruned for at most
+    ``initial_steps`` local steps, reconfiguring every ``initial_interval`` until the size moves by less than 10 %."""
+
+    adjust_interval: Count = 4
+    initial_steps: Count = 20
+    initial_interval: Count = 5
+
+
+def _flat(tree: Tree, names: list[str]) -> torch.Tensor:
+    return torch.cat([tree[name].reshape(-1).double() for name in names])
+
+
+def _costs(params: Tree, cost: Mapping[str, float], names: list[str]) -> torch.Tensor:
+    return torch.cat([torch.full((params[name].numel(),), float(cost[name]), dtype=torch.float64) for name in names])
+
+
+def greedy_set(gain: torch.Tensor, cost: torch.Tensor, fixed: torch.Tensor, overhead: float) -> torch.Tensor:
+    """Alg. 2 on flat tensors [n]: the bool mask of ``fixed`` and every candidate whose ratio beats the current Γ.
+
+    Candidates are visited by descending gain/cost, ties by index; Γ rises while they enter, so the first that fails
+    ends the search and the prefix can be found with two running sums.
+    """
+    ratio = torch.where(fixed, -torch.inf, gain / cost)
+    order = torch.argsort(ratio, descending=True, stable=True)[: int((~fixed).sum())]
+    start_gain, start_cost = gain[fixed].sum(), overhead + cost[fixed].sum()
+    before_gain = start_gain + torch.cumsum(gain[order], 0) - gain[order]
+    before_cost = start_cost + torch.cumsum(cost[order], 0) - cost[order]
+    enters = gain[order] * before_cost >= before_gain * cost[order]
+    stop = int(torch.cumprod(enters.to(torch.int64), 0).sum())
+    chosen = fixed.clone()
+    chosen[order[:stop]] = True
+    return chosen
+
+
+def reconfigure(
+    params: Tree, importance: Tree, mask: Mask, cost: Mapping[str, float], settings: Reconfiguration, round: int = 0
+) -> Mask:
+    """The next mask. ``importance`` is the mean squared gradient of every coordinate; ``cost`` has the prunable names."""
+    require_same_names(params, importance, mask)
+    names = [name for name in params if name in cost]
+    gain, price = _flat(importance, names), _costs(params, cost, names)
+    inside = _flat(mask, names).bool()
+    share = settings.prunable_share * 0.5 ** (round / settings.half_life)
+    magnitude = torch.where(inside, _flat(params, names).abs(), -1.0)
+    fixed = keep_largest(magnitude, int(inside.sum()) - int(share * int(inside.sum())))
+    chosen = greedy_set(gain, price, fixed, settings.fixed_cost * float(price.sum()))
+    limit = int(settings.max_density * len(gain)) if settings.max_density else len(gain)
+    if int(chosen.sum()) > limit:
+        rank = torch.where(fixed, torch.finfo(torch.float64).max, gain / price)
+        chosen = keep_largest(torch.where(chosen, rank, -1.0), limit)
+    return dict(mask) | split(chosen, {name: params[name] for name in names})
+
+
+def weight_cost(module: torch.nn.Module, shape: tuple[int, int, int], prunable: Set[str], kind: str) -> dict[str, float]:
+    """Multiply-adds per weight and example, over their mean: output positions for a convolution, 1 for a linear layer."""
+    positions: dict[str, float] = {}
+
+    def note(name: str) -> object:
+        def hook(layer: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+            positions[f"{name}.weight"] = float(output[0, 0].numel()) if output.dim() > 2 else 1.0
+
+        return hook
+
+    handles = [m.register_forward_hook(note(n)) for n, m in module.named_modules() if f"{n}.weight" in prunable]  # type: ignore[arg-type]
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(1, *shape))
+    finally:
+        module.train(training)
+        for handle in handles:
+            handle.remove()
+    if kind == "uniform":
+        return dict.fromkeys(sorted(prunable), 1.0)
+    mean = sum(positions.values()) / len(positions)
+    return {name: positions[name] / mean for name in sorted(prunable)}

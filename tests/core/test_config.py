@@ -1,0 +1,71 @@
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from core.config import Rate, Run, check_sections, kebab, parse_run, parse_section, section_defaults
+from core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Dual:
+    top: Rate = 0.05
+    bottom: Rate = 0.75
+
+    def __post_init__(self) -> None:
+        if self.top + self.bottom >= 1:
+            raise ConfigError("dgp.top and dgp.bottom must leave something to send")
+
+
+def test_defaults_are_those_of_pyproject() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    config = project["tool"]["flwr"]["app"]["config"]
+    plain = {key: value for key, value in config.items() if not isinstance(value, dict)}
+    assert set(plain) == {kebab(name) for name in Run.model_fields}
+    assert parse_run(plain) == Run()
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
+def test_rate_is_in_zero_to_one(rate: float) -> None:
+    with pytest.raises(ConfigError, match="rate"):
+        parse_run({"rate": rate})
+
+
+def test_an_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'learning-rate'"):
+        parse_run({"learnin-rate": 1.0})
+
+
+def test_a_wrong_type_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match="rounds: .*integer"):
+        parse_run({"rounds": "many"})
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Run().rounds = 3  # type: ignore[misc]
+
+
+def test_sections_parse_into_their_dataclass() -> None:
+    assert parse_section({"dgp.top": 0.1, "rounds": 3}, "dgp", Dual) == Dual(top=0.1)
+    assert section_defaults("dgp", Dual) == {"dgp.top": 0.05, "dgp.bottom": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"dgp.tpo": 0.1}, "did you mean 'dgp.top'"),
+        ({"dgp.top": 2.0}, "dgp.top"),
+        ({"dgp.top": 0.5}, "leave something"),
+        ({"dpg.top": 0.5}, "did you mean 'dgp'"),
+    ],
+)
+def test_section_mistakes_are_named(raw: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_sections(raw, {"dgp": Dual})
+
+
+def test_defenses_are_an_ordered_list() -> None:
+    assert Run(defenses=" channel-natural, dgp ").defense_names == ("channel-natural", "dgp")
+    assert Run(defenses="").defense_names == ("none",)

@@ -1,0 +1,30 @@
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.files import read_tree, write_atomically, write_json, write_tree
+
+
+def test_tree_round_trips_with_metadata_and_is_private(tmp_path: Path) -> None:
+    tree = {"a.w": torch.randn(3, 2).t(), "m": torch.tensor([True, False]), "s": torch.tensor(1.5)}
+    write_tree(tmp_path / "x" / "state.safetensors", tree, {"round": "3"})
+    read, metadata = read_tree(tmp_path / "x" / "state.safetensors")
+    assert metadata == {"round": "3"}
+    assert all(torch.equal(read[n], tree[n]) for n in tree)
+    assert stat.S_IMODE((tmp_path / "x" / "state.safetensors").stat().st_mode) == 0o600
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"round": 1})
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, fail)
+    assert path.read_text() == '{\n "round": 1\n}'
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from core import trees
+from core.errors import KeyMismatch
+
+A = {"w": torch.tensor([1.0, -2.0]), "b": torch.tensor(3.0)}
+M = {"w": torch.tensor([True, False]), "b": torch.tensor(True)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda o: trees.add(A, o),
+        lambda o: trees.subtract(A, o),
+        lambda o: trees.apply_mask(A, o),
+        lambda o: trees.where(M, A, o),
+        lambda o: trees.map_trees(torch.mul, A, o),
+    ],
+)
+def test_unequal_names_raise_and_name_the_difference(call) -> None:
+    with pytest.raises(KeyMismatch, match="extra"):
+        call({**M, "extra": torch.tensor(True)})
+
+
+def test_masking_clears_even_nan_and_leaves_the_input_alone() -> None:
+    tree = {"w": torch.tensor([1.0, float("nan")]), "b": torch.tensor(3.0)}
+    masked = trees.apply_mask(tree, M)
+    assert masked["w"].tolist() == [1.0, 0.0]
+    assert torch.isnan(tree["w"][1])
+
+
+def test_density_counts_zero_dimensional_tensors() -> None:
+    assert trees.density(M) == pytest.approx(2 / 3)
+    assert trees.count(trees.invert(M)) == 1
+    assert trees.density({}) == 1.0
+
+
+def test_norm_is_over_all_coordinates() -> None:
+    assert trees.l2(A).item() == pytest.approx(14**0.5)
+    assert trees.l2({}).item() == 0.0
+
+
+def test_where_takes_the_first_inside_the_mask() -> None:
+    mixed = trees.where(M, A, trees.zeros_like(A))
+    assert mixed["w"].tolist() == [1.0, 0.0]
+    assert mixed["b"].item() == 3.0
