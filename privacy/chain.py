@@ -1,0 +1,216 @@
+"""The defense chain of one client: data, gradient and update defenses in order, checked before and after.
+
+Nothing leaves a chain unchecked: same names and shapes, finite, nothing shared outside the base mask, nothing nonzero
+outside what is marked shared. A breach raises ``DefenseError`` and the update stays on the client; messages carry names
+and shapes only. State is explicit: ``start`` makes what is missing, every other function returns the next state.
+
+>>> chain = build_chain(["dgp"], {"dgp.top": 0.1})
+>>> chain.names, chain.claims
+(('dgp',), ('heuristic, no ε',))
+>>> build_chain(["dpg"], {})
+Traceback (most recent call last):
+core.errors.ConfigError: unknown defense 'dpg': did you mean 'dgp'? Valid: ...
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from core.config import Raw, parse_section
+from core.errors import ConfigError, DefenseError, unknown
+from core.trees import Mask, Tree
+from privacy import DEFENSES
+from privacy.defense import STAGES, DataDefense, Defense, Entry, GradientDefense, Outgoing, State, UpdateDefense
+
+ChainState = dict[str, State]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One defense of a chain: its name in ``DEFENSES``, its settings, its functions and its registry line."""
+
+    name: str
+    settings: Any
+    defense: Defense
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Defenses in the order they are applied."""
+
+    links: tuple[Link, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(link.name for link in self.links)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        return tuple(link.entry.claim for link in self.links)
+
+    def updates(self) -> list[tuple[str, UpdateDefense]]:
+        return [(link.name, link.defense) for link in self.links if isinstance(link.defense, UpdateDefense)]
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in DEFENSES:
+            raise unknown("defense", name, DEFENSES)
+    if not names:
+        raise ConfigError("no defense is named: write defenses = 'none' to run without one")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"defenses = '{','.join(names)}' names one twice: name each once")
+    if "none" in names and len(names) > 1:
+        raise ConfigError(f"defenses = '{','.join(names)}': 'none' stands alone, leave it out")
+    ordered = sorted(names, key=lambda name: STAGES.index(DEFENSES[name].stage))
+    if list(names) != ordered:
+        raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")
+
+
+def _link(name: str, raw: Raw) -> Link:
+    entry = DEFENSES[name]
+    settings: Any = parse_section(raw, name, entry.settings)
+    return Link(name, settings, entry.build(settings), entry)
+
+
+def build_chain(names: Sequence[str], raw: Raw) -> Chain:
+    """The chain for ``names`` with the settings ``<name>.*`` of ``raw``. Raises ``ConfigError``."""
+    _check_names(names)
+    return Chain(tuple(_link(name, raw) for name in names))
+
+
+# ---- state
+
+
+def _require_like(name: str, what: str, tree: Tree, like: Tree) -> None:
+    if tree.keys() != like.keys():
+        different = sorted(tree.keys() ^ like.keys())
+        raise DefenseError(f"{name}: {what} differs from the model in {len(different)} names, first: {different[0]}")
+    for key, tensor in tree.items():
+        if tensor.shape != like[key].shape:
+            raise DefenseError(f"{name}: {what} {key} has shape {tuple(tensor.shape)}, not {tuple(like[key].shape)}")
+
+
+def _resume(name: str, saved: State, fresh: State) -> State:
+    """The saved state on the device of the fresh one, or an error that says how to begin again."""
+    if saved.keys() != fresh.keys():
+        raise DefenseError(f"{name}: the saved state is of another version: remove this client's state to begin again")
+    for tree in fresh:
+        _require_like(name, f"saved {tree}", saved[tree], fresh[tree])
+    return {tree: {key: t.to(fresh[tree][key].device) for key, t in saved[tree].items()} for tree in fresh}
+
+
+def _start_link(link: Link, x: Tensor, like: Tree, saved: State | None) -> State:
+    if isinstance(link.defense, DataDefense):
+        return link.defense.fit(x) if saved is None else saved
+    fresh = link.defense.init(like)
+    return fresh if saved is None else _resume(link.name, saved, fresh)
+
+
+def start(chain: Chain, x: Tensor, like: Tree, state: ChainState) -> ChainState:
+    """State for every link: fitted on the client's images ``x`` [N, C, H, W] or made for the weights ``like`` where it
+    is missing, checked and moved to the device of ``like`` where it was saved."""
+    return {link.name: _start_link(link, x, like, state.get(link.name)) for link in chain.links}
+
+
+def flatten_state(state: ChainState) -> Tree:
+    """One tree for ``core.files.write_tree``; names are ``defense/tree/parameter``.
+
+    >>> flatten_state({"dgp": {"error": {"fc.weight": torch.zeros(1)}}})
+    {'dgp/error/fc.weight': tensor([0.])}
+    """
+    return {f"{d}/{t}/{p}": x for d, trees in state.items() for t, tree in trees.items() for p, x in tree.items()}
+
+
+def unflatten_state(flat: Tree) -> ChainState:
+    """The inverse of ``flatten_state``; a defense without state is simply missing and ``start`` makes it again."""
+    state: ChainState = {}
+    for name, tensor in flat.items():
+        defense, tree, parameter = name.split("/", 2)
+        state.setdefault(defense, {}).setdefault(tree, {})[parameter] = tensor
+    return state
+
+
+# ---- the three stages
+
+
+def _require_finite(name: str, what: str, tree: Tree) -> None:
+    for key, tensor in tree.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DefenseError(f"{name}: {what} {key} is not finite")
+
+
+def present(chain: Chain, batch: Tensor, state: ChainState, generator: Generator) -> Tensor:
+    """The images [B, C, H, W] as training sees them."""
+    shown = batch
+    for link in chain.links:
+        if isinstance(link.defense, DataDefense):
+            shown = link.defense.apply(shown, state[link.name], generator)
+            _require_like(link.name, "batch", {"x": shown}, {"x": batch})
+            _require_finite(link.name, "batch", {"x": shown})
+    return shown
+
+
+def compose(chain: Chain, received: Tree, state: ChainState, generator: Generator) -> tuple[Tree, ChainState]:
+    """The weights local training starts from. The caller applies the base mask to them afterwards."""
+    weights, after = received, dict(state)
+    for name, defense in chain.updates():
+        weights, after[name] = defense.compose(weights, after[name], generator)
+        _require_like(name, "weights", weights, received)
+        _require_finite(name, "weights", weights)
+    return weights, after
+
+
+def observe(
+    chain: Chain, gradient: Tree, received: Tree, state: ChainState, generator: Generator
+) -> tuple[Tree, ChainState]:
+    """One local step: the gradient the optimiser is to use, defended, and shown to the update defenses."""
+    _require_finite("chain", "gradient", gradient)
+    defended, after = gradient, dict(state)
+    for link in chain.links:
+        if isinstance(link.defense, GradientDefense):
+            defended, after[link.name] = link.defense.apply(defended, after[link.name], generator)
+            _require_like(link.name, "gradient", defended, gradient)
+            _require_finite(link.name, "gradient", defended)
+    for name, defense in chain.updates():
+        after[name] = defense.observe(defended, received, after[name], generator)
+    return defended, after
+
+
+def _require_inside(name: str, what: str, mask: Mask, outer: Mask) -> None:
+    _require_like(name, what, mask, outer)
+    for key in mask:
+        if mask[key].dtype != torch.bool or bool((mask[key] & ~outer[key]).any()):
+            raise DefenseError(f"{name}: {what} {key} reaches outside the mask it was given")
+
+
+def _check_outgoing(name: str, outgoing: Outgoing, entry: Outgoing) -> None:
+    _require_like(name, "update", outgoing.update, entry.update)
+    _require_finite(name, "update", outgoing.update)
+    _require_inside(name, "shared mask", outgoing.shared, entry.shared)
+    _require_inside(name, "spoken mask", outgoing.spoken, entry.spoken)
+    _require_inside(name, "shared mask", outgoing.shared, outgoing.spoken)
+    for key, tensor in outgoing.update.items():
+        if bool(torch.count_nonzero(tensor.masked_fill(outgoing.shared[key], 0))):
+            raise DefenseError(f"{name}: update {key} is not zero outside its shared mask")
+
+
+def release(
+    chain: Chain, outgoing: Outgoing, state: ChainState, generator: Generator
+) -> tuple[Outgoing, ChainState, tuple[str, ...]]:
+    """What leaves, the state to keep, and the names of every defense of the chain in the order applied.
+
+    On entry ``shared`` and ``spoken`` are the base mask and ``update`` is zero outside it.
+    """
+    after = dict(state)
+    current = outgoing
+    _check_outgoing("chain", current, outgoing)
+    for name, defense in chain.updates():
+        before = current
+        current, after[name] = defense.apply(before, after[name], generator)
+        _check_outgoing(name, current, before)
+    return current, after, chain.names

@@ -1,0 +1,82 @@
+"""Dual Gradient Pruning with error feedback (DGP, Algorithms 1 and 2).
+
+Per layer the largest ``top`` (k1) and the smallest ``bottom`` (k2) coordinates by absolute value are removed, what is
+between them is sent, and the rest waits: P = update + e, g = DGP(P), e <- P - g. What was sent plus what still waits is
+the sum of all updates. The removed coordinates stay in ``spoken``: the client says "zero now, the rest later".
+
+Departures from the paper. (1) It prunes gradients; here P is the update of the whole local training, equal up to the
+factor -learning-rate at one step. (2) A layer is one named tensor, ranked inside the mask it comes with. (3) Percents
+of small layers: k1 is rounded up, so that the largest coordinate never leaves (in a bias of ten it names the label); k2
+is rounded down and leaves one coordinate to send where there are two or more, or a small layer would never train. A
+one-coordinate tensor is its own top and is not sent while ``top`` > 0. (4) The error of a coordinate that the base mask
+no longer holds is dropped: the weight it corrected is gone.
+
+Errors: ``ConfigError`` for shares that leave nothing, ``DefenseError`` (from the chain) for NaN or infinite updates.
+
+>>> dual_mask(torch.tensor([9.0, -1.0, 5.0, 0.5, -3.0]), torch.ones(5, dtype=torch.bool), 0.2, 0.4).tolist()
+[False, False, True, False, True]
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from core.config import Rate
+from core.errors import ConfigError
+from core.selection import keep_largest, keep_smallest, part_of
+from core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
+from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+
+
+@dataclass(frozen=True)
+class DualPruning:
+    """Shares removed per layer; the paper's k1 = 5 %, k2 = 75 %. ``feedback`` off is its ablation (Fig. 4)."""
+
+    top: Rate = 0.05
+    bottom: Rate = 0.75
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.top and 0 <= self.bottom and self.top + self.bottom < 1):
+            raise ConfigError("dgp.top + dgp.bottom must stay under 1, or nothing would be sent")
+
+
+def removed_counts(total: int, top: float, bottom: float) -> tuple[int, int]:
+    """How many coordinates of a layer of ``total`` go at the top and at the bottom.
+
+    >>> removed_counts(100, 0.05, 0.75), removed_counts(10, 0.05, 0.75), removed_counts(2, 0.05, 0.75)
+    ((5, 75), (1, 7), (1, 0))
+    """
+    first = part_of(top, total, up=True)
+    return first, min(part_of(bottom, total), max(0, total - first - 1))
+
+
+def dual_mask(values: Tensor, inside: Tensor, top: float, bottom: float) -> Tensor:
+    """Algorithm 1 on one layer: True where a coordinate of ``inside`` is sent. Equal values go by index."""
+    magnitude = values.abs()[inside]
+    first, last = removed_counts(magnitude.numel(), top, bottom)
+    largest = keep_largest(magnitude, first)
+    smallest = keep_smallest(magnitude.masked_fill(largest, torch.inf), last)
+    sent = torch.zeros_like(inside)
+    sent[inside] = ~(largest | smallest)
+    return sent
+
+
+def dual_masks(update: Tree, inside: Mask, settings: DualPruning) -> Mask:
+    return {n: dual_mask(update[n], inside[n], settings.top, settings.bottom) for n in update}
+
+
+def _init(like: Tree) -> State:
+    return {"error": zeros_like(like)}
+
+
+def dgp(settings: DualPruning) -> UpdateDefense:
+    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+        owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
+        shared = dual_masks(owed, outgoing.shared, settings)
+        sent = apply_mask(owed, shared)
+        error = subtract(owed, sent) if settings.feedback else zeros_like(owed)
+        return Outgoing(sent, shared, outgoing.spoken, outgoing.local), {"error": error}
+
+    return UpdateDefense(_init, keep_received, ignore_gradient, apply)
