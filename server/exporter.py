@@ -1,0 +1,135 @@
+"""The Prometheus exporter: the rows of the run store, served over HTTP at ``/metrics``.
+
+Names, help, kinds and labels come from ``core.metrics.METRICS``; a row that is not in that table is refused, so no
+name or label leaves that was not meant to. Values are kept as given and read by a collector of our own: the rows of a
+counter are cumulative, so a resumed run goes on from the stored total, and no ``_created`` series appear. Rows of a
+histogram are one observation each; feed the stored rows again after a resume to get its past back.
+
+The address is ``host:port``; without a host it is the loopback one, and port 0 takes a free port.
+
+>>> parse_address(":9100"), parse_address("[::1]:0")
+(('127.0.0.1', 9100), ('::1', 0))
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from threading import Lock
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from core.errors import ConfigError
+from core.metrics import METRICS, Metric
+from server.store import Row, StoreError, check_row
+
+LOOPBACK = "127.0.0.1"
+# Seconds: from digits on one machine (tenths) to a federation that waits for its slowest site (default limit 600).
+BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+Labels = tuple[str, ...]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``:port`` or ``[v6]:port``. Raises ``ConfigError``."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"metrics-address: expected host:port, got {address!r}")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def _info_labels(versions: Mapping[str, str]) -> dict[str, str]:
+    """Prometheus label names have no dash or dot: ``scikit-learn`` becomes ``scikit_learn``."""
+    return {re.sub(r"\W", "_", name, flags=re.ASCII): str(version) for name, version in versions.items()}
+
+
+class _Values(Collector):
+    """The last value of every series, safe to read while a round writes."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self._lock = Lock()
+        self._versions = _info_labels(versions)
+        self._values: dict[str, dict[Labels, float]] = {}
+        self._observed: dict[str, tuple[list[int], float]] = {}
+
+    def take(self, rows: Iterable[Row]) -> None:
+        with self._lock:
+            for row in rows:
+                metric = METRICS[row.metric]
+                if metric.kind == "histogram":
+                    self._observe(row)
+                else:
+                    self._set(metric, tuple(row.labels[name] for name in metric.labels), row.value)
+
+    def _set(self, metric: Metric, labels: Labels, value: float) -> None:
+        series = self._values.setdefault(metric.name, {})
+        if metric.kind == "counter" and value < series.get(labels, 0.0):
+            raise StoreError(f"counter {metric.name!r} went down")
+        series[labels] = value
+
+    def _observe(self, row: Row) -> None:
+        counts, total = self._observed.setdefault(row.metric, ([0] * (len(BUCKETS) + 1), 0.0))
+        counts[bisect_left(BUCKETS, row.value)] += 1
+        self._observed[row.metric] = counts, total + row.value
+
+    def collect(self) -> Iterator[Family]:
+        with self._lock:
+            families = [family for metric in METRICS.values() if (family := self._family(metric)) is not None]
+        yield from families
+
+    def _family(self, metric: Metric) -> Family | None:
+        name, text = metric.prometheus_name, metric.help
+        if metric.kind == "info":
+            info = InfoMetricFamily(name.removesuffix("_info"), text)
+            info.add_metric([], self._versions)
+            return info
+        if metric.kind == "histogram":
+            return self._histogram(metric)
+        if metric.name not in self._values:
+            return None
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(name, text, labels=metric.labels)
+        for labels, value in sorted(self._values[metric.name].items()):
+            family.add_metric(labels, value)
+        return family
+
+    def _histogram(self, metric: Metric) -> Family | None:
+        if metric.name not in self._observed:
+            return None
+        counts, total = self._observed[metric.name]
+        bounds = [str(float(bound)) for bound in BUCKETS] + ["+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+        return HistogramMetricFamily(metric.prometheus_name, metric.help, buckets=buckets, sum_value=total)
+
+
+class Exporter:
+    """An HTTP server for one run, on a registry of its own, so that two runs in one process do not mix."""
+
+    def __init__(self, address: str, versions: Mapping[str, str]) -> None:
+        host, port = parse_address(address)
+        registry = CollectorRegistry()
+        self._values = _Values(versions)
+        registry.register(self._values)
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise ConfigError(f"metrics-address: cannot listen on {address!r}: {error.strerror}") from None
+        self.address = f"[{host}]:{self._server.server_port}" if ":" in host else f"{host}:{self._server.server_port}"
+
+    def update(self, rows: Iterable[Row]) -> None:
+        """Show ``rows``. One that is not in the table is refused, and then none of them is shown."""
+        self._values.take([check_row(row) for row in rows])
+
+    def close(self) -> None:
+        """Stop serving and free the port. A second call does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

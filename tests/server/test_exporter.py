@@ -1,0 +1,121 @@
+import math
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.errors import ConfigError
+from core.metrics import METRICS
+from server.exporter import BUCKETS, Exporter, parse_address
+from server.store import Row, StoreError, row
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    made = Exporter("127.0.0.1:0", {"prunella": "0.1.0", "scikit-learn": "1.5"})
+    yield made
+    made.close()
+
+
+def text(exporter: Exporter) -> str:
+    with urllib.request.urlopen(f"http://{exporter.address}/metrics", timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+def samples(exporter: Exporter) -> Samples:
+    families = text_string_to_metric_families(text(exporter))
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def test_a_scrape_shows_the_rows_and_nothing_else(exporter: Exporter) -> None:
+    exporter.update([row("accuracy_ratio", 0.75), row("wire_bytes_total", 10, direction="up")])
+    exporter.update([row("accuracy_ratio", 0.5), row("wire_bytes_total", 4, direction="down")])
+    assert samples(exporter) == {
+        ("prunella_accuracy_ratio", ()): 0.5,
+        ("prunella_wire_bytes_total", (("direction", "up"),)): 10.0,
+        ("prunella_wire_bytes_total", (("direction", "down"),)): 4.0,
+        ("prunella_build_info", (("prunella", "0.1.0"), ("scikit_learn", "1.5"))): 1.0,
+    }
+
+
+def test_the_histogram_counts_like_the_naive_one(exporter: Exporter) -> None:
+    seconds = [0.05, 0.1, 0.11, 3.0, 3.0, 700.0, 9999.0]
+    exporter.update([row("round_seconds", s) for s in seconds])
+    seen = samples(exporter)
+    for bound in (*map(float, BUCKETS), math.inf):
+        label = (("le", "+Inf" if bound == math.inf else str(bound)),)
+        assert seen["prunella_round_seconds_bucket", label] == sum(s <= bound for s in seconds)
+    assert seen["prunella_round_seconds_count", ()] == len(seconds)
+    assert seen["prunella_round_seconds_sum", ()] == pytest.approx(sum(seconds))
+
+
+def test_every_metric_of_the_table_is_served_with_its_kind_and_help(exporter: Exporter) -> None:
+    shown = [m for m in METRICS.values() if m.kind != "info"]
+    exporter.update([Row(m.name, 1.0, dict.fromkeys(m.labels, "x")) for m in shown])
+    body = text(exporter)
+    for metric in METRICS.values():
+        kind = "gauge" if metric.kind == "info" else metric.kind
+        assert f"# TYPE {metric.prometheus_name} {kind}\n" in body
+        assert f"# HELP {metric.prometheus_name} {metric.help}\n" in body
+    assert "_created" not in body and "client=" not in body
+
+
+def test_a_resumed_run_goes_on_from_the_stored_total() -> None:
+    resumed = Exporter("127.0.0.1:0", {})
+    try:
+        resumed.update([row("client_failures_total", 7, reason="shape")])
+        resumed.update([row("client_failures_total", 9, reason="shape")])
+        assert samples(resumed)["prunella_client_failures_total", (("reason", "shape"),)] == 9.0
+    finally:
+        resumed.close()
+
+
+def test_a_counter_that_goes_down_is_refused(exporter: Exporter) -> None:
+    exporter.update([row("audits_total", 3, outcome="scored")])
+    with pytest.raises(StoreError, match="went down"):
+        exporter.update([row("audits_total", 2, outcome="scored")])
+
+
+def test_a_bad_row_is_refused_together_with_its_good_neighbours(exporter: Exporter) -> None:
+    for bad in (Row("secret", 1.0), Row("loss", 1.0, {"client": "3"}), Row("loss", math.nan)):
+        with pytest.raises((ConfigError, StoreError)):
+            exporter.update([Row("accuracy_ratio", 0.5), bad])
+    assert {name for name, _ in samples(exporter)} == {"prunella_build_info"}
+
+
+def test_two_exporters_do_not_mix(exporter: Exporter) -> None:
+    other = Exporter("127.0.0.1:0", {})
+    try:
+        other.update([row("round", 4)])
+        assert ("prunella_round", ()) not in samples(exporter)
+        assert samples(other)["prunella_round", ()] == 4.0
+    finally:
+        other.close()
+
+
+def test_close_frees_the_port_and_may_be_called_again() -> None:
+    made = Exporter("127.0.0.1:0", {})
+    host, port = parse_address(made.address)
+    made.close()
+    made.close()
+    with socket.socket() as probe:
+        assert probe.connect_ex((host, port)) != 0
+
+
+def test_a_taken_port_says_which_setting_to_change(exporter: Exporter) -> None:
+    with pytest.raises(ConfigError, match="metrics-address"):
+        Exporter(exporter.address, {})
+
+
+@pytest.mark.parametrize("address", ["", "9100", "host:", "host:port", "host:70000"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        parse_address(address)
+
+
+def test_without_a_host_only_this_machine_can_read() -> None:
+    assert parse_address(":9100") == ("127.0.0.1", 9100)

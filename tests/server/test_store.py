@@ -1,0 +1,158 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.errors import ConfigError
+from server.store import Row, RunStore, StoreError, check_row, read_lines, read_metrics, read_run, row
+
+
+def audit(**changes: Any) -> dict[str, Any]:
+    scores = {"psnr": {"mean": 12.0, "worst": 14.0, "random": 8.0, "other": 10.0}, "images": 2}
+    base = {
+        "round": 1, "kind": "client", "client": 0, "attack": "sgi", "defense": "priprune", "adaptive": True,
+        "threat": "saw update", "objective": 0.5, "seconds": 1.0, "outcome": "scored", "scores": scores,
+        "pictures": None, "ok": None,
+    }  # fmt: skip
+    return base | changes
+
+
+def filled(path: Path, rounds: int = 3) -> RunStore:
+    store = RunStore.open(path)
+    for r in range(1, rounds + 1):
+        store.append_metrics(r, [row("accuracy_ratio", r / 10), row("wire_bytes_total", 100 * r, direction="up")])
+        store.append_audit(audit(round=r))
+    return store
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    store = filled(tmp_path, rounds=1)
+    first, second = store.metrics()
+    assert (first["round"], first["metric"], first["value"], first["labels"]) == (1, "accuracy_ratio", 0.1, {})
+    assert second["labels"] == {"direction": "up"} and isinstance(second["time"], float)
+    assert store.audits() == [audit()]
+
+
+def test_every_append_is_on_disk_at_once(tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path)
+    for r in range(1, 4):
+        store.append_metrics(r, [row("round", r)])
+        assert len(read_metrics(tmp_path)) == r
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(tmp_path: Path, value: float) -> None:
+    store = RunStore.open(tmp_path)
+    with pytest.raises(StoreError, match="not a finite number"):
+        store.append_metrics(1, [Row("accuracy_ratio", 0.5), Row("loss", value)])
+    with pytest.raises(StoreError, match="not finite"):
+        store.append_audit(audit(scores={"psnr": {"worst": value}}))
+    with pytest.raises(StoreError, match="objective"):
+        store.append_audit(audit(objective=value))
+    assert store.metrics() == [] and store.audits() == []
+
+
+def test_only_the_metrics_and_labels_of_the_table_pass() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'accuracy_ratio'"):
+        check_row(Row("accuracy", 1.0))
+    for labels in ({}, {"direction": "up", "client": "3"}, {"way": "up"}):
+        with pytest.raises(StoreError, match="takes the labels"):
+            check_row(Row("wire_bytes_total", 1.0, labels))
+    assert check_row(Row("wire_bytes_total", 1.0, {"direction": "up"})).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kind": "server"}, {"outcome": "fine"}, {"secret": 1}, {"outcome": "scored", "scores": None}]
+)
+def test_an_audit_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(StoreError):
+        RunStore.open(tmp_path).append_audit(audit(**changes))
+
+
+def test_the_refusal_does_not_repeat_the_value(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        RunStore.open(tmp_path).append_audit(audit(seconds="patient 4711"))
+    assert "seconds" in str(caught.value) and "4711" not in str(caught.value)
+
+
+def test_rewind_drops_later_rounds_of_both_files(tmp_path: Path) -> None:
+    store = filled(tmp_path, rounds=5)
+    store.rewind(2)
+    assert {line["round"] for line in store.metrics()} == {line["round"] for line in store.audits()} == {1, 2}
+    store.append_metrics(3, [row("round", 3)])
+    assert [line["round"] for line in store.metrics()][-1] == 3
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "no temporary file is left behind"
+
+
+def test_a_torn_last_line_is_cut_off_when_the_run_goes_on(tmp_path: Path) -> None:
+    store = filled(tmp_path, rounds=2)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert len(read_metrics(tmp_path)) == 3, "a reader beside the writer skips it and leaves the file alone"
+    assert path.read_bytes() == whole[:-9]
+    store = RunStore.open(tmp_path)
+    store.append_metrics(3, [row("round", 3)])
+    assert [line["round"] for line in store.metrics()] == [1, 1, 2, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.integers(min_value=0, max_value=400))
+def test_a_crash_at_any_byte_loses_at_most_the_line_being_written(tmp_path_factory: Any, cut: int) -> None:
+    path = tmp_path_factory.mktemp("run")
+    filled(path, rounds=2)
+    file = path / "metrics.jsonl"
+    data = file.read_bytes()[:cut]
+    whole_lines = data.count(b"\n")
+    file.write_bytes(data)
+    survivors = RunStore.open(path).metrics()
+    assert whole_lines <= len(survivors) <= whole_lines + 1
+    assert file.read_bytes().endswith(b"\n") or not survivors
+
+
+def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"round":1}\n{"rou\n{"round":3}\n')
+    with pytest.raises(StoreError, match=r"metrics.jsonl: line 2"):
+        read_lines(file)
+
+
+def test_run_json_merges_fields_and_takes_no_others(tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path)
+    store.write_run(id="r1", status="running", settings={"rounds": 3})
+    store.write_run(model_parameters=12)
+    assert store.run() == {"id": "r1", "status": "running", "settings": {"rounds": 3}, "model_parameters": 12}
+    with pytest.raises(ConfigError, match="field of run.json"):
+        store.write_run(password="x")
+    with pytest.raises(ConfigError, match="status"):
+        store.write_run(status="great")
+
+
+def test_finish_writes_status_and_a_table_for_pandas(tmp_path: Path) -> None:
+    store = filled(tmp_path, rounds=3)
+    store.finish("failed", error="the run stopped")
+    run = read_run(tmp_path)
+    assert (run["status"], run["error"]) == ("failed", "the run stopped") and run["finished"].endswith("+00:00")
+    table = pd.read_parquet(tmp_path / "metrics.parquet")
+    up = table[(table.metric == "wire_bytes_total") & (table.direction == "up")]
+    assert up.value.tolist() == [100.0, 200.0, 300.0] and set(up.unit) == {"bytes"}
+    assert table[table.metric == "accuracy_ratio"].direction.isna().all()
+
+
+def test_an_empty_run_can_finish_and_be_read(tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path / "new" / "run")
+    assert store.metrics() == store.audits() == [] and store.run() == {}
+    store.finish("completed")
+    assert len(pd.read_parquet(tmp_path / "new" / "run" / "metrics.parquet")) == 0
+
+
+def test_lines_are_plain_json(tmp_path: Path) -> None:
+    filled(tmp_path, rounds=1)
+    for name in ("metrics.jsonl", "audits.jsonl"):
+        for line in (tmp_path / name).read_text().splitlines():
+            assert json.loads(line)["round"] == 1
