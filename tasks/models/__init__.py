@@ -1,0 +1,39 @@
+"""Models by name. A builder takes the image shape (C, H, W) and the number of classes."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from tasks.models.alexnet import alexnet
+from tasks.models.cnn import cnn
+from tasks.models.cnn6 import cnn6
+from tasks.models.conv import conv_1, conv_2, conv_4, conv_6
+from tasks.models.layers import Shape
+from tasks.models.lenet import lenet, lenet_zhu
+from tasks.models.ltp import ltp_1, ltp_2
+from tasks.models.resnet import resnet10, resnet18
+from tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
+
+Builder = Callable[[Shape, int], nn.Module]
+
+MODELS: dict[str, Builder] = {
+    "cnn": cnn,
+    "conv-1": conv_1,
+    "conv-2": conv_2,
+    "conv-4": conv_4,
+    "conv-6": conv_6,
+    "vgg-4": vgg_4,
+    "vgg-6": vgg_6,
+    "vgg-9": vgg_9,
+    "vgg-11": vgg_11,
+    "vgg11-bn": vgg11_bn,
+    "lenet-zhu": lenet_zhu,
+    "lenet": lenet,
+    "cnn6": cnn6,
+    "alexnet": alexnet,
+    "vgg16": vgg16,
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "ltp-1": ltp_1,
+    "ltp-2": ltp_2,
+}
