@@ -1,6 +1,10 @@
-"""The learning task: models, datasets, partitions, one step of training. Import-light, since every message a client
-answers starts a new process: torchvision, datasets and pyarrow are imported where they are used."""
+"""The learning task: models, datasets, partitions, one step of training.
 
+Import-light, since every message a client answers starts a new process: torchvision, Flower Datasets, pyarrow and PIL
+are imported inside the functions that need them.
+"""
+
+from tasks.datasets import DATASETS
 from tasks.models import MODELS
 
-__all__ = ["MODELS"]
+__all__ = ["DATASETS", "MODELS"]
