@@ -3,13 +3,21 @@
 A defense is one module, one test and one line here. ``chain.py`` puts them in order and checks what they return.
 """
 
+from privacy.channel import NaturalChannel, natural_channel
 from privacy.defense import Entry, Registry
 from privacy.dgp import DualPruning, dgp
+from privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
 from privacy.none import NoDefense, none
+from privacy.priprune import PriPrune, priprune
 
 DEFENSES: Registry = {
     "none": Entry("update", NoDefense, none, claim="no defense"),
+    "channel-natural": Entry("data", NaturalChannel, natural_channel, claim="at most kappa * batch nats per step"),
     "dgp": Entry("update", DualPruning, dgp),
+    "largest": Entry("update", FixedRate, largest),
+    "random": Entry("update", FixedRate, random),
+    "mix": Entry("update", MixedRate, mix),
+    "priprune": Entry("update", PriPrune, priprune),
 }
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.

@@ -1,0 +1,75 @@
+"""Information bounds as plain functions: PriPrune's in bits (PRI Thm 4.1, Cor. 4.2), CHN's reconstruction floor.
+
+PRI, base rate p, batch B, gradient rank d*, covariance Sigma of one example's gradient on its d* directions:
+
+    as printed (Eq. 6)  I <= 1 - (p - 1)/(2 ln 2) + 2 log(1/B) + 2 log |det Sigma^(-1/2)| + d* log(2 pi e)
+    corrected           I <= h(p) + 2 [ d*/2 log(2 pi e) + 1/2 log det Sigma - d*/2 log B ]
+
+all logarithms to base 2, times T for T rounds. Corrected: the whitened gradient is g = Sigma^(1/2) z, so log det Sigma
+enters with +1/2; a mean of B examples has covariance Sigma / B, which costs d*/2 log B and not log B; the binary
+entropy h(p) is exact where the paper expands it at 1/2 (1 - (2p - 1)^2 / (2 ln 2), and misprints that). PruneFL's
+Eq. 25 is the printed form with 1 - p = the share of weights that are kept or not prunable; its second line drops a
+positive term and is no upper bound.
+
+Limits of both: they add differential entropies, which scale with the unit of the gradient and can be negative, and
+count one h(p) for the whole mask, where d independent choices have d h(p) (``mask_choices``). They order settings; they
+do not certify one.
+
+CHN Theorem 1, h and I in nats: any estimator's E|D - D'|^2 / d >= e^(2 h(D)/d) / (2 pi e) * e^(-2 I/d).
+
+>>> round(priprune_printed(0.5, 1, 1, 0.0), 3), round(priprune_corrected(0.5, 1, 1, 0.0), 3)
+(5.455, 5.094)
+>>> round(reconstruction_floor(gaussian_entropy([0.04] * 10), 0.0, 10), 6)
+0.04
+"""
+
+import math
+from collections.abc import Sequence
+
+_LOG2_2PIE = math.log2(2 * math.pi * math.e)
+
+
+def _check(rate: float, batch: int, rank: int, rounds: int) -> None:
+    if not 0 <= rate <= 1 or batch < 1 or rank < 0 or rounds < 0:
+        raise ValueError(f"rate {rate}, batch {batch}, rank {rank}, rounds {rounds} are out of range")
+
+
+def binary_entropy(p: float) -> float:
+    """h(p) in bits."""
+    return -sum(q * math.log2(q) for q in (p, 1 - p) if q > 0)
+
+
+def priprune_printed(rate: float, batch: int, rank: int, log2_det: float, rounds: int = 1) -> float:
+    """Eq. 6 and Eq. 15 as printed, in bits; ``log2_det`` is log2 det Sigma."""
+    _check(rate, batch, rank, rounds)
+    mask = 1 - (rate - 1) / (2 * math.log(2))
+    return rounds * (mask - 2 * math.log2(batch) - log2_det + rank * _LOG2_2PIE)
+
+
+def priprune_corrected(
+    rate: float, batch: int, rank: int, log2_det: float, rounds: int = 1, mask_choices: int = 1
+) -> float:
+    """The corrected bound in bits; ``mask_choices`` = d counts every coordinate's choice of the mask."""
+    _check(rate, batch, rank, rounds)
+    mask = mask_choices * binary_entropy(rate)
+    return rounds * (mask + rank * _LOG2_2PIE + log2_det - rank * math.log2(batch))
+
+
+def gaussian_entropy(variances: Sequence[float]) -> float:
+    """Differential entropy in nats of a Gaussian with these eigenvalues; -inf when one is zero.
+
+    Of all distributions with this covariance the Gaussian has the most entropy, so a floor computed from it holds for
+    Gaussian data and is optimistic for any other.
+    """
+    return sum(0.5 * math.log(2 * math.pi * math.e * v) if v > 0 else -math.inf for v in variances)
+
+
+def reconstruction_floor(entropy: float, information: float, dimensions: int) -> float:
+    """Theorem 1: least mean squared error per dimension of any attack that got ``information`` nats.
+
+    >>> reconstruction_floor(-math.inf, 0.0, 10)
+    0.0
+    """
+    if dimensions < 1 or information < 0 or math.isnan(entropy):
+        raise ValueError(f"{dimensions} dimensions and {information} nats are out of range")
+    return math.exp(2 * entropy / dimensions - 2 * information / dimensions) / (2 * math.pi * math.e)

@@ -1,0 +1,127 @@
+"""Gaussian channels between a client's images and its training (CHN 5.2): noise on the data bounds what can leak.
+
+Training sees D~ = D + xi, xi ~ N(0, Sigma_xi). Whatever the server gets is computed from D~, so by the data processing
+inequality one local step leaks at most I(D; D~) <= f = 1/2 ln det(Sigma_D + Sigma_xi) / det Sigma_xi nats, n steps n f.
+**Natural** (Eq. 18): Sigma_xi = sigma I, f(sigma) = 1/2 sum_i ln((lambda_i + sigma) / sigma) = kappa, with lambda_i the
+eigenvalues of the covariance of the client's flattened images. f falls in sigma, so sigma is unique; it is a variance.
+
+Images [N, C, H, W]; lambda and sigma in squared pixel units; kappa in nats per local step. Noise is drawn fresh for
+every presented batch. D is one image: kappa bounds what a step tells about any one of them, and a step on B images
+tells at most B kappa about all. The noisy image is not clamped to [0, 1]: the bound would survive (clamping is
+processing too), but clamped noise has a mean that depends on the pixel, which biases training. The covariance is the
+sample's (divisor N - 1), so with fewer images than dimensions the claim is about the span the images have; a constant
+pixel has no eigenvalue, adds nothing to f, and still gets the noise.
+
+``batch`` B > 1 solves for lambda / B, as Eq. 22 does for a mean over B examples with one noise on top. Here every image
+has a noise of its own and the mean of B noises shrinks alike, so that the discount is not earned in data space: it is
+there to reproduce settings. As ln(1 + B x) <= B ln(1 + x), what then holds per image is B kappa, and that is what
+``nats_per_step`` says and the ledger adds. Default 1.
+
+Errors: ``DefenseError`` for fewer than two images, identical images (no covariance: f would ask for no noise at all),
+images that are not finite, a batch of another image size, or a saved channel solved for other settings.
+
+>>> variance = solve_variance(torch.tensor([3.0, 0.0]), kappa=math.log(2))
+>>> round(variance, 6), round(capacity(torch.tensor([3.0, 0.0]), variance), 6)
+(1.0, 0.693147)
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from scipy.optimize import brentq
+from torch import Generator, Tensor
+
+from core.config import Count, Positive
+from core.errors import DefenseError
+from privacy.defense import DataDefense, State
+
+
+@runtime_checkable
+class ChannelSettings(Protocol):
+    """What the ledger reads from any channel: the bound in nats per local step and image."""
+
+    @property
+    def nats_per_step(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class NaturalChannel:
+    """``kappa`` nats per local step; the paper uses 50, 100, 200 and 300 on 3072 pixels."""
+
+    kappa: Positive = 50.0
+    batch: Count = 1
+
+    @property
+    def nats_per_step(self) -> float:
+        return self.kappa * self.batch
+
+
+def eigenvalues(images: Tensor) -> Tensor:
+    """Eigenvalues of the sample covariance of flattened images [N, ...], float64, ascending, min(N, d) of them.
+
+    The other eigenvalues are zero. The smaller of the d x d covariance and the N x N Gram matrix is decomposed.
+    """
+    flat = images.detach().reshape(len(images), -1).double().cpu()
+    if len(flat) < 2:
+        raise DefenseError("a channel needs at least two images to know their covariance")
+    if not bool(torch.isfinite(flat).all()):
+        raise DefenseError(f"images of shape {tuple(images.shape)} are not all finite")
+    centered = flat - flat.mean(0)
+    small = centered @ centered.T if flat.shape[0] < flat.shape[1] else centered.T @ centered
+    values = torch.linalg.eigvalsh(small / (len(flat) - 1)).clamp(min=0)
+    # What decomposition leaves of a zero eigenvalue is rounding; it must not count as information.
+    return torch.where(values > values[-1] * len(values) * torch.finfo(torch.float64).eps, values, 0.0)
+
+
+def capacity(spectrum: Tensor, variance: float) -> float:
+    """f(sigma) of Eq. 18 in nats for noise of this variance in every direction."""
+    positive = spectrum[spectrum > 0].double()
+    return float(0.5 * torch.log1p(positive / variance).sum())
+
+
+def _log_capacity(log_spectrum: Tensor, log_variance: float) -> float:
+    """``capacity`` from logarithms, so that neither a huge nor a tiny kappa overflows."""
+    return float(0.5 * torch.nn.functional.softplus(log_spectrum - log_variance, threshold=700.0).sum())
+
+
+def solve_variance(spectrum: Tensor, kappa: float) -> float:
+    """The sigma with f(sigma) = kappa. Brackets: ln(1 + x) <= x from above, ln(1 + x) >= ln x from below."""
+    positive = spectrum[spectrum > 0].double()
+    if positive.numel() == 0:
+        raise DefenseError("the images do not differ from each other: their covariance is zero and no channel fits it")
+    logs = positive.log()
+    low = float(logs.mean()) - 2 * kappa / positive.numel() - 1e-9
+    high = math.log(float(positive.sum()) / (2 * kappa)) + 1e-9
+    root = brentq(lambda s: _log_capacity(logs, s) - kappa, low - 1.0, max(high, low) + 1.0, xtol=1e-12, rtol=1e-14)
+    return math.exp(root)
+
+
+def _fit_natural(images: Tensor, settings: NaturalChannel) -> State:
+    variance = solve_variance(eigenvalues(images) / settings.batch, settings.kappa)
+    described = {"variance": variance, "kappa": settings.kappa, "batch": settings.batch, "pixels": images[0].numel()}
+    return {"channel": {name: torch.tensor(float(value), dtype=torch.float64) for name, value in described.items()}}
+
+
+def _check(batch: Tensor, state: State, settings: NaturalChannel) -> None:
+    fitted = state["channel"]
+    if (float(fitted["kappa"]), int(fitted["batch"])) != (settings.kappa, settings.batch):
+        raise DefenseError("the saved channel was solved for another kappa or batch: remove this client's state")
+    if len(batch) and batch[0].numel() != int(fitted["pixels"]):
+        raise DefenseError(f"batch of shape {tuple(batch.shape)} has not the {int(fitted['pixels'])} pixels fitted")
+
+
+def _apply_natural(batch: Tensor, state: State, generator: Generator, settings: NaturalChannel) -> Tensor:
+    _check(batch, state, settings)
+    deviation = state["channel"]["variance"].cpu().sqrt()
+    noise = torch.randn(batch.shape, generator=generator, dtype=torch.float64) * deviation
+    return batch + noise.to(dtype=batch.dtype, device=batch.device)
+
+
+def natural_channel(settings: NaturalChannel) -> DataDefense:
+    return DataDefense(
+        fit=functools.partial(_fit_natural, settings=settings),
+        apply=functools.partial(_apply_natural, settings=settings),
+    )
