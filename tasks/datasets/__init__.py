@@ -1,8 +1,36 @@
-"""Datasets by name. Each is three functions of where it lies (``tasks.datasets.dataset``)."""
+"""Datasets by name. Each is three functions of where it lies (``tasks.datasets.dataset``).
+
+FEMNIST's natural ids are its writers, CelebA's its persons (label: smiling, pictures resized from 178x218). FEMNIST
+has no held-out split on the hub.
+"""
 
 from tasks.datasets.dataset import Dataset
 from tasks.datasets.digits import DIGITS
+from tasks.datasets.hub import Hub, from_hub
+from tasks.datasets.imagefolder import IMAGEFOLDER
+from tasks.datasets.parquet import PARQUET, Table
+
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+
+HUBS: dict[str, Hub] = {
+    "mnist": Hub("ylecun/mnist", Table("image", "label", None, _GREY, 10)),
+    "fashion-mnist": Hub("zalando-datasets/fashion_mnist", Table("image", "label", None, _GREY, 10)),
+    "femnist": Hub("flwrlabs/femnist", Table("image", "character", "writer_id", _GREY, 62), has_test=False),
+    "cifar10": Hub("uoft-cs/cifar10", Table("img", "label", None, _COLOUR, 10)),
+    "cifar100": Hub("uoft-cs/cifar100", Table("img", "fine_label", None, _COLOUR, 100)),
+    "svhn": Hub("ufldl-stanford/svhn", Table("image", "label", None, _COLOUR, 10), subset="cropped_digits"),
+    "celeba": Hub("flwrlabs/celeba", Table("image", "Smiling", "celeb_id", (3, 64, 64), 2, resize=True)),
+}
 
 DATASETS: dict[str, Dataset] = {
     "digits": DIGITS,
+    "mnist": from_hub(HUBS["mnist"]),
+    "fashion-mnist": from_hub(HUBS["fashion-mnist"]),
+    "femnist": from_hub(HUBS["femnist"]),
+    "cifar10": from_hub(HUBS["cifar10"]),
+    "cifar100": from_hub(HUBS["cifar100"]),
+    "svhn": from_hub(HUBS["svhn"]),
+    "celeba": from_hub(HUBS["celeba"]),
+    "imagefolder": IMAGEFOLDER,
+    "parquet": PARQUET,
 }

@@ -4,6 +4,8 @@ Grey or RGB as the shape says. Pictures of another size are refused, or resized 
 Errors count images and name nothing inside them.
 """
 
+import struct
+import zlib
 from collections.abc import Iterable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -28,8 +30,11 @@ def open_image(data: bytes) -> "Image":
     """A picture from its encoded bytes. Raises ``OSError`` or ``ValueError`` when it is none."""
     from PIL import Image
 
-    image = Image.open(BytesIO(data))
-    image.load()
+    try:
+        image = Image.open(BytesIO(data))
+        image.load()
+    except (SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError):
+        raise ValueError("broken or oversized picture") from None
     return image
 
 
@@ -39,7 +44,7 @@ def shape_of(image: "Image") -> Shape:
 
 
 def pixels(image: "Image", shape: Shape, resize: bool) -> NDArray[np.uint8]:
-    """One picture as [C, H, W] bytes. Raises ``ValueError`` for deeper pixels, and for another size unless ``resize``."""
+    """One picture as [C, H, W] bytes. Raises ``ValueError`` for deeper pixels and, unless ``resize``, another size."""
     channels, height, width = shape
     if image.mode[0] in DEEP:
         raise ValueError("more than 8 bits per channel")
@@ -58,7 +63,7 @@ def to_tensor(images: "Iterable[bytes | Image]", shape: Shape, resize: bool = Fa
     for image in images:
         try:
             rows.append(pixels(open_image(image) if isinstance(image, bytes) else image, shape, resize))
-        except (OSError, ValueError, SyntaxError):  # SyntaxError is what PIL raises for a broken PNG
+        except (OSError, ValueError):
             bad += 1
     if bad:
         raise DataError(f"{bad} of {bad + len(rows)} images cannot be read as {shape[0]}x{shape[1]}x{shape[2]}")

@@ -1,0 +1,160 @@
+"""Parquet files in the Hugging Face layout: ``train*.parquet`` and perhaps ``test*.parquet`` in one folder.
+
+An image column holds encoded pictures, as bytes or as the struct (bytes, path); a label column integers or truth
+values. Only the label column is read whole: a client decodes its own pictures and no others.
+
+The entry ``parquet`` describes itself: the first image column, the first label column of ``LABELS``, the size of the
+first training picture, as many classes as the file's metadata names or else the largest label plus one. Sites that
+each hold their own files must therefore agree on the size, and should keep the metadata.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.errors import ConfigError, DataError
+from tasks.datasets.dataset import Dataset
+from tasks.datasets.images import open_image, shape_of, to_tensor
+from tasks.examples import Examples
+from tasks.models.layers import Shape
+from tasks.partition import Indices, Partition, members
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as pads
+
+LABELS = ("label", "labels", "fine_label", "character", "class")
+NATURAL = ("writer_id", "celeb_id", "client_id", "site")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which column is what, and what the pictures are."""
+
+    image: str
+    label: str
+    natural: str | None
+    shape: Shape
+    classes: int
+    resize: bool = False
+
+
+def find(path: Path, split: str) -> list[Path]:
+    """The files of a split, in the folder itself or in ``data`` below it as on the hub."""
+    return sorted(path.glob(f"{split}*.parquet")) or sorted((path / "data").glob(f"{split}*.parquet"))
+
+
+def open_split(path: Path, split: str) -> "pads.Dataset | None":
+    """A split, nothing read yet; None where it has no files."""
+    import pyarrow as pa
+    from pyarrow.dataset import dataset
+
+    files = find(path, split)
+    try:
+        return dataset([str(file) for file in files], format="parquet") if files else None
+    except (OSError, pa.ArrowException):
+        raise DataError(f"{split}*.parquet cannot be read as Parquet") from None
+
+
+def open_training(path: Path | None) -> "pads.Dataset":
+    if path is None:
+        raise ConfigError("say where the Parquet files lie: dataset 'parquet:/folder', or a node's own data root")
+    source = open_split(path, "train")
+    if source is None:
+        raise DataError(f"no train*.parquet in the data folder {path.name!r}")
+    return source
+
+
+def column(source: "pads.Dataset", name: str) -> NDArray[Any]:
+    """One whole column. Raises ``DataError`` where it is missing or has gaps."""
+    if name not in source.schema.names:
+        raise DataError(f"no column {name!r}: the files have {', '.join(source.schema.names)}")
+    values = source.to_table(columns=[name])[name]
+    if values.null_count:
+        raise DataError(f"column {name!r} has {values.null_count} empty cells")
+    return np.asarray(values.to_numpy())
+
+
+def checked_labels(labels: NDArray[Any], classes: int) -> Indices:
+    """Labels as int64 in [0, classes). Raises ``DataError`` with how many are not."""
+    if labels.dtype.kind not in "iub":
+        raise DataError(f"labels must be integers or truth values, not {labels.dtype}")
+    bad = int(np.count_nonzero((labels < 0) | (labels >= classes)))
+    if bad:
+        raise DataError(f"{bad} labels are outside 0 to {classes - 1}")
+    return labels.astype(np.int64)
+
+
+def encoded(cells: Iterable[Any]) -> Iterable[bytes]:
+    """The bytes of image cells, empty (thus unreadable) where a cell only names a file."""
+    return ((cell["bytes"] if isinstance(cell, dict) else cell) or b"" for cell in cells)
+
+
+def rows(source: "pads.Dataset", table: Table, chosen: Indices, labels: Indices) -> Examples:
+    cells = source.take(chosen, columns=[table.image])[table.image]
+    images = to_tensor(encoded(cell.as_py() for cell in cells), table.shape, table.resize)
+    return Examples(images, torch.from_numpy(labels[chosen]))
+
+
+def train(table: Table, path: Path | None, partition: Partition, client: int) -> Examples:
+    source = open_training(path)
+    labels = checked_labels(column(source, table.label), table.classes)
+    natural = table.natural if partition.kind == "natural" else None
+    ids = column(source, natural) if natural else None
+    return rows(source, table, members(partition, client, labels, ids), labels)
+
+
+def test(table: Table, path: Path) -> Examples | None:
+    source = open_split(path, "test")
+    if source is None:
+        return None
+    labels = checked_labels(column(source, table.label), table.classes)
+    return rows(source, table, np.arange(len(labels)), labels)
+
+
+def _is_image(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _classes(source: "pads.Dataset", label: str) -> int:
+    """From the Hugging Face metadata, else from the labels."""
+    metadata = json.loads((source.schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = metadata.get("info", {}).get("features", {}).get(label, {}).get("names")
+    return len(names) if names else int(column(source, label).max()) + 1
+
+
+def guess(path: Path | None) -> Table:
+    """The description of files that are in no table of ours."""
+    source = open_training(path)
+    image = next((field.name for field in source.schema if _is_image(field.type)), None)
+    label = next((name for name in LABELS if name in source.schema.names), None)
+    if image is None or label is None:
+        raise DataError(f"no image column or none of {', '.join(LABELS)}: found {', '.join(source.schema.names)}")
+    cells = source.head(1, columns=[image])[image].to_pylist()
+    try:
+        shape = shape_of(open_image(next(iter(encoded(cells)))))
+    except (OSError, ValueError, StopIteration):
+        raise DataError("the first training image cannot be read") from None
+    natural = next((name for name in NATURAL if name in source.schema.names), None)
+    return Table(image, label, natural, shape, _classes(source, label))
+
+
+def _describe(path: Path | None) -> tuple[Shape, int]:
+    table = guess(path)
+    return table.shape, table.classes
+
+
+PARQUET = Dataset(
+    _describe,
+    lambda path, partition, client: train(guess(path), path, partition, client),
+    lambda path: test(guess(path), path) if path else None,
+)
