@@ -1,0 +1,179 @@
+"""The engine under every attack that matches gradients: guess images, compare what they would have sent, improve.
+
+minimise over x (and y): distance(gradient(x, y), target) + tv * TV(x), with x in [0, 1]
+(DLG: Zhu et al. 2019, Algorithm 1; IG: Geiping et al. 2020, Eq. 4; SGI: PRI Algorithm 2). ``attacks.matching`` makes
+the target and the support, ``attacks.labels`` the labels. Restarts differ in their random start and the one with the
+lowest objective is kept; the truth is nowhere to be seen here.
+
+Adam follows Geiping's published settings: the sign of the image gradient, and the learning rate divided by ten at 3/8,
+5/8 and 7/8 of the iterations. L-BFGS counts its iterations, not its function calls, and is kept in the box at the end
+only, since a clipped step would spoil its curvature.
+
+Stops early when the objective is below ``tolerance`` or has not improved by a thousandth for ``patience`` iterations.
+
+Shapes: images [N, C, H, W] in [0, 1], soft labels [N, K]. Errors: ``AttackError``, names and shapes only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn.functional import softmax
+
+from attacks.labels import infer_labels
+from attacks.matching import Target, dummy_gradient, target_of
+from attacks.objectives import OBJECTIVES, flatten
+from attacks.priors import into_box, total_variation
+from core.config import Count, Positive
+from core.errors import AttackError
+from core.types import Reconstruction, ServerView
+from tasks.task import Task
+
+Weight = Annotated[float, Field(ge=0)]
+_DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
+_LBFGS_CHUNK = 20  # iterations between two looks at the stopping rule
+_START = (0.5, 0.25)  # mean and deviation of the first guess, clipped to the box
+_IMPROVEMENT = 1e-3
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """``labels`` counts only where the view has none; ``mask_aware`` compares on the recovered support only."""
+
+    objective: Literal["cosine", "euclidean"] = "cosine"
+    tv: Weight = 0.0
+    optimizer: Literal["adam", "lbfgs"] = "adam"
+    signed: bool = True
+    learning_rate: Positive = 0.1
+    iterations: Count = 300
+    restarts: Count = 1
+    mask_aware: bool = True
+    labels: Literal["infer", "optimise"] = "infer"
+    patience: Count = 200
+    tolerance: Weight = 1e-6
+    max_images: Count = 64
+
+
+Evaluate = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What is optimised: images, and logits of the labels or, where labels are known, the labels themselves."""
+
+    x: Tensor
+    y: Tensor
+    soft: bool
+
+    def variables(self) -> list[Tensor]:
+        return [self.x, self.y] if self.soft else [self.x]
+
+    def frozen(self, objective: float, iterations: int) -> Reconstruction:
+        labels = self.y.detach().argmax(dim=1) if self.soft else self.y.clone()
+        return Reconstruction(into_box(self.x.detach().clone()), labels, objective, iterations)
+
+
+def first_guess(target: Target, task: Task, attack: Inversion, labels: Tensor | None, generator: Generator) -> Guess:
+    images, device = target.plan.images, target.flat.device
+    x = into_box(torch.randn((images, *task.shape), generator=generator) * _START[1] + _START[0]).to(device)
+    if labels is not None:
+        return Guess(x.requires_grad_(), labels, False)
+    y = torch.randn((images, task.classes), generator=generator).to(device)
+    return Guess(x.requires_grad_(), y.requires_grad_(), True)
+
+
+def evaluator(target: Target, attack: Inversion, guess: Guess) -> Evaluate:
+    """A closure that puts the gradient of the objective on the guess and returns the objective, 0-d."""
+    distance, variables = OBJECTIVES[attack.objective], guess.variables()
+    sizes = [tensor.numel() for tensor in target.params.values()]
+
+    def evaluate() -> Tensor:
+        labels = softmax(guess.y, dim=1) if guess.soft else guess.y
+        dummy = dummy_gradient(target, guess.x, labels)
+        value, slope = distance(flatten(dummy).detach(), target.flat, target.support)
+        seeds = [part.view_as(tensor) for part, tensor in zip(torch.split(slope, sizes), dummy, strict=True)]
+        gradients = torch.autograd.grad(dummy, variables, seeds, materialize_grads=True)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.grad = gradient
+        if attack.tv and guess.x.grad is not None:
+            prior, slope = total_variation(guess.x.detach())
+            value = value + attack.tv * prior
+            guess.x.grad.add_(slope, alpha=attack.tv)
+        return value
+
+    return evaluate
+
+
+class Progress:
+    """The best objective so far, the guess that had it, and whether to stop."""
+
+    def __init__(self, attack: Inversion, guess: Guess) -> None:
+        self.attack, self.guess, self.stale = attack, guess, 0
+        self.best = guess.frozen(float("inf"), 0)
+        self.mark = float("inf")
+
+    def stop(self, objective: float, iterations: int) -> bool:
+        """Note the objective of the present guess; True when going on is not worth it."""
+        if not objective < float("inf"):
+            raise AttackError("the objective is not finite: the attack diverged")
+        self.stale = 0 if objective < self.mark * (1 - _IMPROVEMENT) else self.stale + 1
+        self.mark = min(self.mark, objective) if self.stale == 0 else self.mark
+        if objective < self.best.objective:
+            self.best = self.guess.frozen(objective, iterations)
+        return objective <= self.attack.tolerance or self.stale >= self.attack.patience
+
+
+def by_adam(attack: Inversion, guess: Guess, evaluate: Evaluate) -> Reconstruction:
+    optimizer = torch.optim.Adam(guess.variables(), lr=attack.learning_rate)
+    milestones = [int(share * attack.iterations) for share in _DECAY_AT]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    progress = Progress(attack, guess)
+    for iteration in range(attack.iterations):
+        if progress.stop(float(evaluate()), iteration):
+            return progress.best
+        if attack.signed and guess.x.grad is not None:
+            guess.x.grad.sign_()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            guess.x.clamp_(0.0, 1.0)
+    progress.stop(float(evaluate()), attack.iterations)
+    return progress.best
+
+
+def by_lbfgs(attack: Inversion, guess: Guess, evaluate: Evaluate) -> Reconstruction:
+    optimizer = torch.optim.LBFGS(
+        guess.variables(),
+        max_iter=min(_LBFGS_CHUNK, attack.iterations),
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+    progress = Progress(attack, guess)
+    for iteration in range(0, attack.iterations, _LBFGS_CHUNK):
+        if progress.stop(float(evaluate()), iteration):
+            return progress.best
+        optimizer.step(evaluate)  # type: ignore[no-untyped-call]
+    progress.stop(float(evaluate()), attack.iterations)
+    return progress.best
+
+
+def reconstruct(view: ServerView, task: Task, attack: Inversion, generator: Generator) -> Reconstruction:
+    """The images [N, C, H, W] and labels [N] that best explain the view, over ``attack.restarts`` random starts."""
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    images, labels = target.plan.images, view.labels
+    if labels is not None:
+        labels = labels[:images].detach().clone()
+    elif attack.labels == "infer":
+        labels = infer_labels(target, task.shape, task.classes, generator)
+    descend = by_adam if attack.optimizer == "adam" else by_lbfgs
+    found: list[Reconstruction] = []
+    for _ in range(attack.restarts):
+        guess = first_guess(target, task, attack, labels, generator)
+        found.append(descend(attack, guess, evaluator(target, attack, guess)))
+        if found[-1].objective <= attack.tolerance:
+            break
+    return min(found, key=lambda reconstruction: reconstruction.objective)

@@ -1,0 +1,121 @@
+"""A recorded view on disk, to attack later or elsewhere: one safetensors file, its metadata JSON, nothing pickled.
+
+Tensors are named ``<field>/<parameter>`` (``labels`` stands alone); the metadata holds the format's version, the task,
+the view's plain fields and the caller's own ``extra``. Reading trusts nothing: every tree must fit the model, and a
+model that is named by an import path is built only when the caller passes that task, since building it runs its code.
+
+Errors: ``AttackError`` that says what differs, names and shapes only.
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from attacks.matching import check_view
+from core.errors import AttackError
+from core.files import read_tree, write_tree
+from core.trees import Tree
+from core.types import ServerView
+from tasks.models import MODELS
+from tasks.task import Task
+
+FORMAT = "prunella.trace.v1"
+_TREES = ("params", "update", "mask", "shared", "buffers", "importance")
+_MASKS = ("mask", "shared")
+_PLAIN = tuple(f.name for f in fields(ServerView) if f.name not in (*_TREES, "labels"))
+_TYPES: dict[str, tuple[type, ...]] = {
+    "num_examples": (int, type(None)),
+    "steps": (int, type(None)),
+    "batch_size": (int, type(None)),
+    "learning_rate": (int, float, type(None)),
+    "momentum": (int, float),
+    "weight_decay": (int, float),
+    "defenses": (list,),
+}
+
+
+def save_trace(path: Path, view: ServerView, task: Task, extra: dict[str, Any]) -> None:
+    """Write ``view`` atomically, owner-readable only. ``extra`` must be JSON."""
+    trees = {field: getattr(view, field) for field in _TREES}
+    tensors = {f"{field}/{name}": tensor for field, tree in trees.items() for name, tensor in (tree or {}).items()}
+    if view.labels is not None:
+        tensors["labels"] = view.labels
+    present = [field for field, tree in trees.items() if tree is not None]
+    about = {"format": FORMAT, "task": asdict(task), "trees": present, "extra": extra}
+    about["view"] = {field: getattr(view, field) for field in _PLAIN}
+    # safetensors refuses tensors that share storage, as an update and its clone-free mask may.
+    write_tree(path, {name: tensor.detach().clone() for name, tensor in tensors.items()}, {"trace": json.dumps(about)})
+
+
+def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, dict[str, Any]]:
+    """The view, its task and ``extra``. With ``task``, a trace of another task is refused."""
+    try:
+        tensors, metadata = read_tree(path)
+    except (OSError, SafetensorError) as error:
+        raise AttackError(f"{path.name} is not a readable trace: {type(error).__name__}") from None
+    about = _about(metadata, path.name)
+    recorded = _task(about["task"])
+    if task is not None and recorded != task:
+        raise AttackError(f"the trace is of {recorded}, not of {task}")
+    if task is None and recorded.model not in MODELS:
+        raise AttackError(f"the trace names the model {recorded.model!r}, which is no entry of MODELS: pass its task")
+    view = _view(tensors, about)
+    check_view(view, recorded.build())
+    return view, recorded, about["extra"]
+
+
+def _about(metadata: dict[str, str], name: str) -> dict[str, Any]:
+    try:
+        about = json.loads(metadata.get("trace", "null"))
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise AttackError(f"{name} is a safetensors file, but not a {FORMAT}")
+    kinds = {"task": dict, "view": dict, "trees": list, "extra": dict}
+    for key, kind in kinds.items():
+        if not isinstance(about.get(key), kind):
+            raise AttackError(f"the metadata of {name} have no valid {key!r}")
+    return about
+
+
+def _task(raw: dict[str, Any]) -> Task:
+    model, shape, classes = raw.get("model"), raw.get("shape"), raw.get("classes")
+    numbers = [*shape, classes] if isinstance(shape, list) else []
+    if not isinstance(model, str) or len(numbers) != 4 or not all(type(n) is int and 0 < n < 2**20 for n in numbers):
+        raise AttackError("the task of the trace is not a model, a shape (C, H, W) and a number of classes")
+    return Task(model, (numbers[0], numbers[1], numbers[2]), numbers[3])
+
+
+def _trees(tensors: Tree, present: list[Any]) -> dict[str, Tree]:
+    trees: dict[str, Tree] = {field: {} for field in _TREES if field in present}
+    for key, tensor in tensors.items():
+        field, _, name = key.partition("/")
+        if key == "labels":
+            continue
+        if field not in trees:
+            raise AttackError(f"unknown tensor {key!r} in the trace")
+        if (tensor.dtype == torch.bool) != (field in _MASKS):
+            raise AttackError(f"{key} has dtype {tensor.dtype}")
+        trees[field][name] = tensor
+    for field in ("params", "update"):
+        if field not in trees:
+            raise AttackError(f"the trace has no {field}")
+    return trees
+
+
+def _view(tensors: Tree, about: dict[str, Any]) -> ServerView:
+    plain = about["view"]
+    if set(plain) != set(_PLAIN):
+        raise AttackError(f"fields of the view differ: {sorted(set(plain) ^ set(_PLAIN))[:3]}")
+    for field, value in plain.items():
+        if type(value) not in _TYPES[field]:
+            raise AttackError(f"the field {field!r} of the trace has the wrong type")
+    labels = tensors.get("labels")
+    if labels is not None and (labels.dim() != 1 or labels.dtype != torch.int64):
+        raise AttackError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}, not int64 of one dimension")
+    values = {**plain, **_trees(tensors, about["trees"]), "defenses": tuple(map(str, plain["defenses"]))}
+    return ServerView(**values, labels=labels)
