@@ -1,0 +1,86 @@
+"""Numbers as people read them: sensible digits and always a unit (SI prefixes, decimal; a narrow no-break space).
+
+>>> size(1_234_567), percent(0.9312), decibels(17.04), duration(200)
+('1.23\u202fMB', '93.1\u202f%', '17.0\u202fdB', '3\u202fmin 20\u202fs')
+>>> percent(None), score(0.31416)
+('–', '0.31')
+"""
+
+from collections.abc import Callable
+
+NARROW = "\u202f"
+NONE = "–"
+PREFIXES = ("", "k", "M", "G", "T", "P")
+Shown = Callable[[float | None], str]
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """``value`` with three significant digits, without an exponent between a thousandth and a million.
+
+    >>> digits(0.0123456), digits(12.3456), digits(1234.56), digits(0.0), digits(2.5e-7)
+    ('0.0123', '12.3', '1235', '0', '2.5e-07')
+    """
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.{significant}g}"
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    if whole >= significant:
+        return f"{value:.0f}"
+    text = f"{value:.{significant}g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def size(amount: float | None) -> str:
+    """Bytes.
+
+    >>> size(999), size(2000), size(0), size(999_999)
+    ('999\u202fB', '2\u202fkB', '0\u202fB', '1\u202fMB')
+    """
+    if amount is None:
+        return NONE
+    step = 0
+    while abs(amount) >= 999.5 and step < len(PREFIXES) - 1:
+        amount, step = amount / 1000, step + 1
+    return f"{digits(amount)}{NARROW}{PREFIXES[step]}B"
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f}{NARROW}%"
+
+
+def decibels(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}{NARROW}dB"
+
+
+def score(value: float | None) -> str:
+    """A score near [0, 1]; small errors keep their digits.
+
+    >>> score(0.0042), score(-0.02), score(0.0)
+    ('0.0042', '-0.02', '0.00')
+    """
+    if value is None:
+        return NONE
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else digits(value, 2)
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(0.25), duration(59.6), duration(7260)
+    ('0.25\u202fs', '1\u202fmin 0\u202fs', '2\u202fh 1\u202fmin')
+    """
+    if seconds is None:
+        return NONE
+    if seconds < 10:
+        return f"{digits(seconds, 2)}{NARROW}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}{NARROW}h {minutes}{NARROW}min"
+    return f"{minutes}{NARROW}min {rest}{NARROW}s" if minutes else f"{rest}{NARROW}s"
+
+
+def plural(count: int, thing: str, things: str = "") -> str:
+    """
+    >>> plural(1, "client"), plural(2, "client"), plural(0, "reply", "replies")
+    ('1 client', '2 clients', '0 replies')
+    """
+    return f"{count} {thing if count == 1 else things or thing + 's'}"

@@ -1,0 +1,213 @@
+"""What the audits allow to be said, as pure functions over the lines of ``audits.jsonl``.
+
+An attack that finds nothing is evidence only if the same attack, in the same run, rebuilt an undefended control; and
+then it says that *this attack* found nothing, never that the data are private. So a client audit is judged in two
+steps: ``level`` compares its worst image with the scores of another image, and ``control_of`` finds the control it
+leans on.
+
+Worst is the most leaking image. PSNR in dB, SSIM and NMI in [0, 1]; higher leaks more for all three.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from server.units import decibels, plural, score
+
+Level = Literal["rebuilt", "traces", "baseline", "unknown"]
+Control = Literal["rebuilt", "failed", "missing"]
+Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
+Line = Mapping[str, Any]
+ORDER: tuple[Level, ...] = ("unknown", "baseline", "traces", "rebuilt")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """``recognisable``: from here on a picture shows its original. ``margin``: this far above another is no chance."""
+
+    recognisable: float
+    margin: float
+
+
+# 18 dB and SSIM 0.5 are where the gradient-inversion literature counts an image as recovered. NMI has no such line of
+# its own, because its level depends on the number of pixels; above another image it is a trace.
+THRESHOLDS = {
+    "psnr": Threshold(18.0, 2.0),
+    "ssim": Threshold(0.5, 0.1),
+    "nmi": Threshold(float("inf"), 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``badge`` and ``headline`` for those who read one line, ``sentences`` for those who read on."""
+
+    tone: Tone
+    badge: str
+    headline: str
+    sentences: tuple[str, ...]
+
+
+def value(audit: Line, metric: str, stat: str = "worst") -> float | None:
+    """``audit["scores"][metric][stat]``, or None where anything on the way is missing."""
+    spread = (audit.get("scores") or {}).get(metric)
+    found = spread.get(stat) if isinstance(spread, Mapping) else None
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+
+
+def level(audit: Line) -> Level:
+    """How much the worst image of an audit gives away. Without the other-image baseline nothing is called harmless.
+
+    >>> spread = lambda worst, other: {"worst": worst, "other": other}
+    >>> level({"scores": {"psnr": spread(25.0, 11.0)}}), level({"scores": {"ssim": spread(0.3, 0.1)}})
+    ('rebuilt', 'traces')
+    >>> level({"scores": {"ssim": spread(0.6, 0.58)}}), level({"scores": {"ssim": {"worst": 0.2}}})
+    ('baseline', 'unknown')
+    """
+    found: list[Level] = []
+    for metric, threshold in THRESHOLDS.items():
+        worst, other = value(audit, metric), value(audit, metric, "other")
+        if worst is None:
+            continue
+        above = other is None or worst >= other + threshold.margin
+        if above and worst >= threshold.recognisable:
+            found.append("rebuilt")
+        else:
+            found.append("unknown" if other is None else "traces" if above else "baseline")
+    if "rebuilt" in found or "traces" in found:
+        return "rebuilt" if "rebuilt" in found else "traces"
+    return "baseline" if found and "unknown" not in found else "unknown"
+
+
+def control_state(control: Line | None) -> Control:
+    """What the run says of its control; where it says nothing, what the control's scores say."""
+    if control is None:
+        return "missing"
+    if control["outcome"] in ("failed", "control-failed") or control.get("ok") is False:
+        return "failed"
+    return "rebuilt" if control.get("ok") or level(control) == "rebuilt" else "failed"
+
+
+def control_of(audit: Line, audits: Iterable[Line]) -> Line | None:
+    """The undefended control that an audit leans on: the same attack, of its round or the last one before."""
+    controls = [a for a in audits if a["kind"] == "control" and a["attack"] == audit["attack"]]
+    before = [a for a in controls if a["round"] <= audit["round"]]
+    return max(before, key=lambda a: a["round"], default=None)
+
+
+def worst_first(audits: Iterable[Line]) -> list[Line]:
+    """The most leaking audit first: by level, then SSIM, then PSNR."""
+    def key(audit: Line) -> tuple[int, float, float]:
+        ssim, psnr = value(audit, "ssim"), value(audit, "psnr")
+        return ORDER.index(level(audit)), -1.0 if ssim is None else ssim, -1.0 if psnr is None else psnr
+
+    return sorted(audits, key=key, reverse=True)
+
+
+def scores_in_words(audit: Line) -> str:
+    return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}, round {audit['round']}"
+
+
+def _control_sentence(controls: Sequence[Line]) -> str:
+    if not controls:
+        return "No undefended control was run, so an attack that finds nothing shows nothing."
+    failed = [c for c in controls if control_state(c) != "rebuilt"]
+    if failed:
+        rounds = ", ".join(str(c["round"]) for c in failed[:8])
+        return (
+            f"The attack did not rebuild its undefended control in {len(failed)} of {plural(len(controls), 'trial')} "
+            f"(round {rounds}): where that is so, finding nothing on a client proves nothing."
+        )
+    best = worst_first(controls)[0]
+    return f"Control: on control images without a defense the same attack works ({scores_in_words(best)})."
+
+
+def _defended_sentence(defended: Sequence[Line]) -> list[str]:
+    scored = [a for a in defended if a["outcome"] == "scored"]
+    if not scored:
+        return []
+    worst = worst_first(scored)[0]
+    words = {
+        "rebuilt": "does not stop it",
+        "traces": "weakens it and leaves traces",
+        "baseline": "brings it down to the level of another image",
+        "unknown": "could not be judged, because there is no baseline",
+    }
+    return [f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
+
+
+def _client_sentences(clients: Sequence[Line], audits: Sequence[Line]) -> list[str]:
+    scored = [a for a in clients if a["outcome"] == "scored"]
+    sentences = []
+    if scored:
+        worst = worst_first(scored)[0]
+        other = score(value(worst, "ssim", "other"))
+        sentences.append(
+            f"{plural(len(scored), 'client audit')} scored; the worst: {scores_in_words(worst)}; "
+            f"another image would score SSIM {other}."
+        )
+    unproven = [a for a in scored if control_state(control_of(a, audits)) != "rebuilt" and level(a) != "rebuilt"]
+    if unproven:
+        sentences.append(f"{len(unproven)} of them lean on a control that failed or is missing and prove nothing.")
+    refused = sum(a["outcome"] == "no-consent" for a in clients)
+    broken = sum(a["outcome"] in ("failed", "control-failed") for a in clients)
+    if refused:
+        sentences.append(f"{plural(refused, 'audit')} ended without a score, because the client did not consent.")
+    if broken:
+        sentences.append(f"{plural(broken, 'audit')} failed and counts as unknown, not as safe.")
+    return sentences
+
+
+def _unproven_headline(controls: Sequence[Line]) -> str:
+    if controls:
+        return "The audit proves nothing: the attack failed on its own undefended control."
+    return "The audit proves nothing: no undefended control was run."
+
+
+def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
+    if not controls or any(control_state(c) != "rebuilt" for c in controls):
+        return "unproven", "Proves nothing", _unproven_headline(controls)
+    levels = [level(a) for a in defended if a["outcome"] == "scored"]
+    nobody = "No client's images were scored"
+    if "rebuilt" in levels:
+        return "leak", "Defense failed", f"{nobody}; on the control images this run's defense did not stop the attack."
+    if "traces" in levels:
+        return "traces", "Traces found", f"{nobody}; on the control images the defended update still shows traces."
+    if "baseline" in levels:
+        return "unproven", "Clients unknown", f"{nobody}; on the control images the defended update gave nothing away."
+    return "unproven", "Clients unknown", f"{nobody}: undefended, the attack works, and that is all that is known."
+
+
+def _with_clients(scored: Sequence[Line], audits: Sequence[Line]) -> tuple[Tone, str, str]:
+    proven = [a for a in scored if control_state(control_of(a, audits)) == "rebuilt"]
+    if any(level(a) == "rebuilt" for a in scored):  # a picture that is there needs no control
+        return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
+    if not proven:
+        return "unproven", "Proves nothing", _unproven_headline([a for a in audits if a["kind"] == "control"])
+    levels = [level(a) for a in proven]
+    if "traces" in levels:
+        return "traces", "Traces found", "In part: what the server rebuilt carries traces of a client's images."
+    if "unknown" in levels:
+        return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
+    if any(level(a) == "rebuilt" for a in audits if a["kind"] == "control-defended"):
+        return "traces", "Defense weak", "Not the audited clients, but the defended control was rebuilt."
+    return "clear", "Nothing rebuilt", (
+        "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
+    )
+
+
+def verdict(audits: Sequence[Line]) -> Verdict:
+    """The headline and its reasons. No audit, no answer; no control, no all-clear."""
+    if not audits:
+        text = "Nothing was audited, so nothing is known about what a curious server could rebuild."
+        return Verdict("silent", "Not audited", text, ())
+    controls = [a for a in audits if a["kind"] == "control"]
+    defended = [a for a in audits if a["kind"] == "control-defended"]
+    clients = [a for a in audits if a["kind"] == "client"]
+    scored = [a for a in clients if a["outcome"] == "scored"]
+    tone, badge, headline = _with_clients(scored, audits) if scored else _without_clients(controls, defended)
+    sentences = [_control_sentence(controls), *_defended_sentence(defended), *_client_sentences(clients, audits)]
+    if tone in ("clear", "traces", "unproven"):
+        sentences.append("A stronger attack, or one that knows more, may rebuild more than this one did.")
+    return Verdict(tone, badge, headline, tuple(sentences))
