@@ -96,12 +96,12 @@ def _require_like(name: str, what: str, tree: Tree, like: Tree) -> None:
 
 
 def _resume(name: str, saved: State, fresh: State) -> State:
-    """The saved state on the device of the fresh one, or an error that says how to begin again."""
+    """The saved state in the order (draws follow it) and on the device of the fresh one, or an error with its mend."""
     if saved.keys() != fresh.keys():
         raise DefenseError(f"{name}: the saved state is of another version: remove this client's state to begin again")
     for tree in fresh:
         _require_like(name, f"saved {tree}", saved[tree], fresh[tree])
-    return {tree: {key: t.to(fresh[tree][key].device) for key, t in saved[tree].items()} for tree in fresh}
+    return {tree: {key: saved[tree][key].to(t.device) for key, t in fresh[tree].items()} for tree in fresh}
 
 
 def _start_link(link: Link, x: Tensor, like: Tree, saved: State | None) -> State:

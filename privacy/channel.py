@@ -64,7 +64,7 @@ def eigenvalues(images: Tensor) -> Tensor:
 
     The other eigenvalues are zero. The smaller of the d x d covariance and the N x N Gram matrix is decomposed.
     """
-    flat = images.detach().reshape(len(images), -1).double().cpu()
+    flat = images.detach().flatten(1).double().cpu()
     if len(flat) < 2:
         raise DefenseError("a channel needs at least two images to know their covariance")
     if not bool(torch.isfinite(flat).all()):

@@ -1,8 +1,8 @@
 """What one client has let through so far, over all its rounds: one ledger per client, kept on its disk, never reset.
 
-``channel_nats`` adds the channel's bound for every local step (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa). One round
-without a channel and there is no bound any more: ``None``, for good. ``epsilon`` stays ``None`` while no defense of the
-chain has one; heuristics are listed as what they are. A ledger only ever grows.
+``channel_nats`` adds the channel's bound for every local step (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa).
+One round without a channel and there is no bound any more: ``None``, for good. ``epsilon`` stays ``None`` while no
+defense of the chain has one; heuristics are listed as what they are. A ledger only ever grows.
 
 >>> from privacy.chain import build_chain
 >>> chain = build_chain(["channel-natural", "dgp"], {"channel-natural.kappa": 2.0})

@@ -131,7 +131,7 @@ def accuracy_gradient(gradient: Tree, gap: Tree, alpha: Tree, noise: Tree, tempe
 
 def privacy_gradient(gradient: Tree, alpha: Tree) -> Tree:
     """dL_pri/dalpha of Eq. 17."""
-    total = size(gradient)
+    total = max(1, size(gradient))
 
     def one(g: Tensor, a: Tensor) -> Tensor:
         magnitude = g.abs()

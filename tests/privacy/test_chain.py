@@ -1,0 +1,181 @@
+"""Order, names, checks and state of a chain."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator
+
+import privacy.chain as chains
+from core.errors import ConfigError, DefenseError
+from core.files import read_tree, write_tree
+from core.trees import Tree, full_mask, map_trees, zeros_like
+from privacy.chain import (
+    Chain,
+    Link,
+    build_chain,
+    compose,
+    flatten_state,
+    observe,
+    present,
+    release,
+    start,
+    unflatten_state,
+)
+from privacy.defense import Entry, GradientDefense, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.none import NoDefense
+
+IMAGES = torch.rand(5, 1, 3, 3, generator=Generator().manual_seed(3))
+LIKE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1.0)}
+
+
+@pytest.mark.parametrize(
+    "names, mend",
+    [
+        (["pripune"], "did you mean 'priprune'"),
+        (["dgp", "dgp"], "once"),
+        (["none", "dgp"], "alone"),
+        (["dgp", "channel-natural"], "channel-natural,dgp"),
+        ([], "'none'"),
+    ],
+)
+def test_a_wrong_chain_says_its_mend(names: list[str], mend: str) -> None:
+    with pytest.raises(ConfigError, match=mend):
+        build_chain(names, {})
+
+
+@pytest.mark.parametrize("key", ["dgp.tpo", "priprune.lambda-prii", "channel-natural.kapa", "largest.rates"])
+def test_an_unknown_key_of_a_section_names_the_nearest(key: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        build_chain([key.split(".")[0]], {key: 1})
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("dgp.top", 0.3), ("largest.rate", 1.0), ("mix.largest-share", 1.5), ("priprune.temperature", 0)]
+    + [("priprune.initial-alpha", 1.0), ("priprune.lambda-sha", -1.0), ("channel-natural.kappa", 0)]
+    + [("channel-natural.batch", 0), ("random.scope", "tensor")],
+)
+def test_a_setting_out_of_range_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        build_chain([key.split(".")[0]], {key: value})
+
+
+def test_settings_arrive() -> None:
+    chain = build_chain(["channel-natural", "largest", "dgp"], {"channel-natural.kappa": 7, "largest.pseudo": False})
+    assert chain.links[0].settings.kappa == 7 and chain.links[1].settings.pseudo is False
+    assert chain.names == ("channel-natural", "largest", "dgp")
+
+
+def outgoing(update: Tree) -> Outgoing:
+    full = full_mask(update)
+    return Outgoing(update, full, full, update)
+
+
+def test_release_names_the_whole_chain_in_order_and_applies_update_defenses_in_turn() -> None:
+    chain = build_chain(["channel-natural", "random", "dgp"], {})
+    state = start(chain, IMAGES, LIKE, {})
+    out, after, applied = release(chain, outgoing(LIKE), state, Generator())
+    assert applied == ("channel-natural", "random", "dgp")
+    left = int((~out.spoken["w"]).sum()) + int(~out.spoken["b"])
+    assert left == 3 and set(after) == set(applied)
+
+
+def test_the_default_chains_of_all_stages_run_end_to_end() -> None:
+    chain = build_chain(["channel-natural", "priprune"], {})
+    state = start(chain, IMAGES, LIKE, {})
+    g = Generator().manual_seed(0)
+    assert present(chain, IMAGES, state, g).shape == IMAGES.shape
+    weights, state = compose(chain, LIKE, state, g)
+    gradient, state = observe(chain, LIKE, LIKE, state, g)
+    assert torch.equal(gradient["w"], LIKE["w"]) and torch.equal(weights["w"], LIKE["w"])
+    assert not torch.equal(state["priprune"]["alpha"]["w"], torch.full((2, 3), 0.5))
+
+
+def faulty(apply: Any) -> Chain:
+    entry = Entry("update", NoDefense, lambda settings: defense)
+    defense = UpdateDefense(lambda like: {}, keep_received, ignore_gradient, apply)
+    return Chain((Link("faulty", NoDefense(), defense, entry),))
+
+
+def leaks(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+    return Outgoing(o.update, map_trees(torch.zeros_like, o.shared), o.spoken, o.local), s
+
+
+def widens(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+    return Outgoing(zeros_like(o.update), full_mask(o.update), o.spoken, o.local), s
+
+
+def mutes(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+    return Outgoing(zeros_like(o.update), o.shared, map_trees(torch.zeros_like, o.spoken), o.local), s
+
+
+def reshapes(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+    return Outgoing(map_trees(torch.flatten, o.update), o.shared, o.spoken, o.local), s
+
+
+def drops(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+    return Outgoing({"w": o.update["w"]}, o.shared, o.spoken, o.local), s
+
+
+def divides(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+    return Outgoing(map_trees(lambda t: t / 0, o.update), o.shared, o.spoken, o.local), s
+
+
+@pytest.mark.parametrize("fault", [leaks, widens, mutes, reshapes, drops, divides])
+def test_a_faulty_defense_does_not_get_out(fault: Any) -> None:
+    base = {"w": torch.tensor([[True, True, False], [True, True, True]]), "b": torch.tensor(True)}
+    update = {name: torch.where(base[name], torch.full_like(t, 7.25), torch.zeros(())) for name, t in LIKE.items()}
+    with pytest.raises(DefenseError) as caught:
+        release(faulty(fault), Outgoing(update, base, base, update), {"faulty": {}}, Generator())
+    assert "7.25" not in str(caught.value) and "faulty" in str(caught.value)
+
+
+def test_what_comes_in_nonzero_outside_the_base_mask_is_stopped() -> None:
+    base = map_trees(lambda t: torch.zeros_like(t, dtype=torch.bool), LIKE)
+    with pytest.raises(DefenseError, match="outside its shared mask"):
+        release(build_chain(["none"], {}), Outgoing(LIKE, base, base, LIKE), {"none": {}}, Generator())
+
+
+def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halve(gradient: Tree, state: State, g: Generator) -> tuple[Tree, State]:
+        return map_trees(lambda t: t / 2, gradient), {"calls": {"n": state["calls"]["n"] + 1}}
+
+    half = GradientDefense(lambda like: {"calls": {"n": torch.tensor(0)}}, halve)
+    entry = Entry("gradient", NoDefense, lambda settings: half)
+    monkeypatch.setattr(chains, "DEFENSES", {**chains.DEFENSES, "half": entry})
+    chain = build_chain(["half", "priprune"], {"priprune.lambda-pri": 0, "priprune.lambda-sha": 0})
+    # a stored state of the defense's own shape is accepted, its counter continues
+    state = start(chain, IMAGES, LIKE, {"half": {"calls": {"n": torch.tensor(4)}}})
+    defended, state = observe(chain, LIKE, LIKE, state, Generator())
+    assert torch.equal(defended["w"], LIKE["w"] / 2) and int(state["half"]["calls"]["n"]) == 5
+    with pytest.raises(ConfigError, match="half,priprune"):
+        build_chain(["priprune", "half"], {})
+
+
+@pytest.mark.parametrize("names", [["none"], ["dgp"], ["channel-natural", "priprune"], ["mix"], ["largest", "dgp"]])
+def test_state_round_trips_through_a_file(names: list[str], tmp_path: Path) -> None:
+    chain = build_chain(names, {})
+    g = Generator().manual_seed(2)
+    state = start(chain, IMAGES, LIKE, {})
+    _, state = compose(chain, LIKE, state, g)
+    _, state = observe(chain, LIKE, LIKE, state, g)
+    _, state, _ = release(chain, outgoing(LIKE), state, g)
+    write_tree(tmp_path / "state", flatten_state(state))
+    loaded = start(chain, IMAGES, LIKE, unflatten_state(read_tree(tmp_path / "state")[0]))
+    flat, again = flatten_state(state), flatten_state(loaded)
+    assert flat.keys() == again.keys() and all(torch.equal(flat[k], again[k]) for k in flat)
+    one, two = (release(chain, outgoing(LIKE), s, Generator().manual_seed(1))[0] for s in (state, loaded))
+    assert all(torch.equal(one.update[k], two.update[k]) for k in LIKE)
+
+
+def test_state_of_another_model_or_version_is_refused() -> None:
+    chain = build_chain(["dgp"], {})
+    state = start(chain, IMAGES, LIKE, {})
+    with pytest.raises(DefenseError, match="names"):
+        start(chain, IMAGES, {"other": torch.zeros(2)}, state)
+    with pytest.raises(DefenseError, match="shape"):
+        start(chain, IMAGES, {"w": torch.zeros(9), "b": torch.tensor(1.0)}, state)
+    with pytest.raises(DefenseError, match="another version"):
+        start(chain, IMAGES, LIKE, {"dgp": {}})

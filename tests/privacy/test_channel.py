@@ -1,0 +1,115 @@
+"""The natural channel hits its capacity, draws the noise it says, and fails closed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.errors import DefenseError
+from privacy.channel import ChannelSettings, NaturalChannel, capacity, eigenvalues, natural_channel, solve_variance
+
+
+def images(n: int, side: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(n, 1, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30),
+    st.floats(0.01, 1500),
+    st.integers(0, 5),
+)
+def test_the_solution_has_the_capacity_asked_for(spectrum: list[float], kappa: float, zeros: int) -> None:
+    values = torch.tensor(spectrum + [0.0] * zeros, dtype=torch.float64)
+    variance = solve_variance(values, kappa)
+    if kappa / len(spectrum) < 100:  # beyond, the variance itself underflows what ``capacity`` can divide by
+        assert capacity(values, variance) == pytest.approx(kappa, rel=1e-6)
+
+
+@pytest.mark.parametrize("kappa", [50.0, 100.0, 200.0, 300.0])
+@pytest.mark.parametrize("n", [40, 400])
+def test_on_images_eq_18_holds_by_determinants(kappa: float, n: int) -> None:
+    """Against numpy: half the log-determinant of covariance plus noise over noise."""
+    x = images(n, 8)
+    variance = float(natural_channel(NaturalChannel(kappa)).fit(x)["channel"]["variance"])
+    cov = np.cov(x.reshape(n, -1).double().numpy(), rowvar=False)
+    logdet = np.linalg.slogdet(np.eye(64) + cov / variance)[1]
+    assert 0.5 * logdet == pytest.approx(kappa, rel=1e-6)
+
+
+@pytest.mark.parametrize("n, side", [(5, 6), (36, 6), (37, 6), (200, 3)])
+def test_the_gram_trick_gives_the_covariance_spectrum(n: int, side: int) -> None:
+    x = images(n, side, seed=n)
+    ours = eigenvalues(x).numpy()
+    theirs = np.linalg.eigvalsh(np.cov(x.reshape(n, -1).double().numpy(), rowvar=False))
+    np.testing.assert_allclose(ours, np.clip(theirs, 0, None)[-len(ours) :], atol=1e-10)
+    assert len(ours) == min(n, side * side)
+
+
+def test_less_capacity_means_more_noise_and_units_scale_with_the_pixels() -> None:
+    spectrum = eigenvalues(images(50, 4))
+    variances = [solve_variance(spectrum, kappa) for kappa in (1, 10, 100)]
+    assert variances[0] > variances[1] > variances[2] > 0
+    assert solve_variance(spectrum * 9, 10) == pytest.approx(9 * variances[1])
+
+
+def test_the_noise_has_the_moments_of_the_channel_and_is_fresh_and_unclamped() -> None:
+    x = images(40, 8)
+    channel = natural_channel(NaturalChannel(20.0))
+    state, g = channel.fit(x), torch.Generator().manual_seed(1)
+    batch = x.repeat(40, 1, 1, 1)
+    noisy = channel.apply(batch, state, g)
+    noise, sigma = (noisy - batch).double(), float(state["channel"]["variance"])
+    n = noise.numel()
+    assert abs(float(noise.mean())) < 5 * math.sqrt(sigma / n)
+    assert float(noise.var()) == pytest.approx(sigma, rel=5 * math.sqrt(2 / n))
+    assert float((noise**4).mean()) / sigma**2 == pytest.approx(3.0, abs=5 * math.sqrt(96 / n))
+    assert abs(float((noise.flatten()[1:] * noise.flatten()[:-1]).mean())) < 5 * sigma / math.sqrt(n)
+    assert bool((noisy < 0).any()) and bool((noisy > 1).any())
+    assert not torch.equal(channel.apply(batch, state, g), noisy)
+
+
+def test_a_huge_kappa_is_no_noise() -> None:
+    x = images(30, 4)
+    channel = natural_channel(NaturalChannel(5000.0))
+    assert torch.equal(channel.apply(x, channel.fit(x), torch.Generator()), x)
+
+
+def test_constant_pixels_add_nothing_and_still_get_noise() -> None:
+    x = images(30, 4)
+    framed = torch.nn.functional.pad(x, (2, 2, 2, 2), value=0.5)
+    channel = natural_channel(NaturalChannel(10.0))
+    state = channel.fit(framed)
+    assert float(state["channel"]["variance"]) == pytest.approx(solve_variance(eigenvalues(x), 10.0), rel=1e-6)
+    assert bool((channel.apply(framed, state, torch.Generator().manual_seed(0))[:, :, 0] != 0.5).all())
+
+
+@pytest.mark.parametrize(
+    "x", [images(1, 4), torch.full((5, 1, 4, 4), 0.3), torch.zeros(0, 1, 4, 4), images(3, 4).fill_(torch.nan)]
+)
+def test_what_has_no_covariance_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(DefenseError):
+        natural_channel(NaturalChannel()).fit(x)
+
+
+def test_a_channel_for_other_settings_or_images_is_refused() -> None:
+    x = images(6, 4)
+    state = natural_channel(NaturalChannel(50.0)).fit(x)
+    with pytest.raises(DefenseError, match="another kappa"):
+        natural_channel(NaturalChannel(60.0)).apply(x, state, torch.Generator())
+    with pytest.raises(DefenseError, match="pixels"):
+        natural_channel(NaturalChannel(50.0)).apply(images(2, 5), state, torch.Generator())
+
+
+@pytest.mark.parametrize("batch", [2, 20])
+def test_the_batch_discount_is_not_claimed(batch: int) -> None:
+    """lambda / B gives less noise; what holds for one image is then bounded by what the ledger adds, B kappa."""
+    x = images(60, 4)
+    setting = NaturalChannel(10.0, batch=batch)
+    variance = float(natural_channel(setting).fit(x)["channel"]["variance"])
+    assert variance == pytest.approx(solve_variance(eigenvalues(x) / batch, 10.0))
+    assert 10.0 < capacity(eigenvalues(x), variance) <= setting.nats_per_step == 10.0 * batch
+    assert isinstance(setting, ChannelSettings)

@@ -1,0 +1,127 @@
+"""The contract of every entry of ``DEFENSES``, driven through a chain as a client drives it."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.config import check_sections, section_defaults
+from core.errors import DefenseError
+from core.randomness import stream
+from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract
+from privacy import DEFENSES, SECTIONS
+from privacy.chain import ChainState, build_chain, compose, observe, present, release, start
+from privacy.defense import STAGES, Outgoing
+
+every = pytest.mark.parametrize("name", list(DEFENSES))
+shapes = st.lists(st.sampled_from([(), (1,), (2,), (5,), (0,), (3, 4), (2, 1, 3, 3)]), min_size=1, max_size=4)
+relaxed = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IMAGES = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(9))
+
+
+def tree_of(sizes: list[tuple[int, ...]], seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tree:
+    g = torch.Generator().manual_seed(seed)
+    return {f"p{i}": scale * torch.randn(size, generator=g, dtype=dtype) for i, size in enumerate(sizes)}
+
+
+def mask_of(like: Tree, seed: int) -> Mask:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(t.shape, generator=g) > 0.3 for name, t in like.items()}
+
+
+def play(name: str, received: Tree, base: Mask, moved: Tree, seed: int) -> tuple[list[Tree], ChainState]:
+    """Two rounds of one client; returns every tensor that left the chain, and the state."""
+    chain = build_chain([name], {})
+    state = start(chain, IMAGES, received, {})
+    seen: list[Tree] = []
+    for number in range(2):
+        g = stream(seed, round=number, purpose="defense")
+        seen.append({"x": present(chain, IMAGES[:3], state, g)})
+        weights, state = compose(chain, received, state, g)
+        gradient, state = observe(chain, moved, received, state, g)
+        local = apply_mask(subtract(weights, gradient), base)
+        outgoing = Outgoing(apply_mask(subtract(local, received), base), base, base, local)
+        out, state, _ = release(chain, outgoing, state, g)
+        seen += [weights, gradient, out.update, out.shared, out.spoken]
+    return seen, state
+
+
+@every
+@relaxed
+@given(sizes=shapes, seed=st.integers(0, 1000), double=st.booleans())
+def test_keeps_names_shapes_dtypes_masks_and_inputs(
+    name: str, sizes: list[tuple[int, ...]], seed: int, double: bool
+) -> None:
+    dtype = torch.float64 if double else torch.float32
+    base = mask_of(tree_of(sizes, 0), seed)
+    received, moved = apply_mask(tree_of(sizes, seed, dtype), base), tree_of(sizes, seed + 1, dtype, 0.1)
+    before, moved_before, images_before = clone(received), clone(moved), IMAGES.clone()
+    seen, _ = play(name, received, base, moved, seed)
+    for tree in (seen[1], seen[2], seen[3], seen[7], seen[9]):
+        assert {k: (t.shape, t.dtype) for k, t in tree.items()} == {k: (t.shape, dtype) for k, t in received.items()}
+    assert seen[0]["x"].shape == IMAGES[:3].shape and seen[0]["x"].dtype == IMAGES.dtype
+    for update, shared, spoken in (seen[3:6], seen[9:12]):
+        for key in update:
+            assert not bool((shared[key] & ~base[key]).any()) and not bool((shared[key] & ~spoken[key]).any())
+            assert not bool(torch.count_nonzero(update[key][~shared[key]]))
+    assert torch.equal(IMAGES, images_before)
+    assert all(torch.equal(received[k], before[k]) and torch.equal(moved[k], moved_before[k]) for k in before)
+
+
+@every
+@relaxed
+@given(sizes=shapes, seed=st.integers(0, 1000))
+def test_same_seed_same_bits(name: str, sizes: list[tuple[int, ...]], seed: int) -> None:
+    received, moved = tree_of(sizes, seed), tree_of(sizes, seed + 1)
+    first, one = play(name, received, full_mask(received), moved, seed)
+    again, two = play(name, received, full_mask(received), moved, seed)
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(first, again, strict=True) for k in a)
+    assert all(torch.equal(one[d][t][k], two[d][t][k]) for d in one for t in one[d] for k in one[d][t])
+
+
+@every
+def test_zero_updates_stay_zero(name: str) -> None:
+    received = tree_of([(), (7,), (3, 3)], 1, scale=0.0)
+    seen, _ = play(name, received, full_mask(received), received, 0)
+    assert all(not bool(torch.count_nonzero(t)) for t in seen[3].values())
+
+
+# every place a bad number can come from, for the entries that look there
+PLACES = {"data": ("batch", "gradient", "update"), "update": ("gradient", "received", "update")}
+poisoned_places = [(name, where) for name, entry in DEFENSES.items() for where in PLACES[entry.stage]]
+
+
+@pytest.mark.parametrize("name, where", poisoned_places)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_nan_and_infinity_raise_without_naming_a_value(name: str, where: str, bad: float) -> None:
+    chain = build_chain([name], {})
+    tree = {"layer": torch.tensor([0.123456, 2.0, 3.0]), "b": torch.tensor(1.0)}
+    poisoned = {"layer": torch.tensor([0.123456, bad, 3.0]), "b": torch.tensor(1.0)}
+    state, g, full = start(chain, IMAGES, tree, {}), torch.Generator(), full_mask(tree)
+    attempts = {
+        "batch": lambda: present(chain, IMAGES.masked_fill(IMAGES > 0.5, bad), state, g),
+        "gradient": lambda: observe(chain, poisoned, tree, state, g),
+        "received": lambda: compose(chain, poisoned, state, g),
+        "update": lambda: release(chain, Outgoing(poisoned, full, full, tree), state, g),
+    }
+    with pytest.raises(DefenseError, match="finite") as caught:
+        attempts[where]()
+    assert "0.123456" not in str(caught.value) and str(bad) not in str(caught.value).split()
+
+
+@every
+def test_the_entry_is_complete(name: str) -> None:
+    entry = DEFENSES[name]
+    assert entry.stage in STAGES and entry.claim
+    assert dataclasses.is_dataclass(entry.settings) and entry.settings.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    entry.build(entry.settings())
+
+
+def test_sections_hold_every_setting_and_parse_their_own_defaults() -> None:
+    assert set(SECTIONS) == set(DEFENSES) - {"none"}
+    for name, cls in SECTIONS.items():
+        flat = section_defaults(name, cls)
+        check_sections(flat, SECTIONS)
+        assert flat and None not in flat.values()

@@ -1,0 +1,21 @@
+"""``none`` changes nothing."""
+
+import torch
+
+from privacy.defense import Outgoing
+from privacy.none import NoDefense, none
+
+
+def test_everything_inside_the_base_mask_leaves() -> None:
+    update = {"w": torch.tensor([1.0, 0.0, -2.0])}
+    mask = {"w": torch.tensor([True, False, True])}
+    out, state = none(NoDefense()).apply(Outgoing(update, mask, mask, update), {}, torch.Generator())
+    assert torch.equal(out.update["w"], update["w"]) and torch.equal(out.shared["w"], mask["w"]) and state == {}
+
+
+def test_training_starts_from_what_came_and_learns_nothing_from_gradients() -> None:
+    defense = none(NoDefense())
+    received = {"w": torch.randn(4)}
+    start, state = defense.compose(received, {}, torch.Generator())
+    assert torch.equal(start["w"], received["w"])
+    assert defense.observe(received, received, state, torch.Generator()) == {} == defense.init(received)

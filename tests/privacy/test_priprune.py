@@ -1,0 +1,147 @@
+"""PriPrune: its gradient against autograd on the printed loss, its mask, its storage, its rate."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.trees import Tree, apply_mask, full_mask, size, subtract
+from privacy.defense import Outgoing, State
+from privacy.priprune import (
+    MARGIN,
+    PAPER_SIZE,
+    PriPrune,
+    alpha_gradient,
+    gumbel_difference,
+    priprune,
+    sampled_share,
+    soft_share,
+)
+
+SHAPES = {"conv.weight": (4, 3), "conv.bias": (4,), "scale": ()}
+
+
+def tree(seed: int, low: float = -1.0, high: float = 1.0) -> Tree:
+    g = torch.Generator().manual_seed(seed)
+    return {k: low + (high - low) * torch.rand(s, generator=g, dtype=torch.float64) for k, s in SHAPES.items()}
+
+
+def task_loss(w: Tree) -> Tensor:
+    """Any smooth loss that mixes the coordinates."""
+    x = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64)
+    return ((torch.tanh(w["conv.weight"] @ x + w["conv.bias"]) * w["scale"]) ** 2).sum() + w["conv.bias"].sum() ** 3
+
+
+def printed_loss(alpha: Tree, state: State, received: Tree, setting: PriPrune) -> Tensor:
+    """Eqs. 16 to 18 written out: Gumbel-softmax over [alpha, 1 - alpha], hard sample, composition, three terms."""
+    w = {}
+    for k in alpha:
+        logits = torch.stack([alpha[k].log(), (1 - alpha[k]).log()])
+        gumbel = torch.stack([torch.zeros_like(state["noise"][k]), state["noise"][k]])
+        soft = torch.softmax((logits + gumbel) / setting.temperature, 0)[1]
+        share = (soft > 0.5).double() - soft.detach() + soft
+        stored = torch.where(state["held"][k], state["withheld"][k], received[k])
+        w[k] = share * received[k] + (1 - share) * stored
+    leaf = {k: t.detach().requires_grad_() for k, t in w.items()}
+    gradient = dict(zip(leaf, torch.autograd.grad(task_loss(leaf), list(leaf.values())), strict=True))
+    total = size(received)
+    privacy = sum((-(g.numel() / total) * g.abs() / g.abs().sum() * alpha[k].log()).sum() for k, g in gradient.items())
+    sharing = sum(a.sum() for a in alpha.values()) * setting.sharing_weight(total)
+    return setting.lambda_acc * task_loss(w) + setting.lambda_pri * privacy + sharing
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_closed_form_equals_autograd_on_the_printed_loss(seed: int, temperature: float) -> None:
+    setting = PriPrune(lambda_acc=3.0, lambda_pri=2.0, lambda_sha=1e-6, temperature=temperature)
+    received, g = tree(seed), torch.Generator().manual_seed(seed)
+    held = {k: torch.rand(t.shape, generator=g) > 0.4 for k, t in received.items()}
+    state = {"alpha": tree(seed + 9, 0.1, 0.9), "withheld": apply_mask(tree(seed + 5), held), "held": held}
+    start, state = priprune(setting).compose(received, state, g)
+    leaf = {k: t.detach().requires_grad_() for k, t in start.items()}
+    gradient = dict(zip(leaf, torch.autograd.grad(task_loss(leaf), list(leaf.values())), strict=True))
+    gap = apply_mask(subtract(received, state["withheld"]), held)
+    closed = alpha_gradient(gradient, gap, state, setting)
+    alpha = {k: t.clone().requires_grad_() for k, t in state["alpha"].items()}
+    expected = torch.autograd.grad(printed_loss(alpha, state, received, setting), list(alpha.values()))
+    for k, slope in zip(alpha, expected, strict=True):
+        torch.testing.assert_close(closed[k], slope)
+    after = priprune(setting).observe(gradient, received, state, g)
+    for k in alpha:
+        step = state["alpha"][k] - setting.mask_learning_rate * closed[k]
+        torch.testing.assert_close(after["alpha"][k], step.clamp(MARGIN, 1 - MARGIN))
+
+
+def test_the_sample_withholds_with_probability_alpha() -> None:
+    alpha = {"w": torch.full((40_000,), 0.3)}
+    noise = gumbel_difference(alpha, torch.Generator().manual_seed(0))
+    assert abs(float(noise["w"].mean())) < 0.05 and abs(float(noise["w"].var()) - torch.pi**2 / 3) < 0.1
+    for temperature in (0.2, 1.0, 5.0):
+        assert abs(float(sampled_share(alpha, noise, temperature)["w"].double().mean()) - 0.7) < 0.01
+
+
+def test_soft_decisions_become_hard_as_the_temperature_falls() -> None:
+    alpha, noise = torch.tensor([0.2, 0.8]), torch.zeros(2)
+    assert soft_share(alpha, noise, 1e-3).tolist() == [1.0, 0.0]
+    torch.testing.assert_close(soft_share(alpha, noise, 1.0), 1 - alpha)
+
+
+def test_withheld_weights_are_stored_and_rejoin() -> None:
+    setting = PriPrune()
+    received = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    local = {"w": torch.tensor([1.5, 2.5, 0.0, 4.5])}
+    base = {"w": torch.tensor([True, True, False, True])}
+    alpha = {"w": torch.tensor([0.999, 0.4, 0.9, 0.5])}
+    state = {**priprune(setting).init(received), "alpha": alpha}
+    update = apply_mask(subtract(local, received), base)
+    out, state = priprune(setting).apply(Outgoing(update, base, base, local), state, torch.Generator())
+    assert out.shared["w"].tolist() == out.spoken["w"].tolist() == [False, True, False, False]
+    assert out.update["w"].tolist() == [0.0, 0.5, 0.0, 0.0]
+    assert state["held"]["w"].tolist() == [True, False, False, True]
+    assert state["withheld"]["w"].tolist() == [1.5, 0.0, 0.0, 4.5]
+    picks = [priprune(setting).compose(received, state, torch.Generator().manual_seed(s))[0]["w"] for s in range(300)]
+    stacked = torch.stack(picks)
+    assert bool((stacked[:, 1:3] == torch.tensor([2.0, 3.0])).all())
+    assert float((stacked[:, 0] == 1.5).double().mean()) > 0.97
+    assert 0.4 < float((stacked[:, 3] == 4.5).double().mean()) < 0.6
+
+
+def test_without_a_privacy_weight_everything_is_shared() -> None:
+    received = tree(0)
+    defense = priprune(PriPrune(lambda_pri=0.0))
+    state = defense.observe(tree(1), received, defense.init(received), torch.Generator())
+    full = full_mask(received)
+    out, _ = defense.apply(Outgoing(received, full, full, received), state, torch.Generator())
+    assert all(torch.equal(out.update[k], received[k]) for k in received)
+
+
+def test_large_gradients_stay_home_small_ones_leave_zero_layers_do_not_break() -> None:
+    gradient = {"w": torch.cat([torch.full((5,), 10.0), torch.full((95,), 0.1)]), "dead": torch.zeros(3)}
+    defense = priprune(PriPrune())
+    state = defense.init(gradient)
+    for _ in range(20):
+        state = defense.observe(gradient, gradient, state, torch.Generator())
+    assert bool((state["alpha"]["w"][:5] > 0.5).all()) and bool((state["alpha"]["w"][5:] < 0.5).all())
+    assert bool((state["alpha"]["dead"] < 0.5).all())
+    assert all(bool(((a >= MARGIN) & (a <= 1 - MARGIN)).all()) for a in state["alpha"].values())
+
+
+def test_size_scaling_keeps_the_balance_of_the_paper() -> None:
+    for n in (100, 20_000, PAPER_SIZE):
+        assert PriPrune().lambda_pri / (n * PriPrune().sharing_weight(n)) == pytest.approx(15 / (PAPER_SIZE * 2e-5))
+    assert PriPrune(as_printed=True).sharing_weight(100) == 2e-5
+
+
+def test_the_default_rate_adapts_to_the_spread_of_the_gradient() -> None:
+    def rate(power: float) -> float:
+        g = torch.Generator().manual_seed(0)
+        defense = priprune(PriPrune())
+        like = {"w": torch.zeros(100, 100), "v": torch.zeros(5000)}
+        scales = {k: torch.rand(t.shape, generator=g) ** power for k, t in like.items()}
+        state = defense.init(like)
+        for _ in range(30):
+            step = {k: s * torch.randn(s.shape, generator=g) for k, s in scales.items()}
+            state = defense.observe(step, like, state, g)
+        return sum(int((a >= 0.5).sum()) for a in state["alpha"].values()) / size(like)
+
+    flat, heavy = rate(1.0), rate(12.0)
+    assert flat < 0.05 < heavy < 0.3
