@@ -2,9 +2,10 @@
 
 Each client has its own folder, so no partition applies. Pictures become RGB of 32x32 (bilinear, aspect not kept).
 Classes are numbered in the order of their folders' names, so every site keeps a folder for every class, an empty one
-where it has no pictures; a server without data describes the task by such a folder of empty ones. With folders ``train`` and ``test`` inside, those are the two splits; without, all pictures
-are for training and the server evaluates elsewhere. A picture that cannot be read stops the client with ``DataError``:
-how many, and the name of the first inside the data folder.
+where it has no pictures; a server without data describes the task by such a folder of empty ones. With folders
+``train`` and ``test`` inside, those are the two splits; without, all pictures are for training and the server
+evaluates elsewhere. A picture that cannot be read stops the client with ``DataError``: how many, and the name of the
+first inside the data folder.
 """
 
 from pathlib import Path

@@ -23,9 +23,7 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            _conv_norm(inputs, outputs, 3, stride), nn.ReLU(), _conv_norm(outputs, outputs, 3, 1)
-        )
+        self.body = nn.Sequential(_conv_norm(inputs, outputs, 3, stride), nn.ReLU(), _conv_norm(outputs, outputs, 3, 1))
         same = stride == 1 and inputs == outputs
         self.shortcut: nn.Module = nn.Identity() if same else _conv_norm(inputs, outputs, 1, stride)
 

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from core.errors import ConfigError, DataError
+from tasks.datasets.imagefolder import IMAGEFOLDER, SHAPE
+from tasks.partition import Partition
+
+ANY = Partition("iid", 9)
+
+
+def _picture(path, level, size=(20, 10)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((*size, 3), level, np.uint8)).save(path)
+
+
+def _site(root):
+    for k, level in enumerate((0, 51, 102)):
+        _picture(root / "cats" / f"{k}.png", level)
+    _picture(root / "dogs" / "a.jpg", 255, size=(64, 64))
+    (root / "emus").mkdir()
+    return root
+
+
+def test_pictures_of_any_size_with_their_classes(tmp_path):
+    share = IMAGEFOLDER.train(_site(tmp_path), ANY, 0)
+    assert share.x.shape == (4, *SHAPE) and share.y.tolist() == [0, 0, 0, 1]
+    assert torch.allclose(share.x.mean(dim=(1, 2, 3)), torch.tensor([0.0, 0.2, 0.4, 1.0]), atol=1e-3)
+
+
+def test_an_empty_class_counts(tmp_path):
+    assert IMAGEFOLDER.describe(_site(tmp_path)) == (SHAPE, 3)
+
+
+def test_no_partition_applies(tmp_path):
+    _site(tmp_path)
+    assert torch.equal(IMAGEFOLDER.train(tmp_path, ANY, 0).x, IMAGEFOLDER.train(tmp_path, ANY, 8).x)
+
+
+def test_splits_inside_the_folder(tmp_path):
+    _site(tmp_path / "train")
+    _picture(tmp_path / "test" / "dogs" / "b.png", 9)
+    (tmp_path / "test" / "cats").mkdir()
+    (tmp_path / "test" / "emus").mkdir()
+    assert len(IMAGEFOLDER.train(tmp_path, ANY, 0)) == 4
+    assert IMAGEFOLDER.test(tmp_path).y.tolist() == [1]
+    assert IMAGEFOLDER.describe(tmp_path)[1] == 3
+
+
+def test_no_held_out_pictures(tmp_path):
+    assert IMAGEFOLDER.test(_site(tmp_path)) is None and IMAGEFOLDER.test(None) is None
+
+
+def test_unreadable_pictures_are_counted_and_the_first_is_named_inside_the_folder(tmp_path):
+    _site(tmp_path)
+    (tmp_path / "cats" / "1.png").write_bytes(b"secret")
+    (tmp_path / "dogs" / "b.png").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        IMAGEFOLDER.train(tmp_path, ANY, 0)
+    assert str(caught.value) == "2 of 5 pictures cannot be read, the first is cats/1.png"
+
+
+def test_nowhere_and_nothing_there(tmp_path):
+    with pytest.raises(ConfigError, match="imagefolder:/folder"):
+        IMAGEFOLDER.describe(None)
+    with pytest.raises(DataError, match="no readable folder per class"):
+        IMAGEFOLDER.train(tmp_path, ANY, 0)
+    with pytest.raises(DataError, match="no readable folder per class"):
+        IMAGEFOLDER.train(tmp_path / "missing", ANY, 0)
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(DataError, match="has no pictures"):
+        IMAGEFOLDER.train(tmp_path, ANY, 0)

@@ -1,0 +1,82 @@
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from core.errors import ConfigError
+from tasks import MODELS
+from tasks.task import Task, initial, prunable
+
+NAMES = """cnn conv-1 conv-2 conv-4 conv-6 vgg-4 vgg-6 vgg-9 vgg-11 lenet-zhu lenet cnn6 alexnet vgg16 resnet10
+resnet18 ltp-1 ltp-2"""
+DIGITS = Task("cnn", (1, 8, 8), 10)
+
+
+def test_every_documented_model_is_there():
+    assert set(NAMES.split()) <= set(MODELS)
+
+
+@pytest.mark.parametrize("name", ["conv-1", "cnn", "lenet", "lenet-zhu", "cnn6", "ltp-2", "resnet10"])
+def test_a_built_model_answers_for_other_shapes_and_classes(name):
+    module = Task(name, (3, 28, 28), 7).build().eval()
+    assert module(torch.rand(2, 3, 28, 28)).shape == (2, 7)
+
+
+def test_initial_is_the_seeds_alone():
+    torch.manual_seed(1)
+    first, _ = initial(DIGITS, seed=5)
+    torch.manual_seed(2)
+    again, _ = initial(DIGITS, seed=5)
+    other, _ = initial(DIGITS, seed=6)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["0.0.weight"], other["0.0.weight"])
+
+
+def test_global_randomness_is_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    initial(DIGITS, seed=5)
+    DIGITS.build()
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_initial_has_the_modules_names_and_float_buffers_only():
+    task = Task("resnet10", (1, 8, 8), 3)
+    params, buffers = initial(task, seed=0)
+    module = task.build()
+    assert params.keys() == dict(module.named_parameters()).keys()
+    assert buffers.keys() == {n for n, _ in module.named_buffers() if "num_batches_tracked" not in n} != set()
+    assert not any(t.requires_grad for t in params.values())
+
+
+def test_prunable_is_linear_and_convolution_weights():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(2, 2))
+    assert prunable(module) == {"0.weight", "4.weight"}
+    assert prunable(nn.Linear(2, 2)) == {"weight"}
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
+        Task("resnet81", (3, 32, 32), 10).build()
+
+
+def test_a_model_of_ones_own(monkeypatch):
+    module = ModuleType("my_models")
+    module.build = lambda shape, classes: nn.Sequential(
+        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes)
+    )
+    module.wrong = lambda shape, classes: "a string"
+    module.number = 3
+    monkeypatch.setitem(sys.modules, "my_models", module)
+    assert initial(Task("my_models:build", (1, 4, 4), 3), 0)[0]["1.weight"].shape == (3, 16)
+    for name, message in {
+        "my_models:missing": "cannot be imported",
+        "no_such_package.models:build": "cannot be imported",
+        "my_models:wrong": "built a str",
+        "my_models:number": "not a function",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            Task(name, (1, 4, 4), 3).build()
