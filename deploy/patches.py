@@ -1,0 +1,124 @@
+"""Every attribute of Flower that the warm launcher touches, in one place, each with its reason.
+
+Nothing on disk changes: attributes of modules are replaced in our own process, before it forks the SuperLink, the
+SuperNodes and the SuperExecs. ``prunella run --stock`` applies none of it. An attribute that is not there means
+another Flower than the one this was written against: ``PatchError``, never a silent skip.
+
+Times are seconds. Flower 1.39 sleeps 3 s between two questions for work, 0.5 s between two looks for a reply, waits
+1 s and then twice that for an object that is not there yet, and needs 60 s to notice a dead SuperNode.
+"""
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+POLL = 0.1
+OBJECT_BACKOFF = 0.05
+HEARTBEAT = 10  # the least the SuperLink accepts; a dead SuperNode is missed after two
+
+Spawn = Callable[[list[str]], None]
+
+
+class PatchError(Exception):
+    """The installed Flower does not have an attribute this launcher replaces."""
+
+
+def _attribute(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise PatchError(
+            f"flwr {metadata.version('flwr')} has no {module}.{name}: install flwr==1.39.* or add --stock"
+        ) from None
+
+
+def replace(module: str, name: str, value: Any) -> None:
+    """Set ``module.name``, which must exist."""
+    _attribute(module, name)
+    setattr(importlib.import_module(module), name, value)
+
+
+def set_default(module: str, function: str, parameter: str, value: Any) -> None:
+    """Change the default of a keyword-only ``parameter`` of ``module.function``."""
+    defaults = getattr(_attribute(module, function), "__kwdefaults__", None) or {}
+    if parameter not in defaults:
+        raise PatchError(f"flwr {metadata.version('flwr')}: {module}.{function} has no {parameter!r}: add --stock")
+    defaults[parameter] = value
+
+
+class CappedTime:
+    """The module ``time``, except that nobody sleeps longer than ``cap`` seconds.
+
+    >>> started = time.monotonic()
+    >>> CappedTime(0.01).sleep(3)
+    >>> time.monotonic() - started < 3
+    True
+    """
+
+    def __init__(self, cap: float) -> None:
+        self._cap = cap
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, self._cap))
+
+
+class ForkedPopen:
+    """Stands in for the module ``subprocess`` in Flower's executor: ``Popen`` asks the zygote for a fork.
+
+    The command line is the one Flower's own executor wrote.
+    """
+
+    DEVNULL = None
+
+    def __init__(self, spawn: Spawn) -> None:
+        self._spawn = spawn
+
+    def Popen(self, command: list[str], **_: Any) -> None:  # noqa: N802 - the name it replaces
+        self._spawn(command)
+
+
+def faster_supernode(poll: float) -> None:
+    """The SuperNode looks for work and for replies every ``poll`` seconds, and its death shows sooner."""
+    replace("flwr.supernode.start_client_internal", "time", CappedTime(poll))
+    for module in ("flwr.client.grpc_rere_client.connection", "flwr.supercore.heartbeat"):
+        replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
+
+
+def faster_objects() -> None:
+    """A tensor that its sender has not uploaded yet is asked for again after 0.05 s, not after 1 s."""
+    for function in ("pull_objects", "pull_and_inflate_object_from_tree"):
+        set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
+
+
+def forked_tasks(spawn: Spawn) -> None:
+    """SuperExecs fork every task from the zygote, instead of starting Python and importing everything again."""
+    executor = _attribute("flwr.supercore.superexec.executor.subprocess_executor", "SubprocessExecutor")
+    if "subprocess.Popen(" not in inspect.getsource(executor.launch):
+        raise PatchError(f"flwr {metadata.version('flwr')} starts its tasks in another way: add --stock")
+    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn))
+
+
+def quiet_superlink() -> None:
+    """No line in the log for every request: tight polling would write megabytes an hour and hide the errors."""
+    original = _attribute("flwr.superlink.cli.flower_superlink", "get_uvicorn_log_config")
+
+    def without_access(level: int) -> dict[str, Any]:
+        config: dict[str, Any] = original(level)
+        config["loggers"]["uvicorn.access"]["level"] = "WARNING"
+        return config
+
+    replace("flwr.superlink.cli.flower_superlink", "get_uvicorn_log_config", without_access)
+
+
+def apply(spawn: Spawn, poll: float = POLL) -> None:
+    """All of the above. ``spawn`` receives the command line of a task. Raises ``PatchError``."""
+    faster_supernode(poll)
+    faster_objects()
+    forked_tasks(spawn)
+    quiet_superlink()

@@ -1,0 +1,62 @@
+"""Free ports on the loopback interface, and waiting until somebody listens on one.
+
+Ports are drawn below the range the kernel hands to outgoing connections (32768 and up on Linux), so that no
+connection that opens between our look and Flower's bind can take one.
+
+>>> ports = free_ports(3)
+>>> len(set(ports)), all(is_free(port) for port in ports)
+(3, True)
+"""
+
+import random
+import socket
+import time
+
+LOOPBACK = "127.0.0.1"
+LOWEST, HIGHEST = 20000, 32767
+
+
+class PortError(Exception):
+    """No free port, or a port somebody else holds. The message names the mend."""
+
+
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a server could bind ``port`` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def is_open(port: int, host: str = LOOPBACK) -> bool:
+    """Whether somebody accepts connections on ``port``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different free ports. Raises ``PortError``."""
+    candidates = random.SystemRandom().sample(range(LOWEST, HIGHEST + 1), k=HIGHEST - LOWEST + 1)
+    found: list[int] = []
+    for port in candidates:
+        if len(found) == count:
+            break
+        if is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise PortError(f"{count} free ports are needed between {LOWEST} and {HIGHEST}: stop what holds them")
+    return found
+
+
+def wait_open(port: int, seconds: float, every: float = 0.02) -> bool:
+    """Wait until somebody listens on ``port``; False when nobody did within ``seconds``."""
+    end = time.monotonic() + seconds
+    while not is_open(port):
+        if time.monotonic() > end:
+            return False
+        time.sleep(every)
+    return True

@@ -1,0 +1,179 @@
+"""What a run has reached, read from the lines the server appends to ``metrics.jsonl``, and shown as it grows.
+
+Counters in the file are cumulative, so the last line of each metric is the state, and reading a file twice, or from
+the start again after the server rewound it, gives the same state.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+Line = Mapping[str, Any]
+
+
+class Follower:
+    """The new JSON lines of a file that another process appends to, which may not be there yet.
+
+    A line is taken once it is complete. When the file is replaced or becomes shorter it is read from the start.
+    """
+
+    def __init__(self, path: Path, skip: bool = False) -> None:
+        self._path, self._offset, self._inode = path, 0, 0
+        if skip:
+            self.read()
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                    self._inode, self._offset = stat.st_ino, 0
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [json.loads(line) for line in complete.splitlines() if line.strip()]
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands; ``None`` for what was not measured yet."""
+
+    round: int = 0
+    rounds: int = 0
+    accuracy: float | None = None
+    density: float | None = None
+    seconds: float | None = None
+    sent: Mapping[str, float] = field(default_factory=dict)
+    dense: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def saved(self) -> float | None:
+        """The share of the dense bytes that was not sent, both directions together.
+
+        >>> State(sent={"up": 25.0}, dense={"up": 100.0}).saved
+        0.75
+        """
+        total = sum(self.dense.values())
+        return 1 - sum(self.sent.values()) / total if total else None
+
+
+def fold(state: State, line: Line) -> State:
+    """The state after one more line.
+
+    >>> fold(State(), {"round": 2, "metric": "accuracy_ratio", "labels": {}, "value": 0.5}).accuracy
+    0.5
+    """
+    metric, value, labels = line["metric"], line["value"], line.get("labels", {})
+    simple = {"accuracy_ratio": "accuracy", "mask_density_ratio": "density", "round_seconds": "seconds"}
+    if metric in simple:
+        return replace(state, **{simple[metric]: float(value)})
+    if metric in ("round", "rounds"):
+        return replace(state, **{metric: int(value)})
+    if metric == "wire_bytes_total":
+        return replace(state, sent={**state.sent, labels["direction"]: float(value)})
+    if metric == "wire_dense_bytes_total":
+        return replace(state, dense={**state.dense, labels["direction"]: float(value)})
+    return state
+
+
+def by_round(lines: Iterable[Line]) -> list[tuple[int, list[Line]]]:
+    """Consecutive lines of the same round together."""
+    groups: list[tuple[int, list[Line]]] = []
+    for line in lines:
+        if not groups or groups[-1][0] != line["round"]:
+            groups.append((line["round"], []))
+        groups[-1][1].append(line)
+    return groups
+
+
+def megabytes(count: float) -> str:
+    """
+    >>> megabytes(1_234_567), megabytes(51_200)
+    ('1.2 MB', '51.2 kB')
+    """
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def describe(state: State) -> str:
+    """The state in one line, leaving out what is not known.
+
+    >>> describe(State(round=3, rounds=10, accuracy=0.8312, sent={"up": 2e6, "down": 5e5}))
+    'round 3/10  accuracy 0.831  up 2.0 MB  down 500.0 kB'
+    """
+    parts = [f"round {state.round}/{state.rounds}" if state.rounds else f"round {state.round}"]
+    parts += [f"accuracy {state.accuracy:.3f}"] if state.accuracy is not None else []
+    parts += [f"density {state.density:.3f}"] if state.density is not None else []
+    parts += [f"{way} {megabytes(state.sent[way])}" for way in ("up", "down") if way in state.sent]
+    parts += [f"{state.seconds:.1f} s"] if state.seconds is not None else []
+    return "  ".join(parts)
+
+
+class View(Protocol):
+    """Something that shows a run while it goes on."""
+
+    def say(self, text: str) -> None: ...
+    def show(self, lines: Iterable[Line]) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainView:
+    """A line when a round ends; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._state, self._printed = console, State(), 0
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, lines: Iterable[Line]) -> None:
+        for _, group in by_round(lines):
+            for line in group:
+                self._state = fold(self._state, line)
+            if self._state.round > self._printed:
+                self._printed = self._state.round
+                self.say(describe(self._state))
+
+    def close(self) -> None:
+        return
+
+
+class LiveView:
+    """A bar that fills; for terminals."""
+
+    def __init__(self, console: Console) -> None:
+        self._state = State()
+        self._bar = Progress(
+            BarColumn(bar_width=24), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        self._bar.start()
+
+    def say(self, text: str) -> None:
+        if not self._state.rounds:
+            self._bar.update(self._task, description=text)
+        else:
+            self._bar.console.print(text, markup=False, highlight=False)
+
+    def show(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._state = fold(self._state, line)
+        if self._state.rounds:
+            self._bar.update(
+                self._task, description=describe(self._state), total=self._state.rounds, completed=self._state.round
+            )
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def view(console: Console) -> View:
+    return LiveView(console) if console.is_terminal else PlainView(console)

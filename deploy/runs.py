@@ -1,0 +1,131 @@
+"""Where runs live on disk: ``runs/<id>/``, and ``runs/latest`` pointing at the newest.
+
+    launch.json          how the run was started, for ``--resume``
+    run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, report.html     written by the server
+    logs/                one file a process
+    nodes/<i>/state/     what client i keeps between messages, owner-readable only
+    flower/              Flower's own directories (bundles, requests); removed when the run succeeds
+
+An id is its start time and four random letters, so that ids sort by age: ``20261121-134501-kfzq``.
+"""
+
+import json
+import os
+import secrets
+import string
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LATEST = "latest"
+
+
+class RunError(Exception):
+    """No such run, or a directory that cannot hold one. The message names the mend."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The directory of one run and the places in it."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def flower(self) -> Path:
+        return self.path / "flower"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.flower / "events.jsonl"
+
+    def log(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
+
+    def node(self, index: int) -> Path:
+        return self.path / "nodes" / str(index)
+
+    def home(self, name: str) -> Path:
+        """The FLWR_HOME of a process: SuperNodes that share one install the bundle at once and fail."""
+        return self.flower / name
+
+    def launch(self) -> dict[str, Any]:
+        """What ``launch.json`` says, nothing when it is missing."""
+        return _object(self.path / "launch.json")
+
+    def status(self) -> str:
+        """The status in ``run.json``, "" before there is one."""
+        return str(_object(self.path / "run.json").get("status", ""))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise RunError(f"{path} is not a JSON object: remove it, or start a new run") from None
+
+
+def new_id(now: float | None = None) -> str:
+    """
+    >>> new_id(0.0)[:9]
+    '19700101-'
+    """
+    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + letters
+
+
+def create(runs: Path, run_id: str, nodes: int) -> RunDir:
+    """The directory of a new run, private to its owner. Raises ``RunError``."""
+    run = RunDir(runs.absolute() / run_id)
+    if run_id in ("", ".", "..", LATEST) or "/" in run_id:
+        raise RunError(f"{run_id!r} is not a run id: use letters, digits and hyphens")
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        run.path.mkdir()
+        prepare(run, nodes)
+    except FileExistsError:
+        raise RunError(f"{run.path} is there already: choose another --run-id, or --resume {run_id}") from None
+    except OSError as error:
+        raise RunError(f"cannot write to {runs} ({error.strerror}): choose another directory with --runs") from None
+    return run
+
+
+def prepare(run: RunDir, nodes: int) -> None:
+    """The directories of a run that may be there already; clients' ones are owner-readable only."""
+    for index in range(nodes):
+        (run.node(index) / "state").mkdir(parents=True, exist_ok=True)
+    for path in (run.path / "nodes", *(run.path / "nodes").glob("*"), *(run.path / "nodes").glob("*/state")):
+        path.chmod(0o700)
+    for path in (run.flower, run.path / "logs"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700)
+
+
+def point_latest(runs: Path, run_id: str) -> None:
+    """Let ``runs/latest`` point at ``run_id``, in one step."""
+    link = runs / f".{LATEST}-{secrets.token_hex(4)}"
+    link.symlink_to(run_id, target_is_directory=True)
+    os.replace(link, runs / LATEST)
+
+
+def find(runs: Path, name: str) -> RunDir:
+    """The run with this id, path or unambiguous beginning of an id; ``latest`` works. Raises ``RunError``."""
+    for path in (runs / name, Path(name)):
+        if (path / "launch.json").exists() or (path / "run.json").exists():
+            return RunDir(path.resolve())
+    known = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.is_symlink())
+    matching = [known_id for known_id in known if name and known_id.startswith(name)]
+    if len(matching) == 1:
+        return RunDir((runs / matching[0]).resolve())
+    listed = f"the newest are {', '.join(known[-3:])}" if known else "there is none yet: start one with `prunella run`"
+    raise RunError(f"no run {name!r} in {runs}: {listed}")
