@@ -45,14 +45,15 @@ class Run(BaseModel):
     rounds: Count = 10
     seed: Annotated[int, Field(ge=0)] = 0
     min_clients: Count = 2
+    expected_clients: Annotated[int, Field(ge=0)] = 0
     fraction: Share = 1.0
     round_seconds: Positive = 600.0
     aggregation: Literal["holders", "as_printed"] = "holders"
     evaluation: Literal["server", "clients"] = "server"
     # local training
-    local_steps: Count = 5
+    local_steps: Count = 8
     batch_size: Count = 16
-    learning_rate: Positive = 0.1
+    learning_rate: Positive = 0.25
     momentum: Rate = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     device: str = "auto"

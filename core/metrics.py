@@ -28,7 +28,8 @@ class Metric:
         return PREFIX + self.name
 
 
-_LEAK = ("attack", "defense", "stat")
+# ``view`` is canary or client: a control and a real update must not overwrite each other.
+_LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
     Metric("rounds", "gauge", "Rounds this run is to have."),
@@ -49,7 +50,7 @@ _ALL = (
     Metric("leakage_mse", "gauge", "Mean squared error of the best match, pixels in [0, 1].", "", _LEAK, "down"),
     Metric("leakage_iip_ratio", "gauge", "Share of images nearest to their own reconstruction.", "ratio", _LEAK, "up"),
     Metric("leakage_label_accuracy_ratio", "gauge", "Share of labels the attack names.", "ratio", _LEAK, "up"),
-    Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense")),
+    Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense", "view")),
     Metric("attack_control_ok", "gauge", "1 when the undefended positive control was rebuilt, else 0."),
     Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
     Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),

@@ -5,6 +5,9 @@ object, so one blob costs one round trip where sixty named tensors cost a hundre
 is a plain dense ``ArrayRecord``, as any Flower strategy expects.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from flwr.app import Array, ArrayRecord
 
@@ -55,3 +58,36 @@ def from_dense(record: ArrayRecord) -> Tree:
 def record_bytes(record: ArrayRecord) -> int:
     """Bytes of the arrays in a record, as sent."""
     return sum(len(array.data) for array in record.values())
+
+
+Nested = dict[str, Any]
+
+
+def flatten(nested: Nested, prefix: str = "") -> dict[str, float]:
+    """Numbers of a nested mapping under dotted names, as a metric record holds them; None and text are left out.
+
+    >>> flatten({"psnr": {"mean": 12.0}, "images": 2, "note": None})
+    {'psnr.mean': 12.0, 'images': 2.0}
+    """
+    flat: dict[str, float] = {}
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            flat[prefix + name] = float(value)
+    return flat
+
+
+def unflatten(flat: Mapping[str, float]) -> Nested:
+    """
+    >>> unflatten({"psnr.mean": 12.0, "images": 2.0})
+    {'psnr': {'mean': 12.0}, 'images': 2.0}
+    """
+    nested: Nested = {}
+    for name, value in flat.items():
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return nested

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from core.config import Count, Positive, Share
+from core.config import Positive, Share
 from core.selection import keep_largest
 from core.trees import Mask, Tree, require_same_names
 from pruning.selection import split
@@ -33,16 +33,6 @@ class Reconfiguration:
     fixed_cost: Annotated[float, Field(ge=0)] = 0.1
     cost: Literal["flops", "uniform"] = "flops"
     max_density: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-@dataclass(frozen=True)
-class PruneFL(Reconfiguration):
-    """The whole scheme: a reconfiguration every ``adjust_interval`` rounds, after one client has pruned for at most
-    ``initial_steps`` local steps, reconfiguring every ``initial_interval`` until the size moves by less than 10 %."""
-
-    adjust_interval: Count = 4
-    initial_steps: Count = 20
-    initial_interval: Count = 5
 
 
 def _flat(tree: Tree, names: list[str]) -> torch.Tensor:
@@ -81,11 +71,11 @@ def reconfigure(
     inside = _flat(mask, names).bool()
     share = settings.prunable_share * 0.5 ** (round / settings.half_life)
     magnitude = torch.where(inside, _flat(params, names).abs(), -1.0)
-    fixed = keep_largest(magnitude, int(inside.sum()) - int(share * int(inside.sum())))
-    chosen = greedy_set(gain, price, fixed, settings.fixed_cost * float(price.sum()))
     limit = int(settings.max_density * len(gain)) if settings.max_density else len(gain)
+    fixed = keep_largest(magnitude, min(int(inside.sum()) - int(share * int(inside.sum())), limit))
+    chosen = greedy_set(gain, price, fixed, settings.fixed_cost * float(price.sum()))
     if int(chosen.sum()) > limit:
-        rank = torch.where(fixed, torch.finfo(torch.float64).max, gain / price)
+        rank = torch.where(fixed, torch.inf, gain / price)
         chosen = keep_largest(torch.where(chosen, rank, -1.0), limit)
     return dict(mask) | split(chosen, {name: params[name] for name in names})
 

@@ -3,6 +3,7 @@
 A *rate* is the share REMOVED, over the prunable weights only; biases, normalisation and buffers are always kept.
 """
 
+import math
 from collections.abc import Set
 from fractions import Fraction
 from typing import Literal
@@ -17,12 +18,12 @@ Scope = Literal["global", "layer"]
 
 
 def kept_count(total: int, rate: float) -> int:
-    """How many of ``total`` weights stay when a share ``rate`` is removed; the removed count is rounded to nearest.
+    """How many of ``total`` weights stay when at least a share ``rate`` is removed.
 
     >>> kept_count(10, 0.3), kept_count(7, 0.0)
     (7, 7)
     """
-    return total - round(Fraction(str(rate)) * total)
+    return total - math.ceil(Fraction(str(rate)) * total)
 
 
 def keep_by_score(scores: Tree, prunable: Set[str], rate: float, scope: Scope = "global") -> Mask:

@@ -1,0 +1,124 @@
+"""The ClientApp: receive, train under the defenses, reply; answer consented audits.
+
+Message types: ``train`` (a round), ``train.initial`` (PruneFL's first mask), ``evaluate``, ``query.hello`` (who is
+this), ``query.audit`` (score a reconstruction). What leaves is built field by field from an allow-list: arrays of the
+update, an example count, a time, the names of the defenses, the ledger line. An exception becomes an error reply whose
+text the server reads, so nothing below formats a value of a tensor.
+"""
+
+import time
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.audit import answer
+from client.session import Session
+from client.state import Memory
+from core.config import parse_section
+from core.errors import WireError
+from core.records import from_coded, from_dense, mask_to_coded
+from core.trees import Mask, to_device
+from core.wire import fingerprint
+from privacy.chain import start
+from privacy.ledger import line, record
+from pruning.prunefl import weight_cost
+from strategies.local import LocalResult, Received, local_update
+from strategies.prunefl import Schedule, initial_mask, with_limit
+from strategies.replies import build_reply
+from tasks.task import prunable
+from tasks.training import evaluate as evaluate_model
+
+app = ClientApp()
+
+
+def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
+    """The model of a message, on the device, and its mask on the CPU as the wire codec wants it."""
+    params_like, buffers_like = session.like
+    params, mask = from_coded(content.array_records["model"], params_like, session.store.mask())
+    buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
+    if buffers.keys() != buffers_like.keys():
+        raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
+    device = session.device
+    return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
+
+
+def _round_of(content: RecordDict) -> int:
+    return int(str(content.config_records["config"]["round"]))
+
+
+def _remember(session: Session, round: int) -> Memory:
+    memory = session.store.load(round)
+    like = to_device(session.like[0], session.device)
+    return Memory(start(session.procedure.chain, session.examples.x, like, memory.state), memory.ledger)
+
+
+def _to_cpu(result: LocalResult) -> LocalResult:
+    out = result.outgoing
+    moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.spoken, out.local)))
+    buffers, importance = to_device(result.buffers, "cpu"), to_device(result.importance, "cpu")
+    return LocalResult(moved, buffers, importance, result.state, result.applied, result.steps)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round. State is on the disk before the reply exists: a crash may repeat work, never forget it."""
+    session, round = Session(context), _round_of(message.content)
+    received, mask = _receive(session, message.content)
+    memory = _remember(session, round)
+    begin = time.perf_counter()
+    generator = session.generator(round, "defense")
+    result = _to_cpu(local_update(session.procedure, received, session.batches(round), memory.state, generator))
+    seconds = time.perf_counter() - begin
+    ledger = record(memory.ledger, session.procedure.chain, result.steps)
+    session.store.save(round, Memory(result.state, ledger))
+    session.store.save_mask(mask)
+    wanted = message.content.config_records["config"].get("importance", [])
+    names = frozenset(str(name) for name in wanted if isinstance(wanted, list)) & prunable(session.procedure.module)
+    provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
+    metrics = MetricRecord({"num-examples": len(session.examples.y), "train-seconds": seconds})
+    content = RecordDict({**build_reply(result, mask, names), "metrics": metrics, "provenance": provenance})
+    content["ledger"] = ConfigRecord(line(ledger))
+    return Message(content, reply_to=message)
+
+
+@app.train("initial")
+def initial(message: Message, context: Context) -> Message:
+    """PruneFL's initial pruning: this client's first mask, and nothing else. It counts as steps in the ledger."""
+    session = Session(context)
+    received, _ = _receive(session, message.content)
+    memory = _remember(session, 1)
+    module = session.procedure.module
+    scheme = with_limit(parse_section(session.raw, "prunefl", Schedule), session.run.rate)
+    cost = weight_cost(session.task.build(), session.task.shape, prunable(module), scheme.cost)
+    batches = session.batches(0, scheme.initial_steps, "initial")
+    generator = session.generator(0, "defense")
+    mask = initial_mask(session.procedure, received, batches, memory.state, generator, (scheme, cost))
+    ledger = record(memory.ledger, session.procedure.chain, scheme.initial_steps)
+    session.store.save(0, Memory(memory.state, ledger))
+    return Message(RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Loss and accuracy of the global model on the fifth of this client's examples it never trains on."""
+    session = Session(context)
+    received, _ = _receive(session, message.content)
+    held_out = session.held_out
+    x, y = held_out.x.to(session.device), held_out.y.to(session.device)
+    result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
+    metrics = {"num-examples": result.examples, "loss": result.loss, "accuracy": result.accuracy}
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Which client this is, and what it consents to."""
+    node = Session(context).node
+    record = ConfigRecord({"client": node.client, "audit": node.consent})
+    return Message(RecordDict({"hello": record}), reply_to=message)
+
+
+@app.query("audit")
+def audit(message: Message, context: Context) -> Message:
+    """Scores of the server's reconstruction against the images this client really used, if its owner consents."""
+    return Message(answer(Session(context), message.content), reply_to=message)

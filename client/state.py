@@ -1,0 +1,103 @@
+"""What a client remembers between messages, on its own disk: defense state, ledger, the last mask, a secret.
+
+Flower's ``Context.state`` lives in memory, is lost when large and on every restart. Files here are written atomically,
+readable by the owner only, one per round. State of round r is read by later rounds only, so a server that resumes from
+an older checkpoint meets the state that belonged to it.
+"""
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import DefenseError
+from core.files import read_tree, write_atomically, write_json, write_tree
+from core.trees import Mask
+from privacy.chain import ChainState, flatten_state, unflatten_state
+from privacy.ledger import Ledger, from_json, to_json
+
+KEPT_ROUNDS = 3
+AUDITABLE_ROUNDS = 100
+_NAME = re.compile(r"round-(\d{8})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Defense state and ledger after some round."""
+
+    state: ChainState
+    ledger: Ledger
+
+
+class ClientStore:
+    """The files of one client in one run. ``secret`` is shared by all runs of the client."""
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self.home = directory
+        self.folder = directory / run
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.home.chmod(0o700)
+
+    def secret(self) -> int:
+        """A 63-bit seed only this client knows; made from the operating system's randomness once."""
+        path = self.home / "secret"
+        if not path.exists():
+            write_atomically(path, lambda p: p.write_text(str(secrets.randbits(63))) and None)
+        return int(path.read_text())
+
+    def _rounds(self) -> list[int]:
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match.group(1)) for match in matches if match)
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:08d}.safetensors"
+
+    def load(self, round: int) -> Memory:
+        """What was known before ``round``. A file that cannot be read stops the client: forgetting what was spent, or
+        what was withheld, is not a safe default."""
+        earlier = [r for r in self._rounds() if r < round]
+        if not earlier:
+            return Memory({}, Ledger())
+        try:
+            flat, metadata = read_tree(self._path(earlier[-1]))
+            return Memory(unflatten_state(flat), from_json(json.loads(metadata["ledger"])))
+        except Exception as error:
+            raise DefenseError(
+                f"this client's state of round {earlier[-1]} cannot be read ({type(error).__name__}): restore it, or "
+                "remove this client's state directory to begin again without it"
+            ) from error
+
+    def save(self, round: int, memory: Memory) -> None:
+        """Write the state after ``round`` and drop what no resume can ask for any more."""
+        flat = flatten_state(memory.state)
+        write_tree(self._path(round), flat, {"ledger": json.dumps(to_json(memory.ledger))})
+        rounds = self._rounds()
+        stale = [r for r in rounds if r > round] + [r for r in rounds if r <= round][:-KEPT_ROUNDS]
+        for old in stale:
+            self._path(old).unlink(missing_ok=True)
+        audits = self._audits()
+        recent = {str(r): audits.get(str(r), 0) for r in sorted({*map(int, audits), round})[-AUDITABLE_ROUNDS:]}
+        write_json(self.folder / "audits.json", recent, mode=0o600)
+
+    def mask(self) -> Mask | None:
+        """The mask last received, or None."""
+        path = self.folder / "mask.safetensors"
+        return read_tree(path)[0] if path.exists() else None
+
+    def save_mask(self, mask: Mask) -> None:
+        write_tree(self.folder / "mask.safetensors", mask)
+
+    def _audits(self) -> dict[str, int]:
+        """Answered audits by round, for the rounds this client took part in."""
+        path = self.folder / "audits.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def claim_audit(self, round: int, limit: int) -> bool:
+        """True when this client took part in ``round`` and fewer than ``limit`` audits of it were answered; counts."""
+        audits = self._audits()
+        answered = audits.get(str(round))
+        if answered is None or answered >= limit:
+            return False
+        write_json(self.folder / "audits.json", audits | {str(round): answered + 1}, mode=0o600)
+        return True

@@ -1,0 +1,101 @@
+"""The ServerApp: settings in, a federation put together, run and recorded; the run store says how it ended."""
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from attacks import ATTACKS
+from attacks import SECTIONS as ATTACK_SECTIONS
+from core.config import Raw, Run, check_sections, parse_run
+from core.errors import ConfigError
+from privacy import SECTIONS as PRIVACY_SECTIONS
+from privacy.chain import build_chain
+from server.audit import Auditor
+from server.canary import Canary
+from server.exporter import Exporter
+from server.grid import OrderedGrid
+from server.rounds import Federation, federate, set_threads
+from server.store import RunStore, now
+from strategies import SECTIONS as STRATEGY_SECTIONS
+from strategies import build_strategy
+from strategies.masked import Model
+from tasks.data import load_test, make_task
+from tasks.task import initial, prunable
+
+app = ServerApp()
+
+SECTIONS = {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}
+_PACKAGES = ("prunella", "flwr", "torch", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide whether two runs can be compared."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "source"
+    return found
+
+
+def assemble(run: Run, raw: Raw) -> Federation:
+    """Every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
+    check_sections(raw, SECTIONS)
+    if not run.run_dir:
+        raise ConfigError("run-dir is not set: start with `prunella run`, or give --run-config 'run-dir=\"/where/to/keep/it\"'")
+    folder = Path(run.run_dir)
+    task = make_task(run.model, run.dataset, None)
+    module = task.build()
+    test = load_test(run.dataset, None)
+    if test is None and run.evaluation == "server":
+        raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
+    params, buffers = initial(task, run.seed)
+    model = Model(module, task.shape, tuple(params), prunable(module))
+    canary = Canary(run, dict(raw), task, test)
+    auditor = Auditor(run, raw, task, canary, folder)
+    strategy = build_strategy(run, raw, model)
+    store = RunStore.open(folder)
+    exporter = Exporter(run.metrics_address, versions()) if run.metrics_address else None
+    federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)
+    strategy.listener = federation.on_reply
+    return federation
+
+
+def _describe(federation: Federation) -> None:
+    run = federation.run
+    chain = build_chain(run.defense_names, federation.raw)
+    federation.store.write_run(
+        id=federation.folder.name,
+        status="running",
+        error=None,
+        settings=dict(federation.raw),
+        versions=versions(),
+        model_parameters=sum(t.numel() for t in initial(federation.task, 0)[0].values()),
+        started=federation.store.run().get("started") or now(),
+        threat_model=f"{ATTACKS[run.attack].threat}. Strategy {run.strategy}, defenses {','.join(run.defense_names)}.",
+        claims=[f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True)],
+    )
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation named by the run's settings."""
+    set_threads()
+    raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
+    run = parse_run(raw)
+    federation = assemble(run, raw)
+    _describe(federation)
+    try:
+        federate(federation, OrderedGrid(grid, run.poll_seconds))
+    except BaseException as error:
+        federation.store.finish("failed", f"{type(error).__name__}: {error}")
+        raise
+    else:
+        federation.store.finish("completed")
+    finally:
+        federation.auditor.close()
+        if federation.exporter is not None:
+            federation.exporter.close()

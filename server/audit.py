@@ -1,0 +1,229 @@
+"""Audits: which views are attacked, and what becomes of the reconstructions. Never on the training path.
+
+Every ``audit-every`` rounds (and after the last) the server files jobs for the worker: the canary without a defense
+(the positive control), the canary with the run's defenses, and the views of up to ``audit-clients`` consenting clients,
+exactly as received. Between rounds ``advance`` looks for answers, sends reconstructions to the clients that can score
+them and takes in scores that have arrived; nothing there waits. Only ``drain``, after training, does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from attacks import ATTACKS
+from attacks.control import PSNR_FLOOR
+from attacks.leakage import paired
+from attacks.trace import save_trace
+from core.config import Raw, Run
+from core.errors import unknown
+from core.files import read_tree, write_json, write_tree
+from core.records import from_dense, to_dense, unflatten
+from core.types import ServerView
+from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
+from server.canary import Canary, Sent
+from strategies.replies import Contribution, Expected
+from strategies.roster import Member
+from tasks.task import Task
+
+QUERY = "query.audit"
+Outcome = dict[str, Any]
+
+
+def view_of(run: Run, expected: Expected, contribution: Contribution) -> ServerView:
+    """What the server saw of one client in one round, no more and no less."""
+    return ServerView(
+        params=expected.params,
+        update=contribution.update,
+        mask=expected.mask,
+        shared=contribution.shared,
+        buffers=expected.buffers,
+        importance=contribution.importance,
+        num_examples=run.local_steps * run.batch_size,
+        steps=run.local_steps,
+        batch_size=run.batch_size,
+        learning_rate=run.learning_rate,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        defenses=contribution.applied,
+    )
+
+
+def rebuilt_control(scores: Outcome) -> bool:
+    """Whether a canary was rebuilt: its label named and a PSNR at which a picture is plainly recognisable."""
+    return scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR
+
+
+@dataclass(frozen=True)
+class Job:
+    """An attack under way. ``member`` is None for a canary."""
+
+    round: int
+    kind: str
+    member: Member | None
+    folder: Path
+    threat: str
+    defense: str
+
+
+class Auditor:
+    """The audits of one run. ``finished`` collects outcomes as lines for the run store."""
+
+    def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, folder: Path) -> None:
+        if run.attack not in ATTACKS:
+            raise unknown("attack", run.attack, ATTACKS)
+        self.run, self.task, self.canary = run, task, canary
+        self.settings = {k: v for k, v in raw.items() if k.startswith(f"{run.attack}.")}
+        self.queue = folder / "traces"
+        self.pictures = folder / "pictures"
+        self.jobs: list[Job] = []
+        self.asked: dict[str, Job] = {}
+        self.finished: list[Outcome] = []
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._audited: dict[int, int] = {}
+
+    def due(self, round: int) -> bool:
+        every = self.run.audit_every
+        return every > 0 and (round % every == 0 or round == self.run.rounds)
+
+    # filing jobs -----------------------------------------------------------------------------------------------------
+    def file_controls(self, expected: Expected) -> None:
+        """The positive control and the same canary under the run's defenses, from the weights just sent."""
+        self._file(expected.round, "control", None, self.canary.send(expected, "none"))
+        if self.run.defense_names != ("none",):
+            self._file(expected.round, "control-defended", None, self.canary.send(expected, "defended"))
+
+    def file_client(self, expected: Expected, contribution: Contribution, member: Member | None) -> None:
+        """A consenting client's view, while this round's quota lasts."""
+        taken = self._audited.get(expected.round, 0)
+        if member is None or member.consent == "deny" or taken >= self.run.audit_clients:
+            return
+        self._audited[expected.round] = taken + 1
+        self._file(expected.round, "client", member, view_of(self.run, expected, contribution))
+
+    def _file(self, round: int, kind: str, member: Member | None, sent: Sent | ServerView) -> None:
+        suffix = f"client-{member.client}" if member is not None else kind
+        folder = self.queue / f"round-{round:06d}-{suffix}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in (RESULT, REBUILT):
+            (folder / name).unlink(missing_ok=True)
+        view = sent.view if isinstance(sent, Sent) else sent
+        if isinstance(sent, Sent):
+            write_tree(folder / TRUTH, {"x": sent.truth.x, "y": sent.truth.y})
+        save_trace(folder / VIEW, view, self.task, {"round": round, "kind": kind})
+        write_json(folder / JOB, {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + round})
+        threat = f"{ATTACKS[self.run.attack].threat}. {view.describe()}"
+        self.jobs.append(Job(round, kind, member, folder, threat, ",".join(view.defenses) or "none"))
+        self._start_worker()
+
+    def _start_worker(self) -> None:
+        if self._worker is not None and self._worker.poll() is None:
+            return
+        (self.queue / STOP).unlink(missing_ok=True)
+        root = str(Path(__file__).resolve().parents[1])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "server.audit_worker", str(self.queue)]
+        self._worker = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
+
+    # taking in answers -----------------------------------------------------------------------------------------------
+    def advance(self, grid: Grid) -> None:
+        """Take in what is ready; wait for nothing."""
+        for job in [job for job in self.jobs if (job.folder / RESULT).exists()]:
+            self.jobs.remove(job)
+            self._answered(job, json.loads((job.folder / RESULT).read_text()), grid)
+        if self.asked:
+            for reply in grid.pull_messages(list(self.asked)):
+                job = self.asked.pop(reply.metadata.reply_to_message_id)
+                self._scored(job, reply)
+        if self.jobs:
+            self._start_worker()
+
+    @property
+    def pending(self) -> int:
+        return len(self.jobs) + len(self.asked)
+
+    def _answered(self, job: Job, result: Outcome, grid: Grid) -> None:
+        if result["error"] is not None:
+            log(WARNING, "audit %s failed: %s", job.folder.name, result["error"])
+            self._finish(job, result, "failed")
+        elif job.member is None:
+            self._canary_scored(job, result)
+        else:
+            self._ask(job, grid)
+
+    def _canary_scored(self, job: Job, result: Outcome) -> None:
+        rebuilt, truth = read_tree(job.folder / REBUILT)[0], read_tree(job.folder / TRUTH)[0]
+        picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
+        ok = rebuilt_control(result["scores"]) if job.kind == "control" else None
+        self._finish(job, result, "control-failed" if ok is False else "scored", result["scores"], picture, ok)
+
+    def _ask(self, job: Job, grid: Grid) -> None:
+        """Send the reconstruction to the client it was made of; it alone can tell how good it is."""
+        rebuilt, _ = read_tree(job.folder / REBUILT)
+        content = RecordDict({"reconstruction": to_dense(rebuilt), "audit": ConfigRecord({"round": job.round})})
+        assert job.member is not None
+        message = Message(content, dst_node_id=job.member.node, message_type=QUERY)
+        for message_id in grid.push_messages([message]):
+            if message_id is not None:
+                self.asked[message_id] = job
+
+    def _scored(self, job: Job, reply: Message) -> None:
+        result = json.loads((job.folder / RESULT).read_text())
+        if reply.has_error():
+            log(WARNING, "audit %s: the client could not score it (%s)", job.folder.name, reply.error.reason)
+            return self._finish(job, result, "failed")
+        outcome = reply.content.config_records.get("audit", ConfigRecord()).get("outcome")
+        numbers = reply.content.metric_records.get("scores")
+        if outcome != "scored" or numbers is None:
+            return self._finish(job, result, "no-consent" if outcome == "no-consent" else "failed")
+        scores = unflatten({name: float(str(value)) for name, value in numbers.items()})
+        pictures = reply.content.array_records.get("pictures")
+        self._finish(job, result, "scored", {"label_accuracy": None, **scores}, self._returned(job, pictures))
+
+    def _returned(self, job: Job, pictures: ArrayRecord | None) -> str | None:
+        if pictures is None:
+            return None
+        tree = from_dense(pictures)
+        return self._keep_pictures(job, tree["original"], tree["reconstruction"])
+
+    def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
+        path = self.pictures / f"{job.folder.name}.safetensors"
+        write_tree(path, {"original": original, "reconstruction": rebuilt})
+        return f"{self.pictures.name}/{path.name}"
+
+    def _finish(
+        self, job: Job, result: Outcome, outcome: str, scores: Any = None, pictures: str | None = None, ok: bool | None = None
+    ) -> None:
+        self.finished.append(
+            {
+                "round": job.round,
+                "kind": job.kind,
+                "client": job.member.client if job.member is not None else None,
+                "attack": self.run.attack,
+                "defense": job.defense,
+                "adaptive": ATTACKS[self.run.attack].adaptive,
+                "threat": job.threat,
+                "objective": result["objective"],
+                "seconds": result["seconds"],
+                "outcome": outcome,
+                "scores": scores,
+                "pictures": pictures,
+                "ok": ok,
+            }
+        )
+
+    def close(self) -> None:
+        """Let the worker end after its present job."""
+        if self._worker is None:
+            return
+        (self.queue / STOP).touch()
+        self._worker.terminate()
+        self._worker.wait(timeout=10)

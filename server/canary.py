@@ -1,0 +1,95 @@
+"""Canaries: public images on which the server may know the truth, with the defense and without.
+
+The positive control of every audit is an undefended update of one canary image (batch 1, one step): if the attack
+cannot rebuild that, its failure on a client says nothing. The same image sent through the run's own defense chain shows
+what the defense changes, with no client involved. A defense that learns (PriPrune) is warmed up on other canaries with
+the run's own local training first, so that it is not judged on its initial state.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.config import Run
+from core.randomness import stream
+from core.types import PrivateBatch, ServerView
+from privacy.chain import Chain, ChainState, build_chain, start
+from strategies.local import Procedure, Received, local_update
+from strategies.replies import Expected
+from tasks.data import Examples, batches, load_test
+from tasks.task import Task
+from tasks.training import Sgd
+
+POOL = 64  # canaries a learning defense is warmed up on
+WARM_ROUNDS = 5
+
+
+def load_pool(task: Task, test: Examples | None, seed: int) -> Examples:
+    """Up to ``POOL`` public images in the task's shape: from the test set, or scikit-learn's digits resized."""
+    source = test if test is not None else load_test("digits", None)
+    if source is None:
+        raise FileNotFoundError("scikit-learn's bundled digits")
+    order = torch.randperm(len(source.y), generator=stream(seed, purpose="canary"))[:POOL]
+    x, y = source.x[order], source.y[order]
+    if tuple(x.shape[1:]) != task.shape:
+        x = torch.nn.functional.interpolate(x, task.shape[1:], mode="bilinear").expand(-1, task.shape[0], -1, -1)
+    return Examples(x.contiguous().clamp(0, 1), y % task.classes)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A canary's update as the server would receive it, and the truth behind it."""
+
+    view: ServerView
+    truth: PrivateBatch
+
+
+def _once(x: Tensor, y: Tensor) -> Iterator[Examples]:
+    yield Examples(x, y)
+
+
+class Canary:
+    """Makes controls for one run."""
+
+    def __init__(self, run: Run, raw: dict[str, str | int | float | bool], task: Task, test: Examples | None) -> None:
+        self.run, self.task = run, task
+        self.pool = load_pool(task, test, run.seed)
+        self.sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
+        self.chains = {"none": build_chain(["none"], {}), "defended": build_chain(run.defense_names, raw)}
+
+    def _warm(self, chain: Chain, received: Received, round: int) -> ChainState:
+        procedure = Procedure(self.task.build(), self.sgd, chain)
+        state = start(chain, self.pool.x, received.params, {})
+        for turn in range(WARM_ROUNDS):
+            generator = stream(self.run.seed, round=round, client=turn, purpose="canary-warm")
+            shown = batches(self.pool, self.run.batch_size, self.run.local_steps, generator)
+            state = local_update(procedure, received, shown, state, generator).state
+        return state
+
+    def send(self, expected: Expected, arm: str) -> Sent:
+        """One canary image through one local step under the chain of ``arm`` (``none`` or ``defended``)."""
+        chain, round = self.chains[arm], expected.round
+        received = Received(expected.params, expected.mask, expected.buffers)
+        index = round % len(self.pool.y)
+        x, y = self.pool.x[index : index + 1], self.pool.y[index : index + 1]
+        state = self._warm(chain, received, round) if arm == "defended" else start(chain, x, received.params, {})
+        generator = stream(self.run.seed, round=round, purpose=f"canary-{arm}")
+        result = local_update(Procedure(self.task.build(), self.sgd, chain), received, _once(x, y), state, generator)
+        view = ServerView(
+            params=expected.params,
+            update=result.outgoing.update,
+            mask=expected.mask,
+            shared=result.outgoing.shared,
+            buffers=expected.buffers,
+            num_examples=1,
+            steps=1,
+            batch_size=1,
+            learning_rate=self.run.learning_rate,
+            weight_decay=self.run.weight_decay,
+            defenses=result.applied,
+        )
+        return Sent(view, PrivateBatch(x.clone(), y.clone()))
+
+

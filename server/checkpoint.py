@@ -1,0 +1,91 @@
+"""Checkpoints: after every round all it takes to go on, written atomically, two kept.
+
+One safetensors file per round holds the global weights, buffers and mask; its metadata holds the round, the settings
+that must not change, and cumulative counters. Randomness needs no state: every stream is drawn from seed and round.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.common.logger import log
+
+from core.config import Raw
+from core.errors import ConfigError, PrunellaError
+from core.files import read_tree, write_tree
+from core.trees import Mask, Tree
+
+KEPT = 2
+MAY_CHANGE = ("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients")
+_NAME = re.compile(r"round-(\d{8})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server after ``round``. ``counters`` are the cumulative figures of the metrics."""
+
+    round: int
+    tree: Tree
+    mask: Mask
+    settings: dict[str, Any]
+    counters: dict[str, float] = field(default_factory=dict)
+    ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:08d}.safetensors"
+
+
+def _rounds(folder: Path) -> list[int]:
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("round-*.safetensors"))
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write, then drop all but the last ``KEPT``. When the disk is full the older ones are still there."""
+    tree = {f"model/{k}": v for k, v in checkpoint.tree.items()} | {f"mask/{k}": v for k, v in checkpoint.mask.items()}
+    notes = {
+        "round": checkpoint.round,
+        "settings": checkpoint.settings,
+        "counters": checkpoint.counters,
+        "ledgers": checkpoint.ledgers,
+    }
+    write_tree(_path(folder, checkpoint.round), tree, {"checkpoint": json.dumps(notes)})
+    for old in [r for r in _rounds(folder) if r <= checkpoint.round][:-KEPT]:
+        _path(folder, old).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    flat, metadata = read_tree(path)
+    notes = json.loads(metadata["checkpoint"])
+    parts: dict[str, Tree] = {"model": {}, "mask": {}}
+    for name, tensor in flat.items():
+        kind, _, parameter = name.partition("/")
+        parts[kind][parameter] = tensor
+    return Checkpoint(
+        notes["round"], parts["model"], parts["mask"], notes["settings"], notes["counters"], notes["ledgers"]
+    )
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be read, None when there is none. Raises when all are damaged."""
+    rounds = _rounds(folder)
+    for round in reversed(rounds):
+        try:
+            return _read(_path(folder, round))
+        except Exception as error:  # noqa: BLE001 - any damage to a file means the one before it
+            log(WARNING, "checkpoint %s is damaged (%s), trying the one before", _path(folder, round), type(error).__name__)
+    if rounds:
+        raise PrunellaError(f"no checkpoint in {folder} can be read: start a new run")
+    return None
+
+
+def require_same_settings(checkpoint: Checkpoint, raw: Raw) -> None:
+    """Raise ``ConfigError`` naming the settings that differ from those the run began with."""
+    names = (checkpoint.settings.keys() | raw.keys()) - set(MAY_CHANGE)
+    changed = [name for name in sorted(names) if checkpoint.settings.get(name) != raw.get(name)]
+    if changed:
+        raise ConfigError(f"a resumed run keeps its settings, but {', '.join(changed)} changed: start a new run instead")

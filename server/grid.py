@@ -1,0 +1,56 @@
+"""A Grid that hands over replies one at a time, in the order of the messages, as soon as each is there.
+
+Flower's own ``send_and_receive`` polls every three seconds and returns all replies as one list. Pulling them in a fixed
+order instead gives two things at once: the server never holds more than one decoded reply, and the sum of a round has
+the same bits every time. A reply that is early waits at the SuperLink.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+
+class OrderedGrid(Grid):
+    """Delegates to ``grid``; polls every ``poll`` seconds."""
+
+    def __init__(self, grid: Grid, poll: float = 0.1) -> None:
+        self._grid, self._poll = grid, poll
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def set_run(self, run_id: int) -> None:
+        self._grid.set_run(run_id)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Replies in message order, lazily. After ``timeout`` seconds only what is already there is taken."""
+        ids = [message_id for message_id in self._grid.push_messages(messages) if message_id is not None]
+        return self._receive(ids, None if timeout is None else time.monotonic() + timeout)
+
+    def _receive(self, ids: list[str], end: float | None) -> Iterator[Message]:
+        for message_id in ids:
+            while True:
+                replies = list(self._grid.pull_messages([message_id]))
+                yield from replies
+                if replies or (end is not None and time.monotonic() >= end):
+                    break
+                time.sleep(self._poll)

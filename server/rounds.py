@@ -1,0 +1,190 @@
+"""The run loop: rounds, evaluation, checkpoints, numbers, audits; and going on where a killed server stopped."""
+
+import time
+from dataclasses import dataclass, field
+from logging import INFO
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from core.config import Raw, Run
+from core.errors import PrunellaError
+from core.records import from_dense, to_dense
+from core.trees import Tree
+from pruning.selection import density
+from server import checkpoint as checkpoints
+from server.audit import Auditor
+from server.checkpoint import Checkpoint
+from server.exporter import Exporter
+from server.numbers import audit_rows, counter_rows, ledger_rows, round_rows
+from server.store import Row, RunStore
+from strategies.masked import MaskedMean, Model
+from strategies.replies import Contribution
+from tasks.data import Examples
+from tasks.task import Task, initial
+from tasks.training import Evaluation, evaluate
+
+PATIENCE = 3  # rounds without a single valid reply before the run gives up
+
+
+@dataclass
+class Federation:
+    """Everything a run needs, put together by ``server.app``."""
+
+    run: Run
+    raw: Raw
+    task: Task
+    model: Model
+    strategy: MaskedMean
+    auditor: Auditor
+    store: RunStore
+    exporter: Exporter | None
+    test: Examples | None
+    folder: Path
+    counters: dict[str, float] = field(default_factory=dict)
+    ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
+    empty_rounds: int = 0
+
+    def on_reply(self, contribution: Contribution) -> None:
+        """What happens with every valid reply beside aggregation: its ledger line, and an audit if one is due."""
+        member = self.strategy.member(contribution.node)
+        if member is not None:
+            self.ledgers[str(member.client)] = contribution.ledger
+        expected = self.strategy.expected()
+        if self.auditor.due(expected.round):
+            self.auditor.file_client(expected, contribution, member)
+
+    def emit(self, round: int, rows: list[Row]) -> None:
+        """Numbers to the run store and to Prometheus."""
+        self.store.append_metrics(round, rows)
+        if self.exporter is not None:
+            self.exporter.update(rows)
+
+
+def begin(federation: Federation) -> tuple[int, Tree]:
+    """Round and weights to start from: the newest checkpoint of a resumed run, else round 0 and the seed's weights."""
+    run, folder = federation.run, federation.folder / "checkpoint"
+    saved = checkpoints.load(folder) if run.resume else None
+    if saved is None:
+        params, buffers = initial(federation.task, run.seed)
+        federation.store.rewind(0)
+        return 0, {**params, **buffers}
+    checkpoints.require_same_settings(saved, federation.raw)
+    federation.strategy.mask = saved.mask
+    federation.counters, federation.ledgers = dict(saved.counters), dict(saved.ledgers)
+    federation.store.rewind(saved.round)
+    if federation.exporter is not None:
+        federation.exporter.update(counter_rows(federation.counters))
+    log(INFO, "resuming after round %d", saved.round)
+    return saved.round, saved.tree
+
+
+def evaluate_round(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
+    """On the server's test examples, or on the clients' held-out ones."""
+    if federation.run.evaluation == "clients":
+        messages = federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid)
+        replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
+        metrics = federation.strategy.aggregate_evaluate(round, list(replies))
+        if metrics is None:
+            return None
+        return Evaluation(float(str(metrics["loss"])), float(str(metrics["accuracy"])), 0)
+    if federation.test is None:
+        return None
+    params, buffers = federation.model.split(from_dense(arrays))
+    return evaluate(federation.model.module, params, buffers, federation.test.x, federation.test.y)
+
+
+def _count(federation: Federation) -> None:
+    stats, counters = federation.strategy.stats, federation.counters
+    amounts = {
+        "wire_bytes_total|down": stats.down,
+        "wire_bytes_total|up": stats.up,
+        "wire_dense_bytes_total|down": stats.dense * stats.selected,
+        "wire_dense_bytes_total|up": stats.dense * stats.replies,
+        **{f"client_failures_total|{reason}": count for reason, count in stats.failures.items()},
+    }
+    for name, amount in amounts.items():
+        counters[name] = counters.get(name, 0.0) + amount
+
+
+def _save(federation: Federation, round: int, arrays: ArrayRecord) -> None:
+    mask = federation.strategy.mask
+    assert mask is not None
+    settings = dict(federation.raw)
+    saved = Checkpoint(round, from_dense(arrays), mask, settings, federation.counters, federation.ledgers)
+    checkpoints.save(federation.folder / "checkpoint", saved)
+
+
+def _give_up(federation: Federation) -> None:
+    stats = federation.strategy.stats
+    federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
+    if federation.empty_rounds >= PATIENCE:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
+        raise PrunellaError(f"no valid reply in {PATIENCE} rounds, last: {reasons}. See the logs of the SuperNodes")
+
+
+def take_audits(federation: Federation, grid: Grid) -> None:
+    """Outcomes of audits that have become known, to the store and the metrics."""
+    federation.auditor.advance(grid)
+    for outcome in federation.auditor.finished:
+        name = f"audits_total|{outcome['outcome']}"
+        federation.counters[name] = federation.counters.get(name, 0.0) + 1
+        federation.store.append_audit(outcome)
+        federation.emit(outcome["round"], audit_rows(outcome) + counter_rows({name: federation.counters[name]}))
+    federation.auditor.finished.clear()
+
+
+def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecord) -> ArrayRecord:
+    """Train, aggregate, evaluate, checkpoint, report."""
+    begin_time = time.perf_counter()
+    strategy = federation.strategy
+    messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
+    if federation.auditor.due(round):
+        federation.auditor.file_controls(strategy.expected())
+    replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
+    aggregated, _ = strategy.aggregate_train(round, replies)
+    arrays = aggregated if aggregated is not None else arrays
+    _count(federation)
+    result = evaluate_round(federation, round, arrays, grid)
+    _save(federation, round, arrays)
+    mask = strategy.mask
+    assert mask is not None
+    kept = density(mask, federation.model.prunable)
+    seconds = time.perf_counter() - begin_time
+    rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
+    federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
+    log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
+        f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip
+    _give_up(federation)
+    return arrays
+
+
+def drain(federation: Federation, grid: Grid) -> None:
+    """After training: wait for the audits under way, no longer than a round may take."""
+    end = time.monotonic() + federation.run.round_seconds
+    while federation.auditor.pending and time.monotonic() < end:
+        take_audits(federation, grid)
+        time.sleep(federation.run.poll_seconds)
+    take_audits(federation, grid)
+    if federation.auditor.pending:
+        log(INFO, "%d audits did not finish in time", federation.auditor.pending)
+
+
+def federate(federation: Federation, grid: Grid) -> None:
+    """The whole run."""
+    run = federation.run
+    start, tree = begin(federation)
+    federation.strategy.roster.wait_for(grid, max(run.min_clients, run.expected_clients), run.round_seconds)
+    arrays = to_dense(tree)
+    for round in range(start + 1, run.rounds + 1):
+        arrays = one_round(federation, grid, round, arrays)
+        take_audits(federation, grid)
+    drain(federation, grid)
+
+
+def set_threads() -> None:
+    """One thread: the clients of a local run share the machine, and sums keep their order."""
+    torch.set_num_threads(1)

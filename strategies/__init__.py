@@ -1,0 +1,39 @@
+"""Flower server strategies, one per federated pruning scheme, and the client's half of each.
+
+``STRATEGIES`` maps a name to the strategy class and the frozen settings its section of the configuration parses into.
+"""
+
+from typing import NamedTuple
+
+from core.config import Raw, Run, parse_section
+from core.errors import unknown
+from strategies import magnitude, prunefl, random
+from strategies.masked import MaskedMean, Model
+from strategies.replies import Listener
+
+
+class Scheme(NamedTuple):
+    """A line of ``STRATEGIES``: the strategy, its settings or None, and their section where it is not the name."""
+
+    strategy: type[MaskedMean]
+    settings: type | None = None
+    section: str = ""
+
+
+STRATEGIES: dict[str, Scheme] = {
+    "fedavg": Scheme(MaskedMean),
+    "random": Scheme(random.Random, random.Draw, "random-mask"),
+    "magnitude": Scheme(magnitude.Magnitude, magnitude.Schedule),
+    "prunefl": Scheme(prunefl.PruneFL, prunefl.Schedule),
+}
+
+SECTIONS: dict[str, type] = {s.section or name: s.settings for name, s in STRATEGIES.items() if s.settings is not None}
+
+
+def build_strategy(run: Run, raw: Raw, model: Model, listener: Listener | None = None) -> MaskedMean:
+    """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
+    if run.strategy not in STRATEGIES:
+        raise unknown("strategy", run.strategy, STRATEGIES)
+    scheme = STRATEGIES[run.strategy]
+    settings = parse_section(raw, scheme.section or run.strategy, scheme.settings) if scheme.settings else None
+    return scheme.strategy(run, model, settings, listener)

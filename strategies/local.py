@@ -1,0 +1,99 @@
+"""The client's half of a round, as a pure function: compose, train under the defenses, release.
+
+Used by the client, by the server's public canary and by benchmarks, so that all three measure the same thing.
+PRI Alg. 1 lines 5-10 with DESIGN's order: data stage, training with the gradient stage, update stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
+from privacy.chain import Chain, ChainState, compose, observe, present, release
+from privacy.defense import Outgoing
+from tasks.data import Examples
+from tasks.training import Sgd, loss_and_gradient, sgd_step
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the server sent: weights inside the base mask, the mask, batch-norm buffers."""
+
+    params: Tree
+    mask: Mask
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What one round of local work gives: what may leave, and the defense state that stays."""
+
+    outgoing: Outgoing
+    buffers: Tree
+    importance: Tree
+    state: ChainState
+    applied: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights after some steps, and the mean squared (defended) gradient of every coordinate on the way."""
+
+    params: Tree
+    buffers: Tree
+    squares: Tree
+    state: ChainState
+    steps: int
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """What does not change during a run: the model's structure, the optimiser's settings, the defense chain."""
+
+    module: nn.Module
+    sgd: Sgd
+    chain: Chain
+
+
+def train(
+    procedure: Procedure,
+    start: Tree,
+    received: Received,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: torch.Generator,
+) -> Trained:
+    """Local SGD from ``start``; pruned weights stay zero. ``squares`` covers pruned coordinates too, for regrowth."""
+    chain, params, buffers = procedure.chain, start, received.buffers
+    velocity: Tree = {}
+    squares, steps = zeros_like(start), 0
+    for batch in batches:
+        x = present(chain, batch.x, state, generator)
+        _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
+        gradient, state = observe(chain, gradient, received.params, state, generator)
+        squares = map_trees(lambda s, g: s + g.square(), squares, gradient)
+        params, velocity = sgd_step(params, gradient, velocity, procedure.sgd, received.mask)
+        steps += 1
+    return Trained(params, buffers, scale(squares, 1 / max(steps, 1)), state, steps)
+
+
+def local_update(
+    procedure: Procedure,
+    received: Received,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: torch.Generator,
+) -> LocalResult:
+    """One round of a client. The importance of a coordinate whose value the chain withholds is withheld with it."""
+    composed, state = compose(procedure.chain, received.params, state, generator)
+    done = train(procedure, apply_mask(composed, received.mask), received, batches, state, generator)
+    local = apply_mask(done.params, received.mask)
+    update = apply_mask(subtract(local, received.params), received.mask)
+    outgoing = Outgoing(update=update, shared=received.mask, spoken=received.mask, local=local)
+    outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
+    may_leave = map_trees(torch.logical_or, outgoing.shared, invert(received.mask))
+    importance = apply_mask(done.squares, may_leave)
+    return LocalResult(outgoing, done.buffers, importance, state, applied, done.steps)

@@ -1,0 +1,31 @@
+"""Magnitude pruning on the server (Han et al. 2015; PRI Table 1): the smallest |w| go, until the rate is reached.
+
+The rate grows linearly over ``ramp_rounds`` rounds, so that the first cut does not fall on untrained weights. A weight
+that is out stays out.
+"""
+
+from dataclasses import dataclass
+
+from core.config import Count
+from core.trees import Mask, Tree, map_trees
+from pruning.scores import magnitude
+from pruning.selection import Scope, keep_by_score
+from strategies.masked import MaskedMean
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``ramp_rounds``: rounds until the full rate; ``scope``: rank over all layers together, or within each."""
+
+    ramp_rounds: Count = 5
+    scope: Scope = "global"
+
+
+class Magnitude(MaskedMean):
+    """``settings`` is a ``Schedule``."""
+
+    def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
+        rate = self.run.rate * min(1.0, server_round / self.settings.ramp_rounds)
+        # Below every |w|, so that no pruned weight returns while a kept one that happens to be zero leaves.
+        ranked = map_trees(lambda s, m: s.masked_fill(~m, -1.0), magnitude(params), mask)
+        return keep_by_score(ranked, self.model.prunable, rate, self.settings.scope)

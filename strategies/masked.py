@@ -1,0 +1,214 @@
+"""``MaskedMean``: FedAvg under a global pruning mask, with sparse records both ways and every reply checked.
+
+The Flower-aware half of the pruning schemes. The global model stays a plain dense ``ArrayRecord`` (parameters and
+buffers by name), so the strategy also runs under Flower's own ``Strategy.start``. A scheme overrides ``first_mask`` and
+``revise_mask``; nothing else differs between schemes.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from core.config import Run
+from core.errors import PrunellaError
+from core.records import from_dense, record_bytes, to_coded, to_dense
+from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
+from core.wire import dense_bytes, fingerprint
+from pruning.selection import density
+from strategies.masked_mean import MaskedSum
+from strategies.replies import Contribution, Expected, Listener, ReplyError, read_reply
+from strategies.roster import Member, Roster, sample
+
+
+@dataclass
+class RoundStats:
+    """What a round cost and lost, for metrics: bytes per direction, failures by reason, times, defense rate."""
+
+    selected: int = 0
+    replies: int = 0
+    down: int = 0
+    up: int = 0
+    dense: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    train_seconds: float = 0.0
+    aggregate_seconds: float = 0.0
+    withheld: float = 0.0
+    ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
+
+    def fail(self, reason: str) -> None:
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model as the server knows it: structure, input shape, and which names are what."""
+
+    module: nn.Module
+    shape: tuple[int, int, int]
+    parameters: tuple[str, ...]
+    prunable: frozenset[str]
+
+    def split(self, tree: Tree) -> tuple[Tree, Tree]:
+        """Parameters and buffers of a dense tree."""
+        params = {name: tree[name] for name in self.parameters}
+        return params, {name: t for name, t in tree.items() if name not in params}
+
+
+class MaskedMean(FedAvg):
+    """Averages what clients share under a mask that stays as it is (here: full, which is FedAvg)."""
+
+    def __init__(self, run: Run, model: Model, settings: Any = None, listener: Listener | None = None) -> None:
+        evaluates = 1.0 if run.evaluation == "clients" else 0.0
+        super().__init__(fraction_train=run.fraction, fraction_evaluate=evaluates, min_train_nodes=run.min_clients)
+        self.run, self.model, self.settings, self.listener = run, model, settings, listener
+        self.roster = Roster()
+        self.mask: Mask | None = None
+        self.stats = RoundStats()
+        self._expected: Expected | None = None
+        self._asked: dict[int, Member] = {}
+        self._held: dict[int, bytes] = {}
+
+    def summary(self) -> None:
+        """Log what this strategy is."""
+        log(INFO, "\t└──> %s, rate %.2f, aggregation %s", type(self).__name__, self.run.rate, self.run.aggregation)
+
+    # what a scheme decides -------------------------------------------------------------------------------------------
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        """The mask before the first round."""
+        return full_mask(params)
+
+    def importance_names(self, server_round: int) -> frozenset[str]:
+        """Tensors whose squared gradients clients must send this round."""
+        return frozenset()
+
+    def note(self, contribution: Contribution) -> None:
+        """Called with every valid reply, in order, before it is dropped."""
+
+    def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
+        """The mask of the next round, from the weights just aggregated."""
+        return mask
+
+    # one round -------------------------------------------------------------------------------------------------------
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample members and code the masked model for each; bits of the mask only for those who lack it."""
+        members = self.roster.wait_for(grid, self.run.min_clients, self.run.round_seconds)
+        params, buffers = self.model.split(from_dense(arrays))
+        self.stats = RoundStats(dense=dense_bytes(params))
+        if self.mask is None:
+            self.mask = self.first_mask(params, grid, members)
+        chosen = sample(members, self.run.fraction, self.run.min_clients, self.run.seed, server_round)
+        self._expected = Expected(server_round, apply_mask(params, self.mask), self.mask, buffers)
+        self._asked = {member.node: member for member in chosen}
+        self.stats.selected = len(chosen)
+        wanted = sorted(self.importance_names(server_round))
+        config = ConfigRecord({**config, "round": server_round, "importance": wanted})
+        return self._messages(chosen, config, "train")
+
+    def _messages(self, members: list[Member], config: ConfigRecord, kind: str) -> list[Message]:
+        expected = self._require_expected()
+        mark = fingerprint(expected.mask)
+        coded = {True: to_coded(expected.params, expected.mask, expected.mask)}
+        if any(self._held.get(m.node) != mark for m in members):
+            coded[False] = to_coded(expected.params, expected.mask)
+        extra = {"buffers": to_dense(expected.buffers)} if expected.buffers else {}
+        messages = []
+        for member in members:
+            arrays = {"model": coded[self._held.get(member.node) == mark], **extra}
+            self.stats.down += sum(record_bytes(record) for record in arrays.values())
+            content = RecordDict({**arrays, "config": config})
+            messages.append(Message(content, dst_node_id=member.node, message_type=kind))
+        return messages
+
+    def _require_expected(self) -> Expected:
+        if self._expected is None:
+            raise PrunellaError("aggregate_train was called before configure_train")
+        return self._expected
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check, count, add and drop the replies one by one; then revise the mask."""
+        expected = self._require_expected()
+        total = MaskedSum(expected.params)
+        buffers = MaskedSum(expected.buffers)
+        missing = set(self._asked)
+        for reply in replies:
+            begin = time.perf_counter()
+            missing.discard(reply.metadata.src_node_id)
+            contribution = self._read(reply, expected)
+            if contribution is not None:
+                total.add(contribution.update, contribution.spoken, contribution.weight)
+                self._add_buffers(buffers, contribution, expected)
+                self._count(contribution, expected)
+            self.stats.aggregate_seconds += time.perf_counter() - begin
+        for node in missing:
+            self._held.pop(node, None)
+            self.stats.fail("timeout")
+        params = total.result(expected.params, self.run.aggregation)
+        self.mask = self.revise_mask(server_round, params, expected.mask)
+        merged = {**apply_mask(params, self.mask), **buffers.result(expected.buffers, "holders")}
+        return to_dense(merged), MetricRecord({"clients": self.stats.replies})
+
+    def _add_buffers(self, total: MaskedSum, contribution: Contribution, expected: Expected) -> None:
+        if expected.buffers:
+            change = map_trees(lambda new, old: new - old, contribution.buffers, expected.buffers)
+            total.add(change, full_mask(change), contribution.weight)
+
+    def _read(self, reply: Message, expected: Expected) -> Contribution | None:
+        node = reply.metadata.src_node_id
+        try:
+            if node not in self._asked:
+                raise ReplyError("unknown-client", "nobody asked this node")
+            return read_reply(reply, expected, self.importance_names(expected.round))
+        except ReplyError as error:
+            self._held.pop(node, None)
+            self.stats.fail(error.reason)
+            client = self._asked[node].client if node in self._asked else node
+            log(WARNING, "round %d: reply of client %d left out (%s): %s", expected.round, client, error.reason, error)
+            return None
+
+    def _count(self, contribution: Contribution, expected: Expected) -> None:
+        stats = self.stats
+        self._held[contribution.node] = fingerprint(expected.mask)
+        stats.replies += 1
+        stats.up += contribution.bytes
+        stats.train_seconds += contribution.seconds
+        kept = density(expected.mask, frozenset(expected.mask))
+        shared = density(contribution.shared, frozenset(contribution.shared))
+        stats.withheld += 1 - shared / kept if kept else 0.0
+        stats.ledgers.append(contribution.ledger)
+        self.note(contribution)
+        if self.listener is not None:
+            self.listener(contribution)
+
+    # evaluation on clients -------------------------------------------------------------------------------------------
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The aggregated model to every member, when clients evaluate."""
+        if self.fraction_evaluate == 0.0 or self.mask is None:
+            return []
+        params, buffers = self.model.split(from_dense(arrays))
+        self._expected = Expected(server_round, apply_mask(params, self.mask), self.mask, buffers)
+        self._held = {n: m for n, m in self._held.items() if m == fingerprint(self.mask)}
+        return self._messages(self.roster.refresh(grid), ConfigRecord({**config, "round": server_round}), "evaluate")
+
+    def member(self, node: int) -> Member | None:
+        """The member behind a node of this round."""
+        return self._asked.get(node)
+
+    def expected(self) -> Expected:
+        """What was sent this round: all a view needs beside the contribution."""
+        return self._require_expected()
+
+

@@ -1,0 +1,133 @@
+"""PruneFL: initial pruning on one client, then adaptive reconfiguration from all clients' squared gradients.
+
+Jiang et al., IEEE TNNLS 2022 (arXiv 1909.12326), Sec. III; the set that is kept is found in ``pruning.prunefl``.
+The client with the lowest number prunes first (``initial_mask``, run by the client) and sends back a mask, no weights.
+Every ``adjust_interval`` rounds clients add the mean squared gradient of every prunable weight to their reply.
+
+What this costs in privacy: the first mask depends on one client's data, and importances are squared gradients. A
+coordinate whose value a defense withheld carries no importance; coordinates outside the mask do, or nothing could
+return. The view an attack gets contains them.
+
+Departure: the paper reconfigures every 50 rounds of a 10 000-round run; ``adjust_interval`` is scaled to short runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from logging import WARNING
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from core.config import Count, Run
+from core.errors import WireError
+from core.records import mask_from_coded, record_bytes, to_coded
+from core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
+from privacy.chain import ChainState
+from pruning.prunefl import Reconfiguration, reconfigure, weight_cost
+from pruning.selection import density
+from strategies.local import Procedure, Received, train
+from strategies.masked import MaskedMean, Model
+from strategies.replies import Contribution, Listener
+from strategies.roster import Member
+from tasks.data import Examples
+
+INITIAL = "train.initial"
+SETTLED = 0.1  # the size moved by less than this share: the paper's stopping rule
+
+
+@dataclass(frozen=True)
+class Schedule(Reconfiguration):
+    """When to reconfigure. The first client trains ``initial_steps`` steps at most, reconfiguring every
+    ``initial_interval`` until the mask's size moves by less than 10 %."""
+
+    adjust_interval: Count = 4
+    initial_steps: Count = 20
+    initial_interval: Count = 5
+
+
+def with_limit(settings: Schedule, rate: float) -> Schedule:
+    """The schedule with ``max_density`` filled in from the run's rate where it was left at 0."""
+    return settings if settings.max_density else Schedule(**{**settings.__dict__, "max_density": 1 - rate})
+
+
+def initial_mask(
+    procedure: Procedure,
+    received: Received,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: torch.Generator,
+    scheme: tuple[Schedule, Mapping[str, float]],
+) -> Mask:
+    """The client's half of initial pruning: train, reconfigure on its own squared gradients, repeat until settled."""
+    settings, cost = scheme
+    params, mask = received.params, received.mask
+    for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
+        here = Received(params, mask, received.buffers)
+        few = [batch for batch, _ in zip(batches, range(settings.initial_interval), strict=False)]
+        done = train(procedure, params, here, iter(few), state, generator)
+        before = count(mask)
+        mask = reconfigure(done.params, done.squares, mask, cost, settings)
+        params, state = apply_mask(done.params, mask), done.state
+        if abs(count(mask) - before) < SETTLED * before:
+            break
+    return mask
+
+
+class PruneFL(MaskedMean):
+    """``settings`` is a ``Schedule``."""
+
+    def __init__(self, run: Run, model: Model, settings: Schedule, listener: Listener | None = None) -> None:
+        super().__init__(run, model, with_limit(settings, run.rate), listener)
+        self._importance: Tree | None = None
+        self._weight = 0.0
+
+    def _cost(self) -> dict[str, float]:
+        return weight_cost(self.model.module, self.model.shape, self.model.prunable, self.settings.cost)
+
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        """Ask members one after the other, lowest client first, until one answers with a valid mask."""
+        everything = full_mask(params)
+        for member in members:
+            content = RecordDict({"model": to_coded(params, everything), "config": ConfigRecord({"round": 0})})
+            self.stats.down += record_bytes(content.array_records["model"])
+            message = Message(content, dst_node_id=member.node, message_type=INITIAL)
+            for reply in grid.send_and_receive([message], timeout=self.run.round_seconds):
+                mask = self._read_mask(reply, everything)
+                if mask is not None:
+                    return mask
+            log(WARNING, "initial pruning: client %d gave no valid mask, asking the next", member.client)
+        log(WARNING, "initial pruning: nobody gave a mask; the first round is dense")
+        return everything
+
+    def _read_mask(self, reply: Message, everything: Mask) -> Mask | None:
+        """A mask that keeps every bias and no more than the limit, or None."""
+        if reply.has_error() or "mask" not in reply.content.array_records:
+            return None
+        record = reply.content.array_records["mask"]
+        self.stats.up += record_bytes(record)
+        try:
+            mask = mask_from_coded(record, everything)
+        except WireError:
+            return None
+        whole = all(bool(mask[name].all()) for name in mask if name not in self.model.prunable)
+        return mask if whole and 0 < density(mask, self.model.prunable) <= self.settings.max_density else None
+
+    def importance_names(self, server_round: int) -> frozenset[str]:
+        return self.model.prunable if server_round % self.settings.adjust_interval == 0 else frozenset()
+
+    def note(self, contribution: Contribution) -> None:
+        if contribution.importance is None:
+            return
+        weighted = map_trees(lambda t: t.double() * contribution.weight, contribution.importance)
+        self._importance = weighted if self._importance is None else map_trees(torch.add, self._importance, weighted)
+        self._weight += contribution.weight
+
+    def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
+        """Reconfigure when this round collected importances; a round without any keeps its mask."""
+        if self._importance is None:
+            return mask
+        mean = map_trees(lambda t: t / self._weight, self._importance)
+        self._importance, self._weight = None, 0.0
+        return reconfigure(params, {**zeros_like(params), **mean}, mask, self._cost(), self.settings, server_round)

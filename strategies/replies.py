@@ -1,0 +1,163 @@
+"""A client's reply, and the checks it must pass before it touches the model.
+
+A reply that is wrong in any way raises ``ReplyError`` with one word for a metric label; the strategy counts it, names
+it and leaves it out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from core.errors import PrunellaError, WireError
+from core.records import from_coded, from_dense, mask_from_coded, mask_to_coded, record_bytes, to_coded, to_dense
+from core.trees import Mask, Tree, all_finite, intersect
+from core.wire import REASONS as WIRE_REASONS
+from core.wire import fingerprint
+from strategies.local import LocalResult
+
+REASONS = (*WIRE_REASONS, "nan", "metrics", "stale", "unknown-client", "client-error", "unreachable", "timeout")
+MAX_EXAMPLES = 10**9
+
+
+class ReplyError(PrunellaError):
+    """A reply that is left out. ``reason`` is one of ``REASONS``."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a valid reply of this round looks like."""
+
+    round: int
+    params: Tree
+    mask: Mask
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A checked reply: all the server learns from one client in one round."""
+
+    node: int
+    update: Tree
+    shared: Mask
+    spoken: Mask
+    weight: int
+    seconds: float
+    bytes: int
+    importance: Tree | None = None
+    buffers: Tree = field(default_factory=dict)
+    applied: tuple[str, ...] = ()
+    ledger: dict[str, float | int | str] = field(default_factory=dict)
+
+
+def same_mask(a: Mask, b: Mask) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def build_reply(result: LocalResult, mask: Mask, importance_of: frozenset[str]) -> dict[str, ArrayRecord]:
+    """The array records of a reply. ``importance_of`` names the tensors whose importance the server asked for."""
+    outgoing = result.outgoing
+    records = {"update": to_coded(outgoing.update, outgoing.shared, mask)}
+    if not same_mask(outgoing.spoken, outgoing.shared):
+        records["spoken"] = mask_to_coded(outgoing.spoken, mask)
+    if importance_of:
+        wanted = {name: result.importance[name] for name in sorted(importance_of)}
+        records["importance"] = to_coded(wanted, {name: t != 0 for name, t in wanted.items()})
+    if result.buffers:
+        records["buffers"] = to_dense(result.buffers)
+    return records
+
+
+def _check(condition: bool, reason: str, message: str) -> None:
+    if not condition:
+        raise ReplyError(reason, message)
+
+
+def _inside(inner: Mask, outer: Mask) -> bool:
+    return same_mask(intersect(inner, outer), inner)
+
+
+def _importance(content: RecordDict, expected: Expected, names: frozenset[str]) -> Tree | None:
+    if not names:
+        return None
+    _check("importance" in content.array_records, "malformed", "the importance that was asked for is missing")
+    tree, _ = from_coded(content.array_records["importance"], {name: expected.params[name] for name in sorted(names)})
+    _check(all_finite(tree) and all(bool((t >= 0).all()) for t in tree.values()), "nan", "importance is not finite and ≥ 0")
+    return tree
+
+
+def _buffers(content: RecordDict, like: Tree) -> Tree:
+    if not like:
+        return {}
+    _check("buffers" in content.array_records, "malformed", "the model's buffers are missing")
+    record = content.array_records["buffers"]
+    _check(record.keys() == like.keys(), "name", "buffers have other names than the model's")
+    _check(all(tuple(record[n].shape) == tuple(like[n].shape) for n in like), "shape", "a buffer has another shape")
+    _check(all(record[n].stype == "numpy.ndarray" for n in like), "malformed", "a buffer is not a plain array")
+    try:
+        tree = from_dense(record)
+    except (ValueError, TypeError, OSError, EOFError) as error:
+        raise ReplyError("malformed", "a buffer is not readable") from error
+    _check(all(tree[n].shape == like[n].shape and tree[n].dtype == like[n].dtype for n in like), "dtype", "a buffer differs")
+    _check(all_finite(tree), "nan", "a buffer is not finite")
+    return {name: tree[name] for name in like}
+
+
+def _numbers(content: RecordDict) -> tuple[int, float]:
+    metrics = content.metric_records.get("metrics", MetricRecord())
+    examples, seconds = metrics.get("num-examples"), metrics.get("train-seconds", 0.0)
+    _check(isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a positive count")
+    _check(isinstance(seconds, float | int) and 0 <= seconds < 1e9, "metrics", "train-seconds is not a time")
+    return int(examples), float(seconds)  # type: ignore[arg-type]
+
+
+def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[Tree, Mask, Mask, Tree | None]:
+    arrays = content.array_records
+    _check("update" in arrays, "malformed", "the update is missing")
+    update, shared = from_coded(arrays["update"], expected.params, expected.mask)
+    spoken = mask_from_coded(arrays["spoken"], expected.params, expected.mask) if "spoken" in arrays else shared
+    return update, shared, spoken, _importance(content, expected, names)
+
+
+def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
+    """The contribution in a reply, or ``ReplyError``."""
+    if reply.has_error():
+        reason = "unreachable" if reply.error.code in (3, 4, 5) else "client-error"
+        raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
+    content = reply.content
+    provenance = content.config_records.get("provenance", ConfigRecord())
+    _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
+    _check(provenance.get("mask") == fingerprint(expected.mask), "stale", "the reply was trained on another mask")
+    try:
+        update, shared, spoken, importance = _decode(content, expected, importance_of)
+    except WireError as error:
+        raise ReplyError(error.reason, str(error)) from error
+    _check(all_finite(update), "nan", "the update is not finite")
+    _check(_inside(shared, spoken) and _inside(spoken, expected.mask), "mask", "the reply's mask is not inside the model's")
+    examples, seconds = _numbers(content)
+    return Contribution(
+        node=reply.metadata.src_node_id,
+        update=update,
+        shared=shared,
+        spoken=spoken,
+        weight=examples,
+        seconds=seconds,
+        bytes=sum(record_bytes(record) for record in content.array_records.values()),
+        importance=importance,
+        buffers=_buffers(content, expected.buffers),
+        applied=tuple(str(name) for name in _as_list(provenance.get("applied"))),
+        ledger=dict(content.config_records.get("ledger", ConfigRecord())),  # type: ignore[arg-type]
+    )
+
+
+def _as_list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else []
+
+
+Listener = Callable[[Contribution], None]

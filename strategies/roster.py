@@ -1,0 +1,89 @@
+"""Who is there: Flower's node ids, and behind each the stable client number and audit consent it stated.
+
+Node ids change at every start of an unauthenticated SuperNode. Order of aggregation, sampling and resume need a name
+that does not, so every new node is asked once (``query.hello``).
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from core.errors import PrunellaError
+from core.randomness import stream
+
+Consent = Literal["deny", "scores", "pictures"]
+CONSENTS: tuple[Consent, ...] = ("deny", "scores", "pictures")
+HELLO = "query.hello"
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """One client. ``client`` comes from the node's own configuration and orders the clients of a run."""
+
+    client: int
+    node: int
+    consent: Consent = "deny"
+
+
+def read_hello(reply: Message) -> Member:
+    """The member behind a reply to ``query.hello``; whatever is missing or odd becomes no consent."""
+    node = reply.metadata.src_node_id
+    record = {} if reply.has_error() else reply.content.config_records.get("hello", ConfigRecord())
+    client, consent = record.get("client"), record.get("audit")
+    number = client if isinstance(client, int) and client >= 0 else node
+    return Member(number, node, consent if consent in CONSENTS else "deny")  # type: ignore[arg-type]
+
+
+class Roster:
+    """The members of a run, refreshed before every round."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+
+    def refresh(self, grid: Grid, timeout: float = 60.0) -> list[Member]:
+        """Members online now, ordered by client number; new nodes are asked who they are."""
+        online = list(grid.get_node_ids())
+        fresh = [node for node in online if node not in self.members]
+        if fresh:
+            for reply in grid.send_and_receive([_hello(node) for node in fresh], timeout=timeout):
+                member = read_hello(reply)
+                if member.node in fresh and not reply.has_error():
+                    self.members[member.node] = member
+        return sorted(self.members[node] for node in online if node in self.members)
+
+    def wait_for(self, grid: Grid, count: int, timeout: float) -> list[Member]:
+        """At least ``count`` members, or ``PrunellaError`` saying how many came."""
+        end = time.monotonic() + timeout
+        while len(members := self.refresh(grid)) < count:
+            if time.monotonic() > end:
+                raise PrunellaError(
+                    f"{len(members)} of {count} clients came within {timeout:.0f} s: start more SuperNodes, "
+                    "or lower min-clients"
+                )
+            time.sleep(0.2)
+        return members
+
+
+def _hello(node: int) -> Message:
+    return Message(RecordDict({"hello": ConfigRecord()}), dst_node_id=node, message_type=HELLO)
+
+
+def sample(members: Iterable[Member], fraction: float, minimum: int, seed: int, round: int) -> list[Member]:
+    """``fraction`` of the members, at least ``minimum``, drawn by seed and round, in client order."""
+    ordered = sorted(members)
+    count = min(len(ordered), max(minimum, round_half_up(fraction * len(ordered))))
+    picks = torch.randperm(len(ordered), generator=stream(seed, round=round, purpose="sample"))[:count]
+    return [ordered[i] for i in sorted(picks.tolist())]
+
+
+def round_half_up(value: float) -> int:
+    """
+    >>> round_half_up(2.5), round_half_up(0.4)
+    (3, 0)
+    """
+    return int(value + 0.5)
