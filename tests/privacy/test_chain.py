@@ -142,16 +142,23 @@ def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytes
     def halve(gradient: Tree, state: State, g: Generator) -> tuple[Tree, State]:
         return map_trees(lambda t: t / 2, gradient), {"calls": {"n": state["calls"]["n"] + 1}}
 
+    def keep(gradient: Tree, received: Tree, state: State, g: Generator) -> State:
+        return {"seen": gradient}
+
     half = GradientDefense(lambda like: {"calls": {"n": torch.tensor(0)}}, halve)
-    entry = Entry("gradient", NoDefense, lambda settings: half)
-    monkeypatch.setattr(chains, "DEFENSES", {**chains.DEFENSES, "half": entry})
-    chain = build_chain(["half", "priprune"], {"priprune.lambda-pri": 0, "priprune.lambda-sha": 0})
-    # a stored state of the defense's own shape is accepted, its counter continues
+    spy = UpdateDefense(lambda like: {"seen": like}, keep_received, keep, lambda o, s, g: (o, s))
+    made = {
+        "half": Entry("gradient", NoDefense, lambda settings: half),
+        "spy": Entry("update", NoDefense, lambda settings: spy),
+    }
+    monkeypatch.setattr(chains, "DEFENSES", made)
+    chain = build_chain(["half", "spy"], {})
     state = start(chain, IMAGES, LIKE, {"half": {"calls": {"n": torch.tensor(4)}}})
     defended, state = observe(chain, LIKE, LIKE, state, Generator())
-    assert torch.equal(defended["w"], LIKE["w"] / 2) and int(state["half"]["calls"]["n"]) == 5
-    with pytest.raises(ConfigError, match="half,priprune"):
-        build_chain(["priprune", "half"], {})
+    assert torch.equal(defended["w"], LIKE["w"] / 2) and torch.equal(state["spy"]["seen"]["w"], LIKE["w"] / 2)
+    assert int(state["half"]["calls"]["n"]) == 5
+    with pytest.raises(ConfigError, match="half,spy"):
+        build_chain(["spy", "half"], {})
 
 
 @pytest.mark.parametrize("names", [["none"], ["dgp"], ["channel-natural", "priprune"], ["mix"], ["largest", "dgp"]])
