@@ -29,6 +29,8 @@ def test_clients_never_see_the_held_out_part():
     shares = [digits.client_share(None, Partition("iid", 3), client) for client in range(3)]
     seen = torch.cat([share.x for share in shares]).flatten(1)
     assert torch.equal(seen.sort(dim=0).values, train.x.flatten(1).sort(dim=0).values)
+    known = {tuple(x.flatten().tolist()): int(y) for x, y in zip(train.x, train.y, strict=True)}
+    assert all(known[tuple(x.flatten().tolist())] == int(y) for s in shares for x, y in zip(s.x, s.y, strict=True))
     assert torch.cat([share.y for share in shares]).bincount().tolist() == train.y.bincount().tolist()
 
 

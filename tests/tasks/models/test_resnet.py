@@ -26,3 +26,7 @@ def test_a_block_halves_where_it_strides():
 
 def test_any_size_of_image_goes():
     assert resnet10((1, 28, 28), 5).eval()(torch.zeros(2, 1, 28, 28)).shape == (2, 5)
+
+
+def test_three_of_four_stages_halve():
+    assert resnet10((3, 32, 32), 10)[:-3](torch.zeros(2, 3, 32, 32)).shape == (2, 512, 4, 4)
