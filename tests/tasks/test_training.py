@@ -139,7 +139,6 @@ def test_evaluation_is_the_naive_one_and_batching_does_not_matter():
     for batch in (2, 7, 512):
         result = evaluate(module, params, buffers, x, y, batch=batch)
         assert abs(result.loss - cross_entropy(logits, y).item()) < 1e-6
-        assert (
         assert result.accuracy == (logits.argmax(1) == y).double().mean().item()
         assert result.examples == 7
 
