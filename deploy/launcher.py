@@ -18,13 +18,14 @@ from typing import Any, Literal
 from deploy import services, settings
 from deploy.patches import POLL
 from deploy.ports import LOOPBACK, PortError, free_ports, is_free
-from deploy.processes import Backend, Exit, LaunchError, Stock, Warm
+from deploy.processes import Backend, Exit, Stock, Warm
 from deploy.progress import Follower, View
-from deploy.runs import RunDir, create, new_id, point_latest, prepare
+from deploy.runs import RunDir, RunError, create, locked, new_id, point_latest, prepare
 from deploy.warm import ENV, PRELOAD
 
 Value = str | int | float | bool
 Audit = Literal["deny", "scores", "pictures"]
+Status = Literal["completed", "failed", "stopped"]
 LOOK = 0.1  # seconds between two looks at the processes and files
 LAST_WORD = 15.0  # seconds Flower has to report the end of a ServerApp that is gone
 TAIL = 12  # lines of a log shown when a run fails
@@ -55,7 +56,7 @@ class Outcome:
     """How a run ended. ``log`` is the file to read when it failed."""
 
     run: RunDir
-    completed: bool
+    status: Status
     error: str = ""
     log: Path | None = None
 
@@ -67,12 +68,12 @@ def describe(request: Request) -> dict[str, Any]:
 
 
 def restored(run: RunDir, keep: bool = False) -> Request:
-    """The request a run was started with. Raises ``LaunchError``."""
+    """The request a run was started with. Raises ``RunError``."""
     said = run.launch()
     try:
         return Request(**{**said, "app": Path(said["app"]), "runs": run.path.parent, "run_id": run.id, "keep": keep})
     except (KeyError, TypeError):
-        raise LaunchError(f"{run.path}/launch.json is missing or of another version: start a new run") from None
+        raise RunError(f"{run.path}/launch.json is missing or of another version: start a new run") from None
 
 
 def node_config(request: Request, run: RunDir, index: int) -> dict[str, Value]:
@@ -143,7 +144,7 @@ class Watch:
         self._gone: float | None = None
 
     def _failed(self, error: str, log: Path) -> Outcome:
-        return Outcome(self._run, False, error, log)
+        return Outcome(self._run, "failed", error, log)
 
     def step(self) -> Outcome | None:
         exits = self._backend.exits()
@@ -165,7 +166,7 @@ class Watch:
             return None
         status, details = str(event["status"]), str(event.get("details", ""))
         if status == "finished:completed":
-            return Outcome(self._run, True)
+            return Outcome(self._run, "completed")
         return self._failed(details or status, self._server_log) if status.startswith("finished") else None
 
     def on_exit(self, exit: Exit) -> Outcome | None:
@@ -207,15 +208,15 @@ def backend_for(request: Request, run: RunDir) -> Backend:
 def launch(request: Request, view: View, check: Callable[[], None] = lambda: None, resume: RunDir | None = None) -> Outcome:
     """Run the federation to its end. ``check`` runs while the warm worker imports, before any Flower process starts.
 
-    Raises ``LaunchError``, ``RunError``, ``PortError`` or what ``check`` raises when nothing could be started, and
-    ``KeyboardInterrupt`` after ending everything.
+    Ctrl-C and SIGTERM give the outcome "stopped". Raises ``UsageError``, or what ``check`` raises, when nothing could
+    be started, and ``LaunchError`` when the processes broke; each after ending everything.
     """
     check_port(request.settings)
     run = resume or create(request.runs, request.run_id or new_id(), 0 if request.simulate else request.supernodes)
-    with terminated():
+    with terminated(), locked(run):
         view.say(f"run {run.id}: starting {request.supernodes} clients")
         outcome = _run(request, run, view, check, resume is not None)
-    if outcome.completed and not request.keep:
+    if outcome.status == "completed" and not request.keep:
         shutil.rmtree(run.flower, ignore_errors=True)
     return outcome
 
@@ -233,6 +234,8 @@ def _run(request: Request, run: RunDir, view: View, check: Callable[[], None], r
         while (outcome := watch.step()) is None:
             time.sleep(LOOK)
         return outcome
+    except KeyboardInterrupt:
+        return Outcome(run, "stopped", "stopped by the user")
     finally:
         backend.stop()
         if not (run.path / "launch.json").exists():

@@ -12,12 +12,14 @@ import random
 import socket
 import time
 
+from deploy.errors import UsageError
+
 LOOPBACK = "127.0.0.1"
 LOWEST, HIGHEST = 20000, 32767
 
 
-class PortError(Exception):
-    """No free port, or a port somebody else holds. The message names the mend."""
+class PortError(UsageError):
+    """No free port, or a port somebody else holds."""
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:

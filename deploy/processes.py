@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from deploy.errors import LaunchError
 from deploy.ports import LOOPBACK, wait_open
 
 CONTROL = "prunella-control"
@@ -27,10 +28,6 @@ START = 60.0  # seconds a port may take to open
 PR_SET_PDEATHSIG = 1
 ROOT = Path(__file__).resolve().parent.parent
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class LaunchError(Exception):
-    """The federation could not be started. The message names the mend."""
 
 
 @dataclass(frozen=True)

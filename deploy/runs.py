@@ -9,20 +9,25 @@
 An id is its start time and four random letters, so that ids sort by age: ``20261121-134501-kfzq``.
 """
 
+import fcntl
 import json
 import os
 import secrets
 import string
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.errors import UsageError
+
 LATEST = "latest"
 
 
-class RunError(Exception):
-    """No such run, or a directory that cannot hold one. The message names the mend."""
+class RunError(UsageError):
+    """No such run, or a directory that cannot hold one."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,19 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
     except OSError as error:
         raise RunError(f"cannot write to {runs} ({error.strerror}): choose another directory with --runs") from None
     return run
+
+
+@contextmanager
+def locked(run: RunDir) -> Iterator[None]:
+    """Hold a run for this process. Raises ``RunError`` when another launcher holds it."""
+    handle = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(f"run {run.id} is going on: wait for it, or stop it with Ctrl-C where it was started") from None
+    finally:
+        os.close(handle)
 
 
 def prepare(run: RunDir, nodes: int) -> None:

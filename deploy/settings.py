@@ -131,7 +131,7 @@ def check_names(settings: Mapping[str, Value]) -> None:
             if key in ("model", "dataset") and set(name) & set(":/."):
                 continue  # somebody's own: "package.module:function", "imagefolder:/path", a Hugging Face name, a file
             if name.strip() and name.strip() not in registry:
-                raise unknown(key, name.strip(), registry)
+                raise unknown(key.removesuffix("s"), name.strip(), registry)
 
 
 def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> None:

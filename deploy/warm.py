@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -98,7 +99,7 @@ class Zygote:
         """Called in a SuperExec: have the zygote fork a task that inherits this SuperExec's environment."""
         name = f"{command[0]} of {self.origin.name}"
         task = Process(name, command[0], tuple(command[1:]), self.origin.task_log, self.origin.env)
-        self.ask.send(json.dumps({**task.__dict__, "env": dict(task.env)}).encode())
+        self.ask.send(json.dumps(asdict(task)).encode())
 
     def fork(self, process: Process) -> None:
         if pid := os.fork():
@@ -126,9 +127,10 @@ class Zygote:
 
     def serve(self, seconds: float) -> None:
         """Take requests for up to ``seconds``, fork what may be forked, report what has ended."""
-        ready, _, _ = select.select([self.launcher, self.tasks], [], [], seconds)
-        for source in ready:
-            self.take(source)
+        while ready := select.select([self.launcher, self.tasks], [], [], seconds)[0]:
+            for source in ready:
+                self.take(source)
+            seconds = 0
         for process in [p for p in self.waiting if p.after <= self.preloaded]:
             self.waiting.remove(process)
             self.fork(process)
@@ -153,11 +155,15 @@ class Zygote:
         return ended
 
     def end(self) -> NoReturn:
-        """SIGTERM to every child, and after ``GRACE`` seconds SIGKILL to all that our process group still holds."""
-        for pid in self.children:
+        """SIGTERM to the apps, and when they are gone, or after ``GRACE`` seconds, SIGKILL to all of our process group.
+
+        Flower's own processes keep their state in memory and have nothing to put in order.
+        """
+        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-")]
+        for pid in apps:
             os.kill(pid, signal.SIGTERM)
         limit = time.monotonic() + GRACE
-        while self.children and time.monotonic() < limit:
+        while self.children.keys() & set(apps) and time.monotonic() < limit:
             self.reap()
             time.sleep(0.02)
         os.killpg(0, signal.SIGKILL)

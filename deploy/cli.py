@@ -1,0 +1,203 @@
+"""The ``prunella`` command. Thin: options in, one function of this package each, an exit code out.
+
+Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C. Nothing heavier than
+typer and rich is imported before a command runs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from deploy.errors import LaunchError, UsageError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}
+HELP = """Pruned, defended and audited federated learning on Flower.
+
+Start here:
+
+    prunella run                            4 clients, 10 rounds, a report at the end
+    prunella run -c rounds=3 -c strategy=fedavg -c defenses=none
+    prunella report latest                  write the report of a run again
+    prunella doctor                         check this machine, with a mend for each problem
+
+Settings and their defaults stand in the app's pyproject.toml under [tool.flwr.app.config].
+"""
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
+console = Console()
+errors = Console(stderr=True)
+
+
+class Audit(StrEnum):
+    """What a client lets the server's audit have."""
+
+    deny = "deny"
+    scores = "scores"
+    pictures = "pictures"
+
+
+Settings = Annotated[
+    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="A setting of the run; may be repeated.")
+]
+Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
+Runs = Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")]
+RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
+AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of a Flower app to run instead of Prunella's own.")]
+AuditOption = Annotated[Audit, typer.Option(help="What clients consent to. Pictures suit a demonstration.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the clients' own randomness reproducible. For experiments only.")]
+Resume = Annotated[str, typer.Option(metavar="RUN", help="Go on with a run: an id, a path or 'latest'.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep Flower's own directories after a successful run.")]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn the errors a user can mend into one line and an exit code."""
+    from core.errors import PrunellaError
+
+    try:
+        yield
+    except (UsageError, PrunellaError) as error:
+        fail(str(error), USAGE)
+    except LaunchError as error:
+        fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        fail("stopped", INTERRUPTED)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    errors.print(f"prunella: {message}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def version(value: bool) -> None:
+    if value:
+        try:
+            console.print(f"prunella {metadata.version('prunella')}", highlight=False)
+        except metadata.PackageNotFoundError:
+            console.print("prunella (run from its source, not installed)", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """See ``HELP``."""
+
+
+@app.command()
+def run(
+    settings: Settings = None,
+    supernodes: Supernodes = 4,
+    resume: Resume = "",
+    run_id: RunId = "",
+    runs: Runs = Path("runs"),
+    audit: AuditOption = Audit.pictures,
+    client_seed: Seed = None,
+    stock: Annotated[bool, typer.Option("--stock", help="Flower's own processes, unpatched and slower.")] = False,
+    keep: Keep = False,
+    app_dir: AppDir = None,
+) -> None:
+    """Run a federation on this machine: a SuperLink and one SuperNode a client, over gRPC on loopback.
+
+    prunella run -c rounds=20 -c rate=0.5 --supernodes 8
+
+    prunella run -c dataset=imagefolder:/data/photos -c model=resnet18
+
+    prunella run --resume latest
+    """
+    from deploy.session import federation
+
+    options = {
+        "supernodes": supernodes, "run_id": run_id, "audit": audit.value, "client_seed": client_seed, "stock": stock
+    }
+    with explained():
+        raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
+
+
+@app.command()
+def simulate(
+    settings: Settings = None,
+    supernodes: Supernodes = 10,
+    resume: Resume = "",
+    run_id: RunId = "",
+    runs: Runs = Path("runs"),
+    audit: AuditOption = Audit.pictures,
+    cpus: Annotated[int, typer.Option(min=1, help="Processors of a virtual client.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0.0, help="GPUs of a virtual client; 0.25 lets four share one.")] = 0.0,
+    keep: Keep = False,
+    app_dir: AppDir = None,
+) -> None:
+    """Run the same federation on Flower's simulation engine (Ray): hundreds of virtual clients in one machine.
+
+    prunella simulate --supernodes 100 -c rounds=50 -c fraction=0.1
+    """
+    from deploy.session import federation
+
+    options = {
+        "supernodes": supernodes, "run_id": run_id, "audit": audit.value, "simulate": True,
+        "cpus_per_client": cpus, "gpus_per_client": gpus,
+    }
+    with explained():
+        raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
+
+
+@app.command()
+def report(run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
+           runs: Runs = Path("runs")) -> None:
+    """Write the report of a run again and show its table."""
+    from deploy.runs import find
+    from deploy.session import finish
+
+    with explained():
+        finish(find(runs, run), console)
+
+
+@app.command("runs")
+def list_runs(runs: Runs = Path("runs")) -> None:
+    """List the runs, oldest first."""
+    from deploy.runs import RunDir
+
+    for path in sorted(p for p in runs.glob("*") if p.is_dir() and not p.is_symlink()):
+        console.print(f"{path.name}  {RunDir(path).status() or 'started'}", highlight=False)
+
+
+@app.command()
+def audit(
+    trace: Annotated[Path, typer.Argument(help="A recorded view, *.safetensors.")],
+    attack: Annotated[str, typer.Option(help="Name of the attack.")] = "sgi",
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("."),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
+) -> None:
+    """Attack a recorded view again: what would this server have rebuilt?
+
+    prunella audit runs/latest/traces/00005-canary.safetensors --attack ig -c ig.iterations=2000
+    """
+    with explained():
+        from deploy.replay import replay
+
+        result = replay(trace, attack, settings or [], out, seed)
+        for line in result.lines():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor(
+    runs: Runs = Path("runs"),
+    dataset: Annotated[str, typer.Option(help="Dataset to look for, as in -c dataset=.")] = "",
+    app_dir: AppDir = None,
+) -> None:
+    """Check this machine: versions, ports, data, GPU, clock, directories. Each problem comes with its mend."""
+    from deploy import doctor
+
+    with explained():
+        checks = doctor.examine(app_dir, runs, dataset)
+        console.print(doctor.table(checks))
+        raise typer.Exit(FAILED if doctor.must_mend(checks) else 0)

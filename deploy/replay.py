@@ -1,0 +1,82 @@
+"""``prunella audit``: an attack on a recorded view, also one of somebody else's federation.
+
+A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction without a
+score: there is no truth to compare with. The objective says how well it explains the update; lower is better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torchvision.utils import save_image  # type: ignore[import-untyped]
+
+from attacks import ATTACKS
+from attacks.trace import load_trace
+from core.config import Raw, check_sections, parse_section, section_defaults
+from core.errors import ConfigError, unknown
+from core.randomness import stream
+from core.types import Reconstruction, ServerView
+from deploy.errors import UsageError
+from deploy.settings import parse
+
+SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An attack's answer and where its pictures are."""
+
+    attack: str
+    threat: str
+    adaptive: bool
+    view: ServerView
+    answer: Reconstruction
+    pictures: Path
+
+    def lines(self) -> list[str]:
+        """What to tell the user."""
+        labels = "" if self.answer.y is None else f", labels {self.answer.y.tolist()}"
+        adapted = "adapted to masked updates" if self.adaptive else "not adapted to masked updates"
+        return [
+            f"view       {self.view.describe()}",
+            f"attack     {self.attack} ({adapted}): {self.threat}",
+            f"rebuilt    {len(self.answer.x)} images{labels}",
+            f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
+            f"pictures   {self.pictures}",
+        ]
+
+
+def settings_of(name: str, given: Sequence[str]) -> Raw:
+    """``-c ig.iterations=200`` typed by the attack's defaults. Raises ``ConfigError``."""
+    if name not in ATTACKS:
+        raise unknown("attack", name, ATTACKS)
+    raw = parse(given, section_defaults(name, ATTACKS[name].settings))
+    check_sections(raw, {name: ATTACKS[name].settings})
+    return raw
+
+
+def save(images: Tensor, path: Path) -> None:
+    """A sheet of the images [N, C, H, W] in [0, 1], enlarged without smoothing. Raises ``UsageError``."""
+    factor = max(1, SIDE // max(images.shape[-2:]))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_image(interpolate(images.clamp(0, 1), scale_factor=factor, mode="nearest"), path, padding=4, pad_value=0.5)
+        path.chmod(0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}): choose another directory with --out") from None
+
+
+def replay(trace: Path, name: str, given: Sequence[str], out: Path, seed: int) -> Replay:
+    """Attack the view in ``trace`` and write the pictures into ``out``."""
+    settings = parse_section(settings_of(name, given), name, ATTACKS[name].settings)
+    if not trace.is_file():
+        raise ConfigError(f"no file {trace}: a run keeps its traces in runs/ID/traces")
+    view, task, _ = load_trace(trace)
+    attack = ATTACKS[name]
+    answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"))
+    answer = replace(answer, x=answer.x.detach().cpu())
+    pictures = out / f"{trace.stem}-{name}.png"
+    save(answer.x, pictures)
+    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)

@@ -1,0 +1,89 @@
+"""What ``prunella run`` and ``prunella simulate`` do around a federation: settings before, report and table after."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from deploy import settings
+from deploy.errors import UsageError
+from deploy.launcher import Outcome, Request, Status, launch, restored, tail
+from deploy.progress import view
+from deploy.runs import RunDir, find
+
+out = Console()
+errors = Console(stderr=True)
+
+
+def federation(
+    app: Path | None, runs: Path, given: Sequence[str], resume: str, keep: bool, options: Mapping[str, Any]
+) -> Status:
+    """Start a run, or go on with the run ``resume``, and see it to its end."""
+    if resume:
+        return again(find(runs, resume), given, keep)
+    directory = app.absolute() if app else settings.app_directory()
+    typed = settings.parse(given, settings.defaults(settings.read_app(directory)))
+    return see_through(Request(directory, runs, typed, keep=keep, **options), None)
+
+
+def again(run: RunDir, given: Sequence[str], keep: bool) -> Status:
+    """Go on with a run, with the settings and the clients' memory it had."""
+    if given:
+        raise UsageError("a resumed run keeps its settings: leave out -c, or start a new run")
+    if run.status() == "completed":
+        say(out, f"run {run.id} is completed already; its report is {run.path}/report.html")
+        return "completed"
+    return see_through(restored(run, keep), run)
+
+
+def see_through(request: Request, resume: RunDir | None) -> Status:
+    """Run to the end, whichever it is, and tell how it went."""
+    app = settings.read_app(request.app)
+    shown = view(out)
+    try:
+        outcome = launch(request, shown, lambda: settings.check(app, request.settings), resume)
+    finally:
+        shown.close()
+    if outcome.status != "completed":
+        record(outcome)
+        explain(outcome)
+    if outcome.status != "stopped":
+        finish(outcome.run, out)
+    return outcome.status
+
+
+def record(outcome: Outcome) -> None:
+    """Have ``run.json`` say how the run ended, where the server could not; its own account of a failure stays."""
+    if not outcome.run.status() or (outcome.status, outcome.run.status()) == ("failed", "failed"):
+        return
+    from server.store import RunStore
+
+    RunStore.open(outcome.run.path).finish(outcome.status, outcome.error)
+
+
+def explain(outcome: Outcome) -> None:
+    """Why a run did not complete: Flower's words, the end of the log, where to look."""
+    if outcome.status == "stopped":
+        say(errors, f"stopped; go on with: prunella run --resume {outcome.run.id} --runs {outcome.run.path.parent}")
+        return
+    say(errors, f"prunella: the federation failed: {outcome.error}")
+    if outcome.log and (end := tail(outcome.log)):
+        say(errors, f"--- last lines of {outcome.log}\n{end}")
+    say(errors, f"--- all logs: {outcome.run.path}/logs")
+
+
+def finish(run: RunDir, console: Console) -> None:
+    """The report and the table of a run. A foreign app that keeps no ``run.json`` has neither."""
+    if not run.status():
+        return
+    from deploy.summary import summary
+    from server.report import write_report
+
+    path = write_report(run.path)
+    console.print(summary(run))
+    say(console, f"report: {path}")
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
