@@ -4,10 +4,11 @@ Each client has its own folder, so no partition applies. Pictures become RGB of 
 Classes are numbered in the order of their folders' names, so every site keeps a folder for every class, an empty one
 where it has no pictures; a server without data describes the task by such a folder of empty ones. With folders
 ``train`` and ``test`` inside, those are the two splits; without, all pictures are for training and the server
-evaluates elsewhere. A picture that cannot be read stops the client with ``DataError``: how many, and the name of the
-first inside the data folder.
+evaluates elsewhere. A picture that cannot be read stops the client with ``DataError`` that says how many; an error of a
+client reaches the server and a file's name can name a patient, so names go to this machine's log only.
 """
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
 
 SHAPE: Shape = (3, 32, 32)
+logger = logging.getLogger(__name__)
 
 
 def _open(path: Path | None, split: str) -> "ImageFolder":
@@ -58,8 +60,10 @@ def load(path: Path, folder: "ImageFolder") -> Examples:
         images = to_tensor((Path(file).read_bytes() for file in files), SHAPE, resize=True)
     except (OSError, DataError):
         bad = [file for file in files if not _readable(file)]
-        first = Path(bad[0]).relative_to(path) if bad else "unknown"
-        raise DataError(f"{len(bad)} of {len(files)} pictures cannot be read, the first is {first}") from None
+        logger.error("pictures that cannot be read: %s", ", ".join(str(Path(file).relative_to(path)) for file in bad))
+        raise DataError(
+            f"{len(bad)} of {len(files)} pictures cannot be read: this machine's log names them; remove or mend them"
+        ) from None
     return Examples(images, torch.tensor(folder.targets))
 
 

@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from client.session import Session, pick_device, read_node
+from core.errors import ConfigError
+from tests.local_grid import settings
+
+
+def session(tmp_path: Path, node: dict | None = None, **overrides: object) -> Session:
+    config = {"partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path), **(node or {})}
+    return Session(Context(1, 1, config, RecordDict(), settings(run_dir="/x/run-1", **overrides)))
+
+
+def test_consent_is_the_nodes_alone_and_denied_by_default(tmp_path: Path) -> None:
+    assert session(tmp_path).node.consent == "deny"
+    assert session(tmp_path, {"audit": "scores"}).node.consent == "scores"
+    with pytest.raises(ConfigError, match="deny, scores, pictures"):
+        session(tmp_path, {"audit": "yes"})
+
+
+def test_a_node_without_a_number_says_how_to_give_one() -> None:
+    with pytest.raises(ConfigError, match="partition-id=0"):
+        read_node({})
+
+
+def test_state_lies_where_the_node_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_node({"partition-id": 2, "state-dir": "/here"}).state_dir == Path("/here")
+    monkeypatch.setenv("PRUNELLA_STATE_DIR", "/base")
+    assert read_node({"partition-id": 2}).state_dir == Path("/base/2/state")
+    monkeypatch.delenv("PRUNELLA_STATE_DIR")
+    monkeypatch.setenv("FLWR_HOME", "/home/flwr")
+    assert read_node({"partition-id": 2}).state_dir == Path("/home/flwr/prunella/2")
+
+
+def test_batches_of_a_round_can_be_drawn_again_and_differ_between_rounds(tmp_path: Path) -> None:
+    first, again = (session(tmp_path) for _ in range(2))
+    a, b, c = list(first.batches(3)), list(again.batches(3)), list(first.batches(4))
+    assert len(a) == first.run.local_steps
+    assert all(torch.equal(x.x, y.x) and torch.equal(x.y, y.y) for x, y in zip(a, b, strict=True))
+    assert not all(torch.equal(x.x, y.x) for x, y in zip(a, c, strict=True))
+
+
+def test_the_server_cannot_draw_a_clients_batches_unless_the_node_was_given_a_seed(tmp_path: Path) -> None:
+    secret, other = session(tmp_path / "a"), session(tmp_path / "b")
+    assert not torch.equal(next(secret.batches(1)).x, next(other.batches(1)).x)
+    seeded = [session(tmp_path / name, {"client-seed": 5}) for name in "cd"]
+    assert torch.equal(next(seeded[0].batches(1)).x, next(seeded[1].batches(1)).x)
+
+
+def test_examples_held_out_for_evaluation_are_never_trained_on(tmp_path: Path) -> None:
+    here = session(tmp_path, evaluation="clients")
+    everything = session(tmp_path).examples
+    assert len(here.examples.y) + len(here.held_out.y) == len(everything.y)
+    rows = {tuple(x.flatten().tolist()) for x in here.held_out.x}
+    assert not rows & {tuple(x.flatten().tolist()) for x in here.examples.x}
+
+
+def test_device_names_are_checked() -> None:
+    assert pick_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match="auto, cpu or cuda"):
+        pick_device("quantum")

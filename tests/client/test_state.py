@@ -1,0 +1,77 @@
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from client.state import KEPT_ROUNDS, ClientStore, Memory
+from core.errors import DefenseError
+from privacy.ledger import Ledger
+
+
+def memory(value: float) -> Memory:
+    return Memory({"dgp": {"error": {"w": torch.full((3,), value)}}}, Ledger(rounds=int(value), steps=2, channel_nats=1.5))
+
+
+def test_state_and_ledger_survive_a_new_process(tmp_path: Path) -> None:
+    ClientStore(tmp_path, "run").save(1, memory(1.0))
+    again = ClientStore(tmp_path, "run").load(2)
+    assert torch.equal(again.state["dgp"]["error"]["w"], torch.ones(3))
+    assert again.ledger == memory(1.0).ledger
+
+
+def test_a_round_reads_only_what_was_before_it_so_that_a_resume_repeats_it(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, "run")
+    for round in (1, 2, 3):
+        store.save(round, memory(float(round)))
+    assert store.load(3).ledger.rounds == 2
+    assert store.load(4).ledger.rounds == 3
+    store.save(2, memory(20.0))
+    assert store.load(4).ledger.rounds == 20
+    assert ClientStore(tmp_path, "run").load(1) == Memory({}, Ledger())
+
+
+def test_runs_do_not_share_state_but_share_the_secret(tmp_path: Path) -> None:
+    a, b = ClientStore(tmp_path, "a"), ClientStore(tmp_path, "b")
+    a.save(1, memory(1.0))
+    assert b.load(2) == Memory({}, Ledger())
+    assert a.secret() == b.secret() == ClientStore(tmp_path, "c").secret()
+    assert a.secret() != ClientStore(tmp_path / "other", "a").secret()
+
+
+def test_old_rounds_go_and_files_are_private(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, "run")
+    for round in range(1, 9):
+        store.save(round, memory(float(round)))
+    states = sorted(path.name for path in (tmp_path / "run").glob("round-*"))
+    assert len(states) == KEPT_ROUNDS
+    store.secret()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_a_damaged_state_stops_the_client_instead_of_forgetting(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, "run")
+    store.save(1, memory(1.0))
+    next((tmp_path / "run").glob("round-*")).write_bytes(b"half a file")
+    with pytest.raises(DefenseError, match="round 1 cannot be read"):
+        store.load(2)
+
+
+def test_audits_are_rationed_by_round_and_only_for_rounds_taken_part_in(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, "run")
+    assert not store.claim_audit(1, 2)
+    for round in range(1, 8):
+        store.save(round, memory(1.0))
+    assert [store.claim_audit(1, 2) for _ in range(3)] == [True, True, False]
+    store.save(8, memory(1.0))
+    assert not store.claim_audit(1, 2)
+    assert store.claim_audit(8, 2)
+
+
+def test_the_mask_is_remembered(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, "run")
+    assert store.mask() is None
+    store.save_mask({"w": torch.tensor([True, False])})
+    assert ClientStore(tmp_path, "run").mask()["w"].tolist() == [True, False]

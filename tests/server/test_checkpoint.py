@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.errors import ConfigError, PrunellaError
+from server.checkpoint import KEPT, Checkpoint, load, require_same_settings, save
+
+
+def checkpoint(round: int) -> Checkpoint:
+    tree = {"w": torch.full((2, 2), float(round)), "bn.running_mean": torch.zeros(2)}
+    return Checkpoint(round, tree, {"w": torch.eye(2).bool()}, {"seed": 1}, {"wire_bytes_total|up": 5.0}, {"0": {"rounds": 1.0}})
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    assert load(tmp_path) is None
+    save(tmp_path, checkpoint(3))
+    got = load(tmp_path)
+    assert got is not None and got.round == 3
+    assert torch.equal(got.tree["w"], torch.full((2, 2), 3.0)) and torch.equal(got.mask["w"], torch.eye(2).bool())
+    assert (got.settings, got.counters, got.ledgers) == ({"seed": 1}, {"wire_bytes_total|up": 5.0}, {"0": {"rounds": 1.0}})
+
+
+def test_the_last_two_are_kept_and_a_damaged_one_falls_back_and_is_named(tmp_path: Path, caplog) -> None:
+    for round in (1, 2, 3):
+        save(tmp_path, checkpoint(round))
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == KEPT
+    files[-1].write_bytes(files[-1].read_bytes()[:40])
+    got = load(tmp_path)
+    assert got is not None and got.round == 2
+    assert "round-00000003" in caplog.text
+    files[0].write_bytes(b"")
+    with pytest.raises(PrunellaError, match="no checkpoint"):
+        load(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, checkpoint(1))
+
+    def full_disk(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("core.files.save_file", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, checkpoint(2))
+    got = load(tmp_path)
+    assert got is not None and got.round == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_settings_that_matter_must_not_change_and_are_named() -> None:
+    require_same_settings(checkpoint(1), {"seed": 1, "rounds": 99, "resume": True})
+    with pytest.raises(ConfigError, match="seed"):
+        require_same_settings(checkpoint(1), {"seed": 2})
+    with pytest.raises(ConfigError, match="rate"):
+        require_same_settings(checkpoint(1), {"seed": 1, "rate": 0.5})

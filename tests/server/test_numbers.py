@@ -1,0 +1,57 @@
+import pytest
+
+from core.metrics import METRICS
+from server.numbers import audit_rows, counter_rows, ledger_rows, round_rows
+from strategies.masked import RoundStats
+from tasks.training import Evaluation
+
+SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.0, "other": 0.0}
+OUTCOME = {
+    "kind": "client",
+    "attack": "sgi",
+    "defense": "dgp",
+    "seconds": 1.5,
+    "ok": None,
+    "objective": 0.1,
+    "scores": {k: SCORE for k in ("psnr", "nmi", "ssim", "mse")} | {"iip": 0.5, "label_accuracy": None},
+}
+
+
+def values(rows) -> dict[tuple, float]:
+    return {(r.metric, *sorted(r.labels.items())): r.value for r in rows}
+
+
+def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
+    stats = RoundStats(selected=4, replies=2, train_seconds=3.0, withheld=0.5)
+    rows = values(round_rows(1, 10, stats, Evaluation(0.5, 0.9, 10), 0.7, 1.0))
+    assert rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5 and rows[("defense_rate_ratio",)] == 0.25
+    assert {key[0] for key in rows} <= METRICS.keys()
+    empty = values(round_rows(1, 10, RoundStats(), None, 0.7, 1.0))
+    assert not {("accuracy_ratio",), ("loss",), ("train_seconds",), ("defense_rate_ratio",)} & empty.keys()
+
+
+def test_counters_carry_their_one_label() -> None:
+    rows = values(counter_rows({"client_failures_total|nan": 2.0, "wire_bytes_total|up": 9.0}))
+    assert rows == {("client_failures_total", ("reason", "nan")): 2.0, ("wire_bytes_total", ("direction", "up")): 9.0}
+
+
+def test_a_bound_that_one_client_lacks_exists_for_nobody() -> None:
+    both = values(ledger_rows({"0": {"channel_nats": 5.0, "epsilon": 1.0}, "1": {"channel_nats": 9.0, "epsilon": 3.0}}))
+    assert both[("channel_information_nats",)] == 9.0
+    assert both[("privacy_epsilon", ("stat", "worst"))] == 3.0 and both[("privacy_epsilon", ("stat", "mean"))] == 2.0
+    assert ledger_rows({"0": {"channel_nats": 5.0}, "1": {}}) == []
+    assert ledger_rows({}) == []
+
+
+def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage() -> None:
+    client = values(audit_rows(OUTCOME))
+    canary = values(audit_rows(OUTCOME | {"kind": "control", "ok": True}))
+    shared = {key for key in client if key[0].startswith("leakage")} & {key for key in canary if key[0].startswith("leakage")}
+    assert not shared and canary[("attack_control_ok",)] == 1.0
+    failed = values(audit_rows(OUTCOME | {"scores": None, "objective": None}))
+    assert failed == {("audit_seconds",): 1.5}
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_control_is_a_number_either_way(ok: bool) -> None:
+    assert values(audit_rows(OUTCOME | {"ok": ok}))[("attack_control_ok",)] == float(ok)

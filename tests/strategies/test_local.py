@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import nn
+
+from core.randomness import stream
+from core.trees import apply_mask, full_mask, l2, subtract
+from privacy.chain import build_chain, start
+from strategies.local import Procedure, Received, local_update
+from tasks.examples import Examples
+from tasks.training import Sgd
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.tanh(self.one(x.flatten(1))))
+
+
+def setting(defenses: list[str], keep: float = 1.0):
+    torch.manual_seed(0)
+    net = Net()
+    params = {n: p.detach().clone() for n, p in net.named_parameters()}
+    mask = {n: (torch.rand(p.shape) < keep) | (p.dim() == 1) for n, p in params.items()} if keep < 1 else full_mask(params)
+    received = Received(apply_mask(params, mask), mask, {})
+    batches = [Examples(torch.rand(4, 1, 2, 3), torch.randint(3, (4,))) for _ in range(3)]
+    chain = build_chain(defenses, {})
+    state = start(chain, batches[0].x, received.params, {})
+    return Procedure(net, Sgd(0.1, 0.9, 0.01), chain), received, batches, state
+
+
+def test_without_defense_one_client_is_plain_sgd() -> None:
+    procedure, received, batches, state = setting(["none"])
+    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    net = Net()
+    net.load_state_dict(received.params)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for batch in batches:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(batch.x), batch.y).backward()
+        optimiser.step()
+    after = {n: p.detach() for n, p in net.named_parameters()}
+    assert l2(subtract(result.outgoing.local, after)) < 1e-6
+    assert l2(subtract(result.outgoing.update, subtract(after, received.params))) < 1e-6
+    assert result.steps == 3 and result.applied == ("none",)
+
+
+@pytest.mark.parametrize("defense", ["none", "dgp", "priprune", "largest", "random", "mix"])
+def test_pruned_weights_stay_zero_and_nothing_pruned_leaves(defense: str) -> None:
+    procedure, received, batches, state = setting([defense], keep=0.5)
+    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    for name, kept in received.mask.items():
+        assert not result.outgoing.local[name][~kept].any()
+        assert not result.outgoing.update[name][~kept].any()
+        assert not (result.outgoing.shared[name] & ~kept).any()
+
+
+def test_importance_is_the_mean_squared_gradient_also_outside_the_mask() -> None:
+    procedure, received, batches, state = setting(["none"], keep=0.5)
+    result = local_update(procedure, received, iter(batches[:1]), state, stream(0, purpose="x"))
+    net = Net()
+    net.load_state_dict(received.params)
+    nn.functional.cross_entropy(net(batches[0].x), batches[0].y).backward()
+    for name, parameter in net.named_parameters():
+        assert torch.allclose(result.importance[name], parameter.grad.square(), atol=1e-8)
+
+
+def test_a_withheld_coordinate_carries_no_importance() -> None:
+    procedure, received, batches, state = setting(["largest"], keep=0.5)
+    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    withheld = 0
+    for name, kept in received.mask.items():
+        hidden = kept & ~result.outgoing.shared[name]
+        withheld += int(hidden.sum())
+        assert not result.importance[name][hidden].any()
+    assert withheld > 0

@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from core.errors import KeyMismatch
+from core.trees import Tree, apply_mask
+from strategies.masked_mean import MaskedSum, masked_mean
+
+PREVIOUS = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+
+
+def clients(count: int, keep: float, seed: int = 0) -> tuple[list[Tree], list[Tree], list[int]]:
+    g = torch.Generator().manual_seed(seed)
+    updates = [{"w": torch.randn(4, generator=g)} for _ in range(count)]
+    masks = [{"w": torch.rand(4, generator=g) < keep} for _ in range(count)]
+    return [apply_mask(u, m) for u, m in zip(updates, masks, strict=True)], masks, list(range(1, count + 1))
+
+
+def by_loops(updates: list[Tree], masks: list[Tree], weights: list[int], printed: bool) -> list[float]:
+    """PRI Alg. 1 line 11, coordinate by coordinate."""
+    result = []
+    for j, w in enumerate(PREVIOUS["w"].tolist()):
+        shared = [(n, w + u["w"][j].item()) for u, m, n in zip(updates, masks, weights, strict=True) if m["w"][j]]
+        divisor = sum(weights) if printed else sum(n for n, _ in shared)
+        result.append(sum(n * v for n, v in shared) / divisor if shared or printed else w)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("aggregation", ["holders", "as_printed"])
+def test_equals_the_slow_loop(aggregation: str, seed: int) -> None:
+    updates, masks, weights = clients(5, 0.4, seed)
+    mean = masked_mean(updates, masks, weights, PREVIOUS, aggregation)
+    assert mean["w"].tolist() == pytest.approx(by_loops(updates, masks, weights, aggregation == "as_printed"), rel=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["holders", "as_printed"])
+def test_a_full_mask_is_fedavg(aggregation: str) -> None:
+    updates, masks, weights = clients(4, 1.1)
+    local = [PREVIOUS["w"] + u["w"] for u in updates]
+    fedavg = sum(n * w for n, w in zip(weights, local, strict=True)) / sum(weights)
+    assert torch.allclose(masked_mean(updates, masks, weights, PREVIOUS, aggregation)["w"], fedavg)
+
+
+def test_nobody_shared_keeps_the_weight_for_holders_and_zeroes_it_as_printed() -> None:
+    updates, masks = [{"w": torch.zeros(4)}], [{"w": torch.zeros(4, dtype=torch.bool)}]
+    assert torch.equal(masked_mean(updates, masks, [3], PREVIOUS, "holders")["w"], PREVIOUS["w"])
+    assert torch.equal(masked_mean(updates, masks, [3], PREVIOUS, "as_printed")["w"], torch.zeros(4))
+
+
+def test_no_replies_leave_the_model_and_wrong_names_raise() -> None:
+    total = MaskedSum(PREVIOUS)
+    assert total.result(PREVIOUS, "holders") is PREVIOUS
+    with pytest.raises(KeyMismatch):
+        total.add({"v": torch.zeros(4)}, {"v": torch.ones(4).bool()}, 1)
+
+
+def test_a_value_outside_the_spoken_mask_does_not_count() -> None:
+    mean = masked_mean([{"w": torch.ones(4)}], [{"w": torch.tensor([True, False, False, False])}], [1], PREVIOUS, "holders")
+    assert mean["w"].tolist() == [2.0, 2.0, 3.0, 4.0]

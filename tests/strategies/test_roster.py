@@ -1,0 +1,72 @@
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from core.errors import PrunellaError
+from strategies.roster import Member, Roster, read_hello, sample
+
+
+class HelloGrid:
+    """Answers ``query.hello`` from a table; a node without a line answers with an error."""
+
+    def __init__(self, table: dict[int, dict[str, object]], online: list[int]) -> None:
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        self.table, self.online, self.asked = table, online, 0
+
+    def get_node_ids(self) -> list[int]:
+        return self.online
+
+    def send_and_receive(self, messages, timeout=None):
+        for message in messages:
+            self.asked += 1
+            node = message.metadata.dst_node_id
+            if node in self.table:
+                yield Message(RecordDict({"hello": ConfigRecord(self.table[node])}), reply_to=message)
+            else:
+                yield Message(Error(code=2, reason="no"), reply_to=message)
+
+
+def test_members_are_ordered_by_client_and_asked_once() -> None:
+    grid = HelloGrid({9: {"client": 0, "audit": "scores"}, 4: {"client": 1, "audit": "deny"}}, [4, 9])
+    roster = Roster()
+    assert roster.refresh(grid) == [Member(0, 9, "scores"), Member(1, 4, "deny")]
+    roster.refresh(grid)
+    assert grid.asked == 2
+    grid.online = [4]
+    assert roster.refresh(grid) == [Member(1, 4, "deny")]
+
+
+def test_a_node_that_errs_is_asked_again_and_is_no_member_until_then() -> None:
+    grid = HelloGrid({}, [4])
+    roster = Roster()
+    assert roster.refresh(grid) == []
+    grid.table[4] = {"client": 3, "audit": "pictures"}
+    assert roster.refresh(grid) == [Member(3, 4, "pictures")]
+
+
+@pytest.mark.parametrize("consent", [None, "yes", 1, "PICTURES"])
+def test_anything_but_a_known_word_is_no_consent(consent: object) -> None:
+    grid = HelloGrid({4: {"client": 0, **({"audit": consent} if consent is not None else {})}}, [4])
+    assert Roster().refresh(grid)[0].consent == "deny"
+
+
+def test_too_few_clients_is_an_error_that_counts_them() -> None:
+    with pytest.raises(PrunellaError, match="1 of 3 clients"):
+        Roster().wait_for(HelloGrid({4: {"client": 0}}, [4]), 3, timeout=0.1)
+
+
+def test_sampling_is_by_seed_and_round_whatever_the_node_ids() -> None:
+    first = [Member(client, 1000 - client) for client in range(20)]
+    again = [Member(client, 7 * client + 1) for client in range(20)]
+    picks = [[m.client for m in sample(first, 0.3, 2, seed=5, round=r)] for r in range(6)]
+    assert picks == [[m.client for m in sample(again, 0.3, 2, seed=5, round=r)] for r in range(6)]
+    assert all(len(p) == 6 and p == sorted(p) for p in picks)
+    assert len({tuple(p) for p in picks}) > 1
+    assert len(sample(first, 0.01, 2, seed=0, round=1)) == 2
+    assert len(sample(first[:1], 0.5, 2, seed=0, round=1)) == 1
+
+
+def test_hello_without_a_client_number_falls_back_to_the_node() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    ask = Message(RecordDict(), dst_node_id=77, message_type="query.hello")
+    assert read_hello(Message(RecordDict(), reply_to=ask)) == Member(77, 77, "deny")
