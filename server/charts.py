@@ -58,7 +58,7 @@ class Frame(NamedTuple):
         )
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from at or below ``low`` to at or above ``high``, a step of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0.0, 1.0), ticks(3, 47)
@@ -90,7 +90,7 @@ def _limits(values: Sequence[float], fixed: tuple[float, float] | None) -> tuple
 
 def _round_ticks(low: float, high: float) -> list[float]:
     """Whole rounds only, and none outside the axis."""
-    marks = [t for t in ticks(low, high, 6) if t == int(t) and low <= t <= high]
+    marks = [t for t in ticks(low, high) if t == int(t) and low <= t <= high]
     return sorted({low, *marks}) if not marks or marks[0] - low > (high - low) / 8 else marks
 
 

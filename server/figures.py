@@ -9,18 +9,6 @@ from server.series import baseline_band, increments, leak_series, points
 from server.store import Line
 from server.units import decibels, percent, score, size
 
-Axis = tuple[str, str, Callable[[float | None], str], tuple[float, float]]
-AUDITED: dict[str, tuple[str, Role]] = {
-    "control": ("control, undefended", "red"),
-    "control-defended": ("control, defended", "yellow"),
-    "client": ("clients", "blue"),
-}
-AXES: tuple[Axis, ...] = (
-    ("ssim", "SSIM", score, (0.0, 1.0)),
-    ("psnr", "PSNR", decibels, (0.0, 20.0)),
-    ("nmi", "NMI", score, (0.0, 1.0)),
-)
-
 
 def whole(share: float | None) -> str:
     """Percent, without a decimal that is zero: for axes.
@@ -29,6 +17,24 @@ def whole(share: float | None) -> str:
     ('20\u202f%', '12.5\u202f%')
     """
     return percent(share).replace(".0", "")
+
+
+def whole_decibels(value: float | None) -> str:
+    """Decibels for axes."""
+    return decibels(value).replace(".0", "")
+
+
+Axis = tuple[str, str, Callable[[float | None], str], tuple[float, float]]
+AUDITED: dict[str, tuple[str, Role]] = {
+    "control": ("control, undefended", "red"),
+    "control-defended": ("control, defended", "yellow"),
+    "client": ("clients", "blue"),
+}
+AXES: tuple[Axis, ...] = (
+    ("psnr", "PSNR", whole_decibels, (0.0, 20.0)),
+    ("ssim", "SSIM", score, (0.0, 1.0)),
+    ("nmi", "NMI", score, (0.0, 1.0)),
+)
 
 
 def _bytes_chart(lines: Sequence[Line]) -> Markup:

@@ -14,9 +14,9 @@ STYLE = """
 * { box-sizing:border-box; }
 body { margin:0; background:var(--paper); color:var(--ink); line-height:1.5; font-size:16px;
   font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif; }
-main { max-width:1120px; margin:0 auto; padding:28px 20px 56px; }
+main { max-width:1140px; margin:0 auto; padding:28px 20px 56px; }
 h1,h2,h3,p,figure { margin:0; } h2 { font-size:1.25rem; margin:48px 0 4px; letter-spacing:-.01em; }
-h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:46em; margin-bottom:14px; }
+h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; margin-bottom:14px; }
 .eyebrow { color:var(--soft); font-size:.875rem; overflow-wrap:anywhere; } .eyebrow strong { color:var(--ink); }
 .question { font-size:1.05rem; color:var(--soft); margin:26px 0 8px; max-width:42em; }
 .verdict { border-left:6px solid var(--tone); padding:2px 0 2px 18px; max-width:58em; }
@@ -25,11 +25,12 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:46em; marg
 .badge { display:inline-block; border:1.5px solid var(--tone); color:var(--tone); border-radius:999px; font-weight:600;
   padding:1px 12px; font-size:.85rem; margin-bottom:10px; }
 .leak { --tone:var(--red); } .traces { --tone:var(--yellow); } .clear { --tone:var(--blue); }
-.unproven,.silent { --tone:var(--grey); }
+.unproven,.silent { --tone:var(--soft); }
 .notice { border:1px solid var(--rule); background:var(--wash); border-radius:8px; padding:10px 14px; margin-top:16px;
   overflow-wrap:anywhere; } .notice strong { margin-right:4px; }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,165px),1fr)); gap:12px; margin-top:30px; }
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,135px),1fr)); gap:12px; margin-top:30px; }
 .tile { background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:13px 15px 12px; }
+.tile.wide { grid-column:span 2; }
 .tile dt { font-size:.85rem; color:var(--soft); } .tile dd { margin:0; }
 .tile .big { font-size:1.55rem; font-weight:600; letter-spacing:-.02em; line-height:1.3; }
 .tile .note { font-size:.82rem; color:var(--soft); line-height:1.4; }
@@ -48,7 +49,8 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:46em; marg
 .mark { stroke:var(--card); stroke-width:1; } .mark.blue { fill:var(--blue); } .mark.red { fill:var(--red); }
 .mark.yellow { fill:var(--yellow); } .mark.grey { fill:var(--grey); } .faint { opacity:.45; }
 .band { fill:var(--band); }
-.strip { background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:14px 16px; margin-top:12px;
+.strips { display:flex; flex-wrap:wrap; gap:12px; } .strip { flex:1 1 auto;
+  background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:14px 16px;
   break-inside:avoid; } .strip h3 span { font-weight:400; color:var(--soft); }
 .strip p { color:var(--soft); font-size:.85rem; }
 .pairs { display:flex; flex-wrap:wrap; gap:14px; margin-top:10px; }
@@ -58,15 +60,17 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:46em; marg
   image-rendering:pixelated; border-radius:3px; } .pair img + img { margin-top:4px; }
 .pair figcaption { font-size:.75rem; color:var(--soft); line-height:1.35; margin-top:5px; white-space:nowrap; }
 .scroll { overflow-x:auto; border:1px solid var(--rule); border-radius:10px; background:var(--card); }
-table { border-collapse:collapse; font-size:.85rem; font-variant-numeric:tabular-nums; width:100%; }
-th,td { text-align:left; vertical-align:top; padding:7px 11px; border-top:1px solid var(--rule); }
-thead th { border-top:0; color:var(--soft); font-weight:500; background:var(--wash); white-space:nowrap; }
-td.n,th.n { text-align:right; white-space:nowrap; } td small { display:block; color:var(--soft); font-size:.76rem; }
-td.k { white-space:nowrap; } .plain td { overflow-wrap:anywhere; } .plain td:first-child { white-space:nowrap; }
+table { border-collapse:collapse; font-size:.82rem; font-variant-numeric:tabular-nums; width:100%; }
+th,td { text-align:left; vertical-align:top; padding:7px 6px; border-top:1px solid var(--rule); }
+thead th { border-top:0; color:var(--soft); font-weight:500; background:var(--wash); vertical-align:bottom; }
+td.n,th.n { text-align:right; } td.n,td small { white-space:nowrap; }
+td small { display:block; color:var(--soft); font-size:.76rem; }
+.plain td { overflow-wrap:anywhere; } .plain td:first-child { white-space:nowrap; }
 .result { font-weight:600; color:var(--tone,inherit); white-space:nowrap; }
 .notes { padding-left:0; list-style:none; margin:10px 0 0; font-size:.88rem; color:var(--soft); }
 .notes li { margin:5px 0; overflow-wrap:anywhere; } .notes b { color:var(--ink); margin-right:5px; }
 details { border:1px solid var(--rule); border-radius:10px; background:var(--card); margin-top:10px; padding:0 14px; }
+details.more { background:none; margin-top:12px; } details.more .strips { padding-bottom:14px; }
 summary { cursor:pointer; padding:10px 0; font-weight:500; } details .scroll { border:0; margin-bottom:12px; }
 pre { background:var(--wash); border-radius:8px; padding:12px 14px; overflow-x:auto; font-size:.82rem; margin:8px 0 0;
   white-space:pre-wrap; overflow-wrap:anywhere; font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; }
@@ -82,7 +86,20 @@ footer { margin-top:48px; padding-top:14px; border-top:1px solid var(--rule); co
   th,td { padding:3px 5px; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
 """
 
-TEMPLATE = """<!DOCTYPE html>
+TEMPLATE = """{% macro show(strip) %}<article class="strip">
+<h3>{{ strip.title }} <span>· {{ strip.detail }}</span></h3>
+{% if strip.problem %}<p>{{ strip.problem }}</p>{% else %}
+<div class="pairs"><div class="rows" aria-hidden="true"><span>original</span><span>rebuilt</span></div>
+{% for pair in strip.pairs %}<figure class="pair">
+<img src="{{ pair.original }}" alt="{{ strip.title }}, image {{ loop.index }}: original">
+<img src="{{ pair.reconstruction }}" alt="{{ strip.title }}, image {{ loop.index }}: reconstruction, {{ pair.words }}">
+<figcaption>PSNR {{ pair.psnr }}<br>SSIM {{ pair.ssim }}</figcaption></figure>
+{% endfor %}</div>
+{% if strip.left %}<p>{{ strip.pairs|length }} of {{ strip.pairs|length + strip.left }} images, the best rebuilt
+first.</p>{% endif %}{% endif %}
+</article>
+{% endmacro -%}
+<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -108,7 +125,8 @@ TEMPLATE = """<!DOCTYPE html>
 </header>
 
 <dl class="tiles">
-{% for tile in tiles %}<div class="tile"><dt>{{ tile.name }}</dt><dd class="big">{{ tile.value }}</dd>
+{% for tile in tiles %}<div class="tile{{ " wide" if tile.wide }}">
+<dt>{{ tile.name }}</dt><dd class="big">{{ tile.value }}</dd>
 {% for note in tile.notes %}<dd class="note">{{ note }}</dd>{% endfor %}</div>
 {% endfor %}
 </dl>
@@ -118,19 +136,12 @@ TEMPLATE = """<!DOCTYPE html>
 {% if strips %}<p class="lead">Each column is one image: above the original, below what the server rebuilt.
 {% if strips_left %}Shown are the last controls and the audits that leak most: {{ strips|length }} of
 {{ strips|length + strips_left }} audits with pictures.{% endif %}</p>
-{% for strip in strips %}<article class="strip">
-<h3>{{ strip.title }} <span>· {{ strip.detail }}</span></h3>
-{% if strip.problem %}<p>{{ strip.problem }}</p>{% else %}
-<div class="pairs"><div class="rows" aria-hidden="true"><span>original</span><span>rebuilt</span></div>
-{% for pair in strip.pairs %}<figure class="pair">
-<img src="{{ pair.original }}" alt="{{ strip.title }}, image {{ loop.index }}: original">
-<img src="{{ pair.reconstruction }}" alt="{{ strip.title }}, image {{ loop.index }}: reconstruction, {{ pair.words }}">
-<figcaption>PSNR {{ pair.psnr }}<br>SSIM {{ pair.ssim }}</figcaption></figure>
-{% endfor %}</div>
-{% if strip.left %}<p>{{ strip.pairs|length }} of {{ strip.pairs|length + strip.left }} images, the best rebuilt
-first.</p>{% endif %}{% endif %}
-</article>
-{% endfor %}{% else %}<p class="lead">There are no pictures: {{ no_pictures }}</p>{% endif %}
+<div class="strips">
+{% for strip in strips[:open_strips] %}{{ show(strip) }}{% endfor %}</div>
+{% if strips|length > open_strips %}<details class="more"><summary>More audits with pictures
+({{ strips|length - open_strips }})</summary><div class="strips">
+{% for strip in strips[open_strips:] %}{{ show(strip) }}{% endfor %}</div></details>{% endif %}
+{% else %}<p class="lead">There are no pictures: {{ no_pictures }}</p>{% endif %}
 </section>
 
 <section>
@@ -148,19 +159,20 @@ needed for: from a random image to another image of the same data.</p>
 
 <section>
 <h2>Every audit</h2>
-{% if audits %}<p class="lead">Scores are of the most leaking image; beneath, the mean over images and, in brackets,
-a random image and another image.{% if audits_left %} The last {{ audits|length }} of
+{% if audits %}<p class="lead">Scores are of the most leaking image; beneath, the mean over images, and in brackets
+what a random and another image score.{% if audits_left %} The last {{ audits|length }} of
 {{ audits|length + audits_left }} audits; all are in audits.jsonl.{% endif %}</p>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of audits"><table>
 <thead><tr><th class="n">Round</th><th>Who</th><th>Result</th><th>Attack</th><th>Defense</th>
 <th class="n">PSNR, dB</th><th class="n">SSIM</th><th class="n">NMI</th><th class="n">AMI</th>
-<th class="n">MSE</th><th class="n">Own image nearest</th><th class="n">Labels named</th><th class="n">Images</th>
-<th class="n">Objective</th><th class="n">Time</th></tr></thead>
+<th class="n">MSE</th><th class="n">Own image nearest</th><th class="n">Labels named</th>
+<th class="n">Objective, time</th></tr></thead>
 <tbody>{% for a in audits %}<tr>
-<td class="n">{{ a.round }}</td><td class="k">{{ a.who }}</td>
+<td class="n">{{ a.round }}</td><td>{{ a.who }}{% if a.images %}<small>{{ a.images }}</small>{% endif %}</td>
 <td class="result {{ a.tone }}">{{ a.result }}</td>
-<td>{{ a.attack }}<small>{{ a.knows }} · view {{ a.threat }}</small></td><td>{{ a.defense }}</td>
-{% for cell in a.cells %}<td class="n">{{ cell.worst }}{% if cell.rest %}<small>{{ cell.rest }}</small>{% endif %}</td>
+<td>{{ a.attack }}<small>{{ a.knows }}</small><small>view {{ a.threat }}</small></td><td>{{ a.defense }}</td>
+{% for cell in a.cells %}<td class="n">{{ cell.worst }}
+{%- for note in cell.rest %}<small>{{ note }}</small>{% endfor %}</td>
 {% endfor %}</tr>{% endfor %}</tbody></table></div>
 {% else %}<p class="lead">No audit was run.</p>{% endif %}
 </section>
@@ -186,14 +198,14 @@ a random image and another image.{% if audits_left %} The last {{ audits|length 
 {% if failures %}<div class="scroll"><table class="plain">
 <thead><tr><th>Reason a reply was left out</th><th class="n">Replies</th></tr></thead><tbody>
 {% for reason, number in failures %}<tr><td>{{ reason }}</td><td class="n">{{ number }}</td></tr>{% endfor %}
-</tbody></table></div>{% else %}<p class="lead">No reply was left out.</p>{% endif %}
+</tbody></table></div>{% else %}<p class="lead">{{ no_failures }}</p>{% endif %}
 </section>
 
 <section>
 <h2>Do it again</h2>
-<pre>{{ command }}</pre>
+{% if command %}<pre>{{ command }}</pre>
 <p class="lead" style="margin-top:8px">Seed {{ seed }}. The command names the settings that differ from their
-defaults; all of them are below.</p>
+defaults; all of them are below.</p>{% else %}<p class="lead">The settings of this run are not known.</p>{% endif %}
 <details><summary>All settings ({{ settings|length }})</summary><div class="scroll"><table class="plain"><tbody>
 {% for key, text in settings %}<tr><td>{{ key }}</td><td>{{ text }}</td></tr>
 {% endfor %}</tbody></table></div></details>
@@ -205,10 +217,10 @@ defaults; all of them are below.</p>
 <section>
 <h2>How to read the scores</h2>
 <dl class="words">
-<dt>PSNR</dt><dd>Peak signal-to-noise ratio in decibels. Higher leaks more; from 18&nbsp;dB an image is usually
-recognisable.</dd>
-<dt>SSIM</dt><dd>Structural similarity, 1 is identical. Higher leaks more; from 0.5 an image is usually
-recognisable.</dd>
+<dt>PSNR</dt><dd>Peak signal-to-noise ratio in decibels. Higher leaks more; from 18&nbsp;dB, and 6&nbsp;dB above
+another image, an image counts as rebuilt.</dd>
+<dt>SSIM</dt><dd>Structural similarity, 1 is identical. Higher leaks more. Of small images even unrelated ones can
+score high: read it beside its baselines.</dd>
 <dt>NMI, AMI</dt><dd>Normalised and chance-corrected mutual information of the two images' grey levels, 1 is
 identical. NMI depends on the image size: read it beside its baselines.</dd>
 <dt>MSE</dt><dd>Mean squared error, pixels in [0,&nbsp;1]. Lower leaks more.</dd>

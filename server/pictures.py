@@ -116,6 +116,6 @@ def strip(run_dir: Path, audit: Line) -> Strip:
     except StoreError as error:
         return Strip(title, detail, problem=str(error))
     similar, noise = ssim(original, rebuilt), psnr(original, rebuilt)
-    order = sorted(range(len(similar)), key=lambda i: -similar[i])[:IMAGES]
+    order = sorted(range(len(similar)), key=lambda i: -noise[i])[:IMAGES]
     pairs = tuple(Pair(png(original[i]), png(rebuilt[i]), decibels(noise[i]), score(similar[i])) for i in order)
     return Strip(title, detail, pairs, left=len(original) - len(pairs))

@@ -21,11 +21,13 @@ from server.page import STYLE, TEMPLATE
 from server.pictures import choose, strip, who
 from server.series import label_values, last, points, total
 from server.store import Line, StoreError, check_audit, read_audits, read_metrics, read_run
-from server.units import NONE, decibels, digits, duration, percent, plural, score, size
+from server.units import NONE, decibels, digits, duration, error, fixed, percent, plural, score, size
 from server.verdict import Verdict, control_of, control_state, level, value, verdict, worst_first
 
 ROWS = 300  # audits in the table
+OPEN = 6  # picture strips that are seen without a click
 REPORT = "report.html"
+NO_FAILURES = "No reply was left out"
 RESULTS = {
     "rebuilt": ("leak", "● rebuilt"), "traces": ("traces", "◐ traces"), "baseline": ("clear", "○ nothing"),
     "unknown": ("unproven", "? not judged"),
@@ -34,7 +36,7 @@ OUTCOMES = {"no-consent": "no consent", "failed": "failed", "control-failed": "c
 
 
 def _tile(name: str, value: str, *notes: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "notes": [note for note in notes if note]}
+    return {"name": name, "value": value, "notes": [note for note in notes if note], "wide": False}
 
 
 def _wire_tile(lines: Sequence[Line]) -> dict[str, Any]:
@@ -50,13 +52,17 @@ def _leakage_tile(audits: Sequence[Line]) -> dict[str, Any]:
     scored = [a for a in audits if a["kind"] == "client" and a["outcome"] == "scored"]
     name = "Worst client leakage"
     if not scored:
-        return _tile(name, "not measured", "no client was scored")
+        return _tile(name, "not measured", "no client was scored") | {"wide": True}
     worst = worst_first(scored)[0]
     return _tile(
-        name, f"SSIM {score(value(worst, 'ssim'))}",
-        f"PSNR {decibels(value(worst, 'psnr'))} · NMI {score(value(worst, 'nmi'))}",
-        f"another image: SSIM {score(value(worst, 'ssim', 'other'))}, PSNR {decibels(value(worst, 'psnr', 'other'))}",
-    )
+        name, f"PSNR {decibels(value(worst, 'psnr'))}",
+        f"SSIM {score(value(worst, 'ssim'))} · NMI {score(value(worst, 'nmi'))} · {who(worst)}, round {worst['round']}",
+        f"another image: PSNR {decibels(value(worst, 'psnr', 'other'))}, SSIM {score(value(worst, 'ssim', 'other'))}",
+    ) | {"wide": True}
+
+
+def _failures_note(failures: float) -> str:
+    return "replies left out" if failures else NO_FAILURES.lower()
 
 
 def tiles(run: Line, lines: Sequence[Line], audits: Sequence[Line]) -> list[dict[str, Any]]:
@@ -71,32 +77,32 @@ def tiles(run: Line, lines: Sequence[Line], audits: Sequence[Line]) -> list[dict
         _tile("Accuracy", percent(accuracy[-1][1] if accuracy else None), best,
               f"loss {digits(losses)} nats" if losses is not None else ""),
         _tile("Density", percent(kept), f"of {parameters:,} parameters kept" if parameters else "parameters kept"),
-        _wire_tile(lines),
         _leakage_tile(audits),
-        _tile("Rounds", f"{digits(done or 0)} of {planned}" if planned else digits(done or 0),
+        _wire_tile(lines),
+        _tile("Rounds", digits(done or 0), f"of {digits(float(planned))}" if planned else "",
               f"{duration(sum(times) / len(times))} a round" if times else ""),
-        _tile("Failures", digits(failures), "replies left out" if failures else "no reply was left out"),
+        _tile("Failures", digits(failures) if lines else NONE, _failures_note(failures) if lines else "not known"),
     ]  # fmt: skip
 
 
-def _cell(audit: Line, metric: str, shown: Callable[[float | None], str]) -> dict[str, str]:
+def _cell(audit: Line, metric: str, shown: Callable[[float | None], str]) -> dict[str, Any]:
     mean, random, other = (shown(value(audit, metric, stat)) for stat in ("mean", "random", "other"))
     worst = value(audit, metric)
-    return {"worst": shown(worst), "rest": "" if worst is None else f"{mean} ({random}, {other})"}
+    return {"worst": shown(worst), "rest": () if worst is None else (mean, f"({random}, {other})")}
 
 
-def _cells(audit: Line) -> list[dict[str, str]]:
+def _cells(audit: Line) -> list[dict[str, Any]]:
     scores = audit.get("scores") or {}
-    images = scores.get("images")
-    plain = [
-        percent(scores.get("iip")), percent(scores.get("label_accuracy")), NONE if images is None else digits(images),
-        NONE if audit["objective"] is None else digits(audit["objective"]), duration(audit["seconds"]),
-    ]  # fmt: skip
-    def bare(y: float | None) -> str:
-        return NONE if y is None else f"{y:.1f}"
+    spreads = [_cell(audit, "psnr", lambda y: NONE if y is None else fixed(y, 1))]
+    spreads += [_cell(audit, metric, score) for metric in ("ssim", "nmi", "ami")] + [_cell(audit, "mse", error)]
+    shares = [{"worst": percent(scores.get(name)), "rest": ()} for name in ("iip", "label_accuracy")]
+    objective = NONE if audit["objective"] is None else digits(audit["objective"])
+    return [*spreads, *shares, {"worst": objective, "rest": (duration(audit["seconds"]),)}]
 
-    spreads = [_cell(audit, "psnr", bare)] + [_cell(audit, m, score) for m in ("ssim", "nmi", "ami", "mse")]
-    return spreads + [{"worst": text, "rest": ""} for text in plain]
+
+def _images(audit: Line) -> str:
+    images = (audit.get("scores") or {}).get("images")
+    return plural(int(images), "image") if images else ""
 
 
 def _result(audit: Line, audits: Sequence[Line]) -> tuple[str, str]:
@@ -126,7 +132,8 @@ def audit_rows(audits: Sequence[Line], threats: Sequence[str]) -> list[dict[str,
     for audit in audits[-ROWS:]:
         tone, result = _result(audit, audits)
         rows.append({
-            "round": audit["round"], "who": who(audit), "tone": tone, "result": result, "attack": audit["attack"],
+            "round": audit["round"], "who": who(audit), "images": _images(audit), "tone": tone, "result": result,
+            "attack": audit["attack"],
             "knows": "adaptive" if audit["adaptive"] else "not adaptive", "defense": audit["defense"],
             "threat": letter(threats.index(audit["threat"])), "cells": _cells(audit),
         })  # fmt: skip
@@ -226,14 +233,16 @@ def context(run_dir: Path) -> dict[str, Any]:
         "style": Markup(STYLE), "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
         "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, audits),
         "strips": [strip(run_dir, audit) for audit in chosen],
-        "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen), "no_pictures": no_pictures(audits),
+        "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
+        "no_pictures": no_pictures(audits),
         "leakage_charts": leakage_charts(audits), "run_charts": run_charts(lines),
         "audits": audit_rows(audits, threats), "audits_left": max(0, len(audits) - ROWS),
         "threat_model": run.get("threat_model") or "This run states no threat model.",
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
         "claims": run.get("claims") or [], "bounds": bounds(lines),
+        "no_failures": f"{NO_FAILURES}." if lines else "Not known, because there are no numbers.",
         "failures": [(reason, digits(number)) for reason, number in failures if number],
-        "command": command(run), "seed": settings.get("seed", "unknown"), "settings": _table(settings),
+        "command": command(run) if run else "", "seed": settings.get("seed", "unknown"), "settings": _table(settings),
         "versions": _table(versions), "version": versions.get("prunella", ""),
     }  # fmt: skip
 

@@ -47,19 +47,34 @@ def percent(share: float | None) -> str:
     return NONE if share is None else f"{100 * share:.1f}{NARROW}%"
 
 
+def fixed(value: float, decimals: int) -> str:
+    """With a minus sign that is one, and never a negative zero.
+
+    >>> fixed(-0.001, 2), fixed(-1.5, 1)
+    ('0.00', '−1.5')
+    """
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
 def decibels(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1f}{NARROW}dB"
+    return NONE if value is None else f"{fixed(value, 1)}{NARROW}dB"
 
 
 def score(value: float | None) -> str:
-    """A score near [0, 1]; small errors keep their digits.
+    """A score near [0, 1]."""
+    return NONE if value is None else fixed(value, 2)
 
-    >>> score(0.0042), score(-0.02), score(0.0)
-    ('0.0042', '-0.02', '0.00')
+
+def error(value: float | None) -> str:
+    """An error that may be small.
+
+    >>> error(0.00042), error(0.2)
+    ('0.00042', '0.20')
     """
     if value is None:
         return NONE
-    return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else digits(value, 2)
+    return digits(value, 2) if abs(value) < 0.1 else fixed(value, 2)
 
 
 def duration(seconds: float | None) -> str:

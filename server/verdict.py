@@ -22,21 +22,14 @@ Line = Mapping[str, Any]
 ORDER: tuple[Level, ...] = ("unknown", "baseline", "traces", "rebuilt")
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """``recognisable``: from here on a picture shows its original. ``margin``: this far above another is no chance."""
-
-    recognisable: float
-    margin: float
-
-
-# 18 dB and SSIM 0.5 are where the gradient-inversion literature counts an image as recovered. NMI has no such line of
-# its own, because its level depends on the number of pixels; above another image it is a trace.
-THRESHOLDS = {
-    "psnr": Threshold(18.0, 2.0),
-    "ssim": Threshold(0.5, 0.1),
-    "nmi": Threshold(float("inf"), 0.1),
-}
+# How far above its baseline a score is no longer chance. Measured with batches of 1, 4 and 16 of scikit-learn's digits,
+# 60 times each: noise in place of a reconstruction is never 0.1 dB above the baseline and passes the SSIM margin now
+# and then with one image, so SSIM and NMI count as a trace only together. The mean digit, which tells nothing about an
+# image, is up to 5.9 dB above the baseline and reaches SSIM 0.78: so PSNR must be ``CLEAR`` above (half the error of
+# another image) before an image counts as rebuilt.
+MARGINS = {"psnr": 2.0, "ssim": 0.2, "nmi": 0.1}
+CLEAR = 6.0  # dB
+RECOGNISABLE = {"psnr": 18.0, "ssim": 0.5}  # 18 dB: a root mean squared error of an eighth of the range
 
 
 @dataclass(frozen=True)
@@ -56,28 +49,41 @@ def value(audit: Line, metric: str, stat: str = "worst") -> float | None:
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
 
-def level(audit: Line) -> Level:
-    """How much the worst image of an audit gives away. Without the other-image baseline nothing is called harmless.
+def baseline(audit: Line, metric: str) -> float | None:
+    """The higher of what noise and another image score, or None unless both are known."""
+    found = [value(audit, metric, stat) for stat in ("random", "other")]
+    known = [each for each in found if each is not None]
+    return max(known) if len(known) == len(found) else None
 
-    >>> spread = lambda worst, other: {"worst": worst, "other": other}
-    >>> level({"scores": {"psnr": spread(25.0, 11.0)}}), level({"scores": {"ssim": spread(0.3, 0.1)}})
-    ('rebuilt', 'traces')
-    >>> level({"scores": {"ssim": spread(0.6, 0.58)}}), level({"scores": {"ssim": {"worst": 0.2}}})
-    ('baseline', 'unknown')
+
+def _rebuilt(audit: Line) -> bool:
+    psnr, ssim, floor = value(audit, "psnr"), value(audit, "ssim"), baseline(audit, "psnr")
+    if psnr is None or (floor is not None and psnr < floor + CLEAR):
+        return False
+    return psnr >= RECOGNISABLE["psnr"] or (ssim is not None and floor is not None and ssim >= RECOGNISABLE["ssim"])
+
+
+def _above(audit: Line, metric: str) -> bool:
+    worst, floor = value(audit, metric), baseline(audit, metric)
+    return worst is not None and floor is not None and worst >= floor + MARGINS[metric]
+
+
+def level(audit: Line) -> Level:
+    """How much the worst image of an audit gives away. Without baselines nothing is called harmless.
+
+    >>> spread = lambda worst, other: {"worst": worst, "random": 6.0, "other": other}
+    >>> [level({"scores": {"psnr": spread(worst, 9.0)}}) for worst in (25.0, 12.0, 10.0)]
+    ['rebuilt', 'traces', 'baseline']
+    >>> level({"scores": {"psnr": {"worst": 10.0}}})
+    'unknown'
     """
-    found: list[Level] = []
-    for metric, threshold in THRESHOLDS.items():
-        worst, other = value(audit, metric), value(audit, metric, "other")
-        if worst is None:
-            continue
-        above = other is None or worst >= other + threshold.margin
-        if above and worst >= threshold.recognisable:
-            found.append("rebuilt")
-        else:
-            found.append("unknown" if other is None else "traces" if above else "baseline")
-    if "rebuilt" in found or "traces" in found:
-        return "rebuilt" if "rebuilt" in found else "traces"
-    return "baseline" if found and "unknown" not in found else "unknown"
+    if _rebuilt(audit):
+        return "rebuilt"
+    scored = [metric for metric in MARGINS if value(audit, metric) is not None]
+    above = {metric for metric in scored if _above(audit, metric)}
+    if "psnr" in above or {"ssim", "nmi"} <= above:
+        return "traces"
+    return "baseline" if scored and all(baseline(audit, metric) is not None for metric in scored) else "unknown"
 
 
 def control_state(control: Line | None) -> Control:
@@ -96,11 +102,17 @@ def control_of(audit: Line, audits: Iterable[Line]) -> Line | None:
     return max(before, key=lambda a: a["round"], default=None)
 
 
+def _says_something(audit: Line, controls: Iterable[Line]) -> bool:
+    """Whether an audit's control works; an image that was rebuilt needs none."""
+    return level(audit) == "rebuilt" or control_state(control_of(audit, controls)) == "rebuilt"
+
+
 def worst_first(audits: Iterable[Line]) -> list[Line]:
-    """The most leaking audit first: by level, then SSIM, then PSNR."""
+    """The most leaking audit first: by level, then PSNR, then SSIM."""
+
     def key(audit: Line) -> tuple[int, float, float]:
-        ssim, psnr = value(audit, "ssim"), value(audit, "psnr")
-        return ORDER.index(level(audit)), -1.0 if ssim is None else ssim, -1.0 if psnr is None else psnr
+        psnr, ssim = value(audit, "psnr"), value(audit, "ssim")
+        return ORDER.index(level(audit)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
 
     return sorted(audits, key=key, reverse=True)
 
@@ -123,31 +135,31 @@ def _control_sentence(controls: Sequence[Line]) -> str:
     return f"Control: on control images without a defense the same attack works ({scores_in_words(best)})."
 
 
-def _defended_sentence(defended: Sequence[Line]) -> list[str]:
-    scored = [a for a in defended if a["outcome"] == "scored"]
+def _defended_sentence(defended: Sequence[Line], controls: Sequence[Line]) -> list[str]:
+    scored = [a for a in defended if a["outcome"] == "scored" and _says_something(a, controls)]
     if not scored:
         return []
     worst = worst_first(scored)[0]
     words = {
         "rebuilt": "does not stop it",
-        "traces": "weakens it and leaves traces",
+        "traces": "weakens it and still lets something through",
         "baseline": "brings it down to the level of another image",
         "unknown": "could not be judged, because there is no baseline",
     }
     return [f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
 
 
-def _client_sentences(clients: Sequence[Line], audits: Sequence[Line]) -> list[str]:
+def _client_sentences(clients: Sequence[Line], controls: Sequence[Line]) -> list[str]:
     scored = [a for a in clients if a["outcome"] == "scored"]
     sentences = []
     if scored:
         worst = worst_first(scored)[0]
-        other = score(value(worst, "ssim", "other"))
+        other = decibels(value(worst, "psnr", "other"))
         sentences.append(
             f"{plural(len(scored), 'client audit')} scored; the worst: {scores_in_words(worst)}; "
-            f"another image would score SSIM {other}."
+            f"another image would score PSNR {other}."
         )
-    unproven = [a for a in scored if control_state(control_of(a, audits)) != "rebuilt" and level(a) != "rebuilt"]
+    unproven = [a for a in scored if not _says_something(a, controls)]
     if unproven:
         sentences.append(f"{len(unproven)} of them lean on a control that failed or is missing and prove nothing.")
     refused = sum(a["outcome"] == "no-consent" for a in clients)
@@ -155,7 +167,7 @@ def _client_sentences(clients: Sequence[Line], audits: Sequence[Line]) -> list[s
     if refused:
         sentences.append(f"{plural(refused, 'audit')} ended without a score, because the client did not consent.")
     if broken:
-        sentences.append(f"{plural(broken, 'audit')} failed and counts as unknown, not as safe.")
+        sentences.append(f"{plural(broken, 'audit')} failed: unknown, not safe.")
     return sentences
 
 
@@ -166,31 +178,34 @@ def _unproven_headline(controls: Sequence[Line]) -> str:
 
 
 def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
-    if not controls or any(control_state(c) != "rebuilt" for c in controls):
+    levels = [level(a) for a in defended if a["outcome"] == "scored" and _says_something(a, controls)]
+    if not levels and all(control_state(c) != "rebuilt" for c in controls):
         return "unproven", "Proves nothing", _unproven_headline(controls)
-    levels = [level(a) for a in defended if a["outcome"] == "scored"]
     nobody = "No client's images were scored"
     if "rebuilt" in levels:
         return "leak", "Defense failed", f"{nobody}; on the control images this run's defense did not stop the attack."
     if "traces" in levels:
-        return "traces", "Traces found", f"{nobody}; on the control images the defended update still shows traces."
+        return "traces", "Traces found", f"{nobody}; on the control images the defended update gives something away."
     if "baseline" in levels:
         return "unproven", "Clients unknown", f"{nobody}; on the control images the defended update gave nothing away."
     return "unproven", "Clients unknown", f"{nobody}: undefended, the attack works, and that is all that is known."
 
 
-def _with_clients(scored: Sequence[Line], audits: Sequence[Line]) -> tuple[Tone, str, str]:
-    proven = [a for a in scored if control_state(control_of(a, audits)) == "rebuilt"]
+def _with_clients(
+    scored: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]
+) -> tuple[Tone, str, str]:
+    proven = [a for a in scored if _says_something(a, controls)]
     if any(level(a) == "rebuilt" for a in scored):  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
     if not proven:
-        return "unproven", "Proves nothing", _unproven_headline([a for a in audits if a["kind"] == "control"])
+        return "unproven", "Proves nothing", _unproven_headline(controls)
     levels = [level(a) for a in proven]
     if "traces" in levels:
-        return "traces", "Traces found", "In part: what the server rebuilt carries traces of a client's images."
+        text = "In part: some of what the server rebuilt is nearer to a client's images than another image is."
+        return "traces", "Traces found", text
     if "unknown" in levels:
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
-    if any(level(a) == "rebuilt" for a in audits if a["kind"] == "control-defended"):
+    if any(level(a) == "rebuilt" for a in defended):
         return "traces", "Defense weak", "Not the audited clients, but the defended control was rebuilt."
     return "clear", "Nothing rebuilt", (
         "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
@@ -206,8 +221,12 @@ def verdict(audits: Sequence[Line]) -> Verdict:
     defended = [a for a in audits if a["kind"] == "control-defended"]
     clients = [a for a in audits if a["kind"] == "client"]
     scored = [a for a in clients if a["outcome"] == "scored"]
-    tone, badge, headline = _with_clients(scored, audits) if scored else _without_clients(controls, defended)
-    sentences = [_control_sentence(controls), *_defended_sentence(defended), *_client_sentences(clients, audits)]
-    if tone in ("clear", "traces", "unproven"):
+    tone, badge, headline = (
+        _with_clients(scored, controls, defended) if scored else _without_clients(controls, defended)
+    )
+    sentences = [
+        *_client_sentences(clients, controls), _control_sentence(controls), *_defended_sentence(defended, controls)
+    ]  # fmt: skip
+    if tone in ("clear", "traces"):
         sentences.append("A stronger attack, or one that knows more, may rebuild more than this one did.")
     return Verdict(tone, badge, headline, tuple(sentences))
