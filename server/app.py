@@ -64,7 +64,8 @@ def assemble(run: Run, raw: Raw) -> Federation:
     return federation
 
 
-def _describe(federation: Federation) -> None:
+def describe(federation: Federation) -> None:
+    """Write down what is about to run."""
     run = federation.run
     chain = build_chain(run.defense_names, federation.raw)
     federation.store.write_run(
@@ -87,7 +88,7 @@ def main(grid: Grid, context: Context) -> None:
     raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
     run = parse_run(raw)
     federation = assemble(run, raw)
-    _describe(federation)
+    describe(federation)
     try:
         federate(federation, OrderedGrid(grid, run.poll_seconds))
     except BaseException as error:

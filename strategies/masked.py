@@ -66,8 +66,9 @@ class MaskedMean(FedAvg):
     """Averages what clients share under a mask that stays as it is (here: full, which is FedAvg)."""
 
     def __init__(self, run: Run, model: Model, settings: Any = None, listener: Listener | None = None) -> None:
-        evaluates = 1.0 if run.evaluation == "clients" else 0.0
-        super().__init__(fraction_train=run.fraction, fraction_evaluate=evaluates, min_train_nodes=run.min_clients)
+        super().__init__(fraction_train=run.fraction, min_train_nodes=run.min_clients)
+        # Not in the constructor: Flower warns there about a choice that is meant.
+        self.fraction_evaluate = 1.0 if run.evaluation == "clients" else 0.0
         self.run, self.model, self.settings, self.listener = run, model, settings, listener
         self.roster = Roster()
         self.mask: Mask | None = None

@@ -1,0 +1,202 @@
+"""Whole runs in one process: real ClientApp and ServerApp code over an in-process Grid."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, MetricRecord
+
+import client.app
+from core.config import parse_run
+from core.errors import ConfigError, PrunellaError
+from core.records import from_coded, to_coded
+from core.trees import map_trees
+from server import checkpoint
+from server.app import assemble, describe
+from server.grid import OrderedGrid
+from server.rounds import PATIENCE, Federation, federate
+from tests.local_grid import LocalGrid, settings
+
+
+def build(folder: Path, **overrides: Any) -> tuple[Federation, dict[str, Any]]:
+    raw = settings(**{"run_dir": str(folder / "run"), "rounds": 4, "audit_every": 0, "learning_rate": 0.3, **overrides})
+    federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+    describe(federation)
+    return federation, raw
+
+
+def go(folder: Path, clients: int = 3, tamper: Any = None, node: dict[str, Any] | None = None, **overrides: Any) -> Federation:
+    federation, raw = build(folder, **overrides)
+    grid = LocalGrid(client.app.app, clients, raw, folder / "nodes", tamper, **(node or {}))
+    try:
+        federate(federation, OrderedGrid(grid, 0.01))
+    finally:
+        federation.auditor.close()
+    return federation
+
+
+def final(folder: Path) -> checkpoint.Checkpoint:
+    saved = checkpoint.load(folder / "run" / "checkpoint")
+    assert saved is not None
+    return saved
+
+
+def series(federation: Federation, metric: str, **labels: str) -> list[float]:
+    return [r["value"] for r in federation.store.metrics() if r["metric"] == metric and r["labels"] == labels]
+
+
+def same(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> bool:
+    trees = zip((a.tree, a.mask), (b.tree, b.mask), strict=True)
+    return all(torch.equal(x[n], y[n]) for x, y in trees for n in x)
+
+
+@pytest.mark.parametrize("defenses", ["priprune", "dgp", "channel-natural,random"])
+def test_a_run_that_is_stopped_and_resumed_equals_one_that_was_not(tmp_path: Path, defenses: str) -> None:
+    go(tmp_path / "whole", rounds=6, defenses=defenses)
+    go(tmp_path / "parts", rounds=3, defenses=defenses)
+    resumed = go(tmp_path / "parts", rounds=6, defenses=defenses, resume=True)
+    assert final(tmp_path / "whole").round == final(tmp_path / "parts").round == 6
+    assert same(final(tmp_path / "whole"), final(tmp_path / "parts"))
+    assert series(resumed, "round") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_server_that_dies_after_clients_trained_repeats_the_round_with_their_old_state(tmp_path: Path) -> None:
+    go(tmp_path / "whole", rounds=4, defenses="priprune")
+    federation, raw = build(tmp_path / "dies", rounds=4, defenses="priprune")
+    grid = LocalGrid(client.app.app, 3, raw, tmp_path / "dies" / "nodes")
+    save = checkpoint.save
+
+    def crash(folder: Path, saved: checkpoint.Checkpoint) -> None:
+        if saved.round == 3:
+            raise KeyboardInterrupt
+        save(folder, saved)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint, "save", crash)
+        federate(federation, OrderedGrid(grid, 0.01))
+    go(tmp_path / "dies", rounds=4, defenses="priprune", resume=True)
+    assert same(final(tmp_path / "whole"), final(tmp_path / "dies"))
+
+
+def test_resume_refuses_changed_settings(tmp_path: Path) -> None:
+    go(tmp_path, rounds=1)
+    with pytest.raises(ConfigError, match="rate"):
+        go(tmp_path, rounds=2, rate=0.5, resume=True)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "random", "magnitude", "prunefl"])
+@pytest.mark.parametrize("defenses", ["none", "priprune", "dgp"])
+def test_pruned_weights_are_zero_after_every_round_and_the_rate_is_reached(
+    tmp_path: Path, strategy: str, defenses: str
+) -> None:
+    federation = go(tmp_path, strategy=strategy, defenses=defenses, rounds=3, momentum=0.9, learning_rate=0.05,
+                    weight_decay=0.01, magnitude__ramp_rounds=2, prunefl__adjust_interval=2)  # fmt: skip
+    saved = final(tmp_path)
+    assert not any(saved.tree[name][~mask].any() for name, mask in saved.mask.items())
+    assert not any(torch.equal(saved.tree[n], torch.zeros_like(saved.tree[n])) for n in saved.tree)
+    density = series(federation, "mask_density_ratio")[-1]
+    assert density == 1.0 if strategy == "fedavg" else 0.3 < density <= 0.7
+    assert federation.strategy.stats.failures == {}
+
+
+def test_prunefl_moves_its_mask_only_when_it_reconfigures(tmp_path: Path) -> None:
+    masks = []
+    for rounds in (1, 2, 3):
+        go(tmp_path / str(rounds), rounds=rounds, strategy="prunefl", defenses="none", prunefl__adjust_interval=2)
+        masks.append(final(tmp_path / str(rounds)).mask)
+    moved = [any(not torch.equal(a[n], b[n]) for n in a) for a, b in zip(masks, masks[1:], strict=False)]
+    assert moved == [True, False]
+
+
+def poison_first_client(message: Message) -> Message:
+    if message.metadata.src_node_id == 100 and message.has_content() and "update" in message.content:
+        message.content["metrics"] = MetricRecord({"num-examples": -1})
+    return message
+
+
+def test_a_bad_reply_is_left_out_counted_and_the_round_equals_one_without_that_client(tmp_path: Path) -> None:
+    run = {"strategy": "random", "defenses": "none", "partition": "iid", "rounds": 3}
+    bad = go(tmp_path / "bad", tamper=poison_first_client, **run)
+    assert bad.counters["client_failures_total|metrics"] == 3
+    absent = go(tmp_path / "absent", tamper=lambda m: None if m.metadata.src_node_id == 100 and "hello" not in m.content else m,
+                round_seconds=0.2, **run)  # fmt: skip
+    assert absent.counters["client_failures_total|timeout"] == 3
+    assert same(final(tmp_path / "bad"), final(tmp_path / "absent"))
+
+
+def test_a_client_that_raises_is_counted_and_its_message_names_no_value(tmp_path: Path) -> None:
+    def break_state(message: Message) -> Message:
+        for file in (tmp_path / "nodes" / "1" / "run").glob("round-*"):
+            file.write_bytes(b"damaged")
+        return message
+
+    federation = go(tmp_path, tamper=break_state, strategy="random", defenses="dgp", rounds=2)
+    assert federation.counters["client_failures_total|client-error"] == 1
+
+
+def test_nobody_answering_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
+    def all_bad(message: Message) -> Message:
+        if "update" in message.content:
+            message.content["provenance"]["round"] = 99
+        return message
+
+    with pytest.raises(PrunellaError, match=rf"no valid reply in {PATIENCE} rounds, last: stale \(3\)"):
+        go(tmp_path, tamper=all_bad, strategy="random", rounds=9)
+
+
+def test_bytes_counted_are_bytes_sent_and_masks_travel_once(tmp_path: Path) -> None:
+    federation, raw = build(tmp_path, strategy="random", defenses="none", rounds=3)
+    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    federate(federation, OrderedGrid(grid, 0.01))
+    trains = [m for m in grid.sent if m.metadata.message_type == "train"]
+    sizes = [sum(len(a.data) for r in m.content.array_records.values() for a in r.values()) for m in trains]
+    assert federation.counters["wire_bytes_total|down"] == sum(sizes)
+    assert sizes[0] > sizes[2] and sizes[2:] == [sizes[2]] * 4
+    assert federation.counters["wire_bytes_total|down"] < federation.counters["wire_dense_bytes_total|down"]
+    assert federation.counters["wire_bytes_total|up"] < federation.counters["wire_dense_bytes_total|up"]
+
+
+def test_a_client_that_lost_its_mask_fails_once_and_gets_it_again(tmp_path: Path) -> None:
+    forgotten = tmp_path / "forgotten"
+
+    def forget(message: Message) -> Message:
+        if message.has_content() and "update" in message.content and not forgotten.exists():
+            forgotten.touch()
+            (tmp_path / "nodes" / "0" / "run" / "mask.safetensors").unlink()
+        return message
+
+    federation = go(tmp_path, clients=2, tamper=forget, strategy="random", defenses="none", rounds=4)
+    assert federation.counters["client_failures_total|client-error"] == 1
+    assert federation.strategy.stats.replies == 2
+
+
+def test_batch_norm_buffers_are_averaged(tmp_path: Path) -> None:
+    go(tmp_path, clients=2, model="resnet10", rounds=1, local_steps=1, strategy="fedavg", defenses="none")
+    saved = final(tmp_path)
+    means = [t for name, t in saved.tree.items() if name.endswith("running_mean")]
+    assert means and all(bool(t.abs().sum() > 0) for t in means)
+
+
+def test_clients_evaluate_on_what_they_hold_out(tmp_path: Path) -> None:
+    federation = go(tmp_path, evaluation="clients", defenses="none", rounds=2)
+    accuracy = series(federation, "accuracy_ratio")
+    assert len(accuracy) == 2 and all(0 <= a <= 1 for a in accuracy)
+    assert federation.test is not None
+
+
+def test_a_damaged_value_changes_the_result_so_the_checks_above_can_fail(tmp_path: Path) -> None:
+    def scale(message: Message) -> Message:
+        if "update" in message.content and message.metadata.src_node_id == 100:
+            expected = federation_box[0].strategy.expected()
+            tree, mask = from_coded(message.content["update"], expected.params, expected.mask)
+            message.content["update"] = to_coded(map_trees(lambda t: t * 2, tree), mask, expected.mask)
+        return message
+
+    federation_box: list[Federation] = []
+    federation, raw = build(tmp_path / "scaled", strategy="random", defenses="none", rounds=1)
+    federation_box.append(federation)
+    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "scaled" / "nodes", scale)
+    federate(federation, OrderedGrid(grid, 0.01))
+    go(tmp_path / "plain", clients=2, strategy="random", defenses="none", rounds=1)
+    assert not same(final(tmp_path / "scaled"), final(tmp_path / "plain"))
