@@ -14,8 +14,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from core.config import Run, kebab
+from attacks import SECTIONS as ATTACK_SECTIONS
+from core.config import Run, kebab, section_defaults
 from core.files import write_atomically
+from privacy import SECTIONS as PRIVACY_SECTIONS
 from server.figures import leakage_charts, run_charts
 from server.page import STYLE, TEMPLATE
 from server.pictures import choose, strip, who
@@ -23,10 +25,12 @@ from server.series import label_values, last, points, total
 from server.store import Line, StoreError, check_audit, read_audits, read_metrics, read_run
 from server.units import NONE, decibels, digits, duration, error, fixed, percent, plural, score, size
 from server.verdict import Verdict, control_of, control_state, level, value, verdict, worst_first
+from strategies import SECTIONS as STRATEGY_SECTIONS
 
 ROWS = 300  # audits in the table
 OPEN = 6  # picture strips that are seen without a click
 REPORT = "report.html"
+OWN = ("run-dir", "resume", "metrics-address")  # settings of the place, not of the experiment
 NO_FAILURES = "No reply was left out"
 RESULTS = {
     "rebuilt": ("leak", "● rebuilt"), "traces": ("traces", "◐ traces"), "baseline": ("clear", "○ nothing"),
@@ -167,13 +171,19 @@ def bounds(lines: Sequence[Line]) -> list[tuple[str, str]]:
     return found
 
 
+def _defaults() -> dict[str, Any]:
+    found = {kebab(name): field.default for name, field in Run.model_fields.items()}
+    for name, settings in {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}.items():
+        found |= section_defaults(name, settings)
+    return found
+
+
 def command(run: Line) -> str:
-    """The call that runs the same settings again: those of a section, and those that are not the default."""
+    """The call that runs the same settings again: those that are not the default of this version."""
     if run.get("command"):
         return str(run["command"])
-    defaults = {kebab(name): field.default for name, field in Run.model_fields.items()}
-    own = {"run-dir", "resume", "metrics-address"}
-    given = {k: v for k, v in run.get("settings", {}).items() if k not in own and ("." in k or defaults.get(k) != v)}
+    defaults = _defaults()
+    given = {k: v for k, v in run.get("settings", {}).items() if k not in OWN and defaults.get(k) != v}
     parts = [shlex.quote(f"{key}={str(v).lower() if isinstance(v, bool) else v}") for key, v in sorted(given.items())]
     return " \\\n  ".join(["prunella run", *(f"-c {part}" for part in parts)])
 

@@ -14,7 +14,7 @@ from attacks.leakage import score
 from core.files import write_tree
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
-from server.report import ROWS, command, write_report
+from server.report import ROWS, _defaults, command, write_report
 from server.store import RunStore, row
 
 HOSTILE = '"><script>alert(1)</script>'
@@ -215,7 +215,9 @@ def test_hundreds_of_rounds_and_audits_stay_readable(tmp_path: Path) -> None:
 
 
 def test_the_command_repeats_what_differs_from_the_defaults() -> None:
-    settings = {"rounds": 10, "seed": 3, "resume": True, "run-dir": "x", "dgp.top": 0.1, "dataset": "a b"}
+    same = _defaults()
+    assert same["dgp.top"] != 0.1 and same["rounds"] == 10 and command({"settings": same}) == "prunella run"
+    settings = same | {"seed": 3, "resume": True, "run-dir": "x", "dgp.top": 0.1, "dataset": "a b"}
     assert command({"settings": settings}).split(" \\\n  ") == [
         "prunella run", "-c 'dataset=a b'", "-c dgp.top=0.1", "-c seed=3",
     ]  # fmt: skip
