@@ -52,7 +52,7 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; marg
 .strips { display:flex; flex-wrap:wrap; gap:12px; } .strip { flex:1 1 auto;
   background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:14px 16px;
   break-inside:avoid; } .strip h3 span { font-weight:400; color:var(--soft); }
-.strip p { color:var(--soft); font-size:.85rem; }
+.strip p { color:var(--soft); font-size:.82rem; margin-top:8px; }
 .pairs { display:flex; flex-wrap:wrap; gap:14px; margin-top:10px; }
 .rows { display:grid; grid-template-rows:88px 88px; gap:4px; font-size:.78rem; color:var(--soft); width:5.6em; }
 .rows span { align-self:center; text-align:right; }
@@ -95,8 +95,8 @@ TEMPLATE = """{% macro show(strip) %}<article class="strip">
 <img src="{{ pair.reconstruction }}" alt="{{ strip.title }}, image {{ loop.index }}: reconstruction, {{ pair.words }}">
 <figcaption>PSNR {{ pair.psnr }}<br>SSIM {{ pair.ssim }}</figcaption></figure>
 {% endfor %}</div>
-{% if strip.left %}<p>{{ strip.pairs|length }} of {{ strip.pairs|length + strip.left }} images, the best rebuilt
-first.</p>{% endif %}{% endif %}
+{% if strip.left %}<p>{{ strip.pairs|length }} of {{ strip.pairs|length + strip.left }} images: the best rebuilt
+of those that were kept.</p>{% endif %}{% endif %}
 </article>
 {% endmacro -%}
 <!DOCTYPE html>

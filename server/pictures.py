@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Strip:
-    """The pairs of one audit; ``left`` more images are not shown; ``problem`` says why there are none."""
+    """The pairs of one audit; ``left`` more were scored and are not shown; ``problem`` says why there are none."""
 
     title: str
     detail: str
@@ -118,4 +118,5 @@ def strip(run_dir: Path, audit: Line) -> Strip:
     similar, noise = ssim(original, rebuilt), psnr(original, rebuilt)
     order = sorted(range(len(similar)), key=lambda i: -noise[i])[:IMAGES]
     pairs = tuple(Pair(png(original[i]), png(rebuilt[i]), decibels(noise[i]), score(similar[i])) for i in order)
-    return Strip(title, detail, pairs, left=len(original) - len(pairs))
+    scored = int((audit["scores"] or {}).get("images", 0))
+    return Strip(title, detail, pairs, left=max(scored, len(original)) - len(pairs))

@@ -30,6 +30,7 @@ from strategies import SECTIONS as STRATEGY_SECTIONS
 ROWS = 300  # audits in the table
 OPEN = 6  # picture strips that are seen without a click
 REPORT = "report.html"
+KINDS = ("control", "control-defended", "client")
 OWN = ("run-dir", "resume", "metrics-address")  # settings of the place, not of the experiment
 NO_FAILURES = "No reply was left out"
 RESULTS = {
@@ -215,14 +216,14 @@ def _facts(run: Line) -> list[str]:
 
 
 def _valid(lines: Iterable[Line]) -> tuple[list[Line], int]:
-    """The audits that fit the store, in the order of rounds, and how many do not."""
+    """The audits that fit the store, by round, the control first, and how many do not fit."""
     valid, damaged = [], 0
     for line in lines:
         try:
             valid.append(check_audit(line))
         except StoreError:
             damaged += 1
-    return sorted(valid, key=lambda a: a["round"]), damaged
+    return sorted(valid, key=lambda a: (a["round"], KINDS.index(a["kind"]), a["client"] or 0)), damaged
 
 
 def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:

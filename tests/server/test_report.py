@@ -114,6 +114,15 @@ def test_a_full_run_shows_the_question_the_answer_and_the_evidence(tmp_path: Pat
         assert words in text
 
 
+def test_audits_stand_by_round_with_their_control_first(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    for kind in ("client", "control-defended", "control"):
+        add_audit(store, 4, kind, 0.02, pictures=False)
+    text = page(tmp_path).text
+    places = [text.index(f"{who} 4 images") for who in ("Control, undefended", "Control, defended", "Client 2")]
+    assert places == sorted(places)
+
+
 def test_what_found_nothing_is_not_called_private(tmp_path: Path) -> None:
     full_run(tmp_path)
     text = page(tmp_path).text
