@@ -26,8 +26,8 @@ ORDER: tuple[Level, ...] = ("unknown", "baseline", "traces", "rebuilt")
 # 60 times each: noise in place of a reconstruction is never 0.1 dB above the baseline and passes the SSIM margin now
 # and then with one image, so SSIM and NMI count as a trace only together. The mean digit, which tells nothing about an
 # image, is up to 5.9 dB above the baseline and reaches SSIM 0.78: so PSNR must be ``CLEAR`` above (half the error of
-# another image) before an image counts as rebuilt. What errs on the side of a leak: digits have near-duplicates, so other
-# people's real digits, matched to a batch of 16, reach 21.6 dB; an attack with a generative prior can profit from that.
+# another image) before an image counts as rebuilt. This errs on the side of a leak: digits have near-duplicates, so
+# other people's real digits, matched to a batch of 16, reach 21.6 dB, and a generative prior can profit from that.
 MARGINS = {"psnr": 2.0, "ssim": 0.2, "nmi": 0.1}
 CLEAR = 6.0  # dB
 RECOGNISABLE = {"psnr": 18.0, "ssim": 0.5}  # 18 dB: a root mean squared error of an eighth of the range
