@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.launcher import Request, launch
-from deploy.progress import Line, PlainView
+from deploy.progress import Line
 
 PYPROJECT = """\
 [project]
@@ -74,7 +74,7 @@ def main(grid, context):
             file.write(json.dumps(line) + "\\n")
 
     note(0, "rounds", config["rounds"])
-    if config["misbehave"] == "raise":
+    if config["misbehave"] == "raise" or (config["misbehave"] == "unless-resumed" and not config["resume"]):
         raise RuntimeError("this app fails on purpose")
     if config["misbehave"] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -85,8 +85,9 @@ def main(grid, context):
     weights = torch.zeros(12500)
     for round in range(1, config["rounds"] + 1):
         begin = time.time()
-        content = {n: RecordDict({"w": ArrayRecord([weights.numpy()]), "c": ConfigRecord({"round": round})}) for n in nodes}
-        replies = exchange(grid, [Message(content[n], n, "train") for n in nodes], config["poll-seconds"])
+        records = {"w": ArrayRecord([weights.numpy()]), "c": ConfigRecord({"round": round})}
+        messages = [Message(RecordDict(records), node, "train") for node in nodes]
+        replies = exchange(grid, messages, config["poll-seconds"])
         failed = [r.error.reason for r in replies if r.has_error()]
         if failed:
             raise RuntimeError(failed[0])
@@ -147,7 +148,7 @@ def measure(request: Request) -> dict[str, Any]:
     """One federation: seconds until round 1 begins, seconds of each round, seconds in all."""
     begin, silent = time.time(), Silent()
     outcome = launch(request, silent)
-    if not outcome.completed:
+    if outcome.status != "completed":
         raise RuntimeError(f"the federation failed: {outcome.error}; see {outcome.run.path}/logs")
     ended = [line for line in silent.lines if line["metric"] == "round_seconds"]
     rounds = [float(line["value"]) for line in ended]

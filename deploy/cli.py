@@ -48,7 +48,7 @@ Settings = Annotated[
 Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
 Runs = Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")]
 RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
-AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of a Flower app to run instead of Prunella's own.")]
+AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of another Flower app than Prunella's own.")]
 AuditOption = Annotated[Audit, typer.Option(help="What clients consent to. Pictures suit a demonstration.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the clients' own randomness reproducible. For experiments only.")]
 Resume = Annotated[str, typer.Option(metavar="RUN", help="Go on with a run: an id, a path or 'latest'.")]
@@ -88,7 +88,7 @@ def version(value: bool) -> None:
 def options(
     show: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    """See ``HELP``."""
+    """What comes before a command; the help text is ``HELP``."""
 
 
 @app.command()

@@ -38,7 +38,8 @@ def app_files(app: Path) -> dict[str, bytes | Path]:
     patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
     found = {path for pattern in patterns for path in app.glob(pattern.lstrip("/"))}
     found |= {app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
-    return {path.relative_to(app).as_posix(): path for path in sorted(found) if path.is_file() and not path.is_symlink()}
+    kept = [path for path in sorted(found) if path.is_file() and not path.is_symlink()]
+    return {path.relative_to(app).as_posix(): path for path in kept}
 
 
 def start_run(client: Any, request: dict[str, Any]) -> int:
@@ -57,7 +58,7 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
         override_federation_config=SimulationConfig(**simulation) if simulation else None,
     ))
     if not answer.HasField("run_id"):
-        raise ValueError(f"the SuperLink refused the run: {answer.note}" if answer.note else "the SuperLink refused the run")
+        raise ValueError(f"the SuperLink refused the run: {answer.note or 'it gave no reason'}")
     return int(answer.run_id)
 
 
@@ -82,7 +83,7 @@ def connect(address: str) -> Any:
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-    interceptors = [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    interceptors: list[Any] = [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
     return ControlHttpClient.from_server_address(
         server_address=address, insecure=True, root_certificates=None, interceptors=interceptors
     )

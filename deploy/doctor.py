@@ -4,7 +4,6 @@ A check is a small function that returns a ``Check``; ``bad`` must be mended, ``
 in a fresh Python, since a broken pair of PyTorch and torchvision can take the process down.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from core.errors import ConfigError, DataError
 from deploy import settings
@@ -53,10 +53,10 @@ def packages() -> list[Check]:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            checks.append(Check(name, "bad", "missing", f"pip install '{name}=={PINNED.get(name, '')}*'".replace("==*", "")))
-            continue
-        right = found.startswith(PINNED.get(name, ""))
-        checks.append(Check(name, "ok" if right else "bad", found, f"pip install '{name}=={PINNED.get(name)}*'"))
+            found = ""
+        right = bool(found) and found.startswith(PINNED.get(name, ""))
+        wanted = f"{name}=={PINNED[name]}*" if name in PINNED else name
+        checks.append(Check(name, "ok" if right else "bad", found or "missing", f"pip install '{wanted}'"))
     return checks
 
 
@@ -70,7 +70,7 @@ def torch_pair() -> Check:
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     if done.returncode == 0:
         return Check("torch + torchvision", "ok", "import together")
-    return Check("torch + torchvision", "bad", last, "reinstall both from the same index: pip install torch torchvision")
+    return Check("torch + torchvision", "bad", last, "reinstall both from the same index")
 
 
 def gpu() -> Check:
@@ -160,5 +160,5 @@ def table(checks: Iterable[Check]) -> Table:
     shown = Table(show_header=False)
     for check in checks:
         mend = f"{check.found}\n  -> {check.mend}" if check.state != "ok" else check.found
-        shown.add_row(marks[check.state], check.name, json.loads(json.dumps(mend)).replace("[", r"\["))
+        shown.add_row(marks[check.state], check.name, Text(mend))
     return shown

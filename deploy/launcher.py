@@ -205,7 +205,9 @@ def backend_for(request: Request, run: RunDir) -> Backend:
     return Warm(run.log("warm"), env, PRELOAD, POLL)
 
 
-def launch(request: Request, view: View, check: Callable[[], None] = lambda: None, resume: RunDir | None = None) -> Outcome:
+def launch(
+    request: Request, view: View, check: Callable[[], None] = lambda: None, resume: RunDir | None = None
+) -> Outcome:
     """Run the federation to its end. ``check`` runs while the warm worker imports, before any Flower process starts.
 
     Ctrl-C and SIGTERM give the outcome "stopped". Raises ``UsageError``, or what ``check`` raises, when nothing could
@@ -235,6 +237,8 @@ def _run(request: Request, run: RunDir, view: View, check: Callable[[], None], r
             time.sleep(LOOK)
         return outcome
     except KeyboardInterrupt:
+        if not (run.path / "launch.json").exists():
+            raise
         return Outcome(run, "stopped", "stopped by the user")
     finally:
         backend.stop()

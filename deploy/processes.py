@@ -25,7 +25,7 @@ from deploy.ports import LOOPBACK, wait_open
 CONTROL = "prunella-control"
 GRACE = 3.0  # seconds a process has between SIGTERM and SIGKILL
 START = 60.0  # seconds a port may take to open
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 ROOT = Path(__file__).resolve().parent.parent
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -79,6 +79,11 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def call_myself(name: str) -> None:
+    """The name ``ps -o comm`` and ``top`` show, 15 bytes; forks would all be called like the zygote."""
+    _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 - never written to
     """The environment of every process: Flower's scripts on PATH, no telemetry, no update check, no ``uv sync``."""
     scripts = str(Path(sys.executable).parent)
@@ -108,7 +113,8 @@ class Stock:
     def spawn(self, process: Process) -> None:
         for port in process.wait_for:
             if not wait_open(port, START):
-                raise LaunchError(f"nothing listens on {LOOPBACK}:{port} after {START:.0f} s, so {process.name} cannot start")
+                where = f"{LOOPBACK}:{port}"
+                raise LaunchError(f"nothing listens on {where} after {START:.0f} s, so {process.name} cannot start")
         env = environment(process.env)
         command = [process.command, *process.args]
         if process.command == CONTROL:
@@ -176,12 +182,13 @@ class Warm:
             if "error" in message:
                 raise LaunchError(message["error"])
             ended.append(Exit(message["name"], message["code"]))
-        if not self._stopped and self._zygote.poll() is not None:
+        if not self._stopped and _has_ended(self._zygote.pid):
+            self.stop()
             raise LaunchError(f"the warm worker {Exit('', self._zygote.returncode).how}: see {self._log}")
         return ended
 
     def _messages(self) -> list[dict[str, Any]]:
-        found = []
+        found: list[dict[str, Any]] = []
         while True:
             try:
                 packet = self._channel.recv(1 << 16)
@@ -193,6 +200,8 @@ class Warm:
 
     def stop(self) -> None:
         """Close the channel, which tells the zygote to end everything; then kill whatever its group still holds."""
+        if self._stopped:
+            return
         self._stopped = True
         self._channel.close()
         try:

@@ -73,11 +73,13 @@ def fold(state: State, line: Line) -> State:
     0.5
     """
     metric, value, labels = line["metric"], line["value"], line.get("labels", {})
-    simple = {"accuracy_ratio": "accuracy", "mask_density_ratio": "density", "round_seconds": "seconds"}
-    if metric in simple:
-        return replace(state, **{simple[metric]: float(value)})
-    if metric in ("round", "rounds"):
-        return replace(state, **{metric: int(value)})
+    fields: dict[str, Any] = {
+        "round": ("round", int), "rounds": ("rounds", int), "accuracy_ratio": ("accuracy", float),
+        "mask_density_ratio": ("density", float), "round_seconds": ("seconds", float),
+    }
+    if metric in fields:
+        name, kind = fields[metric]
+        return replace(state, **{name: kind(value)})
     if metric == "wire_bytes_total":
         return replace(state, sent={**state.sent, labels["direction"]: float(value)})
     if metric == "wire_dense_bytes_total":
@@ -152,7 +154,8 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._state = State()
         self._bar = Progress(
-            BarColumn(bar_width=24), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
+            BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
+            console=console,
         )
         self._task = self._bar.add_task("starting", total=None)
         self._bar.start()

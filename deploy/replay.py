@@ -7,10 +7,11 @@ score: there is no truth to compare with. The objective says how well it explain
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.utils import save_image  # type: ignore[import-untyped]
+from torchvision.utils import save_image
 
 from attacks import ATTACKS
 from attacks.trace import load_trace
@@ -70,7 +71,7 @@ def save(images: Tensor, path: Path) -> None:
 
 def replay(trace: Path, name: str, given: Sequence[str], out: Path, seed: int) -> Replay:
     """Attack the view in ``trace`` and write the pictures into ``out``."""
-    settings = parse_section(settings_of(name, given), name, ATTACKS[name].settings)
+    settings: Any = parse_section(settings_of(name, given), name, ATTACKS[name].settings)
     if not trace.is_file():
         raise ConfigError(f"no file {trace}: a run keeps its traces in runs/ID/traces")
     view, task, _ = load_trace(trace)

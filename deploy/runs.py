@@ -96,10 +96,10 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
         raise RunError(f"{run_id!r} is not a run id: use letters, digits and hyphens")
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        run.path.mkdir()
+        if run.path.exists():
+            raise RunError(f"{run.path} is there already: choose another --run-id, or --resume {run_id}")
+        run.path.mkdir(mode=0o700)
         prepare(run, nodes)
-    except FileExistsError:
-        raise RunError(f"{run.path} is there already: choose another --run-id, or --resume {run_id}") from None
     except OSError as error:
         raise RunError(f"cannot write to {runs} ({error.strerror}): choose another directory with --runs") from None
     return run
@@ -120,6 +120,7 @@ def locked(run: RunDir) -> Iterator[None]:
 
 def prepare(run: RunDir, nodes: int) -> None:
     """The directories of a run that may be there already; clients' ones are owner-readable only."""
+    (run.path / "nodes").mkdir(exist_ok=True)
     for index in range(nodes):
         (run.node(index) / "state").mkdir(parents=True, exist_ok=True)
     for path in (run.path / "nodes", *(run.path / "nodes").glob("*"), *(run.path / "nodes").glob("*/state")):

@@ -73,7 +73,9 @@ def superexec(run: RunDir, name: str, task: str, home: str, port: int, after: in
     )
 
 
-def control(run: RunDir, ports: Ports, app: Path, config: Mapping[str, Value], simulation: Mapping[str, Any] | None) -> Process:
+def control(
+    run: RunDir, ports: Ports, app: Path, config: Mapping[str, Value], simulation: Mapping[str, Any] | None
+) -> Process:
     """The process that submits the run; it finds its request in a file, not on the command line."""
     request = {
         "app": str(app), "address": f"{LOOPBACK}:{ports.control}", "config": dict(config),

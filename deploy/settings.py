@@ -3,12 +3,12 @@
 The defaults, and so the valid keys, stand in ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``; Flower
 refuses any other. For Prunella's own app every room's rules are applied as well.
 
->>> defaults = {"rounds": 10, "rate": 0.3, "resume": False, "strategy": "prunefl"}
->>> parse(["rounds=3", "rate=1", "resume=yes"], defaults)
-{'rounds': 3, 'rate': 1.0, 'resume': True}
+>>> defaults = {"rounds": 10, "rate": 0.3, "strategy": "prunefl"}
+>>> parse(["rounds=3", "rate=1"], defaults)
+{'rounds': 3, 'rate': 1.0}
 >>> parse(["round=3"], defaults)
 Traceback (most recent call last):
-core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: rate, resume, rounds, strategy
+core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: rate, rounds, strategy
 """
 
 import tomllib

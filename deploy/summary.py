@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from deploy.progress import State, fold, megabytes
 from deploy.runs import RunDir
@@ -65,5 +66,5 @@ def summary(run: RunDir) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows(read_run(run.path), read_metrics(run.path), read_audits(run.path)):
-        table.add_row(label, value)
+        table.add_row(label, Text(value))
     return table

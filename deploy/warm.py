@@ -27,17 +27,17 @@ from typing import Any, NoReturn
 
 from deploy import control, patches
 from deploy.ports import LOOPBACK, wait_open
-from deploy.processes import CONTROL, GRACE, ROOT, START, Process, die_with_parent
+from deploy.processes import CONTROL, GRACE, ROOT, START, Process, call_myself, die_with_parent
 
 # What the services import on first use; imported before the first fork, so that it is paid once.
 FLOWER = (
     "flwr.superlink.cli", "flwr.superlink.main", "flwr.supernode.cli", "flwr.supernode.main", "flwr.supercore.cli",
-    "flwr.simulation.app", "flwr.serverapp.strategy", "flwr.clientapp", "flwr.cli.build", "flwr.cli.cli_client_interceptor",
-    "flwr.supercore.control", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvicorn.protocols.http.auto",
-    "uvicorn.protocols.websockets.auto",
+    "flwr.simulation.app", "flwr.serverapp.strategy", "flwr.clientapp", "flwr.cli.build", "flwr.supercore.control",
+    "flwr.cli.cli_client_interceptor", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto", "httpcore", "h11", "encodings.idna",
 )
 # What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after all.
-PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pydantic")
+PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pydantic", "safetensors.torch")
 SERVER_AFTER = 1
 ENV = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 Entry = Callable[[], Any]
@@ -116,6 +116,7 @@ class Zygote:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         gc.enable()
+        call_myself(process.name)
         redirect(process.log)
         os.environ.update(process.env)
         fresh_randomness()

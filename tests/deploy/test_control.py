@@ -1,0 +1,91 @@
+"""The bundle holds what it should, and the run's status is passed on as Flower says it."""
+
+import io
+import json
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploy import control
+from deploy.ports import free_ports
+from deploy.processes import ROOT
+
+
+def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:
+    for name in ("room/a.py", "room/deep/b.py", "other/c.py", ".venv/d.py", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "room/link.py").symlink_to(tmp_path / "other/c.py")
+    (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\nfab-include = ["room/**/*.py"]\n')
+    assert set(control.app_files(tmp_path)) == {"pyproject.toml", "README.md", "room/a.py", "room/deep/b.py"}
+    (tmp_path / "pyproject.toml").write_text("")
+    assert {"other/c.py", ".venv/d.py"} <= set(control.app_files(tmp_path))
+
+
+def test_the_same_bundle_as_flowers_own_collection(smallest_app: Path) -> None:
+    from flwr.cli.build import build_fab_from_disk, build_fab_from_files
+
+    assert build_fab_from_files(control.app_files(smallest_app))[0] == build_fab_from_disk(smallest_app)
+
+
+class FakeClient:
+    """A Control API that answers from lists."""
+
+    def __init__(self, *statuses: tuple[str, str, str], run_id: int | None = 7) -> None:
+        self.statuses, self.run_id, self.started = list(statuses), run_id, []
+
+    def StartRun(self, request):  # noqa: N802
+        self.started.append(request)
+        return SimpleNamespace(run_id=self.run_id, note="full", HasField=lambda name: self.run_id is not None)
+
+    def ListRuns(self, request):  # noqa: N802
+        status, sub, details = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return SimpleNamespace(run_dict={7: SimpleNamespace(status=SimpleNamespace(
+            status=status, sub_status=sub, details=details
+        ))})
+
+
+def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
+    client = FakeClient()
+    request = {"app": str(ROOT), "config": {"rounds": 3, "rate": 0.5}, "simulation": {"num_supernodes": 9}}
+    assert control.start_run(client, request) == 7
+    [sent] = client.started
+    names = zipfile.ZipFile(io.BytesIO(sent.fab.content)).namelist()
+    assert "server/app.py" in names and "client/app.py" in names
+    assert not [name for name in names if name.startswith(("deploy/", "tests/", ".venv/"))]
+    assert sent.override_config["rounds"].sint64 == 3 and sent.override_config["rate"].double == 0.5
+    assert sent.override_federation_config.num_supernodes == 9
+
+
+def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
+    with pytest.raises(ValueError, match="refused the run: full"):
+        control.start_run(FakeClient(run_id=None), {"app": str(smallest_app), "config": {}})
+
+
+def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "EVERY", 0.0)
+    client = FakeClient(
+        ("pending", "", ""), ("pending", "", ""), ("running", "", ""), ("finished", "failed", "no memory"),
+    )
+    assert list(control.statuses(client, 7)) == [
+        ("pending", ""), ("running", ""), ("finished:failed", "no memory")
+    ]
+
+
+def test_an_unreachable_superlink_is_one_line(
+    tmp_path: Path, smallest_app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "START", 0.05)
+    request = {
+        "app": str(smallest_app), "address": f"127.0.0.1:{free_ports(1)[0]}", "config": {}, "simulation": None,
+        "out": str(tmp_path / "events.jsonl"),
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    monkeypatch.setattr(sys, "argv", ["control", str(tmp_path / "request.json")])
+    with pytest.raises(SystemExit):
+        control.main()
+    [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert event["event"] == "error" and "SuperLink" in event["message"]

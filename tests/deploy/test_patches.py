@@ -1,0 +1,91 @@
+"""Each patch takes hold of the installed Flower, and says so when it cannot."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from deploy import patches
+from deploy.patches import CappedTime, ForkedPopen, PatchError, replace, set_default
+from deploy.processes import environment, importable
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    made = types.ModuleType("made_up")
+    exec("there = 1\ndef pull(*, backoff=1): return backoff", made.__dict__)
+    monkeypatch.setitem(sys.modules, "made_up", made)
+    return made
+
+
+def test_replace_only_what_exists(module: types.ModuleType) -> None:
+    replace("made_up", "there", 2)
+    assert module.there == 2
+    with pytest.raises(PatchError, match="flwr 1.39.0 has no made_up.gone: .*--stock"):
+        replace("made_up", "gone", 2)
+    with pytest.raises(PatchError, match="no_such_module"):
+        replace("no_such_module", "there", 2)
+
+
+def test_set_only_a_default_that_exists(module: types.ModuleType) -> None:
+    set_default("made_up", "pull", "backoff", 0.05)
+    assert module.pull() == 0.05
+    with pytest.raises(PatchError, match="made_up.pull has no 'retries'"):
+        set_default("made_up", "pull", "retries", 1)
+
+
+def test_capped_time_is_time_but_for_long_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(patches.time, "sleep", slept.append)
+    capped = CappedTime(0.1)
+    capped.sleep(3)
+    capped.sleep(0.01)
+    assert slept == [0.1, 0.01]
+    assert capped.monotonic is patches.time.monotonic
+
+
+def test_apply_reaches_every_process_of_flower() -> None:
+    code = """
+import inspect
+from deploy import patches
+commands = []
+patches.apply(commands.append, 0.1)
+import flwr.supernode.start_client_internal as node
+import flwr.client.grpc_rere_client.connection as connection
+import flwr.supercore.heartbeat as heartbeat
+import flwr.supercore.inflatable.inflatable_utils as objects
+import importlib
+superlink = importlib.import_module('flwr.superlink.cli.flower_superlink')
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus, SubprocessExecutor
+assert isinstance(node.time, patches.CappedTime)
+assert connection.HEARTBEAT_DEFAULT_INTERVAL == heartbeat.HEARTBEAT_DEFAULT_INTERVAL == patches.HEARTBEAT
+assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
+assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
+for quiet in (False, True):
+    spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "tok", True, None, False, 7, quiet, 1)
+    assert SubprocessExecutor().launch(spec).status == LaunchResultStatus.ACCEPTED
+assert commands[0] == commands[1]
+print(*commands[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:3] == ["flwr-clientapp", "--runtime-api-address", "127.0.0.1:1"]
+    assert "--token tok" in done.stdout and "--insecure" in done.stdout and "--parent-pid 7" in done.stdout
+
+
+def test_the_slowest_sleeps_are_still_the_ones_we_cap() -> None:
+    """Flower's SuperNode must still sleep through the module attribute that we replace."""
+    import inspect
+
+    import flwr.supernode.start_client_internal as node
+
+    source = inspect.getsource(node)
+    assert "time.sleep(3)" in source and "time.sleep(0.5)" in source and "\nimport time\n" in source
+
+
+def test_popen_passes_the_command_on() -> None:
+    seen: list[list[str]] = []
+    ForkedPopen(seen.append).Popen(["flwr-clientapp", "x"], stdout=ForkedPopen.DEVNULL)
+    assert seen == [["flwr-clientapp", "x"]]

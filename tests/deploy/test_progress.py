@@ -1,0 +1,103 @@
+"""Progress is what the file says, however it is read."""
+
+import io
+import json
+from functools import reduce
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from deploy.progress import Follower, LiveView, PlainView, State, by_round, describe, fold, view
+
+
+def line(round: int, metric: str, value: float, **labels: str) -> dict:
+    return {"round": round, "time": 0.0, "metric": metric, "labels": labels, "value": value}
+
+
+LINES = [
+    line(0, "rounds", 2),
+    line(1, "accuracy_ratio", 0.25), line(1, "wire_bytes_total", 10, direction="up"),
+    line(1, "wire_dense_bytes_total", 40, direction="up"), line(1, "mask_density_ratio", 0.7), line(1, "round", 1),
+    line(2, "accuracy_ratio", 0.5), line(2, "wire_bytes_total", 30, direction="up"), line(2, "leakage_mse", 1.0),
+    line(2, "round_seconds", 1.5), line(2, "round", 2),
+]
+
+
+def coded(lines: list[dict]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+@given(st.lists(st.integers(0, len(coded(LINES))), max_size=6))
+def test_a_file_cut_anywhere_is_read_completely(tmp_path_factory, cuts: list[int]) -> None:
+    path, data = tmp_path_factory.mktemp("f") / "metrics.jsonl", coded(LINES)
+    follower, seen = Follower(path), []
+    for cut in [*sorted(cuts), len(data)]:
+        path.write_bytes(b"") if not path.exists() else None
+        with path.open("ab") as file:
+            file.write(data[path.stat().st_size : cut])
+        seen += follower.read()
+    assert seen == LINES and follower.read() == []
+
+
+def test_a_missing_file_is_empty_and_a_replaced_one_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    follower = Follower(path)
+    assert follower.read() == []
+    path.write_bytes(coded(LINES))
+    assert len(follower.read()) == len(LINES)
+    other = tmp_path / "new"
+    other.write_bytes(coded(LINES[:3]))
+    other.replace(path)
+    assert follower.read() == LINES[:3]
+    path.write_bytes(coded(LINES[:1]))
+    assert follower.read() == LINES[:1]
+
+
+def test_what_was_there_can_be_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(coded(LINES[:4]))
+    follower = Follower(path, skip=True)
+    with path.open("ab") as file:
+        file.write(coded(LINES[4:]))
+    assert follower.read() == LINES[4:]
+
+
+def test_the_state_is_the_last_line_of_each_metric() -> None:
+    state = reduce(fold, LINES, State())
+    assert (state.round, state.rounds, state.accuracy, state.density, state.seconds) == (2, 2, 0.5, 0.7, 1.5)
+    assert state.sent == {"up": 30.0} and state.saved == 1 - 30 / 40
+    assert reduce(fold, LINES + LINES, State()) == state
+    assert State().saved is None
+
+
+def test_groups_are_consecutive() -> None:
+    assert [round for round, _ in by_round(LINES)] == [0, 1, 2]
+
+
+def test_nothing_known_is_nothing_said() -> None:
+    assert describe(State()) == "round 0"
+
+
+def test_plain_lines_one_a_round_however_they_arrive() -> None:
+    out = io.StringIO()
+    plain = view(Console(file=out, width=200))
+    assert isinstance(plain, PlainView)
+    for each in LINES:
+        plain.show([each])
+    plain.show(LINES)
+    plain.close()
+    assert [text.split()[:2] for text in out.getvalue().splitlines()] == [["round", "1/2"], ["round", "2/2"]]
+    assert "accuracy 0.500" in out.getvalue()
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    out = io.StringIO()
+    live = view(Console(file=out, width=200, force_terminal=True))
+    assert isinstance(live, LiveView)
+    live.say("waiting")
+    live.show(LINES)
+    live.say("a client is gone")
+    live.close()
+    assert "round 2/2" in out.getvalue() and "a client is gone" in out.getvalue()

@@ -1,0 +1,82 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare
+
+
+def test_ids_sort_by_age_and_differ() -> None:
+    assert new_id(0.0) < new_id(1.0) < new_id(1e9)
+    assert len({new_id(0.0) for _ in range(50)}) > 40
+
+
+def test_a_new_run_is_private(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        run = create(tmp_path / "deep" / "runs", "one", 2)
+    finally:
+        os.umask(old)
+    private = [run.path, run.flower, run.path / "logs", run.node(0), run.node(1), run.node(1) / "state"]
+    assert [path.stat().st_mode & 0o777 for path in private] == [0o700] * 6
+    assert run.id == "one" and run.path.is_absolute() and run.status() == "" and run.launch() == {}
+
+
+def test_preparing_again_keeps_what_clients_remember(tmp_path: Path) -> None:
+    run = create(tmp_path, "one", 1)
+    (run.node(0) / "state" / "x").write_text("kept")
+    prepare(run, 2)
+    assert (run.node(0) / "state" / "x").read_text() == "kept" and (run.node(1) / "state").is_dir()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "latest", "a/b"])
+def test_names_that_are_no_ids(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="not a run id"):
+        create(tmp_path / "runs", name, 1)
+
+
+def test_taken_or_unwritable(tmp_path: Path) -> None:
+    create(tmp_path, "one", 1)
+    with pytest.raises(RunError, match="--resume one"):
+        create(tmp_path, "one", 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="--runs"):
+        create(tmp_path / "file", "two", 1)
+
+
+def test_latest_moves(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (create(tmp_path, name, 1).path / "launch.json").write_text("{}")
+        point_latest(tmp_path, name)
+    assert os.readlink(tmp_path / "latest") == "two"
+    assert find(tmp_path, "latest").id == "two"
+    assert not list(tmp_path.glob(".latest-*"))
+
+
+def test_find_by_id_path_or_beginning(tmp_path: Path) -> None:
+    for name in ("20260101-a", "20260101-b", "20270101-c"):
+        (create(tmp_path, name, 0).path / "launch.json").write_text("{}")
+    assert find(tmp_path, "20260101-b").id == "20260101-b"
+    assert find(tmp_path, "2027").id == "20270101-c"
+    assert find(tmp_path / "elsewhere", str(tmp_path / "20260101-a")).id == "20260101-a"
+    for name in ("2026", "nothing", ""):
+        with pytest.raises(RunError, match="the newest are 20260101-a, 20260101-b, 20270101-c"):
+            find(tmp_path, name)
+    with pytest.raises(RunError, match="prunella run"):
+        find(tmp_path / "empty", "latest")
+
+
+def test_two_launchers_cannot_hold_one_run(tmp_path: Path) -> None:
+    run = create(tmp_path, "one", 0)
+    with locked(run), pytest.raises(RunError, match="going on"), locked(run):
+        raise AssertionError("held twice")
+    with locked(run):
+        assert run.path.exists()
+
+
+def test_a_torn_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"status": ')
+    with pytest.raises(RunError, match="run.json"):
+        RunDir(tmp_path).status()
+    (tmp_path / "run.json").write_text('{"status": "completed"}')
+    assert RunDir(tmp_path).status() == "completed"
