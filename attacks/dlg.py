@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attacks.inversion import Inversion
+from core.config import Count
 
 
 @dataclass(frozen=True)
@@ -20,4 +21,4 @@ class Dlg(Inversion):
     signed: bool = False
     mask_aware: bool = False
     labels: Literal["infer", "optimise"] = "optimise"
-    restarts: int = 3
+    restarts: Count = 3

@@ -1,27 +1,37 @@
 """Labels from the last layer's gradient, before any image is guessed.
 
 For a linear last layer with cross-entropy, the bias gradient of class c is r_c, the batch mean of p_c - [y = c]: at
-batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch, LLG (Wainakh et al. 2022,
-Algorithm 1): each example of a class lowers its r_c by the impact m = (1 + 1/K) / N * (sum of negative r_c), so take
-every negative class once, subtract m from it, then take the lowest class again and again until N labels are named.
+batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch there are two counts, and an attack
+with restarts tries one after the other and keeps what explains the update better:
 
-Where the bias did not arrive, r_c is estimated from its row of the weight gradient, a mean of (p_c - [y = c])
-times the features: the projection on the features of uninformed images, over the coordinates that did arrive; zero
-where none did. Several local steps are treated as one (their mean gradient), exact only while the model hardly moves.
+count_by_probability   n_c = N (p_c - r_c) with p_c taken on uninformed images (Geng et al. 2021), then rounded to add
+                       up to N. Exact where the model says the same of every image: untrained. Needs the scale of r.
+count_by_impact        LLG (Wainakh et al. 2022, Algorithm 1): an example of a class lowers its r_c by the impact
+                       m = (1 + 1/K) / N * (sum of negative r_c); take every negative class once, subtract m from it,
+                       then the lowest class again and again until N labels are named. Needs no scale.
+
+Where the bias did not arrive, r_c is estimated from its row of the weight gradient, a mean of (p_c - [y = c]) times the
+features: the projection on the features of uninformed images, over the coordinates that did arrive; zero where none
+did. Several local steps are treated as one (their mean gradient), exact only while the model hardly moves.
 
 Departure: LLG uses the plain row sum, which presumes features that are never negative.
 
->>> count_labels(torch.tensor([-0.6, 0.2, -0.1, 0.5]), 3).tolist()
+>>> count_by_impact(torch.tensor([-0.6, 0.2, -0.1, 0.5]), 3).tolist()
+[0, 0, 2]
+>>> count_by_probability(torch.tensor([-0.4, 0.25, -0.1, 0.25]), torch.full((4,), 0.25), 3).tolist()
 [0, 0, 2]
 """
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import softmax
 
 from attacks.matching import Target
 from core.errors import AttackError
 from core.trees import Tree
+from tasks.models.layers import Shape
+from tasks.task import Task
 
 _REFERENCES = 64  # uninformed images whose mean feature stands for the batch's
 
@@ -35,18 +45,18 @@ def last_linear(module: nn.Module, classes: int) -> str:
     return name
 
 
-def typical_features(target: Target, layer: str, shape: tuple[int, int, int], generator: Generator) -> Tensor:
-    """The mean input [F] of ``layer`` on uniform noise: what a server can know of it without data."""
+def uninformed(target: Target, layer: str, shape: Shape, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Mean input [F] of ``layer`` and mean probabilities [K] on uniform noise: what a server knows of them."""
     caught: list[Tensor] = []
     hook = target.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     noise = torch.rand((_REFERENCES, *shape), generator=generator).to(target.flat.device)
     buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
     try:
         with torch.no_grad():
-            functional_call(target.module, (target.params, buffers), (noise,))
+            logits = functional_call(target.module, (target.params, buffers), (noise,))
     finally:
         hook.remove()
-    return caught[0].mean(dim=0)
+    return caught[0].mean(dim=0), softmax(logits, dim=1).mean(dim=0)
 
 
 def split(flat: Tensor, like: Tree) -> Tree:
@@ -67,23 +77,37 @@ def class_evidence(target: Target, layer: str, features: Tensor) -> Tensor:
     return projected if bias is None else torch.where(bias != 0, bias, projected)
 
 
-def count_labels(evidence: Tensor, images: int) -> Tensor:
+def count_by_impact(evidence: Tensor, images: int) -> Tensor:
     """LLG's selection: ``images`` labels in ascending order, int64."""
     left = evidence.detach().double().cpu().clone()
-    impact = left.clamp_max(0).sum() * (1 + 1 / len(left)) / images
-    taken: list[int] = []
-    for label in torch.argsort(left, stable=True)[: int((left < 0).sum())].tolist()[:images]:
-        taken.append(label)
+    impact = min(float(left.clamp_max(0).sum()), -torch.finfo(left.dtype).tiny) * (1 + 1 / len(left)) / images
+    taken = torch.argsort(left, stable=True)[: min(images, int((left < 0).sum()))].tolist()
+    for label in taken:
         left[label] -= impact
     while len(taken) < images:
         label = int(left.argmin())
         taken.append(label)
-        left[label] -= impact if impact < 0 else -1.0 / images
+        left[label] -= impact
     return torch.tensor(sorted(taken), dtype=torch.int64)
 
 
-def infer_labels(target: Target, shape: tuple[int, int, int], classes: int, generator: Generator) -> Tensor:
-    """The labels of the batch, ascending, [images]."""
-    layer = last_linear(target.module, classes)
-    evidence = class_evidence(target, layer, typical_features(target, layer, shape, generator))
-    return count_labels(evidence, target.plan.images).to(target.flat.device)
+def count_by_probability(evidence: Tensor, probabilities: Tensor, images: int) -> Tensor:
+    """``images`` labels in ascending order, int64: expected counts, rounded one label at a time to the largest rest."""
+    expected = images * (probabilities - evidence).detach().double().cpu()
+    counts = torch.zeros_like(expected)
+    for _ in range(images):
+        counts[(expected - counts).argmax()] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
+
+
+def label_candidates(target: Target, task: Task, scaled: bool, generator: Generator) -> list[Tensor]:
+    """Labels [images] to try, likeliest first; ``scaled`` where the learning rate, so the size of r, is known."""
+    layer, images = last_linear(target.module, task.classes), target.plan.images
+    features, probabilities = uninformed(target, layer, task.shape, generator)
+    evidence = class_evidence(target, layer, features)
+    if images == 1:
+        candidates = [label.reshape(1) for label in evidence.argsort(stable=True)]
+    else:
+        by_probability = [count_by_probability(evidence, probabilities, images)] if scaled else []
+        candidates = [*by_probability, count_by_impact(evidence, images)]
+    return [labels.to(target.flat.device) for labels in candidates]
