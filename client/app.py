@@ -72,12 +72,13 @@ def train(message: Message, context: Context) -> Message:
     ledger = record(memory.ledger, session.procedure.chain, result.steps)
     session.store.save(round, Memory(result.state, ledger))
     session.store.save_mask(mask)
-    wanted = message.content.config_records["config"].get("importance", [])
-    names = frozenset(str(name) for name in wanted if isinstance(wanted, list)) & prunable(session.procedure.module)
+    wanted = message.content.config_records["config"].get("importance")
+    asked = {str(name) for name in wanted} if isinstance(wanted, list) else set()
+    names = prunable(session.procedure.module) & asked
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     metrics = MetricRecord({"num-examples": len(session.examples.y), "train-seconds": seconds})
     content = RecordDict({**build_reply(result, mask, names), "metrics": metrics, "provenance": provenance})
-    content["ledger"] = ConfigRecord(line(ledger))
+    content["ledger"] = ConfigRecord({**line(ledger)})
     return Message(content, reply_to=message)
 
 
@@ -106,8 +107,8 @@ def evaluate(message: Message, context: Context) -> Message:
     held_out = session.held_out
     x, y = held_out.x.to(session.device), held_out.y.to(session.device)
     result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
-    metrics = {"num-examples": result.examples, "loss": result.loss, "accuracy": result.accuracy}
-    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    metrics = MetricRecord({"num-examples": result.examples, "loss": result.loss, "accuracy": result.accuracy})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
 @app.query("hello")

@@ -53,7 +53,7 @@ def answer(session: Session, content: RecordDict) -> RecordDict:
     if rebuilt is None:
         return _outcome("refused")
     leakage = score(rebuilt, private)
-    reply = _outcome("scored", scores=MetricRecord(flatten(leakage.to_dict())))
+    reply = _outcome("scored", scores=MetricRecord({**flatten(leakage.to_dict())}))
     if session.node.consent == "pictures":
         original, reconstruction = paired(private.x, rebuilt.x, leakage.assignment[:MAX_PICTURES])
         reply["pictures"] = to_dense({"original": original, "reconstruction": reconstruction})

@@ -65,7 +65,7 @@ def read_node(config: Mapping[str, object]) -> Node:
         clients=int(str(config.get("num-partitions", client + 1))),
         state_dir=_state_dir(config, client),
         data=Path(str(config["data"])) if "data" in config else None,
-        consent=consent,  # type: ignore[arg-type]
+        consent=consent,
         seed=int(str(seed)) if seed is not None else None,
     )
 

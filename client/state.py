@@ -43,7 +43,7 @@ class ClientStore:
         """A 63-bit seed only this client knows; made from the operating system's randomness once."""
         path = self.home / "secret"
         if not path.exists():
-            write_atomically(path, lambda p: p.write_text(str(secrets.randbits(63))) and None)
+            write_atomically(path, lambda p: p.write_text(str(secrets.randbits(63))))
         return int(path.read_text())
 
     def _rounds(self) -> list[int]:

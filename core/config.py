@@ -128,4 +128,4 @@ def check_sections(raw: Raw, sections: Mapping[str, type]) -> None:
 
 def section_defaults(name: str, settings: type) -> dict[str, Any]:
     """The flat keys and defaults of a section, as they stand in ``pyproject.toml``."""
-    return {f"{name}.{kebab(f.name)}": f.default for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    return {f"{name}.{kebab(f.name)}": f.default for f in dataclasses.fields(settings)}

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from core.trees import Tree
 
 
-def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o600) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], mode: int = 0o600) -> None:
     """``write`` a temporary file beside ``path``, flush it to the disk, then rename it into place.
 
     A reader sees the old file or the new one; a full disk or a crash leaves the old one.
@@ -33,7 +33,7 @@ def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o60
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    write_atomically(path, lambda p: p.write_text(json.dumps(value, indent=1, sort_keys=True)) and None, mode)
+    write_atomically(path, lambda p: p.write_text(json.dumps(value, indent=1, sort_keys=True)), mode)
 
 
 def write_tree(path: Path, tree: Tree, metadata: dict[str, str] | None = None) -> None:

@@ -90,7 +90,7 @@ def _assemble(tree: Tree, mask: Mask, reference: Mask | None, values: bool) -> b
         masks.append(_mask_bytes(mode, bits, base))
         if values:
             body.append(_value_bytes(tree[name], bits, mode))
-    uses_reference = reference is not None and any(row[3] in "rw" for row in header)
+    uses_reference = reference is not None and any(row[3] in ("r", "w") for row in header)
     flags = (_HAS_VALUES if values else 0) | (_HAS_REFERENCE if uses_reference else 0)
     text = json.dumps(header, separators=(",", ":")).encode()
     mark = fingerprint(reference) if uses_reference and reference is not None else b""

@@ -90,7 +90,7 @@ def weight_cost(module: torch.nn.Module, shape: tuple[int, int, int], prunable: 
 
         return hook
 
-    handles = [m.register_forward_hook(note(n)) for n, m in module.named_modules() if f"{n}.weight" in prunable]  # type: ignore[arg-type]
+    handles = [m.register_forward_hook(note(n)) for n, m in module.named_modules() if f"{n}.weight" in prunable]
     training = module.training
     try:
         with torch.no_grad():

@@ -59,7 +59,7 @@ def view_of(run: Run, expected: Expected, contribution: Contribution) -> ServerV
 
 def rebuilt_control(scores: Outcome) -> bool:
     """Whether a canary was rebuilt: its label named and a PSNR at which a picture is plainly recognisable."""
-    return scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR
+    return bool(scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Auditor:
         (self.queue / STOP).unlink(missing_ok=True)
         root = str(Path(__file__).resolve().parents[1])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "server.audit_worker", str(self.queue)]
+        command = [sys.executable, "-m", "server.audit_worker", str(self.queue), str(os.getpid())]
         self._worker = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
 
     # taking in answers -----------------------------------------------------------------------------------------------

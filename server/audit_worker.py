@@ -1,10 +1,10 @@
 """The audit worker: a process of its own that attacks recorded views, one after the other.
 
-``python -m server.audit_worker DIRECTORY`` serves a folder of jobs. A job is a folder with ``view.safetensors`` (a
+``python -m server.audit_worker DIRECTORY PID`` serves a folder of jobs. A job is a folder with ``view.safetensors`` (a
 trace) and ``job.json`` (attack, its settings, a seed); for a public canary also ``truth.safetensors``. The answer is
 ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a restart loses nothing, a job that crashes the attack
 becomes an answer with an error, and training never waits. The worker ends when the folder has a file ``stop`` and no
-open job, or when the process that started it is gone.
+open job, or when its parent, process PID, is gone.
 """
 
 import json
@@ -52,7 +52,7 @@ def _rebuild(folder: Path) -> Reconstruction:
     job = json.loads((folder / JOB).read_text())
     view, task, _ = load_trace(folder / VIEW)
     attack = ATTACKS[job["attack"]]
-    settings = parse_section(job["settings"], job["attack"], attack.settings)
+    settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
     return attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"))
 
 
@@ -98,4 +98,4 @@ def serve(queue: Path, parent: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(Path(sys.argv[1]), os.getppid())
+    serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 
 
 class OrderedGrid(Grid):
@@ -22,11 +23,11 @@ class OrderedGrid(Grid):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def set_run(self, run_id: int) -> None:
-        self._grid.set_run(run_id)
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
 
     @property
-    def run(self) -> Any:
+    def run(self) -> Run:
         return self._grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:

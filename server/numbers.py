@@ -1,5 +1,6 @@
 """Rows of numbers for the run store and Prometheus, from what a round, a ledger or an audit said."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,7 +30,8 @@ def round_rows(
         row("aggregate_seconds", stats.aggregate_seconds),
     ]
     if result is not None:
-        rows += [row("accuracy_ratio", result.accuracy), row("loss", result.loss)]
+        rows.append(row("accuracy_ratio", result.accuracy))
+        rows += [row("loss", result.loss)] if math.isfinite(result.loss) else []  # a diverged model has no loss
     if stats.replies:
         rows.append(row("train_seconds", stats.train_seconds / stats.replies))
         rows.append(row("defense_rate_ratio", stats.withheld / stats.replies))

@@ -36,7 +36,7 @@ def read_hello(reply: Message) -> Member:
     record = {} if reply.has_error() else reply.content.config_records.get("hello", ConfigRecord())
     client, consent = record.get("client"), record.get("audit")
     number = client if isinstance(client, int) and client >= 0 else node
-    return Member(number, node, consent if consent in CONSENTS else "deny")  # type: ignore[arg-type]
+    return Member(number, node, consent if consent in CONSENTS else "deny")
 
 
 class Roster:

@@ -30,6 +30,11 @@ def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
     assert not {("accuracy_ratio",), ("loss",), ("train_seconds",), ("defense_rate_ratio",)} & empty.keys()
 
 
+def test_a_diverged_model_has_an_accuracy_and_no_loss() -> None:
+    rows = values(round_rows(1, 10, RoundStats(), Evaluation(float("nan"), 0.1, 10), 0.7, 1.0))
+    assert ("accuracy_ratio",) in rows and ("loss",) not in rows
+
+
 def test_counters_carry_their_one_label() -> None:
     rows = values(counter_rows({"client_failures_total|nan": 2.0, "wire_bytes_total|up": 9.0}))
     assert rows == {("client_failures_total", ("reason", "nan")): 2.0, ("wire_bytes_total", ("direction", "up")): 9.0}

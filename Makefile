@@ -1,0 +1,34 @@
+# Two commands, each from a bare Python 3.11 and make: `make run` does the main job, `make test` passes every check.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ROOMS := core tasks pruning privacy strategies attacks client server deploy benchmarks
+STRICT := core tasks pruning privacy strategies attacks
+
+.PHONY: run test lint unit federation clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. ARGS="-c rounds=3" passes options on.
+	$(BIN)/prunella run $(ARGS)
+
+test: lint unit federation  ## Everything .ci/run runs.
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(STRICT)
+
+unit: $(VENV)/installed  ## Fast tests and the examples in docstrings; no Flower process.
+	$(BIN)/pytest -n 2 -m "not federation" tests $(ROOMS)
+
+federation: $(VENV)/installed  ## Real SuperLinks and SuperNodes over gRPC; one at a time.
+	$(BIN)/pytest -m federation tests
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Prunella needs Python 3.11 or newer: set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,104 @@
+"""What a client's messages hold, against the allow-list, on real handlers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.app import app
+from core.records import from_coded, mask_from_coded, to_coded
+from core.trees import apply_mask, full_mask
+from tasks.task import Task, initial, prunable
+from tests.local_grid import settings
+
+TASK = Task("cnn", (1, 8, 8), 10)
+
+
+def send(tmp_path: Path, kind: str, content: RecordDict, node: dict[str, Any] | None = None, **overrides: Any) -> Message:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    config = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 1, **(node or {})}
+    message = Message(content, dst_node_id=5, message_type=kind)
+    return app(message, Context(1, 5, config, RecordDict(), settings(run_dir="/x/run", **overrides)))
+
+
+def model(round: int = 1, importance: list[str] | None = None, keep: float = 1.0) -> RecordDict:
+    params, _ = initial(TASK, 0)
+    g = torch.Generator().manual_seed(0)
+    mask = {n: (torch.rand(p.shape, generator=g) < keep) | (p.dim() < 2) for n, p in params.items()}
+    config = ConfigRecord({"round": round, "importance": importance or []})
+    return RecordDict({"model": to_coded(apply_mask(params, mask), mask), "config": config})
+
+
+def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
+    content = send(tmp_path, "train", model(), defenses="dgp").content
+    assert set(content) == {"update", "spoken", "metrics", "provenance", "ledger"}
+    assert set(content["metrics"]) == {"num-examples", "train-seconds"}
+    assert set(content["provenance"]) == {"round", "mask", "applied"}
+    assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon"}
+    assert content["provenance"]["applied"] == ["dgp"]
+
+
+def test_importance_leaves_only_when_asked_and_only_of_prunable_weights(tmp_path: Path) -> None:
+    names = sorted(prunable(TASK.build()))
+    content = send(tmp_path, "train", model(importance=[*names, "0.0.bias", "labels"]), defenses="none").content
+    assert set(content) == {"update", "metrics", "provenance", "ledger", "importance"}
+    like = {name: initial(TASK, 0)[0][name] for name in names}
+    tree, _ = from_coded(content["importance"], like)
+    assert all(bool((t >= 0).all()) for t in tree.values())
+
+
+def test_hello_tells_number_and_consent(tmp_path: Path) -> None:
+    hello = send(tmp_path, "query.hello", RecordDict(), {"audit": "scores"}).content["hello"]
+    assert dict(hello) == {"client": 0, "audit": "scores"}
+
+
+def test_initial_pruning_answers_with_a_mask_inside_the_limit(tmp_path: Path) -> None:
+    params, _ = initial(TASK, 0)
+    content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 0})})
+    reply = send(tmp_path, "train.initial", content, strategy="prunefl", rate=0.5).content
+    assert list(reply) == ["mask"]
+    mask = mask_from_coded(reply["mask"], params)
+    kept = sum(int(mask[n].sum()) for n in prunable(TASK.build()))
+    assert 0 < kept <= 0.5 * sum(params[n].numel() for n in prunable(TASK.build()))
+
+
+def test_evaluation_tells_loss_accuracy_and_count(tmp_path: Path) -> None:
+    reply = send(tmp_path, "evaluate", model(), evaluation="clients").content
+    assert list(reply) == ["metrics"]
+    assert set(reply["metrics"]) == {"num-examples", "loss", "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "words"),
+    [
+        (lambda: RecordDict({"config": ConfigRecord({"round": 1})}), {}, "model"),
+        (model, {"defenses": "pripune"}, "did you mean 'priprune'"),
+        (model, {"model": "cn"}, "did you mean 'cnn'"),
+        (model, {"dataset": "digit"}, "did you mean 'digits'"),
+        (model, {"rate": 1.0}, "rate"),
+        (model, {"model": "conv-1"}, "model"),
+    ],
+)
+def test_an_error_says_what_is_wrong_and_no_value_of_a_tensor(tmp_path: Path, content: Any, overrides: Any, words: str) -> None:
+    with pytest.raises(Exception, match=words) as caught:
+        send(tmp_path, "train", content(), **overrides)
+    assert "tensor(" not in str(caught.value)
+
+
+def test_nan_in_the_model_withholds_the_update(tmp_path: Path) -> None:
+    content = model()
+    params, _ = initial(TASK, 0)
+    name = next(iter(params))
+    broken = {**params, name: torch.full_like(params[name], float("nan"))}
+    content["model"] = to_coded(broken, full_mask(broken))
+    with pytest.raises(Exception, match="not finite"):
+        send(tmp_path, "train", content)
+    assert not list(tmp_path.rglob("round-*"))
+
+
+def test_the_state_of_a_round_is_on_disk_before_the_reply(tmp_path: Path) -> None:
+    send(tmp_path, "train", model(round=3), defenses="dgp")
+    assert [p.name for p in tmp_path.rglob("round-*")] == ["round-00000003.safetensors"]

@@ -1,0 +1,73 @@
+import json
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import client.app
+from core.config import parse_run
+from core.errors import ConfigError
+from server.app import app, assemble, versions
+from tests.local_grid import LocalGrid, settings
+
+
+def make(tmp_path: Path, **overrides: Any) -> Any:
+    raw = settings(run_dir=str(tmp_path / "run"), **overrides)
+    return assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"strategy": "prunfl"}, "did you mean 'prunefl'"),
+        ({"attack": "sgii"}, "did you mean 'sgi'"),
+        ({"defenses": "dgpp"}, "did you mean 'dgp'"),
+        ({"dataset": "minst"}, "did you mean 'mnist'"),
+        ({"model": "resnet"}, "did you mean 'resnet1"),
+        ({"dgp__topp": 0.1}, "did you mean 'dgp.top'"),
+        ({"dgp__top": 1.5}, "dgp.top"),
+        ({"defenses": "none,dgp"}, "none"),
+    ],
+)
+def test_a_wrong_name_or_value_is_refused_before_anything_starts(tmp_path: Path, overrides: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(tmp_path, **overrides)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_run_needs_a_place(tmp_path: Path) -> None:
+    raw = settings()
+    with pytest.raises(ConfigError, match="run-dir"):
+        assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+
+
+def context(raw: dict[str, Any]) -> Any:
+    return SimpleNamespace(run_config=raw)
+
+
+def run_main(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
+    raw = settings(run_dir=str(tmp_path / "run"), audit_every=0, rounds=1, poll_seconds=0.01, **overrides)
+    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    app(grid, context(raw))
+    return json.loads((tmp_path / "run" / "run.json").read_text())
+
+
+def test_a_finished_run_says_so_and_what_it_was(tmp_path: Path) -> None:
+    run = run_main(tmp_path)
+    assert run["status"] == "completed" and run["error"] is None
+    assert run["settings"]["dataset"] == "digits" and run["model_parameters"] == 21882
+    assert run["claims"] == ["priprune: heuristic, no ε"]
+    assert (tmp_path / "run" / "metrics.parquet").exists()
+
+
+def test_a_failed_run_says_why_and_the_error_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="2 of 5 clients"):
+        run_main(tmp_path, min_clients=5, round_seconds=0.3)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["status"] == "failed" and "2 of 5 clients" in run["error"]
+
+
+def test_versions_are_those_installed() -> None:
+    assert versions()["flwr"] == version("flwr")

@@ -1,0 +1,105 @@
+"""The audit round trip over an in-process Grid with the real worker process."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Message
+
+import client.app
+from attacks.trace import load_trace
+from core.config import parse_run
+from core.files import read_tree
+from server.app import assemble, describe
+from server.audit import rebuilt_control
+from server.grid import OrderedGrid
+from server.rounds import Federation, federate
+from tests.local_grid import LocalGrid, settings
+
+QUICK = {"rounds": 2, "audit_every": 2, "batch_size": 2, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}
+
+
+def go(folder: Path, consent: str | None, tamper: Any = None, **overrides: Any) -> tuple[Federation, LocalGrid]:
+    raw = settings(**{"run_dir": str(folder / "run"), **QUICK, **overrides})
+    federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+    describe(federation)
+    grid = LocalGrid(client.app.app, 2, raw, folder / "nodes", tamper, **({"audit": consent} if consent else {}))
+    try:
+        federate(federation, OrderedGrid(grid, 0.02))
+    finally:
+        federation.auditor.close()
+    return federation, grid
+
+
+def kinds(federation: Federation) -> dict[str, dict[str, Any]]:
+    return {audit["kind"]: audit for audit in federation.store.audits()}
+
+
+def test_pictures_consented_control_defended_and_client_are_all_scored(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path, "pictures", defenses="largest", sgi__iterations=300)
+    audits = kinds(federation)
+    assert set(audits) == {"control", "control-defended", "client"}
+    assert {a["outcome"] for a in audits.values()} == {"scored"}
+    assert audits["control"]["ok"] is True and audits["control-defended"]["ok"] is None
+    assert audits["control-defended"]["scores"]["psnr"]["mean"] < audits["control"]["scores"]["psnr"]["mean"]
+    assert audits["client"]["client"] == 0 and audits["client"]["defense"] == "largest"
+    pictures, _ = read_tree(tmp_path / "run" / audits["client"]["pictures"])
+    assert pictures["original"].shape == pictures["reconstruction"].shape == (2, 1, 8, 8)
+    assert federation.counters["audits_total|scored"] == 3
+
+
+def test_the_client_is_asked_about_exactly_the_round_that_was_attacked(tmp_path: Path) -> None:
+    _, grid = go(tmp_path, "scores")
+    (question,) = [m for m in grid.sent if m.metadata.message_type == "query.audit"]
+    assert question.content["audit"]["round"] == 2 and question.metadata.dst_node_id == 100
+    assert set(question.content) == {"audit", "reconstruction"}
+
+
+def test_scores_only_consent_returns_no_picture(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path, "scores")
+    audit = kinds(federation)["client"]
+    assert audit["outcome"] == "scored" and audit["pictures"] is None
+
+
+def test_without_consent_no_client_is_attacked_or_asked(tmp_path: Path) -> None:
+    federation, grid = go(tmp_path, None)
+    assert set(kinds(federation)) == {"control", "control-defended"}
+    assert not [m for m in grid.sent if m.metadata.message_type == "query.audit"]
+    assert not list((tmp_path / "run" / "traces").glob("*client*"))
+
+
+def test_a_client_that_cannot_score_is_a_failed_audit_and_never_a_low_score(tmp_path: Path) -> None:
+    def break_audit(message: Message) -> Message:
+        if message.has_content() and "scores" in message.content:
+            del message.content["scores"]
+        return message
+
+    federation, _ = go(tmp_path, "pictures", break_audit)
+    audit = kinds(federation)["client"]
+    assert audit["outcome"] == "failed" and audit["scores"] is None
+    assert federation.counters["audits_total|failed"] == 1
+    client_rows = [r for r in federation.store.metrics() if r["labels"].get("view") == "client"]
+    assert not [r for r in client_rows if r["metric"].startswith("leakage")]
+
+
+def test_a_control_that_fails_is_called_so(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path, None, sgi__iterations=1)
+    control = kinds(federation)["control"]
+    assert control["ok"] is False and control["outcome"] == "control-failed"
+
+
+def test_the_view_is_what_was_received_and_knows_no_label(tmp_path: Path) -> None:
+    federation, grid = go(tmp_path, "scores")
+    view, task, extra = load_trace(tmp_path / "run" / "traces" / "round-000002-client-0" / "view.safetensors")
+    expected = federation.strategy.expected()
+    assert extra["kind"] == "client" and task == federation.task
+    assert all(torch.equal(view.params[n], expected.params[n]) for n in view.params)
+    assert view.labels is None and view.steps == 1 and view.batch_size == 2
+    assert not any(view.update[n][~view.shared[n]].any() for n in view.update)
+
+
+def test_the_control_needs_the_label_and_the_picture() -> None:
+    good = {"label_accuracy": 1.0, "psnr": {"mean": 20.0}}
+    assert rebuilt_control(good)
+    assert not rebuilt_control({**good, "label_accuracy": 0.0})
+    assert not rebuilt_control({**good, "psnr": {"mean": 19.9}})

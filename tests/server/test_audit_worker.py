@@ -1,0 +1,87 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attacks.control import undefended_view
+from attacks.trace import save_trace
+from core.files import read_tree, write_json, write_tree
+from core.types import PrivateBatch
+from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, open_jobs, serve, work
+from tasks.data import load_test
+from tasks.task import Task, initial
+
+TASK = Task("cnn", (1, 8, 8), 10)
+ROOT = Path(__file__).parents[2]
+
+
+def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **settings: float) -> Path:
+    test = load_test("digits", None)
+    assert test is not None
+    batch = PrivateBatch(test.x[:1], test.y[:1])
+    folder = queue / name
+    save_trace(folder / VIEW, undefended_view(TASK, *initial(TASK, 0), batch), TASK, {})
+    if with_truth:
+        write_tree(folder / TRUTH, {"x": batch.x, "y": batch.y})
+    write_json(folder / JOB, {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1})
+    return folder
+
+
+def test_a_canary_is_rebuilt_and_scored(tmp_path: Path) -> None:
+    result = work(job(tmp_path, "a"))
+    assert result.error is None and result.scores is not None
+    assert result.scores["psnr"]["mean"] > 20 and result.scores["label_accuracy"] == 1.0
+    assert tuple(read_tree(tmp_path / "a" / REBUILT)[0]["x"].shape) == (1, 1, 8, 8)
+
+
+def test_without_truth_there_is_a_reconstruction_and_no_score(tmp_path: Path) -> None:
+    result = work(job(tmp_path, "a", with_truth=False, iterations=3))
+    assert result.error is None and result.scores is None and result.assignment is None
+    assert result.objective is not None
+
+
+def test_settings_of_the_run_reach_the_attack(tmp_path: Path) -> None:
+    assert work(job(tmp_path, "a", with_truth=False, iterations=2)).iterations == 2
+
+
+@pytest.mark.parametrize("damage", [VIEW, JOB])
+def test_a_job_that_fails_is_an_answer_not_a_crash(tmp_path: Path, damage: str) -> None:
+    folder = job(tmp_path, "a")
+    (folder / damage).write_bytes(b"{")
+    assert work(folder).error is not None
+    assert json.loads((folder / RESULT).read_text())["scores"] is None
+    assert open_jobs(tmp_path) == []
+
+
+def test_open_jobs_are_those_without_an_answer_in_order(tmp_path: Path) -> None:
+    for name in ("c", "a", "b"):
+        job(tmp_path, name)
+    (tmp_path / "a" / RESULT).write_text("{}")
+    assert [folder.name for folder in open_jobs(tmp_path)] == ["b", "c"]
+
+
+def test_it_works_all_jobs_and_stops_when_told(tmp_path: Path) -> None:
+    job(tmp_path, "a", iterations=2)
+    job(tmp_path, "b", iterations=2)
+    (tmp_path / STOP).touch()
+    serve(tmp_path, os.getppid())
+    assert open_jobs(tmp_path) == []
+
+
+def test_the_process_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys;"
+        "p = subprocess.Popen([sys.executable, '-m', 'server.audit_worker', sys.argv[1], str(os.getpid())]);"
+        "print(p.pid, flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    worker = int(done.stdout)
+    for _ in range(600):
+        if not Path(f"/proc/{worker}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{worker}").exists()

@@ -1,0 +1,106 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message
+
+import client.app
+from core.config import parse_run
+from core.records import from_dense, mask_from_coded, mask_to_coded, to_dense
+from core.trees import Mask, full_mask, zeros_like
+from pruning.prunefl import reconfigure
+from pruning.selection import density
+from server.app import assemble
+from strategies.prunefl import PruneFL, Schedule, with_limit
+from tasks.task import Task, initial
+from tests.local_grid import LocalGrid, settings
+
+
+TASK = Task("cnn", (1, 8, 8), 10)
+
+
+def build(tmp_path: Path, tamper: Any = None, **overrides: Any) -> tuple[PruneFL, LocalGrid, Any]:
+    raw = settings(**{"run_dir": str(tmp_path / "run"), "audit_every": 0, "defenses": "none", **overrides})
+    federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+    strategy = federation.strategy
+    assert isinstance(strategy, PruneFL)
+    strategy.listener = None
+    params, buffers = initial(federation.task, 0)
+    return strategy, LocalGrid(client.app.app, 3, raw, tmp_path / "nodes", tamper), to_dense({**params, **buffers})
+
+
+def asked(grid: LocalGrid) -> list[int]:
+    return [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train.initial"]
+
+
+def test_the_first_client_alone_prunes_first_and_sends_a_mask_only(tmp_path: Path) -> None:
+    seen: list[Message] = []
+    strategy, grid, arrays = build(tmp_path, lambda m: seen.append(m) or m)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert asked(grid) == [100]
+    (reply,) = [m for m in seen if "mask" in m.content]
+    assert list(reply.content) == ["mask"]
+    assert strategy.mask is not None
+    assert 0.3 < density(strategy.mask, strategy.model.prunable) <= 0.7
+    assert strategy.stats.up > 0
+
+
+@pytest.mark.parametrize("fault", ["error", "dense", "bias"])
+def test_a_client_that_gives_no_valid_mask_is_passed_over(tmp_path: Path, fault: str) -> None:
+    def damage(message: Message) -> Message | None:
+        if message.metadata.src_node_id != 100 or not message.has_content() or "mask" not in message.content:
+            return message
+        if fault == "error":
+            return None
+        like = full_mask(initial(TASK, 0)[0])
+        mask = like if fault == "dense" else mask_from_coded(message.content["mask"], like)
+        if fault == "bias":
+            name = next(n for n in mask if n.endswith("bias"))
+            mask = {**mask, name: torch.zeros_like(mask[name])}
+        message.content["mask"] = mask_to_coded(mask)
+        return message
+
+    strategy, grid, arrays = build(tmp_path, damage)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert asked(grid) == [100, 101]
+    assert strategy.mask is not None and density(strategy.mask, strategy.model.prunable) <= 0.7
+
+
+def test_nobody_gives_a_mask_and_the_round_is_dense(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, lambda m: None if m.has_content() and "mask" in m.content else m)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert strategy.mask is not None and density(strategy.mask, strategy.model.prunable) == 1.0
+
+
+def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, prunefl__adjust_interval=1)
+    got: list[tuple[Mask, int]] = []
+    strategy.listener = lambda c: got.append((c.importance, c.weight))
+    replies = grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    before = strategy.mask
+    assert before is not None
+    aggregated, _ = strategy.aggregate_train(1, replies)
+    total = sum(weight for _, weight in got)
+    assert len(got) == 3 and len({weight for _, weight in got}) > 1
+    params = strategy.expected().params
+    mean = {n: sum(t[n].double() * w for t, w in got) / total for n in got[0][0]}
+    assert aggregated is not None
+    full = {**zeros_like(params), **mean}
+    # The revised mask is computed on the aggregated weights before they are cut, so recompute those the slow way.
+    again, grid2, _ = build(tmp_path / "again", prunefl__adjust_interval=100)
+    replies = grid2.send_and_receive(again.configure_train(1, arrays, ConfigRecord(), grid2))
+    uncut = from_dense(again.aggregate_train(1, replies)[0])
+    expected = reconfigure(uncut, full, before, strategy._cost(), strategy.settings, 1)
+    assert all(torch.equal(strategy.mask[n], expected[n]) for n in expected)
+    assert any(not torch.equal(strategy.mask[n], before[n]) for n in before)
+
+
+def test_importances_are_asked_for_only_when_they_are_used(tmp_path: Path) -> None:
+    strategy, _, _ = build(tmp_path, prunefl__adjust_interval=3)
+    assert [bool(strategy.importance_names(r)) for r in range(1, 7)] == [False, False, True, False, False, True]
+
+
+def test_the_limit_comes_from_the_rate_unless_it_is_set() -> None:
+    assert with_limit(Schedule(), 0.3).max_density == pytest.approx(0.7)
+    assert with_limit(Schedule(max_density=0.4), 0.3).max_density == 0.4
