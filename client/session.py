@@ -4,7 +4,8 @@ Everything comes from the node's own configuration and the run's settings; nothi
 lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit`` and, for
-reproducible experiments only, ``client-seed``.
+reproducible experiments only, ``client-seed``. The virtual clients of a simulation have no configuration of their own:
+for them ``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
 """
 
 import os
@@ -56,7 +57,7 @@ def read_node(config: Mapping[str, object]) -> Node:
     client = config.get("client-id", config.get("partition-id"))
     if not isinstance(client, int) or client < 0:
         raise ConfigError("this SuperNode has no partition-id: start it with --node-config 'partition-id=0 num-partitions=2'")
-    consent = config.get("audit", "deny")
+    consent = config.get("audit", os.environ.get("PRUNELLA_AUDIT", "deny"))
     if consent not in CONSENTS:
         raise ConfigError(f"audit={consent!r} in the node configuration: choose one of {', '.join(CONSENTS)}")
     seed = config.get("client-seed")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -75,6 +75,7 @@ class MaskedMean(FedAvg):
         self.stats = RoundStats()
         self._expected: Expected | None = None
         self._asked: dict[int, Member] = {}
+        self._sent: list[Metadata] = []
         self._held: dict[int, bytes] = {}
 
     def summary(self) -> None:
@@ -113,7 +114,9 @@ class MaskedMean(FedAvg):
         self.stats.selected = len(chosen)
         wanted = sorted(self.importance_names(server_round))
         config = ConfigRecord({**config, "round": server_round, "importance": wanted})
-        return self._messages(chosen, config, "train")
+        messages = self._messages(chosen, config, "train")
+        self._sent = [message.metadata for message in messages]
+        return messages
 
     def _messages(self, members: list[Member], config: ConfigRecord, kind: str) -> list[Message]:
         expected = self._require_expected()
@@ -145,8 +148,9 @@ class MaskedMean(FedAvg):
         missing = set(self._asked)
         for reply in replies:
             begin = time.perf_counter()
-            missing.discard(reply.metadata.src_node_id)
-            contribution = self._read(reply, expected)
+            node = self._node_of(reply)
+            missing.discard(node)
+            contribution = self._read(reply, node, expected)
             if contribution is not None:
                 total.add(contribution.update, contribution.spoken, contribution.weight)
                 self._add_buffers(buffers, contribution, expected)
@@ -165,8 +169,14 @@ class MaskedMean(FedAvg):
             change = map_trees(lambda new, old: new - old, contribution.buffers, expected.buffers)
             total.add(change, full_mask(change), contribution.weight)
 
-    def _read(self, reply: Message, expected: Expected) -> Contribution | None:
-        node = reply.metadata.src_node_id
+    def _node_of(self, reply: Message) -> int:
+        """The node a reply is of. For a dead one the SuperLink answers itself, so the question tells who was asked."""
+        asked = {sent.message_id: sent.dst_node_id for sent in self._sent}
+        unreachable = reply.has_error() and reply.metadata.src_node_id not in self._asked
+        source = reply.metadata.src_node_id
+        return asked.get(reply.metadata.reply_to_message_id, source) if unreachable else source
+
+    def _read(self, reply: Message, node: int, expected: Expected) -> Contribution | None:
         try:
             if node not in self._asked:
                 raise ReplyError("unknown-client", "nobody asked this node")

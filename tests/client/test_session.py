@@ -21,6 +21,14 @@ def test_consent_is_the_nodes_alone_and_denied_by_default(tmp_path: Path) -> Non
         session(tmp_path, {"audit": "yes"})
 
 
+def test_a_simulation_gives_consent_through_the_environment_and_a_nodes_own_word_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRUNELLA_AUDIT", "scores")
+    assert session(tmp_path).node.consent == "scores"
+    assert session(tmp_path, {"audit": "deny"}).node.consent == "deny"
+
+
 def test_a_node_without_a_number_says_how_to_give_one() -> None:
     with pytest.raises(ConfigError, match="partition-id=0"):
         read_node({})

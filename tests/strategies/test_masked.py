@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Error, Message
 
 import client.app
 from core.config import parse_run
@@ -51,6 +51,17 @@ def test_a_reply_from_a_node_nobody_asked_is_left_out(tmp_path: Path) -> None:
     replies[0].metadata.__dict__["_src_node_id"] = 999
     strategy.aggregate_train(1, replies)
     assert strategy.stats.failures == {"unknown-client": 1, "timeout": 1}
+    assert strategy.stats.replies == 1
+
+
+def test_when_the_superlink_answers_for_a_dead_node_that_node_is_counted_once(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path)
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    dead = Message(Error(code=5, reason="node unavailable"), reply_to=messages[0])
+    dead.metadata.__dict__["_src_node_id"] = 1
+    strategy.aggregate_train(1, [dead, replies[1]])
+    assert strategy.stats.failures == {"unreachable": 1}
     assert strategy.stats.replies == 1
 
 

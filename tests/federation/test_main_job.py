@@ -1,0 +1,107 @@
+"""The README's main job with real processes over gRPC, and what it promises."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.checkpoint import load
+from server.store import read_audits, read_metrics, read_run
+
+pytestmark = pytest.mark.federation
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Finished:
+    path: Path
+    code: int
+    output: str
+
+    def series(self, metric: str, **labels: str) -> list[float]:
+        return [r["value"] for r in read_metrics(self.path) if r["metric"] == metric and r["labels"] == labels]
+
+    def audits(self, kind: str) -> list[dict[str, Any]]:
+        return [audit for audit in read_audits(self.path) if audit["kind"] == kind]
+
+
+def prunella(*arguments: str, cwd: Path, timeout: float = 280) -> Finished:
+    command = [sys.executable, "-c", "from deploy.cli import app; app()", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    return Finished(cwd / "runs" / "latest", done.returncode, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """``prunella run`` as it stands in the README."""
+    done = prunella("run", cwd=tmp_path_factory.mktemp("main-job"))
+    assert done.code == 0, done.output
+    return done
+
+
+def test_it_learns_while_pruned_and_sends_less_than_dense(job: Finished) -> None:
+    assert read_run(job.path)["status"] == "completed"
+    assert len(job.series("accuracy_ratio")) == 10
+    assert job.series("accuracy_ratio")[-1] >= 0.90
+    assert max(job.series("mask_density_ratio")) <= 0.70
+    for direction in ("up", "down"):
+        sent, dense = (job.series(f"wire_{kind}_total", direction=direction)[-1] for kind in ("bytes", "dense_bytes"))
+        assert 0 < sent < dense
+    assert job.series("clients_selected") == [4.0] * 10
+    assert not [r for r in read_metrics(job.path) if r["metric"] == "client_failures_total"]
+
+
+def test_the_control_succeeds_and_the_defense_lowers_what_leaks(job: Finished) -> None:
+    controls, defended = job.audits("control"), job.audits("control-defended")
+    assert len(controls) == len(defended) == 2
+    for control, other in zip(controls, defended, strict=True):
+        assert control["ok"] is True
+        assert control["scores"]["psnr"]["mean"] >= 20 and control["scores"]["label_accuracy"] == 1.0
+        assert other["scores"]["psnr"]["mean"] < control["scores"]["psnr"]["mean"]
+        assert other["scores"]["mse"]["mean"] > control["scores"]["mse"]["mean"]
+    clients = job.audits("client")
+    assert clients and all(a["outcome"] == "scored" and a["pictures"] for a in clients)
+    assert min(job.series("defense_rate_ratio")) > 0.02
+
+
+def test_the_report_is_one_file_that_shows_it(job: Finished) -> None:
+    html = (job.path / "report.html").read_text()
+    assert not re.search(r"""(src|href)=["']https?:""", html)
+    assert html.count("data:image/png;base64,") >= 4
+    assert str(job.path.resolve() / "report.html") in job.output or "report.html" in job.output
+
+
+def test_the_transport_was_grpc_and_nothing_private_lies_open(job: Finished) -> None:
+    assert "gRPC" in (job.path / "logs" / "superlink.log").read_text()
+    for node in (job.path / "nodes").iterdir():
+        assert stat.S_IMODE(node.stat().st_mode) == 0o700
+        assert list((node / "state").rglob("round-*.safetensors"))
+
+
+def test_a_recorded_view_can_be_attacked_again_from_the_command_line(job: Finished) -> None:
+    trace = next(job.path.glob("traces/*-control/view.safetensors"))
+    done = prunella("audit", str(trace.resolve()), "--out", "pictures", cwd=job.path.parent.parent)
+    assert done.code == 0, done.output
+    assert "honest-but-curious" in done.output
+    assert list((job.path.parent.parent / "pictures").iterdir())
+
+
+def test_the_ledger_of_every_client_is_kept_with_the_checkpoint(job: Finished) -> None:
+    saved = load(job.path / "checkpoint")
+    assert saved is not None and saved.round == 10
+    assert sorted(saved.ledgers) == ["0", "1", "2", "3"]
+    assert all("heuristic, no ε" in str(line["claims"]) for line in saved.ledgers.values())
+    assert json.loads((job.path / "run.json").read_text())["claims"] == ["priprune: heuristic, no ε"]
+
+
+def test_a_completed_run_is_not_run_again(job: Finished) -> None:
+    done = prunella("run", "--resume", "latest", cwd=job.path.parent.parent)
+    assert done.code == 0 and "completed already" in done.output
