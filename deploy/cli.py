@@ -22,12 +22,12 @@ HELP = """Pruned, defended and audited federated learning on Flower.
 
 Start here:
 
-    prunella run                            4 clients, 10 rounds, a report at the end
-    prunella run -c rounds=3 -c strategy=fedavg -c defenses=none
-    prunella report latest                  write the report of a run again
-    prunella doctor                         check this machine, with a mend for each problem
+    prunella doctor           is this machine fit? what to mend
+    prunella run              4 clients, 10 rounds, a report
+    prunella run -c strategy=fedavg -c defenses=none
+    prunella report latest    write a run's report again
 
-Settings and their defaults stand in the app's pyproject.toml under [tool.flwr.app.config].
+Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
 """
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
 console = Console()

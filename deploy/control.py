@@ -1,9 +1,9 @@
 """Bundling an app, handing it to the SuperLink and watching the run until it ends, over Flower's Control API.
 
 Runs in its own process (forked by the zygote, or ``python -m deploy.control FILE``), so that the launcher itself never
-imports Flower. FILE holds a JSON object: ``app`` (directory), ``address`` (HOST:PORT of the Control API), ``config``
-(run-config overrides), ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``, the file that gets
-one JSON object a line:
+imports Flower. FILE holds a JSON object: ``app`` (directory of the ``pyproject.toml``), ``packages`` (directory of its
+code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config`` (run-config overrides),
+``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``, a file that gets one JSON object a line:
 
     {"event": "started", "flower_run": id}      the run was accepted
     {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
@@ -28,18 +28,17 @@ EVERY = 0.2  # seconds between two looks at the status
 START = 60.0  # seconds the Control API may take to open
 
 
-def app_files(app: Path) -> dict[str, bytes | Path]:
-    """What may go into the bundle: the files ``fab-include`` names, or all of them when it names none.
+def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
+    """What may go into the bundle: the files ``fab-include`` names below ``packages``, or all when it names none.
 
     Flower's own collection walks the whole directory, virtual environments included, before it looks at
     ``fab-include``; that takes seconds in a working copy.
     """
     config = tomllib.loads((app / "pyproject.toml").read_text())
     patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
-    found = {path for pattern in patterns for path in app.glob(pattern.lstrip("/"))}
-    found |= {app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
-    kept = [path for path in sorted(found) if path.is_file() and not path.is_symlink()]
-    return {path.relative_to(app).as_posix(): path for path in kept}
+    found = {path.relative_to(packages).as_posix(): path for p in patterns for path in packages.glob(p.lstrip("/"))}
+    found |= {name: app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
+    return {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
 
 
 def start_run(client: Any, request: dict[str, Any]) -> int:
@@ -50,7 +49,7 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
     from flwr.proto.federation_config_pb2 import SimulationConfig
     from flwr.supercore.fab import Fab
 
-    content, _ = build_fab_from_files(app_files(Path(request["app"])))
+    content, _ = build_fab_from_files(app_files(Path(request["app"]), Path(request["packages"])))
     simulation = request.get("simulation")
     answer = client.StartRun(StartRunRequest(
         fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),

@@ -111,8 +111,11 @@ def start_processes(request: Request, run: RunDir, backend: Backend, resume: boo
     else:
         configs = [services.write_node_config(run, i, node_config(request, run, i)) for i in range(nodes)]
         processes = services.deployment(run, ports, configs, warm=not request.stock)
-    config = run_config(request, run, metrics_port, resume)
-    processes.append(services.control(run, ports, request.app, config, simulation_config(request)))
+    submission = {
+        "app": str(request.app), "packages": str(settings.packages_of(request.app)),
+        "config": run_config(request, run, metrics_port, resume), "simulation": simulation_config(request),
+    }
+    processes.append(services.control(run, ports, submission))
     for process in processes:
         backend.spawn(process)
 

@@ -94,6 +94,8 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "GRPC_VERBOSITY": "ERROR",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for serving on 127.0.0.1 instead of everywhere
     }
     return {**os.environ, **fixed, **extra}
 

@@ -73,16 +73,10 @@ def superexec(run: RunDir, name: str, task: str, home: str, port: int, after: in
     )
 
 
-def control(
-    run: RunDir, ports: Ports, app: Path, config: Mapping[str, Value], simulation: Mapping[str, Any] | None
-) -> Process:
-    """The process that submits the run; it finds its request in a file, not on the command line."""
-    request = {
-        "app": str(app), "address": f"{LOOPBACK}:{ports.control}", "config": dict(config),
-        "simulation": dict(simulation) if simulation else None, "out": str(run.events),
-    }
+def control(run: RunDir, ports: Ports, request: Mapping[str, Any]) -> Process:
+    """The process that submits the run; it finds its request (``deploy.control``) in a file."""
     path = run.flower / "request.json"
-    path.write_text(json.dumps(request))
+    path.write_text(json.dumps({**request, "address": f"{LOOPBACK}:{ports.control}", "out": str(run.events)}))
     return Process("control", CONTROL, (str(path),), str(run.log("control")), _home(run, "control"))
 
 

@@ -68,6 +68,15 @@ def app_directory() -> Path:
     raise ConfigError("the app's pyproject.toml is not installed: name the app's directory with --app")
 
 
+def packages_of(app: Path) -> Path:
+    """Where an app's code is: beside its ``pyproject.toml``, except for a Prunella installed from a wheel."""
+    try:
+        own = app_directory()
+    except ConfigError:
+        return app
+    return Path(__file__).resolve().parent.parent if app.resolve() == own else app
+
+
 def defaults(app: Mapping[str, Any]) -> dict[str, Value]:
     return flatten(app["tool"]["flwr"]["app"].get("config", {}))
 
@@ -91,6 +100,17 @@ def typed(key: str, text: str, default: Value) -> Value:
         raise ConfigError(f"{key}: {text!r} is not {kind}") from None
 
 
+def relatives(key: str, known: Iterable[str]) -> list[str]:
+    """The keys to name to somebody who typed ``key``: those of its section, else those without one; not all hundred.
+
+    >>> relatives("dgp.tip", ["rounds", "dgp.top", "ig.tv"]), relatives("round", ["rounds", "dgp.top"])
+    (['dgp.top'], ['rounds'])
+    """
+    keys = list(known)
+    section = [each for each in keys if "." in key and each.startswith(key.split(".")[0] + ".")]
+    return section or [each for each in keys if ("." in each) == ("." in key)]
+
+
 def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:
     """``key=value`` texts as typed settings; the last one wins. Raises ``ConfigError``."""
     settings: dict[str, Value] = {}
@@ -101,7 +121,7 @@ def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:
         if key in RESERVED:
             raise ConfigError(f"{key!r} is set by the launcher: use --runs, --run-id or --resume")
         if key not in known:
-            raise unknown("setting", key, known)
+            raise unknown("setting", key, relatives(key, known))
         settings[key] = typed(key, text, known[key])
     return settings
 

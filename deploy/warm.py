@@ -39,7 +39,11 @@ FLOWER = (
 # What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after all.
 PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pydantic", "safetensors.torch")
 SERVER_AFTER = 1
-ENV = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
+# that, a fork could not use it.
+ENV = {
+    "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
+}
 Entry = Callable[[], Any]
 
 

@@ -49,6 +49,18 @@ class Command:
         output, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, output
 
+    def listening(self) -> set[tuple[str, int]]:
+        """Every address and port somebody of the family accepts connections on, IPv4-mapped ones as IPv4."""
+        found = set()
+        for process in self.family():
+            try:
+                connections = process.net_connections("inet")
+            except psutil.NoSuchProcess:
+                continue
+            listeners = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
+            found |= {(address.ip.removeprefix("::ffff:"), address.port) for address in listeners}
+        return found
+
     def await_round(self, number: int) -> None:
         metrics = self.runs / "latest" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and f'"round": {number},' in metrics.read_text(), f"round {number}")
@@ -70,10 +82,10 @@ def prunella(tmp_path: Path, smallest_app: Path) -> Iterator[Callable[..., Comma
     """Start ``prunella run`` on the smallest app with these arguments; whatever is left is killed afterwards."""
     started: list[Command] = []
 
-    def start(*arguments: str, runs: Path = tmp_path / "runs") -> Command:
+    def start(*arguments: str, subcommand: str = "run", runs: Path = tmp_path / "runs") -> Command:
         tag = uuid.uuid4().hex
         env = {**os.environ, "PYTHONPATH": str(ROOT), TAG: tag, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-        command = [sys.executable, "-c", "from deploy.cli import app; app()", "run", "--app", str(smallest_app)]
+        command = [sys.executable, "-c", "from deploy.cli import app; app()", subcommand, "--app", str(smallest_app)]
         process = subprocess.Popen(
             [*command, "--runs", str(runs), "--supernodes", "2", *arguments], env=env, cwd=tmp_path, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -20,15 +20,23 @@ def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     (tmp_path / "room/link.py").symlink_to(tmp_path / "other/c.py")
     (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\nfab-include = ["room/**/*.py"]\n')
-    assert set(control.app_files(tmp_path)) == {"pyproject.toml", "README.md", "room/a.py", "room/deep/b.py"}
+    assert set(control.app_files(tmp_path, tmp_path)) == {"pyproject.toml", "README.md", "room/a.py", "room/deep/b.py"}
     (tmp_path / "pyproject.toml").write_text("")
-    assert {"other/c.py", ".venv/d.py"} <= set(control.app_files(tmp_path))
+    assert {"other/c.py", ".venv/d.py"} <= set(control.app_files(tmp_path, tmp_path))
+
+
+def test_code_may_lie_apart_from_the_pyproject(tmp_path: Path) -> None:
+    for name in ("share/pyproject.toml", "site/room/a.py", "site/elsewhere/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('tool.flwr.app.fab-include = ["room/*.py"]' if "toml" in name else "")
+    files = control.app_files(tmp_path / "share", tmp_path / "site")
+    assert files == {"pyproject.toml": tmp_path / "share/pyproject.toml", "room/a.py": tmp_path / "site/room/a.py"}
 
 
 def test_the_same_bundle_as_flowers_own_collection(smallest_app: Path) -> None:
     from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 
-    assert build_fab_from_files(control.app_files(smallest_app))[0] == build_fab_from_disk(smallest_app)
+    assert build_fab_from_files(control.app_files(smallest_app, smallest_app))[0] == build_fab_from_disk(smallest_app)
 
 
 class FakeClient:
@@ -50,8 +58,8 @@ class FakeClient:
 
 def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
     client = FakeClient()
-    request = {"app": str(ROOT), "config": {"rounds": 3, "rate": 0.5}, "simulation": {"num_supernodes": 9}}
-    assert control.start_run(client, request) == 7
+    request = {"config": {"rounds": 3, "rate": 0.5}, "simulation": {"num_supernodes": 9}}
+    assert control.start_run(client, {"app": str(ROOT), "packages": str(ROOT), **request}) == 7
     [sent] = client.started
     names = zipfile.ZipFile(io.BytesIO(sent.fab.content)).namelist()
     assert "server/app.py" in names and "client/app.py" in names
@@ -62,7 +70,8 @@ def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
 
 def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
     with pytest.raises(ValueError, match="refused the run: full"):
-        control.start_run(FakeClient(run_id=None), {"app": str(smallest_app), "config": {}})
+        request = {"app": str(smallest_app), "packages": str(smallest_app), "config": {}}
+        control.start_run(FakeClient(run_id=None), request)
 
 
 def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +89,8 @@ def test_an_unreachable_superlink_is_one_line(
 ) -> None:
     monkeypatch.setattr(control, "START", 0.05)
     request = {
-        "app": str(smallest_app), "address": f"127.0.0.1:{free_ports(1)[0]}", "config": {}, "simulation": None,
-        "out": str(tmp_path / "events.jsonl"),
+        "app": str(smallest_app), "packages": str(smallest_app), "config": {}, "simulation": None,
+        "address": f"127.0.0.1:{free_ports(1)[0]}", "out": str(tmp_path / "events.jsonl"),
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
     monkeypatch.setattr(sys, "argv", ["control", str(tmp_path / "request.json")])

@@ -7,7 +7,6 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from deploy.launcher import Outcome, Request, Watch, check_port, describe, node_config, restored, run_config, tail
@@ -46,11 +45,9 @@ def test_loopback_only_then_ctrl_c_ends_everything(prunella) -> None:
     family = command.family()
     names = {process.name() for process in family}
     assert {"superlink", "supernode-0", "supernode-1", "server-exec", "client-exec-0"} <= names
-    listening = [
-        c for p in family if p.is_running() for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
-    ]
-    assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
-    assert len({c.laddr.port for c in listening}) == 4, "control, fleet, and one a SuperNode"
+    listening = command.listening()
+    assert {ip for ip, _ in listening} == {"127.0.0.1"}
+    assert len(listening) == 4, "control, fleet, and one a SuperNode"
     command.process.send_signal(signal.SIGINT)
     code, output = command.finish()
     assert code == 130 and "--resume" in output
@@ -92,6 +89,16 @@ def test_resume_restarts_with_the_same_settings_and_client_memory(prunella) -> N
 def test_stock_processes_end_with_a_killed_launcher(prunella) -> None:
     command = prunella("--stock")
     command.await_family(4)
+    command.process.kill()
+    command.await_end_of_family()
+
+
+@pytest.mark.federation
+def test_simulation_listens_on_loopback_only_and_ends_with_its_launcher(prunella) -> None:
+    command = prunella("-c", "rounds=100000", subcommand="simulate")
+    command.await_round(1)
+    listening = command.listening()
+    assert len(listening) > 4 and {ip for ip, _ in listening} == {"127.0.0.1"}, "Ray listens everywhere by default"
     command.process.kill()
     command.await_end_of_family()
 

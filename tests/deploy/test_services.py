@@ -54,10 +54,9 @@ def test_every_address_is_loopback_and_dependencies_are_never_installed(run: Run
 
 
 def test_the_request_for_control(run: RunDir) -> None:
-    process = services.control(run, PORTS, Path("/app"), {"rounds": 3}, {"num_supernodes": 5})
+    process = services.control(run, PORTS, {"app": "/app", "config": {"rounds": 3}})
     request = json.loads(Path(process.args[0]).read_text())
     assert process.command == CONTROL
     assert request == {
-        "app": "/app", "address": "127.0.0.1:20001", "config": {"rounds": 3}, "simulation": {"num_supernodes": 5},
-        "out": str(run.events),
+        "app": "/app", "address": "127.0.0.1:20001", "config": {"rounds": 3}, "out": str(run.events),
     }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.errors import ConfigError
 from deploy import settings
 from deploy.processes import ROOT
-from deploy.settings import app_directory, check, defaults, flatten, is_prunella, parse, read_app, typed
+from deploy.settings import app_directory, check, defaults, flatten, is_prunella, packages_of, parse, read_app, typed
 
 KNOWN = {"rounds": 10, "rate": 0.3, "resume": False, "strategy": "prunefl", "dgp.top": 0.05, "fast": True}
 
@@ -79,6 +79,8 @@ def test_an_installed_app_is_found_by_its_files(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(settings, "__file__", str(tmp_path / "site-packages" / "deploy" / "settings.py"))
     monkeypatch.setattr(settings.metadata, "files", lambda name: [File("share/prunella/pyproject.toml")])
     assert app_directory() == installed.parent
+    assert packages_of(installed.parent) == tmp_path / "site-packages"
+    assert packages_of(tmp_path) == tmp_path
     monkeypatch.setattr(settings.metadata, "files", lambda name: None)
     with pytest.raises(ConfigError, match="--app"):
         app_directory()
