@@ -162,15 +162,16 @@ def report(run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest
 @app.command("runs")
 def list_runs(runs: Runs = Path("runs")) -> None:
     """List the runs, oldest first."""
-    from deploy.runs import RunDir
+    from deploy.runs import RunDir, state
 
-    for path in sorted(p for p in runs.glob("*") if p.is_dir() and not p.is_symlink()):
-        console.print(f"{path.name}  {RunDir(path).status() or 'started'}", highlight=False)
+    with explained():
+        for path in sorted(p for p in runs.glob("*") if p.is_dir() and not p.is_symlink()):
+            console.print(f"{path.name}  {state(RunDir(path))}", highlight=False)
 
 
 @app.command()
 def audit(
-    trace: Annotated[Path, typer.Argument(help="A recorded view, *.safetensors.")],
+    trace: Annotated[Path, typer.Argument(help="A recorded view: a *.safetensors file, or its directory.")],
     attack: Annotated[str, typer.Option(help="Name of the attack.")] = "sgi",
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("."),
@@ -178,7 +179,7 @@ def audit(
 ) -> None:
     """Attack a recorded view again: what would this server have rebuilt?
 
-    prunella audit runs/latest/traces/00005-canary.safetensors --attack ig -c ig.iterations=2000
+    prunella audit runs/latest/traces/round-000005-control --attack ig -c ig.iterations=2000
     """
     with explained():
         from deploy.replay import replay
@@ -192,12 +193,13 @@ def audit(
 def doctor(
     runs: Runs = Path("runs"),
     dataset: Annotated[str, typer.Option(help="Dataset to look for, as in -c dataset=.")] = "",
+    reach: Annotated[str, typer.Option(metavar="HOST:PORT", help="A SuperLink that must answer from here.")] = "",
     app_dir: AppDir = None,
 ) -> None:
     """Check this machine: versions, ports, data, GPU, clock, directories. Each problem comes with its mend."""
     from deploy import doctor
 
     with explained():
-        checks = doctor.examine(app_dir, runs, dataset)
+        checks = doctor.examine(app_dir, runs, dataset, reach)
         console.print(doctor.table(checks))
         raise typer.Exit(FAILED if doctor.must_mend(checks) else 0)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from core.errors import ConfigError, DataError
 from deploy import settings
-from deploy.ports import PortError, free_ports
+from deploy.ports import PortError, free_ports, is_open
 from deploy.processes import environment
 
 State = Literal["ok", "warn", "bad"]
@@ -39,6 +39,12 @@ class Check:
     state: State
     found: str
     mend: str = ""
+
+
+def system() -> Check:
+    """The launcher ends its processes with Linux's means."""
+    mend = "use the Docker image, or Flower's own `flwr run`"
+    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, mend)
 
 
 def python() -> Check:
@@ -142,10 +148,21 @@ def data(directory: Path | None, dataset: str) -> Check:
     return Check("data", "ok", f"{chosen}: {task.shape}, {task.classes} classes{held}")
 
 
-def examine(app: Path | None, runs: Path, dataset: str) -> list[Check]:
+def reachable(address: str) -> Check:
+    """A SuperLink elsewhere accepts connections from here."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return Check("superlink", "bad", f"{address!r} is not HOST:PORT", "give its name and its Fleet API port")
+    if is_open(int(port), host.strip("[]")):
+        return Check("superlink", "ok", f"{address} answers")
+    mend = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
+    return Check("superlink", "bad", f"{address} does not answer", mend)
+
+
+def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list[Check]:
     """Every check. What needs packages is asked only when they are there."""
-    checks = [python(), *packages()]
-    checks += [scripts(), ports(), clock(), writable(runs)]
+    checks = [system(), python(), *packages(), scripts(), ports(), clock(), writable(runs)]
+    checks += [reachable(reach)] if reach else []
     if must_mend(checks):
         return checks
     return [*checks, torch_pair(), gpu(), app_of(app), data(app, dataset)]

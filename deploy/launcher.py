@@ -8,6 +8,7 @@ processes and ``deploy.processes`` for how they are started and ended.
 import json
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy import services, settings
+from deploy.errors import UsageError
 from deploy.patches import POLL
 from deploy.ports import LOOPBACK, PortError, free_ports, is_free
 from deploy.processes import Backend, Exit, Stock, Warm
@@ -216,6 +218,8 @@ def launch(
     Ctrl-C and SIGTERM give the outcome "stopped". Raises ``UsageError``, or what ``check`` raises, when nothing could
     be started, and ``LaunchError`` when the processes broke; each after ending everything.
     """
+    if sys.platform != "linux":
+        raise UsageError("the launcher needs Linux: use the Docker image, or Flower's own `flwr run`")
     check_port(request.settings)
     run = resume or create(request.runs, request.run_id or new_id(), 0 if request.simulate else request.supernodes)
     with terminated(), locked(run):

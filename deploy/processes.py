@@ -73,7 +73,10 @@ class Backend(Protocol):
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when ``parent`` dies; end at once if it is dead already."""
+    """Have the kernel send this process a signal when ``parent`` dies; end at once if it is dead already.
+
+    Strictly, when the thread that started it ends: start processes from a main thread.
+    """
     _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

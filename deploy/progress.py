@@ -23,10 +23,8 @@ class Follower:
     A line is taken once it is complete. When the file is replaced or becomes shorter it is read from the start.
     """
 
-    def __init__(self, path: Path, skip: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path, self._offset, self._inode = path, 0, 0
-        if skip:
-            self.read()
 
     def read(self) -> list[dict[str, Any]]:
         try:

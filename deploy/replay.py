@@ -16,12 +16,13 @@ from torchvision.utils import save_image
 from attacks import ATTACKS
 from attacks.trace import load_trace
 from core.config import Raw, check_sections, parse_section, section_defaults
-from core.errors import ConfigError, unknown
+from core.errors import unknown
 from core.randomness import stream
 from core.types import Reconstruction, ServerView
 from deploy.errors import UsageError
 from deploy.settings import parse
 
+VIEW = "view.safetensors"
 SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
 
 
@@ -69,15 +70,22 @@ def save(images: Tensor, path: Path) -> None:
         raise UsageError(f"cannot write {path} ({error.strerror}): choose another directory with --out") from None
 
 
+def find(trace: Path) -> tuple[Path, str]:
+    """A trace, given as its file or as the directory a run keeps it in, and its name. Raises ``UsageError``."""
+    file = trace / VIEW if trace.is_dir() else trace
+    if not file.is_file():
+        raise UsageError(f"no trace {trace}: a run keeps its traces in runs/ID/traces")
+    return file, file.absolute().parent.name if file.name == VIEW else file.stem
+
+
 def replay(trace: Path, name: str, given: Sequence[str], out: Path, seed: int) -> Replay:
     """Attack the view in ``trace`` and write the pictures into ``out``."""
     settings: Any = parse_section(settings_of(name, given), name, ATTACKS[name].settings)
-    if not trace.is_file():
-        raise ConfigError(f"no file {trace}: a run keeps its traces in runs/ID/traces")
-    view, task, _ = load_trace(trace)
+    file, title = find(trace)
+    view, task, _ = load_trace(file)
     attack = ATTACKS[name]
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"))
     answer = replace(answer, x=answer.x.detach().cpu())
-    pictures = out / f"{trace.stem}-{name}.png"
+    pictures = out / f"{title}-{name}.png"
     save(answer.x, pictures)
     return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)

@@ -118,6 +118,18 @@ def locked(run: RunDir) -> Iterator[None]:
         os.close(handle)
 
 
+def state(run: RunDir) -> str:
+    """The status of a run for people: one that says "running" and that nobody holds was interrupted."""
+    status = run.status() or "started"
+    if status not in ("running", "started"):
+        return status
+    try:
+        with locked(run):
+            return "interrupted"
+    except RunError:
+        return "running"
+
+
 def prepare(run: RunDir, nodes: int) -> None:
     """The directories of a run that may be there already; clients' ones are owner-readable only."""
     (run.path / "nodes").mkdir(exist_ok=True)

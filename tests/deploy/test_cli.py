@@ -96,4 +96,4 @@ def test_runs_lists_ids_with_their_status(tmp_path: Path) -> None:
     (create(tmp_path, "one", 0).path / "run.json").write_text('{"status": "failed"}')
     create(tmp_path, "two", 0)
     result = RUNNER.invoke(cli.app, ["runs", "--runs", str(tmp_path)])
-    assert result.output.split() == ["one", "failed", "two", "started"]
+    assert result.output.split() == ["one", "failed", "two", "interrupted"]

@@ -1,6 +1,7 @@
 """Each check finds the trouble it is for."""
 
 import io
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,20 @@ def test_a_broken_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     check = doctor.torch_pair()
     assert check.state == "bad" and "nms" in check.found and "same index" in check.mend
     assert doctor.gpu().state == "ok", "a GPU is optional"
+
+
+def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert doctor.system().state == "bad"
+
+
+def test_a_superlink_elsewhere() -> None:
+    [port] = doctor.free_ports(1)
+    assert doctor.reachable(f"127.0.0.1:{port}").state == "bad"
+    with socket.create_server(("127.0.0.1", port)):
+        assert doctor.reachable(f"localhost:{port}").state == "ok"
+    assert "HOST:PORT" in doctor.reachable("nonsense").found
+    assert doctor.reachable("no.such.host.invalid:9092").state == "bad"
 
 
 def test_missing_commands(monkeypatch: pytest.MonkeyPatch) -> None:

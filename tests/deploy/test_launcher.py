@@ -4,11 +4,15 @@ import ast
 import json
 import signal
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from core.errors import ConfigError
+from deploy import launcher
+from deploy.errors import UsageError
 from deploy.launcher import Outcome, Request, Watch, check_port, describe, node_config, restored, run_config, tail
 from deploy.ports import PortError, free_ports
 from deploy.processes import Exit
@@ -157,6 +161,31 @@ def test_a_dead_server_ends_the_run_and_a_dead_client_does_not(run: RunDir) -> N
     assert watch(run, ended=(Exit("control", 0), Exit("flwr-clientapp of client-exec-0", 0)))[0] is None
     crashed, _ = watch(run, ended=(Exit("flwr-serverapp of server-exec", -11),))
     assert crashed and "SIGSEGV" in crashed.error
+
+
+def test_a_serverapp_that_ends_without_a_word_is_not_waited_for_forever(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = (Exit("flwr-serverapp of server-exec", 1),)
+    assert watch(run, ended=ended)[0] is None, "Flower may still report the end"
+    monkeypatch.setattr(launcher, "LAST_WORD", -1.0)
+    outcome, _ = watch(run, ended=ended)
+    assert outcome and "without a word" in outcome.error
+
+
+def test_another_system_is_refused(smallest_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="Linux"):
+        launcher.launch(Request(smallest_app, tmp_path / "runs"), Quiet())
+
+
+def test_refused_settings_leave_no_run_behind(smallest_app: Path, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise ConfigError("no such strategy")
+
+    with pytest.raises(ConfigError):
+        launcher.launch(Request(smallest_app, tmp_path / "runs", run_id="one"), Quiet(), refuse)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_success_reported_in_the_same_look_as_an_exit_wins(run: RunDir) -> None:

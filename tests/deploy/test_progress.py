@@ -55,15 +55,6 @@ def test_a_missing_file_is_empty_and_a_replaced_one_is_read_again(tmp_path: Path
     assert follower.read() == LINES[:1]
 
 
-def test_what_was_there_can_be_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_bytes(coded(LINES[:4]))
-    follower = Follower(path, skip=True)
-    with path.open("ab") as file:
-        file.write(coded(LINES[4:]))
-    assert follower.read() == LINES[4:]
-
-
 def test_the_state_is_the_last_line_of_each_metric() -> None:
     state = reduce(fold, LINES, State())
     assert (state.round, state.rounds, state.accuracy, state.density, state.seconds) == (2, 2, 0.5, 0.7, 1.5)

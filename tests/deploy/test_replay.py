@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from core.randomness import stream
 from core.types import ServerView
 from deploy.errors import UsageError
-from deploy.replay import replay, save, settings_of
+from deploy.replay import find, replay, save, settings_of
 from tasks.models import MODELS
 from tasks.task import Task, initial
 
@@ -36,12 +36,12 @@ def record(path: Path, x: torch.Tensor, label: int) -> Path:
 
 def test_an_undefended_view_is_rebuilt_and_drawn(tmp_path: Path) -> None:
     x = torch.rand(1, 1, 8, 8, generator=stream(0, purpose="image"))
-    trace = record(tmp_path / "view.safetensors", x, 3)
+    trace = record(tmp_path / "mine.safetensors", x, 3)
     few = replay(trace, "ig", ["ig.iterations=2"], tmp_path, 0)
     many = replay(trace, "ig", ["ig.iterations=300"], tmp_path, 0)
     assert many.answer.objective < few.answer.objective
     assert (many.answer.x - x).square().mean() < (few.answer.x - x).square().mean()
-    assert Image.open(many.pictures).size[0] >= 128 and many.pictures.name == "view-ig.png"
+    assert Image.open(many.pictures).size[0] >= 128 and many.pictures.name == "mine-ig.png"
     assert many.pictures.stat().st_mode & 0o777 == 0o600
     text = "\n".join(many.lines())
     assert "honest-but-curious" in text and "objective" in text and "labels [3]" in text
@@ -57,9 +57,17 @@ def test_settings_are_the_attacks_own() -> None:
             settings_of(name, given)
 
 
+def test_a_trace_may_be_named_by_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "round-000005-control").mkdir()
+    file = tmp_path / "round-000005-control" / "view.safetensors"
+    file.write_bytes(b"")
+    assert find(file) == find(file.parent) == (file, "round-000005-control")
+
+
 def test_files_that_are_no_traces_and_places_that_take_no_picture(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file"):
-        replay(tmp_path / "missing.safetensors", "ig", [], tmp_path, 0)
+    for missing in (tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(UsageError, match="no trace"):
+            replay(missing, "ig", [], tmp_path, 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         save(torch.zeros(1, 1, 8, 8), tmp_path / "file" / "x.png")

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare
+from deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare, state
 
 
 def test_ids_sort_by_age_and_differ() -> None:
@@ -72,6 +72,16 @@ def test_two_launchers_cannot_hold_one_run(tmp_path: Path) -> None:
         raise AssertionError("held twice")
     with locked(run):
         assert run.path.exists()
+
+
+def test_a_run_nobody_holds_was_interrupted(tmp_path: Path) -> None:
+    run = create(tmp_path, "one", 0)
+    (run.path / "run.json").write_text('{"status": "running"}')
+    assert state(run) == "interrupted"
+    with locked(run):
+        assert state(run) == "running"
+    (run.path / "run.json").write_text('{"status": "completed"}')
+    assert state(run) == "completed"
 
 
 def test_a_torn_file_is_named(tmp_path: Path) -> None:
