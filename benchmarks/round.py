@@ -44,7 +44,7 @@ run-dir = ""
 resume = false
 """
 
-SERVER = '''\
+SERVER = """\
 import json, os, signal, subprocess, time
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
@@ -97,9 +97,9 @@ def main(grid, context):
         note(round, "round_seconds", time.time() - begin)
         note(round, "accuracy_ratio", float((weights < 0).float().mean()))
         note(round, "round", round)
-'''
+"""
 
-CLIENT = '''\
+CLIENT = """\
 import os
 from pathlib import Path
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -118,7 +118,7 @@ def train(message, context):
         witness = {"pid": os.getpid(), "node": dict(context.node_config), "noise": torch.rand(1).item()}
         Path(context.node_config["state-dir"], f"{message.content['c']['round']}.txt").write_text(repr(witness))
     return Message(RecordDict({"w": ArrayRecord([weights.detach().numpy()])}), reply_to=message)
-'''
+"""
 
 
 def write_app(directory: Path) -> Path:
@@ -163,6 +163,7 @@ def compare(ours: Mapping[str, Any], stock: Mapping[str, Any]) -> dict[str, Any]
     >>> compare(*sides)["ratio"]["round"]
     10.5
     """
+
     def middle(side: Mapping[str, Any]) -> dict[str, float]:
         return {"first": side["first"], "round": statistics.median(side["rounds"]), "total": side["total"]}
 

@@ -115,7 +115,11 @@ def run(
     from deploy.session import federation
 
     options = {
-        "supernodes": supernodes, "run_id": run_id, "audit": audit.value, "client_seed": client_seed, "stock": stock
+        "supernodes": supernodes,
+        "run_id": run_id,
+        "audit": audit.value,
+        "client_seed": client_seed,
+        "stock": stock,
     }
     with explained():
         raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
@@ -141,16 +145,22 @@ def simulate(
     from deploy.session import federation
 
     options = {
-        "supernodes": supernodes, "run_id": run_id, "audit": audit.value, "simulate": True,
-        "cpus_per_client": cpus, "gpus_per_client": gpus,
+        "supernodes": supernodes,
+        "run_id": run_id,
+        "audit": audit.value,
+        "simulate": True,
+        "cpus_per_client": cpus,
+        "gpus_per_client": gpus,
     }
     with explained():
         raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
 
 
 @app.command()
-def report(run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
-           runs: Runs = Path("runs")) -> None:
+def report(
+    run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
+    runs: Runs = Path("runs"),
+) -> None:
     """Write the report of a run again and show its table."""
     from deploy.runs import find
     from deploy.session import finish

@@ -51,11 +51,13 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
 
     content, _ = build_fab_from_files(app_files(Path(request["app"]), Path(request["packages"])))
     simulation = request.get("simulation")
-    answer = client.StartRun(StartRunRequest(
-        fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
-        override_config=user_config_to_proto(request["config"]),
-        override_federation_config=SimulationConfig(**simulation) if simulation else None,
-    ))
+    answer = client.StartRun(
+        StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(request["config"]),
+            override_federation_config=SimulationConfig(**simulation) if simulation else None,
+        )
+    )
     if not answer.HasField("run_id"):
         raise ValueError(f"the SuperLink refused the run: {answer.note or 'it gave no reason'}")
     return int(answer.run_id)

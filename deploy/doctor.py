@@ -93,7 +93,9 @@ def scripts() -> Check:
     path = environment()["PATH"]
     missing = [name for name in SCRIPTS if not shutil.which(name, path=path)]
     return Check(
-        "flower's commands", "bad" if missing else "ok", f"missing: {', '.join(missing)}" if missing else "found",
+        "flower's commands",
+        "bad" if missing else "ok",
+        f"missing: {', '.join(missing)}" if missing else "found",
         "install flwr into the same environment as prunella",
     )
 

@@ -80,8 +80,10 @@ def restored(run: RunDir, keep: bool = False) -> Request:
 
 def node_config(request: Request, run: RunDir, index: int) -> dict[str, Value]:
     config: dict[str, Value] = {
-        "partition-id": index, "num-partitions": request.supernodes,
-        "state-dir": str(run.node(index) / "state"), "audit": request.audit,
+        "partition-id": index,
+        "num-partitions": request.supernodes,
+        "state-dir": str(run.node(index) / "state"),
+        "audit": request.audit,
     }
     return config | ({"client-seed": request.client_seed} if request.client_seed is not None else {})
 
@@ -90,7 +92,9 @@ def run_config(request: Request, run: RunDir, metrics_port: int, resume: bool) -
     """The user's settings and the launcher's own, as far as the app knows the latter."""
     known = settings.defaults(settings.read_app(request.app))
     own: dict[str, Value] = {
-        "run-dir": str(run.path), "resume": resume, "metrics-address": f"{LOOPBACK}:{metrics_port}"
+        "run-dir": str(run.path),
+        "resume": resume,
+        "metrics-address": f"{LOOPBACK}:{metrics_port}",
     }
     return {key: value for key, value in own.items() if key in known} | dict(request.settings)
 
@@ -114,8 +118,10 @@ def start_processes(request: Request, run: RunDir, backend: Backend, resume: boo
         configs = [services.write_node_config(run, i, node_config(request, run, i)) for i in range(nodes)]
         processes = services.deployment(run, ports, configs, warm=not request.stock)
     submission = {
-        "app": str(request.app), "packages": str(settings.packages_of(request.app)),
-        "config": run_config(request, run, metrics_port, resume), "simulation": simulation_config(request),
+        "app": str(request.app),
+        "packages": str(settings.packages_of(request.app)),
+        "config": run_config(request, run, metrics_port, resume),
+        "simulation": simulation_config(request),
     }
     processes.append(services.control(run, ports, submission))
     for process in processes:
@@ -126,7 +132,8 @@ def simulation_config(request: Request) -> dict[str, Any] | None:
     if not request.simulate:
         return None
     return {
-        "num_supernodes": request.supernodes, "client_resources_num_cpus": request.cpus_per_client,
+        "num_supernodes": request.supernodes,
+        "client_resources_num_cpus": request.cpus_per_client,
         "client_resources_num_gpus": request.gpus_per_client,
     }
 

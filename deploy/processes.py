@@ -127,7 +127,12 @@ class Stock:
         parent = os.getpid()
         with open(process.log, "ab") as log:
             self._running[process.name] = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 preexec_fn=lambda: die_with_parent(parent),
             )
 
@@ -168,8 +173,13 @@ class Warm:
         command = [sys.executable, "-m", "deploy.warm", str(theirs.fileno()), str(poll), *preload]
         with theirs, open(log, "ab") as output:
             self._zygote = subprocess.Popen(
-                command, env=importable(environment(env)), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                pass_fds=(theirs.fileno(),), start_new_session=True,
+                command,
+                env=importable(environment(env)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
                 preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
             )
         self._channel.setblocking(False)

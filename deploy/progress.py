@@ -72,8 +72,11 @@ def fold(state: State, line: Line) -> State:
     """
     metric, value, labels = line["metric"], line["value"], line.get("labels", {})
     fields: dict[str, Any] = {
-        "round": ("round", int), "rounds": ("rounds", int), "accuracy_ratio": ("accuracy", float),
-        "mask_density_ratio": ("density", float), "round_seconds": ("seconds", float),
+        "round": ("round", int),
+        "rounds": ("rounds", int),
+        "accuracy_ratio": ("accuracy", float),
+        "mask_density_ratio": ("density", float),
+        "round_seconds": ("seconds", float),
     }
     if metric in fields:
         name, kind = fields[metric]
@@ -152,7 +155,9 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._state = State()
         self._bar = Progress(
-            BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
+            BarColumn(bar_width=12),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
             console=console,
         )
         self._task = self._bar.add_task("starting", total=None)

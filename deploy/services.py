@@ -60,8 +60,16 @@ def superlink(run: RunDir, ports: Ports, *extra: str) -> Process:
 def supernode(run: RunDir, ports: Ports, index: int, config: Path, *extra: str) -> Process:
     name = f"supernode-{index}"
     args = (
-        "--insecure", "--superlink", f"{LOOPBACK}:{ports.fleet}", "--host", LOOPBACK,
-        "--port", str(ports.nodes[index]), "--node-config", str(config), *extra,
+        "--insecure",
+        "--superlink",
+        f"{LOOPBACK}:{ports.fleet}",
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(ports.nodes[index]),
+        "--node-config",
+        str(config),
+        *extra,
     )
     return Process(name, "flower-supernode", args, str(run.log(name)), _home(run, f"node-{index}"), (ports.fleet,))
 

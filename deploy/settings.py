@@ -143,8 +143,11 @@ def check_names(settings: Mapping[str, Value]) -> None:
     import tasks
 
     registries: dict[str, Iterable[str]] = {
-        "strategy": strategies.STRATEGIES, "defenses": privacy.DEFENSES, "attack": attacks.ATTACKS,
-        "model": tasks.MODELS, "dataset": tasks.DATASETS,
+        "strategy": strategies.STRATEGIES,
+        "defenses": privacy.DEFENSES,
+        "attack": attacks.ATTACKS,
+        "model": tasks.MODELS,
+        "dataset": tasks.DATASETS,
     }
     for key, registry in registries.items():
         for name in str(settings[key]).split(","):

@@ -31,19 +31,31 @@ from deploy.processes import CONTROL, GRACE, ROOT, START, Process, call_myself, 
 
 # What the services import on first use; imported before the first fork, so that it is paid once.
 FLOWER = (
-    "flwr.superlink.cli", "flwr.superlink.main", "flwr.supernode.cli", "flwr.supernode.main", "flwr.supercore.cli",
-    "flwr.simulation.app", "flwr.serverapp.strategy", "flwr.clientapp", "flwr.cli.build", "flwr.supercore.control",
-    "flwr.cli.cli_client_interceptor", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvicorn.protocols.http.auto",
-    "uvicorn.protocols.websockets.auto", "httpcore", "h11", "encodings.idna",
+    "flwr.superlink.cli",
+    "flwr.superlink.main",
+    "flwr.supernode.cli",
+    "flwr.supernode.main",
+    "flwr.supercore.cli",
+    "flwr.simulation.app",
+    "flwr.serverapp.strategy",
+    "flwr.clientapp",
+    "flwr.cli.build",
+    "flwr.supercore.control",
+    "flwr.cli.cli_client_interceptor",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "httpcore",
+    "h11",
+    "encodings.idna",
 )
 # What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after all.
 PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pydantic", "safetensors.torch")
 SERVER_AFTER = 1
 # One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
 # that, a fork could not use it.
-ENV = {
-    "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
-}
+ENV = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 Entry = Callable[[], Any]
 
 

@@ -87,8 +87,12 @@ def prunella(tmp_path: Path, smallest_app: Path) -> Iterator[Callable[..., Comma
         env = {**os.environ, "PYTHONPATH": str(ROOT), TAG: tag, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
         command = [sys.executable, "-c", "from deploy.cli import app; app()", subcommand, "--app", str(smallest_app)]
         process = subprocess.Popen(
-            [*command, "--runs", str(runs), "--supernodes", "2", *arguments], env=env, cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*command, "--runs", str(runs), "--supernodes", "2", *arguments],
+            env=env,
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         started.append(Command(process, tag, runs))
         return started[-1]

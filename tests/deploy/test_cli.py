@@ -41,18 +41,21 @@ def test_version() -> None:
     assert result.exit_code == 0 and result.output.startswith("prunella")
 
 
-@pytest.mark.parametrize("arguments", [
-    ["run", "-c", "round=3"],
-    ["run", "-c", "rounds=x"],
-    ["run", "--supernodes", "0"],
-    ["run", "--audit", "everything"],
-    ["run", "--app", "/no/such/directory"],
-    ["run", "--resume", "never-was"],
-    ["report", "never-was"],
-    ["audit", "/no/such/trace"],
-    ["audit", "/no/such/trace", "--attack", "magic"],
-    ["walk"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "-c", "round=3"],
+        ["run", "-c", "rounds=x"],
+        ["run", "--supernodes", "0"],
+        ["run", "--audit", "everything"],
+        ["run", "--app", "/no/such/directory"],
+        ["run", "--resume", "never-was"],
+        ["report", "never-was"],
+        ["audit", "/no/such/trace"],
+        ["audit", "/no/such/trace", "--attack", "magic"],
+        ["walk"],
+    ],
+)
 def test_wrong_usage_is_2_and_one_line(arguments: list[str], tmp_path: Path) -> None:
     result = RUNNER.invoke(cli.app, arguments, env={"PRUNELLA_RUNS": str(tmp_path / "runs"), "COLUMNS": "200"})
     assert result.exit_code == 2, result.output
@@ -60,10 +63,17 @@ def test_wrong_usage_is_2_and_one_line(arguments: list[str], tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
-@pytest.mark.parametrize("raised, code", [
-    (RunError("no"), 2), (LaunchError("broke"), 1), (KeyboardInterrupt(), 130), ("completed", 0), ("failed", 1),
-    ("stopped", 130),
-])
+@pytest.mark.parametrize(
+    "raised, code",
+    [
+        (RunError("no"), 2),
+        (LaunchError("broke"), 1),
+        (KeyboardInterrupt(), 130),
+        ("completed", 0),
+        ("failed", 1),
+        ("stopped", 130),
+    ],
+)
 def test_exit_codes(raised: object, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def federation(*_: object) -> object:
         if isinstance(raised, BaseException):

@@ -51,9 +51,9 @@ class FakeClient:
 
     def ListRuns(self, request):  # noqa: N802
         status, sub, details = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        return SimpleNamespace(run_dict={7: SimpleNamespace(status=SimpleNamespace(
-            status=status, sub_status=sub, details=details
-        ))})
+        return SimpleNamespace(
+            run_dict={7: SimpleNamespace(status=SimpleNamespace(status=status, sub_status=sub, details=details))}
+        )
 
 
 def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
@@ -77,11 +77,12 @@ def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
 def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "EVERY", 0.0)
     client = FakeClient(
-        ("pending", "", ""), ("pending", "", ""), ("running", "", ""), ("finished", "failed", "no memory"),
+        ("pending", "", ""),
+        ("pending", "", ""),
+        ("running", "", ""),
+        ("finished", "failed", "no memory"),
     )
-    assert list(control.statuses(client, 7)) == [
-        ("pending", ""), ("running", ""), ("finished:failed", "no memory")
-    ]
+    assert list(control.statuses(client, 7)) == [("pending", ""), ("running", ""), ("finished:failed", "no memory")]
 
 
 def test_an_unreachable_superlink_is_one_line(
@@ -89,8 +90,12 @@ def test_an_unreachable_superlink_is_one_line(
 ) -> None:
     monkeypatch.setattr(control, "START", 0.05)
     request = {
-        "app": str(smallest_app), "packages": str(smallest_app), "config": {}, "simulation": None,
-        "address": f"127.0.0.1:{free_ports(1)[0]}", "out": str(tmp_path / "events.jsonl"),
+        "app": str(smallest_app),
+        "packages": str(smallest_app),
+        "config": {},
+        "simulation": None,
+        "address": f"127.0.0.1:{free_ports(1)[0]}",
+        "out": str(tmp_path / "events.jsonl"),
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
     monkeypatch.setattr(sys, "argv", ["control", str(tmp_path / "request.json")])

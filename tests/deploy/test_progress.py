@@ -18,10 +18,16 @@ def line(round: int, metric: str, value: float, **labels: str) -> dict:
 
 LINES = [
     line(0, "rounds", 2),
-    line(1, "accuracy_ratio", 0.25), line(1, "wire_bytes_total", 10, direction="up"),
-    line(1, "wire_dense_bytes_total", 40, direction="up"), line(1, "mask_density_ratio", 0.7), line(1, "round", 1),
-    line(2, "accuracy_ratio", 0.5), line(2, "wire_bytes_total", 30, direction="up"), line(2, "leakage_mse", 1.0),
-    line(2, "round_seconds", 1.5), line(2, "round", 2),
+    line(1, "accuracy_ratio", 0.25),
+    line(1, "wire_bytes_total", 10, direction="up"),
+    line(1, "wire_dense_bytes_total", 40, direction="up"),
+    line(1, "mask_density_ratio", 0.7),
+    line(1, "round", 1),
+    line(2, "accuracy_ratio", 0.5),
+    line(2, "wire_bytes_total", 30, direction="up"),
+    line(2, "leakage_mse", 1.0),
+    line(2, "round_seconds", 1.5),
+    line(2, "round", 2),
 ]
 
 

@@ -27,8 +27,15 @@ def record(path: Path, x: torch.Tensor, label: int) -> Path:
     update = {name: -0.1 * g for name, g in zip(leaves, gradients, strict=True)}
     shared = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in update.items()}
     view = ServerView(
-        params, update, shared=shared, buffers=buffers, num_examples=1, labels=torch.tensor([label]), steps=1,
-        batch_size=1, learning_rate=0.1,
+        params,
+        update,
+        shared=shared,
+        buffers=buffers,
+        num_examples=1,
+        labels=torch.tensor([label]),
+        steps=1,
+        batch_size=1,
+        learning_rate=0.1,
     )
     save_trace(path, view, task, {})
     return path
@@ -50,8 +57,10 @@ def test_an_undefended_view_is_rebuilt_and_drawn(tmp_path: Path) -> None:
 def test_settings_are_the_attacks_own() -> None:
     assert settings_of("ig", ["ig.iterations=5"]) == {"ig.iterations": 5}
     for name, given, told in (
-        ("magic", [], "unknown attack"), ("ig", ["ig.iteration=5"], "did you mean 'ig.iterations'"),
-        ("ig", ["sgi.iterations=5"], "unknown setting"), ("ig", ["ig.iterations=-5"], "ig.iterations"),
+        ("magic", [], "unknown attack"),
+        ("ig", ["ig.iteration=5"], "did you mean 'ig.iterations'"),
+        ("ig", ["sgi.iterations=5"], "unknown setting"),
+        ("ig", ["ig.iterations=-5"], "ig.iterations"),
     ):
         with pytest.raises(ConfigError, match=told):
             settings_of(name, given)

@@ -24,9 +24,7 @@ def test_any_path_survives_the_node_config(run: RunDir) -> None:
 
 def test_warm_federation(run: RunDir) -> None:
     found = {p.name: p for p in services.deployment(run, PORTS, [Path("a.toml"), Path("b.toml")], warm=True)}
-    assert list(found) == [
-        "superlink", "supernode-0", "supernode-1", "server-exec", "client-exec-0", "client-exec-1"
-    ]
+    assert list(found) == ["superlink", "supernode-0", "supernode-1", "server-exec", "client-exec-0", "client-exec-1"]
     assert all("process" in found[name].args for name in ("superlink", "supernode-0"))
     assert found["supernode-0"].wait_for == (20002,) and found["client-exec-1"].wait_for == (20004,)
     assert found["server-exec"].after == SERVER_AFTER and found["client-exec-0"].after == len(PRELOAD)
@@ -58,5 +56,8 @@ def test_the_request_for_control(run: RunDir) -> None:
     request = json.loads(Path(process.args[0]).read_text())
     assert process.command == CONTROL
     assert request == {
-        "app": "/app", "address": "127.0.0.1:20001", "config": {"rounds": 3}, "out": str(run.events),
+        "app": "/app",
+        "address": "127.0.0.1:20001",
+        "config": {"rounds": 3},
+        "out": str(run.events),
     }

@@ -20,17 +20,20 @@ def test_a_value_printed_and_typed_again_is_the_same(value: int | float | bool |
     assert again == value and type(again) is type(value)
 
 
-@pytest.mark.parametrize("item, told", [
-    ("rounds=many", "rounds: 'many' is not a whole number"),
-    ("rounds=3.5", "not a whole number"),
-    ("rate=high", "rate: 'high' is not a number"),
-    ("fast=perhaps", "neither true nor false"),
-    ("rounds", "write key=value"),
-    ("round=3", "did you mean 'rounds'"),
-    ("dgp.tip=3", "did you mean 'dgp.top'"),
-    ("run-dir=/x", "set by the launcher"),
-    ("resume=true", "--resume"),
-])
+@pytest.mark.parametrize(
+    "item, told",
+    [
+        ("rounds=many", "rounds: 'many' is not a whole number"),
+        ("rounds=3.5", "not a whole number"),
+        ("rate=high", "rate: 'high' is not a number"),
+        ("fast=perhaps", "neither true nor false"),
+        ("rounds", "write key=value"),
+        ("round=3", "did you mean 'rounds'"),
+        ("dgp.tip=3", "did you mean 'dgp.top'"),
+        ("run-dir=/x", "set by the launcher"),
+        ("resume=true", "--resume"),
+    ],
+)
 def test_one_line_names_the_mend(item: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         parse([item], KNOWN)
@@ -86,14 +89,17 @@ def test_an_installed_app_is_found_by_its_files(tmp_path: Path, monkeypatch: pyt
         app_directory()
 
 
-@pytest.mark.parametrize("given_, told", [
-    ({"rate": 1.5}, "rate"),
-    ({"strategy": "prunfl"}, "unknown strategy 'prunfl': did you mean 'prunefl'"),
-    ({"defenses": "dgp,pripune"}, "unknown defense 'pripune'"),
-    ({"attack": "magic"}, "unknown attack"),
-    ({"model": "cn"}, "unknown model"),
-    ({"dgp.top": 7.0}, "dgp.top"),
-])
+@pytest.mark.parametrize(
+    "given_, told",
+    [
+        ({"rate": 1.5}, "rate"),
+        ({"strategy": "prunfl"}, "unknown strategy 'prunfl': did you mean 'prunefl'"),
+        ({"defenses": "dgp,pripune"}, "unknown defense 'pripune'"),
+        ({"attack": "magic"}, "unknown attack"),
+        ({"model": "cn"}, "unknown model"),
+        ({"dgp.top": 7.0}, "dgp.top"),
+    ],
+)
 def test_the_rooms_rules_apply_to_prunella(given_: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check(read_app(ROOT), given_)

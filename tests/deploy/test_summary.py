@@ -11,9 +11,19 @@ from server.store import RunStore, row
 def audit(kind: str, psnr: float, ok: bool | None = None) -> dict:
     stat = {"mean": psnr - 1, "worst": psnr, "random": 5.0, "other": 8.0}
     return {
-        "round": 1, "kind": kind, "client": 0 if kind == "client" else None, "attack": "sgi", "defense": "dgp",
-        "adaptive": True, "threat": "", "objective": 0.1, "seconds": 1.0, "outcome": "scored", "ok": ok,
-        "scores": {"psnr": stat, "ssim": {**stat, "worst": 0.5}, "nmi": stat}, "pictures": None,
+        "round": 1,
+        "kind": kind,
+        "client": 0 if kind == "client" else None,
+        "attack": "sgi",
+        "defense": "dgp",
+        "adaptive": True,
+        "threat": "",
+        "objective": 0.1,
+        "seconds": 1.0,
+        "outcome": "scored",
+        "ok": ok,
+        "scores": {"psnr": stat, "ssim": {**stat, "worst": 0.5}, "nmi": stat},
+        "pictures": None,
     }
 
 
@@ -23,8 +33,10 @@ def metric(name: str, value: float, **labels: str) -> dict:
 
 def test_bytes_beside_what_dense_would_take() -> None:
     lines = [
-        metric("wire_bytes_total", 1e6, direction="up"), metric("wire_dense_bytes_total", 4e6, direction="up"),
-        metric("wire_bytes_total", 1e6, direction="down"), metric("wire_dense_bytes_total", 4e6, direction="down"),
+        metric("wire_bytes_total", 1e6, direction="up"),
+        metric("wire_dense_bytes_total", 4e6, direction="up"),
+        metric("wire_bytes_total", 1e6, direction="down"),
+        metric("wire_dense_bytes_total", 4e6, direction="down"),
     ]
     assert rows({}, lines, []) == [("sent", "2.0 MB instead of 8.0 MB dense (75.0% saved)")]
 
