@@ -19,7 +19,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy $(STRICT)
 
 unit: $(VENV)/installed  ## Fast tests and the examples in docstrings; no Flower process.
-	$(BIN)/pytest -n 2 -m "not federation" tests $(ROOMS)
+	$(BIN)/pytest -n 2 -m "not federation" --doctest-modules tests $(ROOMS)
 
 federation: $(VENV)/installed  ## Real SuperLinks and SuperNodes over gRPC; one at a time.
 	$(BIN)/pytest -m federation tests

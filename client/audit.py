@@ -1,8 +1,8 @@
 """The consented half of an audit: score the server's reconstruction against what this client really used.
 
 Consent is the node owner's, in the node's own configuration: ``deny`` (default) answers nothing, ``scores`` returns
-numbers, ``pictures`` also returns the audited originals beside their reconstructions. The true batch is drawn again from
-the round's stream, so that no copy of private data lies anywhere.
+numbers, ``pictures`` also returns the audited originals beside their reconstructions. The true batch is drawn again
+from the round's stream, so that no copy of private data lies anywhere.
 
 A score answers a question about private data, so it is rationed: a round this client took part in, twice at most (the
 second for a server that resumed), and an attack on more images than were used is refused.

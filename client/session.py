@@ -56,7 +56,9 @@ def read_node(config: Mapping[str, object]) -> Node:
     """The node's configuration, checked. Raises ``ConfigError``."""
     client = config.get("client-id", config.get("partition-id"))
     if not isinstance(client, int) or client < 0:
-        raise ConfigError("this SuperNode has no partition-id: start it with --node-config 'partition-id=0 num-partitions=2'")
+        raise ConfigError(
+            "this SuperNode has no partition-id: start it with --node-config 'partition-id=0 num-partitions=2'"
+        )
     consent = config.get("audit", os.environ.get("PRUNELLA_AUDIT", "deny"))
     if consent not in CONSENTS:
         raise ConfigError(f"audit={consent!r} in the node configuration: choose one of {', '.join(CONSENTS)}")

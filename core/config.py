@@ -34,7 +34,9 @@ def kebab(name: str) -> str:
 class Run(BaseModel):
     """What every room must agree on. Field ``learning_rate`` is the setting ``learning-rate``, and so on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True, protected_namespaces=()
+    )
 
     # the task
     dataset: str = "digits"

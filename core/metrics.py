@@ -14,7 +14,7 @@ Kind = Literal["gauge", "counter", "histogram", "info"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's identity. ``leaks`` says in which direction more privacy is lost, or None where that has no meaning."""
+    """A metric's identity. ``leaks``: the direction in which more privacy is lost, None where that has no meaning."""
 
     name: str
     kind: Kind
@@ -37,8 +37,12 @@ _ALL = (
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
     Metric("mask_density_ratio", "gauge", "Share of all parameters the global mask keeps.", "ratio"),
     Metric("defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean.", "ratio"),
-    Metric("wire_bytes_total", "counter", "Bytes of coded models and updates, headers included.", "bytes", ("direction",)),
-    Metric("wire_dense_bytes_total", "counter", "Bytes the same tensors take dense in float32.", "bytes", ("direction",)),
+    Metric(
+        "wire_bytes_total", "counter", "Bytes of coded models and updates, headers included.", "bytes", ("direction",)
+    ),
+    Metric(
+        "wire_dense_bytes_total", "counter", "Bytes the same tensors take dense in float32.", "bytes", ("direction",)
+    ),
     Metric("round_seconds", "histogram", "Wall time of a round.", "seconds"),
     Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
@@ -55,7 +59,14 @@ _ALL = (
     Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
     Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),
     Metric("privacy_epsilon", "gauge", "Epsilon clients report; absent for heuristic defenses.", "", ("stat",), "up"),
-    Metric("channel_information_nats", "gauge", "Bound on what the data channel let through so far, worst client.", "nats", (), "up"),
+    Metric(
+        "channel_information_nats",
+        "gauge",
+        "Bound on what the data channel let through so far, worst client.",
+        "nats",
+        (),
+        "up",
+    ),
     Metric("reconstruction_mse_floor", "gauge", "Lower bound on any attack's error, worst client.", "", (), "down"),
     Metric("leakage_bound_bits", "gauge", "PriPrune's information bound.", "bits", ("form",), "up"),
     Metric("build_info", "info", "Versions of the running server."),

@@ -48,7 +48,7 @@ class PrivateBatch:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An attack's answer: images [B, C, H, W] in [0, 1], labels [B] or None, and its final objective (lower = better fit)."""
+    """An attack's answer: images [B, C, H, W] in [0, 1], labels [B] or None, final objective (lower = better fit)."""
 
     x: Tensor
     y: Tensor | None

@@ -163,7 +163,9 @@ def _unpack(reader: _Reader, count: int, name: str) -> np.ndarray:
     return bits[:count].astype(bool)
 
 
-def _read_mask(reader: _Reader, mode: Mode, like: torch.Tensor, reference: torch.Tensor | None, name: str) -> np.ndarray:
+def _read_mask(
+    reader: _Reader, mode: Mode, like: torch.Tensor, reference: torch.Tensor | None, name: str
+) -> np.ndarray:
     if mode in ("f", "e"):
         return np.full(like.numel(), mode == "f")
     if mode == "b":
@@ -178,7 +180,9 @@ def _read_mask(reader: _Reader, mode: Mode, like: torch.Tensor, reference: torch
     return bits
 
 
-def _masks(reader: _Reader, like: Tree, reference: Mask | None, values: bool) -> tuple[dict[str, np.ndarray], dict[str, Mode]]:
+def _masks(
+    reader: _Reader, like: Tree, reference: Mask | None, values: bool
+) -> tuple[dict[str, np.ndarray], dict[str, Mode]]:
     header, mark = _header(reader, values)
     if len(header) != len(like):
         raise WireError("name", f"{len(header)} tensors came, the model has {len(like)}")
@@ -210,7 +214,9 @@ def decode(data: bytes, like: Tree, reference: Mask | None = None) -> tuple[Tree
     for name in sorted(like):
         kept = torch.from_numpy(bits[name])
         raw = reader.take(int(np.count_nonzero(bits[name])) * like[name].element_size())
-        values = torch.frombuffer(bytearray(raw), dtype=like[name].dtype) if raw else like[name].new_empty(0, device="cpu")
+        values = (
+            torch.frombuffer(bytearray(raw), dtype=like[name].dtype) if raw else like[name].new_empty(0, device="cpu")
+        )
         flat = torch.zeros(like[name].numel(), dtype=like[name].dtype)
         flat[kept] = values
         tree[name] = flat.reshape(like[name].shape)

@@ -75,7 +75,7 @@ def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: Gen
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of ``privacy.DEFENSES``: the stage, the settings (a frozen dataclass), how to build it, and what it claims.
+    """A line of ``privacy.DEFENSES``: its stage, settings (a frozen dataclass), builder, and what it claims.
 
     ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more.
     """

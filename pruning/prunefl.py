@@ -4,11 +4,11 @@ IEEE TNNLS 2022 (arXiv 1909.12326), Sec. III and Alg. 2.
 A set M of weights approximately lowers the loss by Δ(M) = Σ g² per step that costs T(M) = c + Σ t. The mask that
 maximises Γ(M) = Δ(M) / T(M) is found greedily: weights in order of g²/t, each entering while its own ratio beats the
 current Γ. Only a share of the weights may leave at a time: the smallest by magnitude of those that are in
-(``prunable_share``, halved every ``half_life`` rounds); the others stay. Weights that are out may always enter.
+(``prunable_share``, halved every ``half_life`` rounds); the others stay. Who is out may always enter.
 
 Departures: t is not timed on a device but counted, multiply-adds per weight relative to their mean (``cost="flops"``)
-or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio deciding
-who is left out.
+or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio
+deciding who is left out.
 """
 
 from collections.abc import Mapping, Set
@@ -64,7 +64,7 @@ def greedy_set(gain: torch.Tensor, cost: torch.Tensor, fixed: torch.Tensor, over
 def reconfigure(
     params: Tree, importance: Tree, mask: Mask, cost: Mapping[str, float], settings: Reconfiguration, round: int = 0
 ) -> Mask:
-    """The next mask. ``importance`` is the mean squared gradient of every coordinate; ``cost`` has the prunable names."""
+    """The next mask. ``importance``: mean squared gradient of every coordinate; ``cost`` has the prunable names."""
     require_same_names(params, importance, mask)
     names = [name for name in params if name in cost]
     gain, price = _flat(importance, names), _costs(params, cost, names)
@@ -80,8 +80,10 @@ def reconfigure(
     return dict(mask) | split(chosen, {name: params[name] for name in names})
 
 
-def weight_cost(module: torch.nn.Module, shape: tuple[int, int, int], prunable: Set[str], kind: str) -> dict[str, float]:
-    """Multiply-adds per weight and example, over their mean: output positions for a convolution, 1 for a linear layer."""
+def weight_cost(
+    module: torch.nn.Module, shape: tuple[int, int, int], prunable: Set[str], kind: str
+) -> dict[str, float]:
+    """Multiply-adds per weight and example over their mean: output positions of a convolution, 1 for a linear layer."""
     positions: dict[str, float] = {}
 
     def note(name: str) -> object:

@@ -45,7 +45,9 @@ def assemble(run: Run, raw: Raw) -> Federation:
     """Every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
     check_sections(raw, SECTIONS)
     if not run.run_dir:
-        raise ConfigError("run-dir is not set: start with `prunella run`, or give --run-config 'run-dir=\"/where/to/keep/it\"'")
+        raise ConfigError(
+            "run-dir is not set: start with `prunella run`, or give --run-config 'run-dir=\"/where/to/keep/it\"'"
+        )
     folder = Path(run.run_dir)
     task = make_task(run.model, run.dataset, None)
     module = task.build()

@@ -129,7 +129,11 @@ class Auditor:
             return
         (self.queue / STOP).unlink(missing_ok=True)
         root = str(Path(__file__).resolve().parents[1])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "server.audit_worker", str(self.queue), str(os.getpid())]
         self._worker = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
 
@@ -200,7 +204,13 @@ class Auditor:
         return f"{self.pictures.name}/{path.name}"
 
     def _finish(
-        self, job: Job, result: Outcome, outcome: str, scores: Any = None, pictures: str | None = None, ok: bool | None = None
+        self,
+        job: Job,
+        result: Outcome,
+        outcome: str,
+        scores: Any = None,
+        pictures: str | None = None,
+        ok: bool | None = None,
     ) -> None:
         self.finished.append(
             {

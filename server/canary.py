@@ -91,5 +91,3 @@ class Canary:
             defenses=result.applied,
         )
         return Sent(view, PrivateBatch(x.clone(), y.clone()))
-
-

@@ -98,17 +98,27 @@ def _axes(frame: Frame, unit: Callable[[float], str]) -> Markup:
     parts = []
     for value in ticks(*frame.y):
         x, y = frame.at(frame.x[0], value)
-        parts.append(Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
-            LEFT, WIDTH - RIGHT, y, y))
-        parts.append(Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            x - 6, y + 4, unit(value)))
+        parts.append(
+            Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
+                LEFT, WIDTH - RIGHT, y, y
+            )
+        )
+        parts.append(
+            Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
+                x - 6, y + 4, unit(value)
+            )
+        )
     for value in _round_ticks(*frame.x):
         x, y = frame.at(value, frame.y[0])
-        parts.append(Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="middle">{:.0f}</text>').format(
-            x, y + 14, value))
+        parts.append(
+            Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="middle">{:.0f}</text>').format(
+                x, y + 14, value
+            )
+        )
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="middle">round</text>').format(
-        middle, HEIGHT - 4))
+    parts.append(
+        Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="middle">round</text>').format(middle, HEIGHT - 4)
+    )
     return Markup("").join(parts)
 
 
@@ -122,7 +132,8 @@ def marker(role: Role, x: float, y: float, title: str = "", faint: bool = False)
     }
     style = Markup(' class="mark {}{}"').format(role, " faint" if faint else "")
     return shapes[role].format(x, y, style) + Markup("><title>{}</title></{}>").format(
-        title, "circle" if role in ("blue", "grey") else "path")
+        title, "circle" if role in ("blue", "grey") else "path"
+    )
 
 
 def _draw(series: Series, frame: Frame, unit: Callable[[float], str]) -> Markup:
@@ -171,8 +182,11 @@ def describe(title: str, series: Sequence[Series], unit: Callable[[float], str])
 
 
 def line_chart(
-    title: str, series: Sequence[Series], unit: Callable[[float], str],
-    limits: tuple[float, float] | None = None, band: Band | None = None,
+    title: str,
+    series: Sequence[Series],
+    unit: Callable[[float], str],
+    limits: tuple[float, float] | None = None,
+    band: Band | None = None,
 ) -> Markup:
     """A figure with caption, legend and SVG; ``limits`` is the least range of the value axis. Series without points are
     left out; with none left the figure says so."""
@@ -189,5 +203,6 @@ def line_chart(
     body = (_draw_band(band, frame) if band else Markup("")) + _axes(frame, unit)
     body += Markup("").join(_draw(each, frame, unit) for each in shown)
     svg = Markup('<svg class="plot" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, describe(title, shown, unit), body)
+        WIDTH, HEIGHT, describe(title, shown, unit), body
+    )
     return Markup('<figure class="chart">{}{}{}</figure>').format(caption, _legend(shown, band), svg)

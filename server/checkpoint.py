@@ -77,7 +77,12 @@ def load(folder: Path) -> Checkpoint | None:
         try:
             return _read(_path(folder, round))
         except Exception as error:  # noqa: BLE001 - any damage to a file means the one before it
-            log(WARNING, "checkpoint %s is damaged (%s), trying the one before", _path(folder, round), type(error).__name__)
+            log(
+                WARNING,
+                "checkpoint %s is damaged (%s), trying the one before",
+                _path(folder, round),
+                type(error).__name__,
+            )
     if rounds:
         raise PrunellaError(f"no checkpoint in {folder} can be read: start a new run")
     return None
@@ -88,4 +93,6 @@ def require_same_settings(checkpoint: Checkpoint, raw: Raw) -> None:
     names = (checkpoint.settings.keys() | raw.keys()) - set(MAY_CHANGE)
     changed = [name for name in sorted(names) if checkpoint.settings.get(name) != raw.get(name)]
     if changed:
-        raise ConfigError(f"a resumed run keeps its settings, but {', '.join(changed)} changed: start a new run instead")
+        raise ConfigError(
+            f"a resumed run keeps its settings, but {', '.join(changed)} changed: start a new run instead"
+        )

@@ -68,8 +68,6 @@ def run_charts(lines: Sequence[Line]) -> list[Markup]:
 def leakage_charts(audits: Sequence[Line]) -> list[Markup]:
     charts = []
     for metric, title, unit, limits in AXES:
-        series = [
-            Series(name, role, *leak_series(audits, kind, metric)) for kind, (name, role) in AUDITED.items()
-        ]
+        series = [Series(name, role, *leak_series(audits, kind, metric)) for kind, (name, role) in AUDITED.items()]
         charts.append(line_chart(title, series, unit, limits, baseline_band(audits, metric)))
     return charts

@@ -60,7 +60,8 @@ def _leakage_tile(audits: Sequence[Line]) -> dict[str, Any]:
         return _tile(name, "not measured", "no client was scored") | {"wide": True}
     worst = worst_first(scored)[0]
     return _tile(
-        name, f"PSNR {decibels(value(worst, 'psnr'))}",
+        name,
+        f"PSNR {decibels(value(worst, 'psnr'))}",
         f"SSIM {score(value(worst, 'ssim'))} · NMI {score(value(worst, 'nmi'))} · {who(worst)}, round {worst['round']}",
         f"another image: PSNR {decibels(value(worst, 'psnr', 'other'))}, SSIM {score(value(worst, 'ssim', 'other'))}",
     ) | {"wide": True}

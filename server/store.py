@@ -38,11 +38,24 @@ from core.metrics import METRICS
 Line = dict[str, Any]
 Status = Literal["running", "completed", "failed", "stopped"]
 RUN, METRIC_LINES, AUDIT_LINES, TABLE, PICTURES = (
-    "run.json", "metrics.jsonl", "audits.jsonl", "metrics.parquet", "pictures"
+    "run.json",
+    "metrics.jsonl",
+    "audits.jsonl",
+    "metrics.parquet",
+    "pictures",
 )
 RUN_KEYS = (
-    "id", "status", "error", "settings", "versions", "model_parameters", "started", "finished", "threat_model",
-    "claims", "command",
+    "id",
+    "status",
+    "error",
+    "settings",
+    "versions",
+    "model_parameters",
+    "started",
+    "finished",
+    "threat_model",
+    "claims",
+    "command",
 )
 
 
@@ -205,10 +218,13 @@ class RunStore:
         """All of ``rows`` under one round and time, or none when one of them is refused."""
         at = time.time()
         checked = [check_row(each) for each in rows]
-        self._append(METRIC_LINES, [
-            {"round": round, "time": at, "metric": r.metric, "labels": dict(r.labels), "value": float(r.value)}
-            for r in checked
-        ])
+        self._append(
+            METRIC_LINES,
+            [
+                {"round": round, "time": at, "metric": r.metric, "labels": dict(r.labels), "value": float(r.value)}
+                for r in checked
+            ],
+        )
 
     def append_audit(self, audit: Mapping[str, Any]) -> None:
         self._append(AUDIT_LINES, [check_audit(audit)])

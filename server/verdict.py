@@ -192,9 +192,7 @@ def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tupl
     return "unproven", "Clients unknown", f"{nobody}: undefended, the attack works, and that is all that is known."
 
 
-def _with_clients(
-    scored: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]
-) -> tuple[Tone, str, str]:
+def _with_clients(scored: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
     proven = [a for a in scored if _says_something(a, controls)]
     if any(level(a) == "rebuilt" for a in scored):  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
@@ -208,8 +206,10 @@ def _with_clients(
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
     if any(level(a) == "rebuilt" for a in defended):
         return "traces", "Defense weak", "Not the audited clients, but the defended control was rebuilt."
-    return "clear", "Nothing rebuilt", (
-        "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
+    return (
+        "clear",
+        "Nothing rebuilt",
+        ("Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."),
     )
 
 

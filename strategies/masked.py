@@ -221,5 +221,3 @@ class MaskedMean(FedAvg):
     def expected(self) -> Expected:
         """What was sent this round: all a view needs beside the contribution."""
         return self._require_expected()
-
-

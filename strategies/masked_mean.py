@@ -5,7 +5,7 @@ Client i trained from w and sends Δ_i on the coordinates it *speaks* for. With 
 * ``holders`` (default): w + Σ n_i Δ_i / Σ_{i speaks} n_i where somebody speaks, w elsewhere.
 * ``as_printed``: Σ n_i (w + Δ_i)·[i speaks] / Σ n_i. A withheld weight counts as zero, which shrinks the model.
 
-A full mask makes both FedAvg. The sum runs in float64 and one reply at a time: memory is two trees, however many clients.
+A full mask makes both FedAvg. The sum runs in float64, one reply at a time: memory is two trees, however many clients.
 """
 
 from collections.abc import Sequence

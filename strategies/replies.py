@@ -88,7 +88,9 @@ def _importance(content: RecordDict, expected: Expected, names: frozenset[str]) 
         return None
     _check("importance" in content.array_records, "malformed", "the importance that was asked for is missing")
     tree, _ = from_coded(content.array_records["importance"], {name: expected.params[name] for name in sorted(names)})
-    _check(all_finite(tree) and all(bool((t >= 0).all()) for t in tree.values()), "nan", "importance is not finite and ≥ 0")
+    _check(
+        all_finite(tree) and all(bool((t >= 0).all()) for t in tree.values()), "nan", "importance is not finite and ≥ 0"
+    )
     return tree
 
 
@@ -104,7 +106,11 @@ def _buffers(content: RecordDict, like: Tree) -> Tree:
         tree = from_dense(record)
     except (ValueError, TypeError, OSError, EOFError) as error:
         raise ReplyError("malformed", "a buffer is not readable") from error
-    _check(all(tree[n].shape == like[n].shape and tree[n].dtype == like[n].dtype for n in like), "dtype", "a buffer differs")
+    _check(
+        all(tree[n].shape == like[n].shape and tree[n].dtype == like[n].dtype for n in like),
+        "dtype",
+        "a buffer differs",
+    )
     _check(all_finite(tree), "nan", "a buffer is not finite")
     return {name: tree[name] for name in like}
 
@@ -112,7 +118,9 @@ def _buffers(content: RecordDict, like: Tree) -> Tree:
 def _numbers(content: RecordDict) -> tuple[int, float]:
     metrics = content.metric_records.get("metrics", MetricRecord())
     examples, seconds = metrics.get("num-examples"), metrics.get("train-seconds", 0.0)
-    _check(isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a positive count")
+    _check(
+        isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a positive count"
+    )
     _check(isinstance(seconds, float | int) and 0 <= seconds < 1e9, "metrics", "train-seconds is not a time")
     return int(examples), float(seconds)  # type: ignore[arg-type]
 
@@ -139,7 +147,9 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     except WireError as error:
         raise ReplyError(error.reason, str(error)) from error
     _check(all_finite(update), "nan", "the update is not finite")
-    _check(_inside(shared, spoken) and _inside(spoken, expected.mask), "mask", "the reply's mask is not inside the model's")
+    _check(
+        _inside(shared, spoken) and _inside(spoken, expected.mask), "mask", "the reply's mask is not inside the model's"
+    )
     examples, seconds = _numbers(content)
     return Contribution(
         node=reply.metadata.src_node_id,

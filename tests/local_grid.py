@@ -17,7 +17,7 @@ Tamper = Callable[[Message], Message | None]
 
 
 def settings(**overrides: Any) -> dict[str, Any]:
-    """The run configuration of ``pyproject.toml``, flattened as Flower does, with overrides (``_`` stands for ``-``)."""
+    """The run configuration of ``pyproject.toml``, flattened as Flower does, with overrides (``_`` is ``-``)."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     flat: dict[str, Any] = {}
     for key, value in project["tool"]["flwr"]["app"]["config"].items():
@@ -29,7 +29,13 @@ class LocalGrid(Grid):
     """``clients`` virtual SuperNodes with node ids 100, 101, … and state under ``state``."""
 
     def __init__(
-        self, app: ClientApp, clients: int, config: dict[str, Any], state: Path, tamper: Tamper | None = None, **node: Any
+        self,
+        app: ClientApp,
+        clients: int,
+        config: dict[str, Any],
+        state: Path,
+        tamper: Tamper | None = None,
+        **node: Any,
     ) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.app, self.config, self.tamper = app, config, tamper
@@ -37,7 +43,13 @@ class LocalGrid(Grid):
             100 + i: Context(
                 1,
                 100 + i,
-                {"partition-id": i, "num-partitions": clients, "state-dir": str(state / str(i)), "client-seed": 7, **node},
+                {
+                    "partition-id": i,
+                    "num-partitions": clients,
+                    "state-dir": str(state / str(i)),
+                    "client-seed": 7,
+                    **node,
+                },
                 RecordDict(),
                 config,
             )

@@ -17,7 +17,9 @@ from tests.local_grid import settings
 TASK = Task("cnn", (1, 8, 8), 10)
 
 
-def send(tmp_path: Path, kind: str, content: RecordDict, node: dict[str, Any] | None = None, **overrides: Any) -> Message:
+def send(
+    tmp_path: Path, kind: str, content: RecordDict, node: dict[str, Any] | None = None, **overrides: Any
+) -> Message:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     config = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 1, **(node or {})}
     message = Message(content, dst_node_id=5, message_type=kind)
@@ -82,7 +84,9 @@ def test_evaluation_tells_loss_accuracy_and_count(tmp_path: Path) -> None:
         (model, {"model": "conv-1"}, "model"),
     ],
 )
-def test_an_error_says_what_is_wrong_and_no_value_of_a_tensor(tmp_path: Path, content: Any, overrides: Any, words: str) -> None:
+def test_an_error_says_what_is_wrong_and_no_value_of_a_tensor(
+    tmp_path: Path, content: Any, overrides: Any, words: str
+) -> None:
     with pytest.raises(Exception, match=words) as caught:
         send(tmp_path, "train", content(), **overrides)
     assert "tensor(" not in str(caught.value)

@@ -67,7 +67,13 @@ def test_a_question_is_rationed_and_odd_ones_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "x",
-    [torch.rand(5, 1, 8, 8), torch.rand(4, 1, 9, 8), torch.rand(0, 1, 8, 8), torch.full((1, 1, 8, 8), float("nan")), torch.rand(4)],
+    [
+        torch.rand(5, 1, 8, 8),
+        torch.rand(4, 1, 9, 8),
+        torch.rand(0, 1, 8, 8),
+        torch.full((1, 1, 8, 8), float("nan")),
+        torch.rand(4),
+    ],
 )
 def test_more_images_than_were_used_other_shapes_and_nan_are_refused(tmp_path: Path, x: torch.Tensor) -> None:
     assert outcome(answer(session(tmp_path, "pictures"), question(x))) == "refused"

@@ -10,7 +10,9 @@ from privacy.ledger import Ledger
 
 
 def memory(value: float) -> Memory:
-    return Memory({"dgp": {"error": {"w": torch.full((3,), value)}}}, Ledger(rounds=int(value), steps=2, channel_nats=1.5))
+    return Memory(
+        {"dgp": {"error": {"w": torch.full((3,), value)}}}, Ledger(rounds=int(value), steps=2, channel_nats=1.5)
+    )
 
 
 def test_state_and_ledger_survive_a_new_process(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def test_dense_record_is_what_any_flower_strategy_reads() -> None:
     assert all(torch.equal(records.from_dense(record)[n], TREE[n]) for n in TREE)
 
 
-@pytest.mark.parametrize("record", [ArrayRecord(), records.to_dense(TREE), ArrayRecord({"tree": Array("u1", (1,), "x", b"0")})])
+@pytest.mark.parametrize(
+    "record", [ArrayRecord(), records.to_dense(TREE), ArrayRecord({"tree": Array("u1", (1,), "x", b"0")})]
+)
 def test_another_record_is_refused(record: ArrayRecord) -> None:
     with pytest.raises(WireError) as caught:
         records.unpack(record)

@@ -35,7 +35,9 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
 
 
 def test_the_stranger_does_not_have_the_project(stranger: Path, tmp_path: Path) -> None:
-    done = subprocess.run([str(stranger), "-c", "import torch, flwr, core"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(stranger), "-c", "import torch, flwr, core"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert "No module named 'core'" in done.stderr
 
 
@@ -49,7 +51,9 @@ def test_the_bundle_holds_everything_a_run_with_audits_needs(stranger: Path, tmp
 
 def test_a_file_missing_from_the_bundle_is_found(stranger: Path, tmp_path: Path) -> None:
     app = tmp_path / "prunella-app"
-    shutil.copytree(ROOT, app, ignore=shutil.ignore_patterns(".*", "runs", "tests", "docs", "__pycache__", "*.egg-info"))
+    shutil.copytree(
+        ROOT, app, ignore=shutil.ignore_patterns(".*", "runs", "tests", "docs", "__pycache__", "*.egg-info")
+    )
     text = (app / "pyproject.toml").read_text()
     (app / "pyproject.toml").write_text(text.replace('"pruning/**/*.py", ', ""))
     done = run(stranger, tmp_path, "--app", str(app), "-c", "rounds=1")

@@ -27,7 +27,9 @@ def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **
     save_trace(folder / VIEW, undefended_view(TASK, *initial(TASK, 0), batch), TASK, {})
     if with_truth:
         write_tree(folder / TRUTH, {"x": batch.x, "y": batch.y})
-    write_json(folder / JOB, {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1})
+    write_json(
+        folder / JOB, {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1}
+    )
     return folder
 
 
@@ -78,7 +80,9 @@ def test_the_process_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
         "p = subprocess.Popen([sys.executable, '-m', 'server.audit_worker', sys.argv[1], str(os.getpid())]);"
         "print(p.pid, flush=True)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     worker = int(done.stdout)
     for _ in range(600):
         if not Path(f"/proc/{worker}").exists():

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from attacks import ATTACKS
 from attacks.leakage import score
 from attacks.sgi import Sgi
-from attacks import ATTACKS
 from core.config import parse_run
 from core.randomness import stream
 from core.trees import apply_mask

@@ -9,7 +9,9 @@ from server.checkpoint import KEPT, Checkpoint, load, require_same_settings, sav
 
 def checkpoint(round: int) -> Checkpoint:
     tree = {"w": torch.full((2, 2), float(round)), "bn.running_mean": torch.zeros(2)}
-    return Checkpoint(round, tree, {"w": torch.eye(2).bool()}, {"seed": 1}, {"wire_bytes_total|up": 5.0}, {"0": {"rounds": 1.0}})
+    return Checkpoint(
+        round, tree, {"w": torch.eye(2).bool()}, {"seed": 1}, {"wire_bytes_total|up": 5.0}, {"0": {"rounds": 1.0}}
+    )
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
@@ -18,7 +20,11 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     got = load(tmp_path)
     assert got is not None and got.round == 3
     assert torch.equal(got.tree["w"], torch.full((2, 2), 3.0)) and torch.equal(got.mask["w"], torch.eye(2).bool())
-    assert (got.settings, got.counters, got.ledgers) == ({"seed": 1}, {"wire_bytes_total|up": 5.0}, {"0": {"rounds": 1.0}})
+    assert (got.settings, got.counters, got.ledgers) == (
+        {"seed": 1},
+        {"wire_bytes_total|up": 5.0},
+        {"0": {"rounds": 1.0}},
+    )
 
 
 def test_the_last_two_are_kept_and_a_damaged_one_falls_back_and_is_named(tmp_path: Path, caplog) -> None:

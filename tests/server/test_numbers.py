@@ -24,7 +24,9 @@ def values(rows) -> dict[tuple, float]:
 def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
     stats = RoundStats(selected=4, replies=2, train_seconds=3.0, withheld=0.5)
     rows = values(round_rows(1, 10, stats, Evaluation(0.5, 0.9, 10), 0.7, 1.0))
-    assert rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5 and rows[("defense_rate_ratio",)] == 0.25
+    assert (
+        rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5 and rows[("defense_rate_ratio",)] == 0.25
+    )
     assert {key[0] for key in rows} <= METRICS.keys()
     empty = values(round_rows(1, 10, RoundStats(), None, 0.7, 1.0))
     assert not {("accuracy_ratio",), ("loss",), ("train_seconds",), ("defense_rate_ratio",)} & empty.keys()
@@ -51,7 +53,9 @@ def test_a_bound_that_one_client_lacks_exists_for_nobody() -> None:
 def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage() -> None:
     client = values(audit_rows(OUTCOME))
     canary = values(audit_rows(OUTCOME | {"kind": "control", "ok": True}))
-    shared = {key for key in client if key[0].startswith("leakage")} & {key for key in canary if key[0].startswith("leakage")}
+    shared = {key for key in client if key[0].startswith("leakage")} & {
+        key for key in canary if key[0].startswith("leakage")
+    }
     assert not shared and canary[("attack_control_ok",)] == 1.0
     failed = values(audit_rows(OUTCOME | {"scores": None, "objective": None}))
     assert failed == {("audit_seconds",): 1.5}

@@ -26,7 +26,9 @@ def build(folder: Path, **overrides: Any) -> tuple[Federation, dict[str, Any]]:
     return federation, raw
 
 
-def go(folder: Path, clients: int = 3, tamper: Any = None, node: dict[str, Any] | None = None, **overrides: Any) -> Federation:
+def go(
+    folder: Path, clients: int = 3, tamper: Any = None, node: dict[str, Any] | None = None, **overrides: Any
+) -> Federation:
     federation, raw = build(folder, **overrides)
     grid = LocalGrid(client.app.app, clients, raw, folder / "nodes", tamper, **(node or {}))
     try:
@@ -119,8 +121,11 @@ def test_a_bad_reply_is_left_out_counted_and_the_round_equals_one_without_that_c
     run = {"strategy": "random", "defenses": "none", "partition": "iid", "rounds": 3}
     bad = go(tmp_path / "bad", tamper=poison_first_client, **run)
     assert bad.counters["client_failures_total|metrics"] == 3
-    absent = go(tmp_path / "absent", tamper=lambda m: None if m.metadata.src_node_id == 100 and "hello" not in m.content else m,
-                round_seconds=0.2, **run)  # fmt: skip
+
+    def silent_first_client(message: Message) -> Message | None:
+        return None if message.metadata.src_node_id == 100 and "hello" not in message.content else message
+
+    absent = go(tmp_path / "absent", tamper=silent_first_client, round_seconds=0.2, **run)
     assert absent.counters["client_failures_total|timeout"] == 3
     assert same(final(tmp_path / "bad"), final(tmp_path / "absent"))
 

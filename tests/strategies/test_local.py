@@ -23,7 +23,9 @@ def setting(defenses: list[str], keep: float = 1.0):
     torch.manual_seed(0)
     net = Net()
     params = {n: p.detach().clone() for n, p in net.named_parameters()}
-    mask = {n: (torch.rand(p.shape) < keep) | (p.dim() == 1) for n, p in params.items()} if keep < 1 else full_mask(params)
+    mask = (
+        {n: (torch.rand(p.shape) < keep) | (p.dim() == 1) for n, p in params.items()} if keep < 1 else full_mask(params)
+    )
     received = Received(apply_mask(params, mask), mask, {})
     batches = [Examples(torch.rand(4, 1, 2, 3), torch.randint(3, (4,))) for _ in range(3)]
     chain = build_chain(defenses, {})

@@ -24,7 +24,11 @@ def build(tmp_path: Path, clients: int = 2, **overrides: Any) -> tuple[MaskedMea
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
     federation.strategy.listener = None
     params, buffers = initial(federation.task, 0)
-    return federation.strategy, LocalGrid(client.app.app, clients, raw, tmp_path / "nodes"), to_dense({**params, **buffers})
+    return (
+        federation.strategy,
+        LocalGrid(client.app.app, clients, raw, tmp_path / "nodes"),
+        to_dense({**params, **buffers}),
+    )
 
 
 def test_it_runs_under_flowers_own_start(tmp_path: Path) -> None:

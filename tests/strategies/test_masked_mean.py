@@ -55,5 +55,7 @@ def test_no_replies_leave_the_model_and_wrong_names_raise() -> None:
 
 
 def test_a_value_outside_the_spoken_mask_does_not_count() -> None:
-    mean = masked_mean([{"w": torch.ones(4)}], [{"w": torch.tensor([True, False, False, False])}], [1], PREVIOUS, "holders")
+    mean = masked_mean(
+        [{"w": torch.ones(4)}], [{"w": torch.tensor([True, False, False, False])}], [1], PREVIOUS, "holders"
+    )
     assert mean["w"].tolist() == [2.0, 2.0, 3.0, 4.0]

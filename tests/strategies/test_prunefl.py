@@ -16,7 +16,6 @@ from strategies.prunefl import PruneFL, Schedule, with_limit
 from tasks.task import Task, initial
 from tests.local_grid import LocalGrid, settings
 
-
 TASK = Task("cnn", (1, 8, 8), 10)
 
 
