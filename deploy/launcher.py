@@ -95,8 +95,20 @@ def run_config(request: Request, run: RunDir, metrics_port: int, resume: bool) -
         "run-dir": str(run.path),
         "resume": resume,
         "metrics-address": f"{LOOPBACK}:{metrics_port}",
+        "expected-clients": request.supernodes,
     }
     return {key: value for key, value in own.items() if key in known} | dict(request.settings)
+
+
+def check_clients(request: Request) -> None:
+    """Refuse fewer clients than a round waits for: it would wait in vain."""
+    known = settings.defaults(settings.read_app(request.app))
+    wanted = dict(request.settings).get("min-clients", known.get("min-clients", 1))
+    if isinstance(wanted, int) and wanted > request.supernodes:
+        raise UsageError(
+            f"a round waits for min-clients={wanted}, but --supernodes is {request.supernodes}: "
+            f"start more, or add -c min-clients={request.supernodes}"
+        )
 
 
 def check_port(given: Mapping[str, Value]) -> None:
@@ -228,6 +240,7 @@ def launch(
     if sys.platform != "linux":
         raise UsageError("the launcher needs Linux: use the Docker image, or Flower's own `flwr run`")
     check_port(request.settings)
+    check_clients(request)
     run = resume or create(request.runs, request.run_id or new_id(), 0 if request.simulate else request.supernodes)
     with terminated(), locked(run):
         view.say(f"run {run.id}: starting {request.supernodes} clients")

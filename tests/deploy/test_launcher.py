@@ -13,7 +13,18 @@ import pytest
 from core.errors import ConfigError
 from deploy import launcher
 from deploy.errors import UsageError
-from deploy.launcher import Outcome, Request, Watch, check_port, describe, node_config, restored, run_config, tail
+from deploy.launcher import (
+    Outcome,
+    Request,
+    Watch,
+    check_clients,
+    check_port,
+    describe,
+    node_config,
+    restored,
+    run_config,
+    tail,
+)
 from deploy.ports import PortError, free_ports
 from deploy.processes import Exit
 from deploy.runs import RunDir, RunError, create
@@ -231,3 +242,11 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
     assert tail(log) == ""
     log.write_bytes(b"1\n2\n\xff3\n")
     assert tail(log, 2).splitlines()[0] == "2"
+
+
+def test_fewer_clients_than_a_round_waits_for_is_refused_with_the_mend(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    with pytest.raises(UsageError, match="-c min-clients=1"):
+        check_clients(Request(root, tmp_path, {}, supernodes=1))
+    check_clients(Request(root, tmp_path, {"min-clients": 1}, supernodes=1))
+    check_clients(Request(root, tmp_path, {}, supernodes=2))
