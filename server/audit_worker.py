@@ -80,8 +80,9 @@ def work(folder: Path) -> Result:
 
 
 def open_jobs(queue: Path) -> list[Path]:
-    """Jobs without an answer, oldest name first."""
-    return [job.parent for job in sorted(queue.glob(f"*/{JOB}")) if not (job.parent / RESULT).exists()]
+    """Jobs without an answer in the order they were filed, so that a round's control comes first."""
+    jobs = sorted(queue.glob(f"*/{JOB}"), key=lambda job: (job.stat().st_mtime_ns, job))
+    return [job.parent for job in jobs if not (job.parent / RESULT).exists()]
 
 
 def serve(queue: Path, parent: int) -> None:

@@ -63,7 +63,7 @@ def test_open_jobs_are_those_without_an_answer_in_order(tmp_path: Path) -> None:
     for name in ("c", "a", "b"):
         job(tmp_path, name)
     (tmp_path / "a" / RESULT).write_text("{}")
-    assert [folder.name for folder in open_jobs(tmp_path)] == ["b", "c"]
+    assert [folder.name for folder in open_jobs(tmp_path)] == ["c", "b"]
 
 
 def test_it_works_all_jobs_and_stops_when_told(tmp_path: Path) -> None:
