@@ -4,15 +4,25 @@ A defense is one module, one test and one line here. ``chain.py`` puts them in o
 """
 
 from privacy.channel import NaturalChannel, natural_channel
+from privacy.channel_personalized import PersonalizedChannel, personalized_channel
+from privacy.channel_white import WhiteChannel, white_channel
 from privacy.defense import Entry, Registry
 from privacy.dgp import DualPruning, dgp
 from privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
+from privacy.gaussian import GaussianNoise, gaussian
 from privacy.none import NoDefense, none
 from privacy.priprune import PriPrune, priprune
+from privacy.top_k import TopK, top_k
+
+CHANNEL = "at most kappa * batch nats per step"
 
 DEFENSES: Registry = {
     "none": Entry("update", NoDefense, none, claim="no defense"),
-    "channel-natural": Entry("data", NaturalChannel, natural_channel, claim="at most kappa * batch nats per step"),
+    "channel-natural": Entry("data", NaturalChannel, natural_channel, claim=CHANNEL),
+    "channel-white": Entry("data", WhiteChannel, white_channel, claim=CHANNEL),
+    "channel-personalized": Entry("data", PersonalizedChannel, personalized_channel, claim=CHANNEL),
+    "gaussian": Entry("gradient", GaussianNoise, gaussian, noisy=True),
+    "top-k": Entry("update", TopK, top_k),
     "dgp": Entry("update", DualPruning, dgp),
     "largest": Entry("update", FixedRate, largest),
     "random": Entry("update", FixedRate, random),

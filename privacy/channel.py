@@ -36,15 +36,16 @@ from torch import Generator, Tensor
 
 from core.config import Count, Positive
 from core.errors import DefenseError
+from core.trees import Tree
 from privacy.defense import DataDefense, State
 
 
 @runtime_checkable
 class ChannelSettings(Protocol):
-    """What the ledger reads from any channel: the bound in nats per local step and image."""
+    """What the ledger reads from any channel: the bound in nats per local step and image, None where there is none."""
 
     @property
-    def nats_per_step(self) -> float: ...
+    def nats_per_step(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,29 @@ class NaturalChannel:
         return self.kappa * self.batch
 
 
-def eigenvalues(images: Tensor) -> Tensor:
-    """Eigenvalues of the sample covariance of flattened images [N, ...], float64, ascending, min(N, d) of them.
+ZERO = torch.finfo(torch.float64).eps  # what decomposition leaves of a zero eigenvalue, per unit of the largest
 
-    The other eigenvalues are zero. The smaller of the d x d covariance and the N x N Gram matrix is decomposed.
-    """
+
+def centre(images: Tensor) -> Tensor:
+    """Flattened images [N, d] minus their mean, float64 on the CPU."""
     flat = images.detach().flatten(1).double().cpu()
     if len(flat) < 2:
         raise DefenseError("a channel needs at least two images to know their covariance")
     if not bool(torch.isfinite(flat).all()):
         raise DefenseError(f"images of shape {tuple(images.shape)} are not all finite")
-    centered = flat - flat.mean(0)
-    small = centered @ centered.T if flat.shape[0] < flat.shape[1] else centered.T @ centered
-    values = torch.linalg.eigvalsh(small / (len(flat) - 1)).clamp(min=0)
+    return flat - flat.mean(0)
+
+
+def eigenvalues(images: Tensor) -> Tensor:
+    """Eigenvalues of the sample covariance of flattened images [N, ...], float64, ascending, min(N, d) of them.
+
+    The other eigenvalues are zero. The smaller of the d x d covariance and the N x N Gram matrix is decomposed.
+    """
+    centered = centre(images)
+    small = centered @ centered.T if centered.shape[0] < centered.shape[1] else centered.T @ centered
+    values = torch.linalg.eigvalsh(small / (len(centered) - 1)).clamp(min=0)
     # What decomposition leaves of a zero eigenvalue is rounding; it must not count as information.
-    return torch.where(values > values[-1] * len(values) * torch.finfo(torch.float64).eps, values, 0.0)
+    return torch.where(values > values[-1] * len(values) * ZERO, values, 0.0)
 
 
 def capacity(spectrum: Tensor, variance: float) -> float:
@@ -82,7 +91,7 @@ def capacity(spectrum: Tensor, variance: float) -> float:
     return float(0.5 * torch.log1p(positive / variance).sum())
 
 
-def _log_capacity(log_spectrum: Tensor, log_variance: float) -> float:
+def log_capacity(log_spectrum: Tensor, log_variance: float) -> float:
     """``capacity`` from logarithms, so that neither a huge nor a tiny kappa overflows."""
     return float(0.5 * torch.nn.functional.softplus(log_spectrum - log_variance, threshold=700.0).sum())
 
@@ -95,29 +104,36 @@ def solve_variance(spectrum: Tensor, kappa: float) -> float:
     logs = positive.log()
     low = float(logs.mean()) - 2 * kappa / positive.numel() - 1e-9
     high = math.log(float(positive.sum()) / (2 * kappa)) + 1e-9
-    root = brentq(lambda s: _log_capacity(logs, s) - kappa, low - 1.0, max(high, low) + 1.0, xtol=1e-12, rtol=1e-14)
+    root = brentq(lambda s: log_capacity(logs, s) - kappa, low - 1.0, max(high, low) + 1.0, xtol=1e-12, rtol=1e-14)
     return math.exp(root)
+
+
+def describe(kappa: float, batch: int, images: Tensor, *, as_printed: bool = False) -> Tree:
+    """What a channel was solved for, kept with it."""
+    pixels = images[0].numel() if len(images) else 0
+    described = {"kappa": kappa, "batch": batch, "pixels": pixels, "as_printed": as_printed}
+    return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in described.items()}
+
+
+def check_fitted(batch: Tensor, fitted: Tree, wanted: Tree) -> None:
+    """Refuse a saved channel that belongs to other settings or images than these."""
+    if any(float(fitted[name]) != float(wanted[name]) for name in ("kappa", "batch", "as_printed")):
+        raise DefenseError("the saved channel was solved for another kappa or batch: remove this client's state")
+    if len(batch) and float(fitted["pixels"]) != float(wanted["pixels"]):
+        raise DefenseError(f"batch of shape {tuple(batch.shape)} has not the {int(fitted['pixels'])} pixels fitted")
 
 
 def _fit_natural(images: Tensor, settings: NaturalChannel) -> State:
     variance = solve_variance(eigenvalues(images) / settings.batch, settings.kappa)
-    described = {"variance": variance, "kappa": settings.kappa, "batch": settings.batch, "pixels": images[0].numel()}
-    return {"channel": {name: torch.tensor(float(value), dtype=torch.float64) for name, value in described.items()}}
-
-
-def _check(batch: Tensor, state: State, settings: NaturalChannel) -> None:
-    fitted = state["channel"]
-    if (float(fitted["kappa"]), int(fitted["batch"])) != (settings.kappa, settings.batch):
-        raise DefenseError("the saved channel was solved for another kappa or batch: remove this client's state")
-    if len(batch) and batch[0].numel() != int(fitted["pixels"]):
-        raise DefenseError(f"batch of shape {tuple(batch.shape)} has not the {int(fitted['pixels'])} pixels fitted")
+    described = describe(settings.kappa, settings.batch, images)
+    return {"channel": {"variance": torch.tensor(variance, dtype=torch.float64), **described}}
 
 
 def _apply_natural(batch: Tensor, state: State, generator: Generator, settings: NaturalChannel) -> Tensor:
-    _check(batch, state, settings)
-    deviation = state["channel"]["variance"].cpu().sqrt()
-    noise = torch.randn(batch.shape, generator=generator, dtype=torch.float64) * deviation
-    return batch + noise.to(dtype=batch.dtype, device=batch.device)
+    check_fitted(batch, state["channel"], describe(settings.kappa, settings.batch, batch))
+    deviation = math.sqrt(float(state["channel"]["variance"]))
+    noise = torch.randn(batch.shape, generator=generator, dtype=batch.dtype)
+    return batch + (noise * deviation).to(batch.device)
 
 
 def natural_channel(settings: NaturalChannel) -> DataDefense:

@@ -77,13 +77,15 @@ def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: Gen
 class Entry:
     """A line of ``privacy.DEFENSES``: its stage, settings (a frozen dataclass), builder, and what it claims.
 
-    ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more.
+    ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more. ``noisy``: it changes a
+    gradient or an update that is zero.
     """
 
     stage: Stage
     settings: type
     build: Callable[[Any], Defense]
     claim: str = "heuristic, no ε"
+    noisy: bool = False
 
 
 Registry = Mapping[str, Entry]

@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 
 from core.config import Rate
 from core.errors import ConfigError
-from core.selection import keep_largest, keep_smallest, part_of
+from core.selection import keep_between, part_of
 from core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
 from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
@@ -54,12 +54,12 @@ def removed_counts(total: int, top: float, bottom: float) -> tuple[int, int]:
 
 def dual_mask(values: Tensor, inside: Tensor, top: float, bottom: float) -> Tensor:
     """Algorithm 1 on one layer: True where a coordinate of ``inside`` is sent. Equal values go by index."""
-    magnitude = values.abs()[inside]
-    first, last = removed_counts(magnitude.numel(), top, bottom)
-    largest = keep_largest(magnitude, first)
-    smallest = keep_smallest(magnitude.masked_fill(largest, torch.inf), last)
+    magnitude = values.abs()
+    if bool(inside.all()):  # nothing pruned: gathering and scattering a large layer would cost more than ranking it
+        return keep_between(magnitude, *removed_counts(magnitude.numel(), top, bottom))
+    ranked = magnitude[inside]
     sent = torch.zeros_like(inside)
-    sent[inside] = ~(largest | smallest)
+    sent[inside] = keep_between(ranked, *removed_counts(ranked.numel(), top, bottom))
     return sent
 
 

@@ -40,8 +40,8 @@ class Ledger:
 
 def nats_per_step(chain: Chain) -> float | None:
     """The tightest channel's bound, or None without a channel: channels in a row pass at most the least of them."""
-    bounds = [link.settings.nats_per_step for link in chain.links if isinstance(link.settings, ChannelSettings)]
-    return min(bounds, default=None)
+    settings = [link.settings for link in chain.links if isinstance(link.settings, ChannelSettings)]
+    return min((channel.nats_per_step for channel in settings if channel.nats_per_step is not None), default=None)
 
 
 def record(ledger: Ledger, chain: Chain, steps: int) -> Ledger:

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.selection import keep_largest, keep_smallest, part_of
+import core.selection
+from core.selection import keep_between, keep_largest, keep_smallest, kth_values, part_of
 
 values = st.lists(st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 2.0, torch.inf]), min_size=1, max_size=12)
 
@@ -44,3 +45,49 @@ def test_refuses_nan_and_impossible_counts(keep: object, scores: list[float], co
 def test_part_of_is_exact_where_floats_are_not(total: int, percent: int) -> None:
     assert part_of(percent / 100, total) == percent * total // 100
     assert part_of(percent / 100, total, up=True) == -(-percent * total // 100)
+
+
+def between_by_sorting(scores: list[float], top: int, bottom: int) -> list[bool]:
+    largest = by_sorting(scores, top, largest=True)
+    rest = [i for i in sorted(range(len(scores)), key=lambda i: (scores[i], i)) if not largest[i]]
+    return [not largest[i] and i not in rest[:bottom] for i in range(len(scores))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(values, st.integers(0, 12), st.integers(0, 12))
+def test_between_equals_two_full_sorts(scores: list[float], top: int, bottom: int) -> None:
+    top = min(top, len(scores))
+    bottom = min(bottom, len(scores) - top)
+    assert keep_between(torch.tensor(scores), top, bottom).tolist() == between_by_sorting(scores, top, bottom)
+
+
+@pytest.mark.parametrize("scores", [[1.0, torch.nan], [torch.inf, torch.nan, -torch.inf]])
+def test_between_refuses_nan_and_too_many(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        keep_between(torch.tensor(scores), 1, 0)
+    with pytest.raises(ValueError, match="cannot choose"):
+        keep_between(torch.tensor([1.0, 2.0]), 1, 2)
+    assert keep_between(torch.tensor([torch.inf, -torch.inf, 0.0]), 1, 1).tolist() == [False, False, True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 60), st.booleans())
+def test_the_histogram_finds_what_a_sort_finds(seed: int, size: int, signed: bool) -> None:
+    """Many ties, zeros of both signs, infinities, subnormals: the float's bits in order."""
+    g = torch.Generator().manual_seed(seed)
+    pool = torch.tensor([0.0, -0.0, 1e-41, -1e-41, 1.0, 1.0000001, -1.0, 65504.0, torch.inf, -torch.inf, 0.3])
+    flat = pool[torch.randint(len(pool), (size,), generator=g)] * (1 if signed else torch.ones(size))
+    flat = flat if signed else flat.abs()
+    ranks = [1, (size + 1) // 2, size]
+    assert core.selection._kth_by_bits(flat.numpy(), ranks) == [float(flat.sort().values[r - 1]) for r in ranks]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_large_tensor_is_selected_exactly(dtype: torch.dtype) -> None:
+    flat = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=dtype).round(decimals=2)
+    ordered = flat.sort().values
+    assert kth_values(flat, [1, 777, 20_000]) == [float(ordered[0]), float(ordered[776]), float(ordered[-1])]
+    order = sorted(range(20_000), key=lambda i: (-float(flat[i]), i))
+    assert keep_largest(flat, 1234).nonzero().flatten().tolist() == sorted(order[:1234])
+    rest = sorted(order[1234:], key=lambda i: (float(flat[i]), i))
+    assert keep_between(flat, 1234, 9000).nonzero().flatten().tolist() == sorted(rest[9000:])

@@ -1,0 +1,109 @@
+"""The personalized channel: exact determinant, its map, the printed quotient, and refusals."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from core.errors import ConfigError, DefenseError
+from privacy.chain import build_chain
+from privacy.channel import NaturalChannel, eigenvalues, natural_channel
+from privacy.channel_personalized import PersonalizedChannel, importance_map, personalized_channel
+from privacy.ledger import nats_per_step
+
+
+def images(n: int, side: int, channels: int = 1) -> torch.Tensor:
+    return torch.rand(n, channels, side, side, generator=torch.Generator().manual_seed(n))
+
+
+def by_determinants(x: torch.Tensor, beta: np.ndarray, sigma: float) -> tuple[float, float]:
+    """ln det(Sigma + sigma diag beta) and sum ln(sigma beta), by numpy."""
+    cov = np.cov(x.reshape(len(x), -1).double().numpy(), rowvar=False)
+    return float(np.linalg.slogdet(cov + sigma * np.diag(beta))[1]), float(np.log(sigma * beta).sum())
+
+
+@pytest.mark.parametrize("n, channels", [(20, 1), (400, 1), (30, 3)])
+@pytest.mark.parametrize("kappa", [3.0, 60.0])
+def test_the_difference_of_determinants_is_kappa(n: int, channels: int, kappa: float) -> None:
+    x, setting = images(n, 8, channels), PersonalizedChannel(kappa)
+    beta = importance_map(setting, 8, 8).numpy()
+    assert beta.sum() == 48 + 16 * 50 / 2 + 8  # rows 3 and 4, columns 2 to 5: 8 pixels of 50, 56 of 1
+    sigma = float(personalized_channel(setting).fit(x)["channel"]["variance"])
+    both, noise = by_determinants(x, np.tile(beta.ravel(), channels), sigma)
+    assert 0.5 * (both - noise) == pytest.approx(kappa, rel=1e-6)
+
+
+def test_equal_importance_is_the_natural_channel() -> None:
+    x = images(50, 6)
+    even = personalized_channel(PersonalizedChannel(20.0, inside=1.0)).fit(x)["channel"]["variance"]
+    assert float(even) == pytest.approx(float(natural_channel(NaturalChannel(20.0)).fit(x)["channel"]["variance"]))
+    quadruple = personalized_channel(PersonalizedChannel(20.0, inside=4.0, outside=4.0)).fit(x)["channel"]
+    assert float(quadruple["variance"]) * 4 == pytest.approx(float(even))  # only the product matters
+
+
+def test_noise_follows_the_map() -> None:
+    x = images(40, 8)
+    channel = personalized_channel(PersonalizedChannel(20.0))
+    state = channel.fit(x)
+    noise = channel.apply(torch.zeros(20_000, 1, 8, 8), state, torch.Generator().manual_seed(0))
+    wanted = float(state["channel"]["variance"]) * importance_map(PersonalizedChannel(), 8, 8)
+    torch.testing.assert_close(noise[:, 0].double().var(0), wanted, rtol=5 * math.sqrt(2 / 20_000), atol=0)
+    assert float(noise.mean(0).abs().max()) < 5 * float(wanted.max().sqrt()) / math.sqrt(20_000)
+
+
+def test_as_printed_solves_the_quotient_and_claims_nothing() -> None:
+    x, setting = images(300, 6), PersonalizedChannel(40.0, as_printed=True)
+    sigma = float(personalized_channel(setting).fit(x)["channel"]["variance"])
+    both, noise = by_determinants(x, importance_map(setting, 6, 6).numpy().ravel(), sigma)
+    assert both / (2 * noise) == pytest.approx(40.0, rel=1e-6)
+    assert setting.nats_per_step is None
+    assert nats_per_step(build_chain(["channel-personalized"], {"channel-personalized.as-printed": True})) is None
+
+
+def test_maps_from_an_array_and_an_image(tmp_path: Path) -> None:
+    beta = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+    np.save(tmp_path / "beta.npy", beta)
+    read = importance_map(PersonalizedChannel(importance=str(tmp_path / "beta.npy")), 3, 4)
+    assert np.array_equal(read.numpy(), beta)
+    Image.fromarray(np.array([[0, 255], [51, 0]], dtype=np.uint8)).save(tmp_path / "beta.png")
+    read = importance_map(PersonalizedChannel(importance=str(tmp_path / "beta.png"), inside=11.0), 2, 2)
+    assert read.tolist() == [[1.0, 11.0], [3.0, 1.0]]
+
+
+@pytest.mark.parametrize("bad", [[[0.0, 1.0]], [[-1.0, 1.0]], [[np.nan, 1.0]], [[np.inf, 1.0]], [[1.0]]])
+def test_a_map_that_is_no_map_is_refused_without_its_values(bad: list[list[float]], tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.array(bad))
+    with pytest.raises(ConfigError, match="importance"):
+        importance_map(PersonalizedChannel(importance=str(tmp_path / "b.npy")), 1, 2)
+    (tmp_path / "c.npy").write_bytes(b"secret words")
+    for name in ("c.npy", "missing.png"):
+        with pytest.raises(ConfigError) as caught:
+            importance_map(PersonalizedChannel(importance=str(tmp_path / name)), 1, 2)
+        assert "secret" not in str(caught.value) and str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["box:0,1", "box:0.5,0.2,0,1", "box:0,1,0,2", "box:a,b,c,d"])
+def test_a_wrong_box_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="box"):
+        PersonalizedChannel(importance=text)
+
+
+def test_few_examples_constant_pixels_and_one_example() -> None:
+    framed = torch.nn.functional.pad(images(5, 4), (2, 2, 2, 2), value=0.5)
+    setting = PersonalizedChannel(3.0)
+    sigma = float(personalized_channel(setting).fit(framed)["channel"]["variance"])
+    beta = importance_map(setting, 8, 8)
+    spectrum = eigenvalues(framed.double() / beta.sqrt())
+    assert float(0.5 * torch.log1p(spectrum / sigma).sum()) == pytest.approx(3.0, rel=1e-6)
+    for x in (images(1, 4), torch.full((4, 1, 4, 4), 0.2)):
+        for printed in (False, True):
+            with pytest.raises(DefenseError):
+                personalized_channel(PersonalizedChannel(3.0, as_printed=printed)).fit(x)
+
+
+def test_a_printed_kappa_that_has_no_solution_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1/2"):
+        PersonalizedChannel(0.4, as_printed=True)
