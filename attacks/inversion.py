@@ -2,9 +2,9 @@
 
 minimise over x (and y): distance(gradient(x, y), target) + tv * TV(x), with x in [0, 1]
 (DLG: Zhu et al. 2019, Algorithm 1; IG: Geiping et al. 2020, Eq. 4; SGI: PRI Algorithm 2). ``attacks.matching`` makes
-the target and the support, ``attacks.labels`` the labels. Restarts differ in their random start, and in their labels
-where these are inferred and several are plausible (the next likeliest label at batch 1, the next count for a
-batch); the lowest objective is kept. The truth is nowhere to be seen here.
+the target and the support, ``attacks.labels`` the labels. Restarts differ in their random start, and take the next
+plausible labels where these are inferred; the lowest objective is kept, and a start that explains the update is the
+last. The truth is nowhere to be seen here.
 
 Adam follows Geiping's published settings: the sign of the image gradient, and the learning rate divided by ten at 3/8,
 5/8 and 7/8 of the iterations. L-BFGS counts its iterations, not its function calls, and is kept in the box at the end
@@ -43,7 +43,10 @@ _EXPLAINED = 1e-4  # an update matched this well needs no further start
 
 @dataclass(frozen=True)
 class Inversion:
-    """``labels`` counts only where the view has none; ``mask_aware`` compares on the recovered support only."""
+    """``labels`` counts only where the view has none; ``mask_aware`` compares on the recovered support only.
+
+    At batch 1 up to ``labels_tried`` classes are tried, likeliest first, until one explains the update.
+    """
 
     objective: Literal["cosine", "euclidean"] = "cosine"
     tv: Weight = 0.0
@@ -52,6 +55,7 @@ class Inversion:
     learning_rate: Positive = 0.1
     iterations: Count = 300
     restarts: Count = 2
+    labels_tried: Count = 10
     mask_aware: bool = True
     labels: Literal["infer", "optimise"] = "infer"
     patience: Count = 200
@@ -165,22 +169,23 @@ def by_lbfgs(attack: Inversion, guess: Guess, evaluate: Evaluate) -> Reconstruct
 
 
 def labels_to_try(view: ServerView, target: Target, task: Task, attack: Inversion, generator: Generator) -> Labels:
-    """Known labels, those the last layer names, or None: to be optimised with the images."""
+    """Known labels, or those the last layer suggests, or None: to be optimised with the images."""
     if view.labels is not None:
         return [view.labels[: target.plan.images].detach().clone()]
     if attack.labels == "optimise":
         return [None]
-    return [*label_candidates(target, task, view.learning_rate is not None, generator)]
+    return label_candidates(target, task, view.learning_rate is not None, generator)
 
 
 def reconstruct(view: ServerView, task: Task, attack: Inversion, generator: Generator) -> Reconstruction:
-    """The images [N, C, H, W] and labels [N] that best explain the view, over ``attack.restarts`` random starts."""
+    """The images [N, C, H, W] and labels [N] that best explain the view, over all starts."""
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     candidates = labels_to_try(view, target, task, attack, generator)
+    starts = max(attack.restarts, min(attack.labels_tried, len(candidates)) if target.plan.images == 1 else 1)
+    descend = by_adam if attack.optimizer == "adam" else by_lbfgs
     found: list[Reconstruction] = []
-    for restart in range(attack.restarts):
-        guess = first_guess(target, task, candidates[restart % len(candidates)], generator)
-        descend = by_adam if attack.optimizer == "adam" else by_lbfgs
+    for start in range(starts):
+        guess = first_guess(target, task, candidates[start % len(candidates)], generator)
         found.append(descend(attack, guess, evaluator(target, attack, guess)))
         if found[-1].objective <= max(attack.tolerance, _EXPLAINED):
             break

@@ -2,7 +2,7 @@
 
 For a linear last layer with cross-entropy, the bias gradient of class c is r_c, the batch mean of p_c - [y = c]: at
 batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch there are two counts, and an attack
-with restarts tries one after the other and keeps what explains the update better:
+with restarts tries one after the other, and labels optimised with the images, and keeps what explains the update best:
 
 count_by_probability   n_c = N (p_c - r_c) with p_c taken on uninformed images (Geng et al. 2021), then rounded to add
                        up to N. Exact where the model says the same of every image: untrained. Needs the scale of r.
@@ -13,6 +13,8 @@ count_by_impact        LLG (Wainakh et al. 2022, Algorithm 1): an example of a c
 Where the bias did not arrive, r_c is estimated from its row of the weight gradient, a mean of (p_c - [y = c]) times the
 features: the projection on the features of uninformed images, over the coordinates that did arrive; zero where none
 did. Several local steps are treated as one (their mean gradient), exact only while the model hardly moves.
+Measured on digits (``cnn``, 5 steps of 16, 10 trials): by_probability names 0.88 of the labels of an untrained model
+and 0.76 after 200 steps of training, by_impact 0.54 and 0.42; at batch 4 of a trained model by_impact is better.
 
 Departure: LLG uses the plain row sum, which presumes features that are never negative.
 
@@ -100,14 +102,26 @@ def count_by_probability(evidence: Tensor, probabilities: Tensor, images: int) -
     return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
 
 
-def label_candidates(target: Target, task: Task, scaled: bool, generator: Generator) -> list[Tensor]:
-    """Labels [images] to try, likeliest first; ``scaled`` where the learning rate, so the size of r, is known."""
+def spread(labels: Tensor, steps: int) -> Tensor:
+    """The labels in an order that gives every local step its share of each class, as shuffled batches have.
+
+    >>> spread(torch.tensor([0, 0, 1, 1]), 2).tolist()
+    [0, 1, 0, 1]
+    """
+    ordered = labels.sort().values
+    return torch.cat([ordered[step::steps] for step in range(steps)])
+
+
+def label_candidates(target: Target, task: Task, scaled: bool, generator: Generator) -> list[Tensor | None]:
+    """Labels [images] to try, likeliest first, None for "optimise them"; ``scaled`` where the learning rate, and with
+    it the size of r, is known. At batch 1 every class is a candidate."""
     layer, images = last_linear(target.module, task.classes), target.plan.images
     features, probabilities = uninformed(target, layer, task.shape, generator)
     evidence = class_evidence(target, layer, features)
     if images == 1:
-        candidates = [label.reshape(1) for label in evidence.argsort(stable=True)]
-    else:
-        by_probability = [count_by_probability(evidence, probabilities, images)] if scaled else []
-        candidates = [*by_probability, count_by_impact(evidence, images)]
-    return [labels.to(target.flat.device) for labels in candidates]
+        return [label.reshape(1) for label in evidence.argsort(stable=True)]
+    steps, device = len(target.plan.batches), target.flat.device
+    by_impact = spread(count_by_impact(evidence, images), steps).to(device)
+    by_probability = spread(count_by_probability(evidence, probabilities, images), steps).to(device)
+    others = [by_impact, None] if steps == 1 else [None, by_impact]
+    return [by_probability, *others] if scaled else others

@@ -1,0 +1,116 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from attacks.trace import load_trace, save_trace
+from core.errors import AttackError
+from core.files import read_tree
+from core.trees import full_mask
+from core.types import ServerView
+from tasks.task import Task
+
+
+@pytest.fixture
+def full(view: ServerView) -> ServerView:
+    mask = full_mask(view.update)
+    return dataclasses.replace(
+        view, mask=mask, shared=mask, importance=view.update, labels=torch.tensor([3]), defenses=("dgp", "gaussian")
+    )
+
+
+def assert_same(a: ServerView, b: ServerView) -> None:
+    for field in dataclasses.fields(ServerView):
+        left, right = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(left, dict):
+            assert list(left) == list(right) or set(left) == set(right)
+            assert all(left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left)
+        elif isinstance(left, torch.Tensor):
+            assert torch.equal(left, right)
+        else:
+            assert left == right
+
+
+def test_a_full_and_a_bare_view_come_back_bit_for_bit(
+    tmp_path: Path, full: ServerView, view: ServerView, task: Task
+) -> None:
+    for seen in (full, view):
+        save_trace(tmp_path / "a.trace", seen, task, {"round": 3, "note": "x"})
+        loaded, recorded, extra = load_trace(tmp_path / "a.trace")
+        assert recorded == task and extra == {"round": 3, "note": "x"}
+        assert_same(seen, loaded)
+
+
+def test_a_replay_gives_the_same_attack(tmp_path: Path, full: ServerView, task: Task) -> None:
+    from attacks.inversion import Inversion, reconstruct
+    from core.randomness import stream
+
+    save_trace(tmp_path / "a.trace", full, task, {})
+    loaded, recorded, _ = load_trace(tmp_path / "a.trace", task)
+    attack = Inversion(iterations=20)
+    first = reconstruct(full, task, attack, stream(0, purpose="attack"))
+    assert torch.equal(first.x, reconstruct(loaded, recorded, attack, stream(0, purpose="attack")).x)
+
+
+def rewritten(path: Path, full: ServerView, task: Task, change) -> Path:
+    """A saved trace after ``change(tensors, about)``."""
+    save_trace(path, full, task, {})
+    tensors, metadata = read_tree(path)
+    about = json.loads(metadata["trace"])
+    change(tensors, about)
+    save_file(tensors, path, metadata={"trace": json.dumps(about)})
+    return path
+
+
+CHANGES = {
+    "missing": lambda tensors, about: tensors.pop("update/0.0.bias"),
+    "unknown": lambda tensors, about: tensors.update({"update/extra": torch.ones(2)}),
+    "unknown tensor": lambda tensors, about: tensors.update({"truth/x": torch.ones(2)}),
+    "the model has": lambda tensors, about: tensors.update({"update/0.0.bias": torch.ones(2)}),
+    "dtype": lambda tensors, about: tensors.update({"mask/0.0.bias": torch.ones(16)}),
+    "not finite": lambda tensors, about: tensors["params/0.0.bias"].fill_(float("nan")),
+    "labels": lambda tensors, about: tensors.update({"labels": torch.ones(1)}),
+    "do not fit the model": lambda tensors, about: about["task"].update(model="lenet-zhu"),
+    "pass its task": lambda tensors, about: about["task"].update(model="os:getcwd"),
+    "number of classes": lambda tensors, about: about["task"].update(shape=[1, 8]),
+    "'steps'": lambda tensors, about: about["view"].update(steps="many"),
+    "fields of the view": lambda tensors, about: about["view"].pop("steps"),
+    "'extra'": lambda tensors, about: about.update(extra=3),
+    "not a prunella.trace": lambda tensors, about: about.update(format="other"),
+    "no params": lambda tensors, about: (
+        about["trees"].remove("params"),
+        [tensors.pop(k) for k in list(tensors) if k[:6] == "params"],
+    ),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_malformed_traces_are_refused_with_the_reason(
+    message: str, tmp_path: Path, full: ServerView, task: Task
+) -> None:
+    path = rewritten(tmp_path / "a.trace", full, task, CHANGES[message])
+    with pytest.raises(AttackError, match=message):
+        load_trace(path)
+
+
+def test_another_task_is_refused(tmp_path: Path, full: ServerView, task: Task) -> None:
+    save_trace(tmp_path / "a.trace", full, task, {})
+    with pytest.raises(AttackError, match="not of"):
+        load_trace(tmp_path / "a.trace", Task("cnn", (1, 8, 8), 11))
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    save_file({"a": torch.ones(1)}, tmp_path / "bare")
+    for name in ("text", "bare", "absent"):
+        with pytest.raises(AttackError, match=name):
+            load_trace(tmp_path / name)
+
+
+def test_only_the_owner_can_read_it(tmp_path: Path, full: ServerView, task: Task) -> None:
+    save_trace(tmp_path / "a.trace", full, task, {})
+    assert (tmp_path / "a.trace").stat().st_mode & 0o077 == 0
+    assert all(isinstance(tensor, torch.Tensor) for tensor in load_file(tmp_path / "a.trace").values())
