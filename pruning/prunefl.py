@@ -8,7 +8,7 @@ current Γ. Only a share of the weights may leave at a time: the smallest by mag
 
 Departures: t is not timed on a device but counted, multiply-adds per weight relative to their mean (``cost="flops"``)
 or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio
-deciding who is left out.
+deciding who is left out. The largest weight of a layer never leaves.
 """
 
 from collections.abc import Mapping, Set
@@ -20,8 +20,8 @@ from pydantic import Field
 
 from core.config import Positive, Share
 from core.selection import keep_largest
-from core.trees import Mask, Tree, require_same_names
-from pruning.selection import split
+from core.trees import Mask, Tree, map_trees, require_same_names
+from pruning.selection import best_first, split
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ def reconfigure(
     gain, price = _flat(importance, names), _costs(params, cost, names)
     inside = _flat(mask, names).bool()
     share = settings.prunable_share * 0.5 ** (round / settings.half_life)
-    magnitude = torch.where(inside, _flat(params, names).abs(), -1.0)
-    limit = int(settings.max_density * len(gain)) if settings.max_density else len(gain)
-    fixed = keep_largest(magnitude, min(int(inside.sum()) - int(share * int(inside.sum())), limit))
+    outside_last = map_trees(lambda w, m: w.abs().double().masked_fill(~m, -1.0), params, mask)
+    magnitude = torch.cat([best_first(outside_last[name]) for name in names])
+    limit = max(len(names), int(settings.max_density * len(gain)) if settings.max_density else len(gain))
+    fixed = keep_largest(magnitude, max(len(names), min(int(inside.sum()) - int(share * int(inside.sum())), limit)))
     chosen = greedy_set(gain, price, fixed, settings.fixed_cost * float(price.sum()))
     if int(chosen.sum()) > limit:
         rank = torch.where(fixed, torch.inf, gain / price)

@@ -1,10 +1,16 @@
 """From scores to a mask: exactly the requested number of weights, ties to the lowest index.
 
-A *rate* is the share REMOVED, over the prunable weights only; biases, normalisation and buffers are always kept.
+A *rate* is the share REMOVED, over the prunable weights only; biases, normalisation and buffers are always kept. So is
+the best weight of every layer, since a layer that is gone cuts the network: its count is taken elsewhere, and the total
+stays exact. Only a rate that leaves fewer weights than there are layers is not reached.
+
+>>> scores = {"small": torch.tensor([1.0, 2.0]), "large": torch.tensor([7.0, 9.0, 8.0, 6.0])}
+>>> {n: m.tolist() for n, m in keep_by_score(scores, {"small", "large"}, 0.5).items()}
+{'small': [False, True], 'large': [False, True, True, False]}
 """
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from fractions import Fraction
 from typing import Literal
 
@@ -27,17 +33,33 @@ def kept_count(total: int, rate: float) -> int:
 
 
 def keep_by_score(scores: Tree, prunable: Set[str], rate: float, scope: Scope = "global") -> Mask:
-    """Keep the highest scores among the prunable names: over all of them together, or layer by layer."""
+    """Keep the highest scores among the prunable names, over all together or layer by layer; no layer is emptied."""
     if missing := sorted(prunable - scores.keys()):
         raise KeyMismatch(f"no scores for {', '.join(missing[:3])}")
     mask = {name: torch.ones(t.shape, dtype=torch.bool) for name, t in scores.items()}
     names = [name for name in scores if name in prunable]
     if scope == "layer":
-        return mask | {name: keep_largest(scores[name], kept_count(scores[name].numel(), rate)) for name in names}
+        return mask | keep_counts(scores, {name: max(1, kept_count(scores[name].numel(), rate)) for name in names})
     if not names:
         return mask
-    flat = torch.cat([scores[name].reshape(-1) for name in names])
-    return mask | split(keep_largest(flat, kept_count(flat.numel(), rate)), {name: scores[name] for name in names})
+    ranked = torch.cat([best_first(scores[name]) for name in names])
+    count = max(len(names), kept_count(ranked.numel(), rate))
+    return mask | split(keep_largest(ranked, count), {name: scores[name] for name in names})
+
+
+def keep_counts(scores: Tree, counts: Mapping[str, int]) -> Mask:
+    """The highest scores of every named tensor, exactly as many as counted."""
+    return {name: keep_largest(scores[name], count) for name, count in counts.items()}
+
+
+def best_first(scores: torch.Tensor) -> torch.Tensor:
+    """The scores of one layer, flat, its best one raised above every other layer's.
+
+    >>> best_first(torch.tensor([1.0, 3.0, 3.0])).tolist()
+    [1.0, inf, 3.0]
+    """
+    flat = scores.reshape(-1)
+    return flat.masked_fill(keep_largest(flat, 1), torch.inf)
 
 
 def split(flat: torch.Tensor, like: Tree) -> Tree:

@@ -19,9 +19,10 @@ from server.grid import OrderedGrid
 from server.rounds import Federation, federate, set_threads
 from server.store import RunStore, now
 from strategies import SECTIONS as STRATEGY_SECTIONS
-from strategies import build_strategy
+from strategies import build_strategy, uses_public
 from strategies.masked import Model
 from tasks.data import load_test, make_task
+from tasks.public import set_apart
 from tasks.task import initial, prunable
 
 app = ServerApp()
@@ -55,8 +56,9 @@ def assemble(run: Run, raw: Raw) -> Federation:
     if test is None and run.evaluation == "server":
         raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
     params, buffers = initial(task, run.seed)
-    model = Model(module, task.shape, tuple(params), prunable(module))
     canary = Canary(run, dict(raw), task, test)
+    public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
+    model = Model(module, task.shape, tuple(params), prunable(module), public)
     auditor = Auditor(run, raw, task, canary, folder)
     strategy = build_strategy(run, raw, model)
     store = RunStore.open(folder)

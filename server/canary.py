@@ -18,7 +18,8 @@ from core.types import PrivateBatch, ServerView
 from privacy.chain import Chain, ChainState, build_chain, start
 from strategies.local import Procedure, Received, local_update
 from strategies.replies import Expected
-from tasks.data import Examples, batches, load_test
+from tasks.data import Examples, batches
+from tasks.public import digits, in_shape
 from tasks.task import Task
 from tasks.training import Sgd
 
@@ -28,14 +29,9 @@ WARM_ROUNDS = 5
 
 def load_pool(task: Task, test: Examples | None, seed: int) -> Examples:
     """Up to ``POOL`` public images in the task's shape: from the test set, or scikit-learn's digits resized."""
-    source = test if test is not None else load_test("digits", None)
-    if source is None:
-        raise FileNotFoundError("scikit-learn's bundled digits")
+    source = test if test is not None else digits()
     order = torch.randperm(len(source.y), generator=stream(seed, purpose="canary"))[:POOL]
-    x, y = source.x[order], source.y[order]
-    if tuple(x.shape[1:]) != task.shape:
-        x = torch.nn.functional.interpolate(x, task.shape[1:], mode="bilinear").expand(-1, task.shape[0], -1, -1)
-    return Examples(x.contiguous().clamp(0, 1), y % task.classes)
+    return in_shape(Examples(source.x[order], source.y[order]), task)
 
 
 @dataclass(frozen=True)

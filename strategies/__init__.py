@@ -7,27 +7,37 @@ from typing import NamedTuple
 
 from core.config import Raw, Run, parse_section
 from core.errors import unknown
-from strategies import magnitude, prunefl, random
+from strategies import grasp, magnitude, prunefl, random, snip, synflow
 from strategies.masked import MaskedMean, Model
 from strategies.replies import Listener
 
 
 class Scheme(NamedTuple):
-    """A line of ``STRATEGIES``: the strategy, its settings or None, and their section where it is not the name."""
+    """A line of ``STRATEGIES``: the strategy, its settings or None, their section where it is not the name, and whether
+    the server must set public examples apart for it."""
 
     strategy: type[MaskedMean]
     settings: type | None = None
     section: str = ""
+    public: bool = False
 
 
 STRATEGIES: dict[str, Scheme] = {
     "fedavg": Scheme(MaskedMean),
     "random": Scheme(random.Random, random.Draw, "random-mask"),
     "magnitude": Scheme(magnitude.Magnitude, magnitude.Schedule),
+    "snip": Scheme(snip.Snip, snip.Sensitivity, public=True),
+    "synflow": Scheme(synflow.SynFlow, synflow.Flow),
+    "grasp": Scheme(grasp.GraSP, grasp.Preservation, public=True),
     "prunefl": Scheme(prunefl.PruneFL, prunefl.Schedule),
 }
 
 SECTIONS: dict[str, type] = {s.section or name: s.settings for name, s in STRATEGIES.items() if s.settings is not None}
+
+
+def uses_public(name: str) -> bool:
+    """Whether the strategy prunes on public examples before training."""
+    return name in STRATEGIES and STRATEGIES[name].public
 
 
 def build_strategy(run: Run, raw: Raw, model: Model, listener: Listener | None = None) -> MaskedMean:

@@ -26,6 +26,7 @@ from pruning.selection import density
 from strategies.masked_mean import MaskedSum
 from strategies.replies import Contribution, Expected, Listener, ReplyError, read_reply
 from strategies.roster import Member, Roster, sample
+from tasks.data import Examples
 
 
 @dataclass
@@ -49,12 +50,16 @@ class RoundStats:
 
 @dataclass(frozen=True)
 class Model:
-    """The model as the server knows it: structure, input shape, and which names are what."""
+    """The model as the server knows it: structure, input shape, and which names are what.
+
+    ``public`` are examples that are nobody's secret, for the schemes that prune on data before training.
+    """
 
     module: nn.Module
     shape: tuple[int, int, int]
     parameters: tuple[str, ...]
     prunable: frozenset[str]
+    public: Examples | None = None
 
     def split(self, tree: Tree) -> tuple[Tree, Tree]:
         """Parameters and buffers of a dense tree."""

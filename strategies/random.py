@@ -1,11 +1,15 @@
-"""Random pruning (PRI Table 1): a uniform mask drawn once from the run's seed, before any training.
+"""Random pruning (PRI Table 1): uniform scores drawn once from the run's seed, before any training.
 
-It tells nothing about anybody's data, which makes it the baseline for what a mask itself leaks.
+The mask tells nothing about anybody's data, which makes it the baseline for what a mask itself leaks. With
+``ramp_rounds`` the rate grows linearly to its full value over as many rounds; the masks are nested, being cuts through
+the same scores.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from flwr.serverapp import Grid
+from pydantic import Field
 
 from core.randomness import stream
 from core.trees import Mask, Tree
@@ -17,14 +21,24 @@ from strategies.roster import Member
 
 @dataclass(frozen=True)
 class Draw:
-    """``scope``: the rate holds over all layers together, or within each."""
+    """``ramp_rounds``: rounds until the full rate, 0 for all before the first; ``scope``: the rate holds over all
+    layers together, or within each."""
 
+    ramp_rounds: Annotated[int, Field(ge=0)] = 0
     scope: Scope = "layer"
 
 
 class Random(MaskedMean):
     """``settings`` is a ``Draw``."""
 
-    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+    def _cut(self, params: Tree, rounds_done: int) -> Mask:
+        ramp = self.settings.ramp_rounds
+        rate = self.run.rate * (min(1.0, rounds_done / ramp) if ramp else 1.0)
         scores = random(params, stream(self.run.seed, purpose="random-mask"))
-        return keep_by_score(scores, self.model.prunable, self.run.rate, self.settings.scope)
+        return keep_by_score(scores, self.model.prunable, rate, self.settings.scope)
+
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        return self._cut(params, 0)
+
+    def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
+        return self._cut(params, server_round) if self.settings.ramp_rounds else mask

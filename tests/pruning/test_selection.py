@@ -13,7 +13,7 @@ PRUNABLE = frozenset({"a", "b"})
 @given(st.floats(0, 0.999), st.sampled_from(["global", "layer"]))
 def test_exactly_the_requested_number_stays_and_biases_always(rate: float, scope: str) -> None:
     mask = keep_by_score(SCORES, PRUNABLE, rate, scope)
-    total = kept_count(20, rate) if scope == "global" else 2 * kept_count(10, rate)
+    total = max(2, kept_count(20, rate)) if scope == "global" else 2 * max(1, kept_count(10, rate))
     assert int(mask["a"].sum() + mask["b"].sum()) == total
     assert bool(mask["bias"].all())
     assert density(mask, PRUNABLE) == total / 20
@@ -32,3 +32,25 @@ def test_a_score_that_is_missing_is_named() -> None:
 def test_counts_do_not_suffer_from_binary_fractions() -> None:
     assert kept_count(1000, 0.7) == 300
     assert kept_count(10, 0.1) == 9
+
+
+@given(st.floats(0, 0.99), st.integers(0, 2**31))
+def test_no_layer_is_removed_and_the_total_stays_exact(rate: float, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    scores = {
+        "tiny": torch.rand(3, generator=g) * 1e-6,
+        "mid": torch.rand(40, generator=g),
+        "big": torch.rand(157, generator=g) + 1,
+    }
+    mask = keep_by_score(scores, frozenset(scores), rate)
+    assert sum(int(m.sum()) for m in mask.values()) == max(3, kept_count(200, rate))
+    assert all(bool(mask[name].reshape(-1)[scores[name].argmax()]) for name in scores)
+
+
+@given(st.floats(0, 0.6), st.integers(0, 2**31))
+def test_where_no_layer_is_threatened_it_is_the_plain_order(rate: float, seed: int) -> None:
+    scores = {n: torch.rand(50, generator=torch.Generator().manual_seed(seed + i)) for i, n in enumerate("ab")}
+    mask = keep_by_score(scores, frozenset("ab"), rate)
+    plain = torch.zeros(100, dtype=torch.bool)
+    plain[torch.cat([scores["a"], scores["b"]]).argsort(descending=True, stable=True)[: kept_count(100, rate)]] = True
+    assert torch.equal(torch.cat([mask["a"], mask["b"]]), plain)

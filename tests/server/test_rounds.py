@@ -16,6 +16,7 @@ from server import checkpoint
 from server.app import assemble, describe
 from server.grid import OrderedGrid
 from server.rounds import PATIENCE, Federation, federate
+from strategies import STRATEGIES
 from tests.local_grid import LocalGrid, settings
 
 
@@ -87,7 +88,7 @@ def test_resume_refuses_changed_settings(tmp_path: Path) -> None:
         go(tmp_path, rounds=2, rate=0.5, resume=True)
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "random", "magnitude", "prunefl"])
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 @pytest.mark.parametrize("defenses", ["none", "priprune", "dgp"])
 def test_pruned_weights_are_zero_after_every_round_and_the_rate_is_reached(
     tmp_path: Path, strategy: str, defenses: str

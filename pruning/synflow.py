@@ -1,0 +1,67 @@
+"""SynFlow: iterative synaptic flow. Tanaka et al., NeurIPS 2020, Eq. (1) and Alg. 1. No data at all.
+
+With R = 1ᵀ (Π_l |w_l|) 1, the summed output of the network of absolute weights on an input of ones, a weight scores
+|w| ∂R/∂|w|. Every layer's scores add up to R (the conservation law), so that a small layer has large scores and keeps
+some weight. ``steps`` times the scores are taken anew and the density falls to (1 − rate)^(k/steps).
+
+R as printed has weights only: on a copy of the network biases are zero, activations and normalisation are the identity
+and dropout is off (where absolute weights meet ones nothing is negative, so a ReLU is the identity anyway). An
+activation that a model calls as a function stays as it is. Scores are float64; a network whose R is not finite raises
+``PrunellaError``.
+"""
+
+import copy
+from collections.abc import Set
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from core.errors import PrunellaError
+from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
+from pruning.selection import Scope, keep_by_score
+
+Shape = tuple[int, int, int]
+_IDENTITY = (
+    nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU, nn.ReLU6, nn.Softplus, nn.Hardtanh,
+    nn.Dropout, nn.Dropout2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
+)  # fmt: skip
+
+
+def linear_copy(module: nn.Module) -> nn.Module:
+    """The network of R: weights, pooling and shape changes only."""
+    linear = copy.deepcopy(module).double().eval()
+    for name, layer in list(linear.named_modules()):
+        if isinstance(layer, _IDENTITY) and name:
+            parent, _, last = name.rpartition(".")
+            setattr(linear.get_submodule(parent), last, nn.Identity())
+    return linear
+
+
+def flow(linear: nn.Module, params: Tree, shape: Shape, prunable: Set[str]) -> Tree:
+    """|w| ∂R/∂|w| for the prunable weights; ``params`` are those of the whole model, [C, H, W] the input's shape."""
+    inside = {name for name, _ in linear.named_parameters()}
+    weights = {name: params[name].detach().double().abs() for name in params if name in inside}
+    known = {n: t.requires_grad_() if n in prunable else torch.zeros_like(t) for n, t in weights.items()}
+    wanted = [name for name in known if name in prunable]
+    total = functional_call(linear, known, (torch.ones(1, *shape, dtype=torch.float64),)).sum()
+    if not bool(torch.isfinite(total)):
+        raise PrunellaError("synflow: the flow through this network is not finite in float64")
+    slopes = torch.autograd.grad(total, [known[name] for name in wanted], materialize_grads=True)
+    return {name: (slope * known[name]).detach() for name, slope in zip(wanted, slopes, strict=True)}
+
+
+def synflow_mask(
+    module: nn.Module, params: Tree, shape: Shape, prunable: Set[str], rate: float, schedule: tuple[int, Scope]
+) -> Mask:
+    """The mask after all steps; ``schedule`` is the number of steps and the scope of the ranking."""
+    steps, scope = schedule
+    linear = linear_copy(module)
+    mask = full_mask(params)
+    for step in range(1, steps + 1):
+        scores = flow(linear, apply_mask(params, mask), shape, prunable)
+        # Below every score, so that what is out stays out.
+        ranked = map_trees(lambda s, m: s.masked_fill(~m, -1.0), scores, {name: mask[name] for name in scores})
+        target = rate if step == steps else 1 - (1 - rate) ** (step / steps)
+        mask = {**mask, **keep_by_score(ranked, prunable, target, scope)}
+    return mask

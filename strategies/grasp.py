@@ -1,0 +1,35 @@
+"""GraSP on the server (Wang et al., ICLR 2020; PRI Table 1): one shot, before training, by −w ⊙ (H g) on one batch.
+
+Departure: the batch is public examples (``tasks.public``), not training data. Logits are divided by ``temperature`` as
+in the authors' program, 200 there; 1 is the loss as it is trained. Scores are in ``pruning.grasp``.
+"""
+
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+
+from core.config import Count, Positive
+from core.trees import Mask, Tree, scale
+from pruning.grasp import grasp
+from pruning.selection import Scope, keep_by_score
+from strategies.masked import MaskedMean
+from strategies.public import loss_on, public_batch
+from strategies.roster import Member
+
+
+@dataclass(frozen=True)
+class Preservation:
+    """``batch``: public examples in the one batch (the paper: ten of each class); ``scope``: the paper's is global."""
+
+    batch: Count = 100
+    temperature: Positive = 200.0
+    scope: Scope = "global"
+
+
+class GraSP(MaskedMean):
+    """``settings`` is a ``Preservation``."""
+
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        batch = public_batch(self.model, self.settings.batch, self.run.seed)
+        scores = grasp(params, loss_on(self.model, batch, self.settings.temperature))
+        return keep_by_score(scale(scores, -1.0), self.model.prunable, self.run.rate, self.settings.scope)

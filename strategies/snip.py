@@ -1,0 +1,34 @@
+"""SNIP on the server (Lee et al., ICLR 2019; PRI Table 1): one shot, before training, by |g ⊙ w| on one batch.
+
+Departure: the paper's batch is training data. Here it is public examples the server has (``tasks.public``), since a
+client's would make the mask tell of it. Scores are in ``pruning.snip``.
+"""
+
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+
+from core.config import Count
+from core.trees import Mask, Tree
+from pruning.selection import Scope, keep_by_score
+from pruning.snip import snip
+from strategies.masked import MaskedMean
+from strategies.public import loss_on, public_batch
+from strategies.roster import Member
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """``batch``: public examples in the one batch (128 in the paper on CIFAR); ``scope``: the paper ranks globally."""
+
+    batch: Count = 128
+    scope: Scope = "global"
+
+
+class Snip(MaskedMean):
+    """``settings`` is a ``Sensitivity``."""
+
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        batch = public_batch(self.model, self.settings.batch, self.run.seed)
+        scores = snip(params, loss_on(self.model, batch))
+        return keep_by_score(scores, self.model.prunable, self.run.rate, self.settings.scope)

@@ -1,0 +1,31 @@
+"""SynFlow on the server (Tanaka et al., NeurIPS 2020; PRI Table 1): one shot, before training, without any data.
+
+The mask follows from the run's seed alone, so it tells nothing about anybody's examples. See ``pruning.synflow``.
+"""
+
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+
+from core.config import Count
+from core.trees import Mask, Tree
+from pruning.selection import Scope
+from pruning.synflow import synflow_mask
+from strategies.masked import MaskedMean
+from strategies.roster import Member
+
+
+@dataclass(frozen=True)
+class Flow:
+    """``steps``: how often scores are taken anew on the way to the rate; ``scope``: the paper ranks globally."""
+
+    steps: Count = 100
+    scope: Scope = "global"
+
+
+class SynFlow(MaskedMean):
+    """``settings`` is a ``Flow``."""
+
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        model, plan = self.model, (self.settings.steps, self.settings.scope)
+        return synflow_mask(model.module, params, model.shape, model.prunable, self.run.rate, plan)

@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch import nn
+
+from core.errors import PrunellaError
+from core.trees import full_mask
+from pruning.selection import density, kept_count
+from pruning.synflow import flow, linear_copy, synflow_mask
+from tasks.models import MODELS
+from tasks.task import prunable
+
+
+def network(name: str = "conv-2", shape=(1, 16, 16)):
+    torch.manual_seed(0)
+    net = MODELS[name](shape, 10)
+    return net, {n: p.detach().clone() for n, p in net.named_parameters()}, prunable(net), shape
+
+
+@pytest.mark.parametrize("name", ["conv-1", "cnn", "lenet-zhu"])
+def test_every_layers_scores_add_up_to_the_same_flow(name: str) -> None:
+    net, params, names, shape = network(name)
+    sums = [float(s.sum()) for s in flow(linear_copy(net), params, shape, names).values()]
+    assert len(sums) >= 2 and sums[0] > 0
+    assert sums == pytest.approx([sums[0]] * len(sums), rel=1e-9)
+
+
+def test_scores_equal_the_sum_over_all_paths_on_a_small_net() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    params = {n: p.detach() for n, p in net.named_parameters()}
+    a, b = params["1.weight"].double().abs(), params["3.weight"].double().abs()
+    scores = flow(linear_copy(net), params, (1, 1, 3), {"1.weight", "3.weight"})
+    for j in range(4):
+        for i in range(3):
+            assert float(scores["1.weight"][j, i]) == pytest.approx(float(sum(b[k, j] * a[j, i] for k in range(2))))
+        for k in range(2):
+            assert float(scores["3.weight"][k, j]) == pytest.approx(float(sum(b[k, j] * a[j, i] for i in range(3))))
+
+
+def test_the_count_is_exact_nothing_changes_and_the_same_bits_come_twice() -> None:
+    net, params, names, shape = network("cnn")
+    before = {n: t.clone() for n, t in params.items()}
+    first, again = (synflow_mask(net, params, shape, names, 0.7, (20, "global")) for _ in range(2))
+    total = sum(params[n].numel() for n in names)
+    assert sum(int(first[n].sum()) for n in names) == kept_count(total, 0.7)
+    assert all(torch.equal(first[n], again[n]) and torch.equal(params[n], before[n]) for n in params)
+    assert all(bool(first[n].all()) for n in params if n not in names)
+    assert isinstance(net[0][1], nn.Tanh) and net.training
+
+
+def test_many_steps_keep_every_layer_alive_where_a_single_one_all_but_empties_one() -> None:
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 4), nn.ReLU(), nn.Linear(4, 512))
+    params, names = {n: p.detach() for n, p in wide.named_parameters()}, prunable(wide)
+
+    def still_flows(steps: int) -> float:
+        mask = synflow_mask(wide, params, (1, 8, 8), names, 0.999, (steps, "global"))
+        kept = {n: params[n] * mask[n] for n in params}
+        return float(sum(s.sum() for s in flow(linear_copy(wide), kept, (1, 8, 8), names).values()))
+
+    assert still_flows(100) > 0
+    assert still_flows(100) > 2 * still_flows(1)
+
+
+def test_a_residual_net_with_batch_norm_is_scored_and_rate_zero_is_the_identity() -> None:
+    net, params, names, shape = network("resnet10", (3, 16, 16))
+    assert density(synflow_mask(net, params, shape, names, 0.5, (3, "global")), names) == pytest.approx(0.5, abs=1e-6)
+    whole = synflow_mask(net, params, shape, names, 0.0, (2, "global"))
+    assert all(torch.equal(whole[n], full_mask(params)[n]) for n in params)
+
+
+def test_a_flow_that_overflows_is_an_error() -> None:
+    net, params, names, shape = network("conv-1")
+    with pytest.raises(PrunellaError, match="not finite"):
+        flow(linear_copy(net), {n: t.double() * 1e200 for n, t in params.items()}, shape, names)
