@@ -28,7 +28,7 @@ from core.errors import unknown
 from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
 from core.types import ServerView
-from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
+from server.audit_worker import JOB, REBUILT, RESULT, STARTED, STOP, TRUTH, VIEW
 from server.canary import Canary, Sent
 from strategies.replies import Contribution, Expected
 from strategies.roster import Member
@@ -113,7 +113,7 @@ class Auditor:
         suffix = f"client-{member.client}" if member is not None else kind
         folder = self.queue / f"round-{round:06d}-{suffix}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name in (RESULT, REBUILT):
+        for name in (STARTED, RESULT, REBUILT):
             (folder / name).unlink(missing_ok=True)
         view = sent.view if isinstance(sent, Sent) else sent
         if isinstance(sent, Sent):
@@ -161,7 +161,7 @@ class Auditor:
         elif job.member is None:
             self._canary_scored(job, result)
         else:
-            self._ask(job, grid)
+            self._ask(job, job.member, grid)
 
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = read_tree(job.folder / REBUILT)[0], read_tree(job.folder / TRUTH)[0]
@@ -169,15 +169,16 @@ class Auditor:
         ok = rebuilt_control(result["scores"]) if job.kind == "control" else None
         self._finish(job, result, "control-failed" if ok is False else "scored", result["scores"], picture, ok)
 
-    def _ask(self, job: Job, grid: Grid) -> None:
+    def _ask(self, job: Job, member: Member, grid: Grid) -> None:
         """Send the reconstruction to the client it was made of; it alone can tell how good it is."""
         rebuilt, _ = read_tree(job.folder / REBUILT)
         content = RecordDict({"reconstruction": to_dense(rebuilt), "audit": ConfigRecord({"round": job.round})})
-        assert job.member is not None
-        message = Message(content, dst_node_id=job.member.node, message_type=QUERY)
-        for message_id in grid.push_messages([message]):
-            if message_id is not None:
-                self.asked[message_id] = job
+        message = Message(content, dst_node_id=member.node, message_type=QUERY)
+        ids = [message_id for message_id in grid.push_messages([message]) if message_id is not None]
+        self.asked |= dict.fromkeys(ids, job)
+        if not ids:
+            log(WARNING, "audit %s: its client cannot be reached", job.folder.name)
+            self._finish(job, json.loads((job.folder / RESULT).read_text()), "failed")
 
     def _scored(self, job: Job, reply: Message) -> None:
         result = json.loads((job.folder / RESULT).read_text())

@@ -26,14 +26,8 @@ from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
 
 POLL = 0.2
-JOB, VIEW, TRUTH, REBUILT, RESULT, STOP = (
-    "job.json",
-    "view.safetensors",
-    "truth.safetensors",
-    "rebuilt.safetensors",
-    "result.json",
-    "stop",
-)
+JOB, STARTED, RESULT, STOP = "job.json", "started", "result.json", "stop"
+VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,10 @@ def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None
 
 
 def work(folder: Path) -> Result:
-    """Attack one job and write its answer."""
+    """Attack one job and write its answer. A job that ended a worker (out of memory, say) is not tried again."""
     begin = time.perf_counter()
     try:
+        (folder / STARTED).touch(exist_ok=False)
         rebuilt = _rebuild(folder)
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)

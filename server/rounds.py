@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from core.config import Raw, Run
-from core.errors import PrunellaError
+from core.errors import ConfigError, PrunellaError
 from core.records import from_dense, to_dense
 from core.trees import Tree
 from pruning.selection import density
@@ -67,6 +67,8 @@ class Federation:
 def begin(federation: Federation) -> tuple[int, Tree]:
     """Round and weights to start from: the newest checkpoint of a resumed run, else round 0 and the seed's weights."""
     run, folder = federation.run, federation.folder / "checkpoint"
+    if not run.resume and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{federation.folder} holds a run already: set resume=true, or choose another run-dir")
     saved = checkpoints.load(folder) if run.resume else None
     if saved is None:
         params, buffers = initial(federation.task, run.seed)

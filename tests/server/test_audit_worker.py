@@ -11,7 +11,7 @@ from attacks.control import undefended_view
 from attacks.trace import save_trace
 from core.files import read_tree, write_json, write_tree
 from core.types import PrivateBatch
-from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, open_jobs, serve, work
+from server.audit_worker import JOB, REBUILT, RESULT, STARTED, STOP, TRUTH, VIEW, open_jobs, serve, work
 from tasks.data import load_test
 from tasks.task import Task, initial
 
@@ -56,6 +56,13 @@ def test_a_job_that_fails_is_an_answer_not_a_crash(tmp_path: Path, damage: str) 
     (folder / damage).write_bytes(b"{")
     assert work(folder).error is not None
     assert json.loads((folder / RESULT).read_text())["scores"] is None
+    assert open_jobs(tmp_path) == []
+
+
+def test_a_job_that_ended_a_worker_is_answered_and_not_tried_again(tmp_path: Path) -> None:
+    folder = job(tmp_path, "a")
+    (folder / STARTED).touch()
+    assert "FileExistsError" in str(work(folder).error)
     assert open_jobs(tmp_path) == []
 
 

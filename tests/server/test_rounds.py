@@ -82,6 +82,13 @@ def test_a_server_that_dies_after_clients_trained_repeats_the_round_with_their_o
     assert same(final(tmp_path / "whole"), final(tmp_path / "dies"))
 
 
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    go(tmp_path, rounds=1)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        go(tmp_path, rounds=2)
+    assert final(tmp_path).round == 1
+
+
 def test_resume_refuses_changed_settings(tmp_path: Path) -> None:
     go(tmp_path, rounds=1)
     with pytest.raises(ConfigError, match="rate"):
