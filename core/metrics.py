@@ -28,7 +28,8 @@ class Metric:
         return PREFIX + self.name
 
 
-# ``view`` is canary or client: a control and a real update must not overwrite each other.
+# ``view`` is canary or client: a control and a real update must not overwrite each other. ``stat`` is mean or worst, or
+# a baseline: random (noise scored in place of a reconstruction) or other (another image); a leak has to beat both.
 _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
@@ -68,7 +69,8 @@ _ALL = (
         "up",
     ),
     Metric("reconstruction_mse_floor", "gauge", "Lower bound on any attack's error, worst client.", "", (), "down"),
-    Metric("leakage_bound_bits", "gauge", "PriPrune's information bound.", "bits", ("form",), "up"),
+    # Nats like the channel's bound: Prometheus takes bits for bytes that are to be divided by 8.
+    Metric("leakage_bound_nats", "gauge", "PriPrune's information bound.", "nats", ("form",), "up"),
     Metric("build_info", "info", "Versions of the running server."),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

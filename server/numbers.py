@@ -68,7 +68,7 @@ def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row]:
     scores = outcome["scores"]
     for metric, key in _SCORES.items():
-        for stat in ("mean", "worst"):
+        for stat in ("mean", "worst", "random", "other"):
             yield row(metric, scores[key][stat], **labels, stat=stat)
     yield row("leakage_iip_ratio", scores["iip"], **labels, stat="mean")
     if scores.get("label_accuracy") is not None:

@@ -6,6 +6,7 @@ are inline SVG, pictures are data URIs, and every text from the store is escaped
 audits or that lacks files still gets its report, which then says so.
 """
 
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -167,9 +168,10 @@ def bounds(lines: Sequence[Line]) -> list[tuple[str, str]]:
         found.append(("Information through the data channel", f"at most {digits(nats)} nats so far, worst client"))
     if floor is not None:
         found.append(("Error floor", f"no attack's mean squared error is below {digits(floor)}, worst client"))
-    for form in label_values(lines, "leakage_bound_bits", "form"):
-        bits = last(lines, "leakage_bound_bits", form=form)
-        found.append((f"PriPrune bound, {form}", f"at most {digits(bits or 0.0)} bits"))
+    for form in label_values(lines, "leakage_bound_nats", "form"):
+        bound = last(lines, "leakage_bound_nats", form=form)
+        if bound is not None:
+            found.append((f"PriPrune bound, {form}", f"at most {digits(bound / math.log(2))} bits"))
     return found
 
 

@@ -1,5 +1,7 @@
 import math
+import shutil
 import socket
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 
@@ -62,6 +64,13 @@ def test_every_metric_of_the_table_is_served_with_its_kind_and_help(exporter: Ex
         assert f"# TYPE {metric.prometheus_name} {kind}\n" in body
         assert f"# HELP {metric.prometheus_name} {metric.help}\n" in body
     assert "_created" not in body and "client=" not in body
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_finds_nothing_to_mend(exporter: Exporter) -> None:
+    exporter.update([Row(m.name, 1.0, dict.fromkeys(m.labels, "x")) for m in METRICS.values() if m.kind != "info"])
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text(exporter), capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_a_resumed_run_goes_on_from_the_stored_total() -> None:

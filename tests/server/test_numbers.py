@@ -5,7 +5,7 @@ from server.numbers import audit_rows, counter_rows, ledger_rows, round_rows
 from strategies.masked import RoundStats
 from tasks.training import Evaluation
 
-SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.0, "other": 0.0}
+SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.25, "other": 0.5}
 OUTCOME = {
     "kind": "client",
     "attack": "sgi",
@@ -19,6 +19,10 @@ OUTCOME = {
 
 def values(rows) -> dict[tuple, float]:
     return {(r.metric, *sorted(r.labels.items())): r.value for r in rows}
+
+
+def _labels(stat: str) -> list[tuple[str, str]]:
+    return [("attack", "sgi"), ("defense", "dgp"), ("stat", stat), ("view", "client")]
 
 
 def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
@@ -57,6 +61,8 @@ def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage()
         key for key in canary if key[0].startswith("leakage")
     }
     assert not shared and canary[("attack_control_ok",)] == 1.0
+    score = [client["leakage_psnr_decibels", *_labels(stat)] for stat in ("mean", "worst", "random", "other")]
+    assert score == [1.0, 2.0, 0.25, 0.5], "a score leaves with both of its baselines"
     failed = values(audit_rows(OUTCOME | {"scores": None, "objective": None}))
     assert failed == {("audit_seconds",): 1.5}
 

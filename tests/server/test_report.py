@@ -1,5 +1,6 @@
 """Reports of whole runs, made from real files and read as a browser would."""
 
+import math
 import re
 import stat
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from attacks.leakage import score
 from core.files import write_tree
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
-from server.report import ROWS, _defaults, command, write_report
+from server.report import ROWS, _defaults, bounds, command, write_report
 from server.store import RunStore, row
 
 HOSTILE = '"><script>alert(1)</script>'
@@ -231,3 +232,8 @@ def test_the_command_repeats_what_differs_from_the_defaults() -> None:
         "prunella run", "-c 'dataset=a b'", "-c dgp.top=0.1", "-c seed=3",
     ]  # fmt: skip
     assert command({"command": "prunella simulate", "settings": settings}) == "prunella simulate"
+
+
+def test_an_information_bound_is_stored_in_nats_and_read_in_bits() -> None:
+    line = {"round": 1, "metric": "leakage_bound_nats", "labels": {"form": "exact"}, "value": 2 * math.log(2)}
+    assert bounds([line]) == [("PriPrune bound, exact", "at most 2 bits")]
