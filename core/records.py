@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord
 
 from core.errors import WireError
 from core.trees import Mask, Tree
-from core.wire import decode, decode_mask, encode, encode_mask
+from core.wire import Values, decode, decode_mask, encode, encode_mask
 
-STYPE = "prunella.tree.v1"
+STYPE = "prunella.tree.v2"
 KEY = "tree"
 
 
@@ -25,13 +25,15 @@ def pack(data: bytes) -> ArrayRecord:
 
 def unpack(record: ArrayRecord) -> bytes:
     """The bytes of a coded tree. Raises ``WireError`` when the record holds something else."""
-    if list(record) != [KEY] or record[KEY].stype != STYPE:
-        raise WireError("malformed", f"the record is not one {STYPE} array")
+    stype = record[KEY].stype if list(record) == [KEY] else ""
+    if stype != STYPE:
+        older = stype.startswith("prunella.tree.")
+        raise WireError("version" if older else "malformed", f"the record is not one {STYPE} array")
     return record[KEY].data
 
 
-def to_coded(tree: Tree, mask: Mask, reference: Mask | None = None) -> ArrayRecord:
-    return pack(encode(tree, mask, reference))
+def to_coded(tree: Tree, mask: Mask, reference: Mask | None = None, values: Values = "float32") -> ArrayRecord:
+    return pack(encode(tree, mask, reference, values))
 
 
 def from_coded(record: ArrayRecord, like: Tree, reference: Mask | None = None) -> tuple[Tree, Mask]:

@@ -30,3 +30,15 @@ def test_another_record_is_refused(record: ArrayRecord) -> None:
     with pytest.raises(WireError) as caught:
         records.unpack(record)
     assert caught.value.reason == "malformed"
+
+
+def test_a_record_of_an_older_release_is_told_apart() -> None:
+    record = ArrayRecord({"tree": Array("uint8", (1,), "prunella.tree.v1", b"0")})
+    with pytest.raises(WireError) as caught:
+        records.unpack(record)
+    assert caught.value.reason == "version"
+
+
+def test_rounded_records_are_read_like_any_other() -> None:
+    tree, _ = records.from_coded(records.to_coded(TREE, MASK, None, "int8"), TREE)
+    assert torch.allclose(tree["w"], TREE["w"], atol=4 / 254) and not torch.equal(tree["w"], TREE["w"])

@@ -165,7 +165,8 @@ def test_bytes_counted_are_bytes_sent_and_masks_travel_once(tmp_path: Path) -> N
     trains = [m for m in grid.sent if m.metadata.message_type == "train"]
     sizes = [sum(len(a.data) for r in m.content.array_records.values() for a in r.values()) for m in trains]
     assert federation.counters["wire_bytes_total|down"] == sum(sizes)
-    assert sizes[0] > sizes[2] and sizes[2:] == [sizes[2]] * 4
+    # Lossless coding makes a model's size depend on its weights: equal within a round, not between rounds.
+    assert sizes[2] == sizes[3] and sizes[4] == sizes[5] and max(sizes[2:]) < sizes[0] == sizes[1]
     assert federation.counters["wire_bytes_total|down"] < federation.counters["wire_dense_bytes_total|down"]
     assert federation.counters["wire_bytes_total|up"] < federation.counters["wire_dense_bytes_total|up"]
 
