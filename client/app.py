@@ -7,6 +7,7 @@ text the server reads, so nothing below formats a value of a tensor.
 """
 
 import time
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,14 +18,17 @@ from client.state import Memory
 from core.config import parse_section
 from core.errors import WireError
 from core.records import from_coded, from_dense, mask_to_coded
-from core.trees import Mask, to_device
+from core.trees import Mask, Tree, to_device
 from core.wire import fingerprint
 from privacy.chain import start
 from privacy.ledger import line, record
 from pruning.prunefl import weight_cost
-from strategies.local import LocalResult, Received, local_update
+from strategies import STRATEGIES
+from strategies.local import NOTHING, LocalResult, Received, local_update
+from strategies.plan import Here, Plan
 from strategies.prunefl import Schedule, initial_mask, with_limit
 from strategies.replies import build_reply
+from tasks.task import initial as initial_weights
 from tasks.task import prunable
 from tasks.training import evaluate as evaluate_model
 
@@ -49,14 +53,35 @@ def _round_of(content: RecordDict) -> int:
 def _remember(session: Session, round: int) -> Memory:
     memory = session.store.load(round)
     like = to_device(session.like[0], session.device)
-    return Memory(start(session.procedure.chain, session.examples.x, like, memory.state), memory.ledger)
+    state = start(session.procedure.chain, session.examples.x, like, memory.state)
+    return Memory(state, memory.ledger, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
+
+
+def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> Plan:
+    """What the run's scheme changes in this round, if it has a client half."""
+    scheme = STRATEGIES[session.run.strategy]
+    if scheme.plan is None or scheme.settings is None:
+        return NOTHING
+    settings: Any = parse_section(session.raw, scheme.section or session.run.strategy, scheme.settings)
+    module = session.procedure.module
+
+    def accuracy(params: Tree) -> float:
+        held_out = session.held_out
+        return evaluate_model(module, params, received.buffers, held_out.x, held_out.y).accuracy
+
+    def fresh() -> Tree:
+        return to_device(initial_weights(session.task, session.run.seed)[0], session.device)
+
+    here = Here(session.run, settings, round, received.params, received.mask, prunable(module), kept, fresh, accuracy)
+    return scheme.plan(here)
 
 
 def _to_cpu(result: LocalResult) -> LocalResult:
     out = result.outgoing
     moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.spoken, out.local)))
     buffers, importance = to_device(result.buffers, "cpu"), to_device(result.importance, "cpu")
-    return LocalResult(moved, buffers, importance, result.state, result.applied, result.steps)
+    base = to_device(result.base, "cpu")
+    return LocalResult(moved, base, buffers, importance, result.state, result.applied, result.steps)
 
 
 @app.train()
@@ -67,11 +92,12 @@ def train(message: Message, context: Context) -> Message:
     memory = _remember(session, round)
     begin = time.perf_counter()
     generator = session.generator(round, "defense")
-    result = _to_cpu(local_update(session.procedure, received, session.batches(round), memory.state, generator))
+    plan = _plan(session, round, received, memory.scheme)
+    result = _to_cpu(local_update(session.procedure, received, session.batches(round), memory.state, generator, plan))
     seconds = time.perf_counter() - begin
     ledger = record(memory.ledger, session.procedure.chain, result.steps)
-    session.store.save(round, Memory(result.state, ledger))
-    session.store.save_mask(mask)
+    session.store.save(round, Memory(result.state, ledger, plan.keep))
+    session.store.save_mask(result.base)
     wanted = message.content.config_records["config"].get("importance")
     asked = {str(name) for name in wanted} if isinstance(wanted, list) else set()
     names = prunable(session.procedure.module) & asked

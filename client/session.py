@@ -23,6 +23,7 @@ from core.errors import ConfigError
 from core.randomness import stream
 from core.trees import Tree
 from privacy.chain import Chain, build_chain
+from strategies import validates
 from strategies.local import Procedure
 from strategies.roster import CONSENTS, Consent
 from tasks.data import Examples, Partition, batches, load_client, make_task
@@ -111,8 +112,8 @@ class Session:
 
     @cached_property
     def examples(self) -> Examples:
-        """The examples to train on: all, or four fifths when clients evaluate."""
-        if self.run.evaluation == "server":
+        """The examples to train on: all, or four fifths when clients evaluate or the scheme validates."""
+        if self.run.evaluation == "server" and not validates(self.run.strategy):
             return self._all
         keep = torch.arange(len(self._all.y)) % HELD_OUT != 0
         return Examples(self._all.x[keep], self._all.y[keep])

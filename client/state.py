@@ -8,26 +8,28 @@ an older checkpoint meets the state that belonged to it.
 import json
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.errors import DefenseError
 from core.files import read_tree, write_atomically, write_json, write_tree
-from core.trees import Mask
+from core.trees import Mask, Tree
 from privacy.chain import ChainState, flatten_state, unflatten_state
 from privacy.ledger import Ledger, from_json, to_json
 
 KEPT_ROUNDS = 3
 AUDITABLE_ROUNDS = 100
+SCHEME = "scheme"  # beside the names of defenses
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Defense state and ledger after some round."""
+    """Defense state, ledger and what the scheme's client half keeps, after some round."""
 
     state: ChainState
     ledger: Ledger
+    scheme: dict[str, Tree] = field(default_factory=dict)
 
 
 class ClientStore:
@@ -61,7 +63,9 @@ class ClientStore:
             return Memory({}, Ledger())
         try:
             flat, metadata = read_tree(self._path(earlier[-1]))
-            return Memory(unflatten_state(flat), from_json(json.loads(metadata["ledger"])))
+            state = unflatten_state(flat)
+            scheme = state.pop(SCHEME, {})
+            return Memory(state, from_json(json.loads(metadata["ledger"])), scheme)
         except Exception as error:
             raise DefenseError(
                 f"this client's state of round {earlier[-1]} cannot be read ({type(error).__name__}): restore it, or "
@@ -70,7 +74,7 @@ class ClientStore:
 
     def save(self, round: int, memory: Memory) -> None:
         """Write the state after ``round`` and drop what no resume can ask for any more."""
-        flat = flatten_state(memory.state)
+        flat = flatten_state({**memory.state, SCHEME: memory.scheme})
         write_tree(self._path(round), flat, {"ledger": json.dumps(to_json(memory.ledger))})
         rounds = self._rounds()
         stale = [r for r in rounds if r > round] + [r for r in rounds if r <= round][:-KEPT_ROUNDS]

@@ -43,7 +43,7 @@ def view_of(run: Run, expected: Expected, contribution: Contribution) -> ServerV
     return ServerView(
         params=expected.params,
         update=contribution.update,
-        mask=expected.mask,
+        mask=contribution.base,
         shared=contribution.shared,
         buffers=expected.buffers,
         importance=contribution.importance,

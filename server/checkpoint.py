@@ -1,7 +1,8 @@
 """Checkpoints: after every round all it takes to go on, written atomically, two kept.
 
-One safetensors file per round holds the global weights, buffers and mask; its metadata holds the round, the settings
-that must not change, and cumulative counters. Randomness needs no state: every stream is drawn from seed and round.
+One safetensors file per round holds the global weights, buffers, mask and what the scheme remembers; its metadata
+holds the round, the settings that must not change, and cumulative counters. Randomness needs no state: every stream is
+drawn from seed and round.
 """
 
 import json
@@ -25,7 +26,8 @@ _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server after ``round``. ``counters`` are the cumulative figures of the metrics."""
+    """The server after ``round``. ``counters`` are the cumulative figures of the metrics, ``scheme`` is what the
+    strategy must find again."""
 
     round: int
     tree: Tree
@@ -33,6 +35,7 @@ class Checkpoint:
     settings: dict[str, Any]
     counters: dict[str, float] = field(default_factory=dict)
     ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
+    scheme: Tree = field(default_factory=dict)
 
 
 def _path(folder: Path, round: int) -> Path:
@@ -46,7 +49,8 @@ def _rounds(folder: Path) -> list[int]:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write, then drop all but the last ``KEPT``. When the disk is full the older ones are still there."""
-    tree = {f"model/{k}": v for k, v in checkpoint.tree.items()} | {f"mask/{k}": v for k, v in checkpoint.mask.items()}
+    parts = {"model": checkpoint.tree, "mask": checkpoint.mask, "scheme": checkpoint.scheme}
+    tree = {f"{kind}/{name}": tensor for kind, part in parts.items() for name, tensor in part.items()}
     notes = {
         "round": checkpoint.round,
         "settings": checkpoint.settings,
@@ -61,13 +65,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 def _read(path: Path) -> Checkpoint:
     flat, metadata = read_tree(path)
     notes = json.loads(metadata["checkpoint"])
-    parts: dict[str, Tree] = {"model": {}, "mask": {}}
+    parts: dict[str, Tree] = {"model": {}, "mask": {}, "scheme": {}}
     for name, tensor in flat.items():
         kind, _, parameter = name.partition("/")
         parts[kind][parameter] = tensor
-    return Checkpoint(
-        notes["round"], parts["model"], parts["mask"], notes["settings"], notes["counters"], notes["ledgers"]
-    )
+    figures = notes["settings"], notes["counters"], notes["ledgers"]
+    return Checkpoint(notes["round"], parts["model"], parts["mask"], *figures, parts["scheme"])
 
 
 def load(folder: Path) -> Checkpoint | None:

@@ -14,7 +14,6 @@ from core.config import Raw, Run
 from core.errors import ConfigError, PrunellaError
 from core.records import from_dense, to_dense
 from core.trees import Tree
-from pruning.selection import density
 from server import checkpoint as checkpoints
 from server.audit import Auditor
 from server.checkpoint import Checkpoint
@@ -53,7 +52,7 @@ class Federation:
         member = self.strategy.member(contribution.node)
         if member is not None:
             self.ledgers[str(member.client)] = contribution.ledger
-        expected = self.strategy.expected()
+        expected = self.strategy.expected(contribution.node)
         if self.auditor.due(expected.round):
             self.auditor.file_client(expected, contribution, member)
 
@@ -76,6 +75,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
         return 0, {**params, **buffers}
     checkpoints.require_same_settings(saved, federation.raw)
     federation.strategy.mask = saved.mask
+    federation.strategy.recall(saved.scheme)
     federation.counters, federation.ledgers = dict(saved.counters), dict(saved.ledgers)
     federation.store.rewind(saved.round)
     if federation.exporter is not None:
@@ -116,7 +116,8 @@ def _save(federation: Federation, round: int, arrays: ArrayRecord) -> None:
     mask = federation.strategy.mask
     assert mask is not None
     settings = dict(federation.raw)
-    saved = Checkpoint(round, from_dense(arrays), mask, settings, federation.counters, federation.ledgers)
+    scheme = federation.strategy.remembered()
+    saved = Checkpoint(round, from_dense(arrays), mask, settings, federation.counters, federation.ledgers, scheme)
     checkpoints.save(federation.folder / "checkpoint", saved)
 
 
@@ -152,9 +153,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     _count(federation)
     result = evaluate_round(federation, round, arrays, grid)
     _save(federation, round, arrays)
-    mask = strategy.mask
-    assert mask is not None
-    kept = density(mask, federation.model.prunable)
+    kept = strategy.density()
     seconds = time.perf_counter() - begin_time
     rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))

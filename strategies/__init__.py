@@ -7,19 +7,25 @@ from typing import NamedTuple
 
 from core.config import Raw, Run, parse_section
 from core.errors import unknown
-from strategies import grasp, magnitude, prunefl, random, snip, synflow
+from strategies import feddst, grasp, lotteryfl, magnitude, prunefl, random, snip, synflow
 from strategies.masked import MaskedMean, Model
+from strategies.plan import Planner
 from strategies.replies import Listener
 
 
 class Scheme(NamedTuple):
-    """A line of ``STRATEGIES``: the strategy, its settings or None, their section where it is not the name, and whether
-    the server must set public examples apart for it."""
+    """A line of ``STRATEGIES``: the strategy, its settings or None, their section where it is not the name.
+
+    ``public``: the server must set public examples apart; ``plan``: the client's half; ``validates``: clients hold
+    examples out for it.
+    """
 
     strategy: type[MaskedMean]
     settings: type | None = None
     section: str = ""
     public: bool = False
+    plan: Planner | None = None
+    validates: bool = False
 
 
 STRATEGIES: dict[str, Scheme] = {
@@ -30,6 +36,8 @@ STRATEGIES: dict[str, Scheme] = {
     "synflow": Scheme(synflow.SynFlow, synflow.Flow),
     "grasp": Scheme(grasp.GraSP, grasp.Preservation, public=True),
     "prunefl": Scheme(prunefl.PruneFL, prunefl.Schedule),
+    "feddst": Scheme(feddst.FedDST, feddst.Readjustment, plan=feddst.plan),
+    "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.Lottery, plan=lotteryfl.plan, validates=True),
 }
 
 SECTIONS: dict[str, type] = {s.section or name: s.settings for name, s in STRATEGIES.items() if s.settings is not None}
@@ -38,6 +46,11 @@ SECTIONS: dict[str, type] = {s.section or name: s.settings for name, s in STRATE
 def uses_public(name: str) -> bool:
     """Whether the strategy prunes on public examples before training."""
     return name in STRATEGIES and STRATEGIES[name].public
+
+
+def validates(name: str) -> bool:
+    """Whether clients hold examples out for the strategy."""
+    return name in STRATEGIES and STRATEGIES[name].validates
 
 
 def build_strategy(run: Run, raw: Raw, model: Model, listener: Listener | None = None) -> MaskedMean:

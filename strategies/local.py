@@ -5,7 +5,8 @@ PRI Alg. 1 lines 5-10 with DESIGN's order: data stage, training with the gradien
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import nn
@@ -13,8 +14,11 @@ from torch import nn
 from core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
 from privacy.chain import Chain, ChainState, compose, observe, present, release
 from privacy.defense import Outgoing
+from strategies.plan import Plan
 from tasks.data import Examples
 from tasks.training import Sgd, loss_and_gradient, sgd_step
+
+NOTHING = Plan()
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,13 @@ class Received:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What one round of local work gives: what may leave, and the defense state that stays."""
+    """What one round of local work gives: what may leave, and the defense state that stays.
+
+    ``base`` is the mask the local weights ended under: the received one, unless the scheme moves it.
+    """
 
     outgoing: Outgoing
+    base: Mask
     buffers: Tree
     importance: Tree
     state: ChainState
@@ -80,20 +88,45 @@ def train(
     return Trained(params, buffers, scale(squares, 1 / max(steps, 1)), state, steps)
 
 
+def _train_as_planned(
+    procedure: Procedure,
+    received: Received,
+    plan: Plan,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: torch.Generator,
+) -> tuple[Trained, Mask]:
+    """Compose and train; where the plan turns half-way, the mask moves and the optimiser's velocity starts anew."""
+    mask = received.mask if plan.mask is None else plan.mask
+    begin = received.params if plan.start is None else plan.start
+    composed, state = compose(procedure.chain, begin, state, generator)
+    start, here = apply_mask(composed, mask), replace(received, mask=mask)
+    if plan.readjust is None:
+        return train(procedure, start, here, batches, state, generator), mask
+    first = train(procedure, start, here, islice(batches, plan.before), state, generator)
+    params, mask = plan.readjust(first.params, first.squares, mask)
+    here = Received(received.params, mask, first.buffers)
+    second = train(procedure, params, here, batches, first.state, generator)
+    return replace(second, steps=first.steps + second.steps), mask
+
+
 def local_update(
     procedure: Procedure,
     received: Received,
     batches: Iterator[Examples],
     state: ChainState,
     generator: torch.Generator,
+    plan: Plan = NOTHING,
 ) -> LocalResult:
-    """One round of a client. The importance of a coordinate whose value the chain withholds is withheld with it."""
-    composed, state = compose(procedure.chain, received.params, state, generator)
-    done = train(procedure, apply_mask(composed, received.mask), received, batches, state, generator)
-    local = apply_mask(done.params, received.mask)
-    update = apply_mask(subtract(local, received.params), received.mask)
-    outgoing = Outgoing(update=update, shared=received.mask, spoken=received.mask, local=local)
+    """One round of a client. The chain's base mask is the one training ended under.
+
+    The importance of a coordinate whose value the chain withholds is withheld with it.
+    """
+    done, base = _train_as_planned(procedure, received, plan, batches, state, generator)
+    local = apply_mask(done.params, base)
+    update = apply_mask(subtract(local, received.params), base)
+    outgoing = Outgoing(update=update, shared=base, spoken=base, local=local)
     outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
-    may_leave = map_trees(torch.logical_or, outgoing.shared, invert(received.mask))
+    may_leave = map_trees(torch.logical_or, outgoing.shared, invert(base))
     importance = apply_mask(done.squares, may_leave)
-    return LocalResult(outgoing, done.buffers, importance, state, applied, done.steps)
+    return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps)

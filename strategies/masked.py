@@ -1,8 +1,11 @@
-"""``MaskedMean``: FedAvg under a global pruning mask, with sparse records both ways and every reply checked.
+"""``MaskedMean``: FedAvg under pruning masks, with sparse records both ways and every reply checked.
 
 The Flower-aware half of the pruning schemes. The global model stays a plain dense ``ArrayRecord`` (parameters and
-buffers by name), so the strategy also runs under Flower's own ``Strategy.start``. A scheme overrides ``first_mask`` and
-``revise_mask``; nothing else differs between schemes.
+buffers by name), so the strategy also runs under Flower's own ``Strategy.start``. A scheme overrides what stands under
+"what a scheme decides"; nothing else differs between schemes.
+
+``mask`` is everybody's mask, and the global model is zero outside it. A client that has an entry in ``personal`` gets,
+and is held to, that smaller mask instead.
 """
 
 import time
@@ -21,9 +24,10 @@ from core.config import Run
 from core.errors import PrunellaError
 from core.records import from_dense, record_bytes, to_coded, to_dense
 from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
-from core.wire import dense_bytes, fingerprint
+from core.wire import decode_mask, dense_bytes, fingerprint
 from pruning.selection import density
 from strategies.masked_mean import MaskedSum
+from strategies.personal import PersonalMasks
 from strategies.replies import Contribution, Expected, Listener, ReplyError, read_reply
 from strategies.roster import Member, Roster, sample
 from tasks.data import Examples
@@ -77,10 +81,12 @@ class MaskedMean(FedAvg):
         self.run, self.model, self.settings, self.listener = run, model, settings, listener
         self.roster = Roster()
         self.mask: Mask | None = None
+        self.personal = PersonalMasks()
         self.stats = RoundStats()
         self._expected: Expected | None = None
         self._asked: dict[int, Member] = {}
         self._sent: list[Metadata] = []
+        self._own: dict[int, bytes | None] = {}
         self._held: dict[int, bytes] = {}
 
     def summary(self) -> None:
@@ -91,6 +97,17 @@ class MaskedMean(FedAvg):
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         """The mask before the first round."""
         return full_mask(params)
+
+    def first_model(self, params: Tree, grid: Grid, members: list[Member]) -> tuple[Tree, Mask]:
+        """Weights and mask before the first round, for a scheme that also chooses where to start."""
+        return params, self.first_mask(params, grid, members)
+
+    def assign(self, server_round: int, chosen: list[Member]) -> None:
+        """Called before a round is sent, for a scheme that gives clients masks of their own."""
+
+    def allowed(self, server_round: int, mask: Mask) -> Mask | None:
+        """How far a client may move the mask it is sent; None: not at all."""
+        return None
 
     def importance_names(self, server_round: int) -> frozenset[str]:
         """Tensors whose squared gradients clients must send this round."""
@@ -112,10 +129,11 @@ class MaskedMean(FedAvg):
         params, buffers = self.model.split(from_dense(arrays))
         self.stats = RoundStats(dense=dense_bytes(params))
         if self.mask is None:
-            self.mask = self.first_mask(params, grid, members)
+            params, self.mask = self.first_model(params, grid, members)
         chosen = sample(members, self.run.fraction, self.run.min_clients, self.run.seed, server_round)
-        self._expected = Expected(server_round, apply_mask(params, self.mask), self.mask, buffers)
+        self._expected = self._expect(server_round, params, self.mask, buffers)
         self._asked = {member.node: member for member in chosen}
+        self.assign(server_round, chosen)
         self.stats.selected = len(chosen)
         wanted = sorted(self.importance_names(server_round))
         config = ConfigRecord({**config, "round": server_round, "importance": wanted})
@@ -124,19 +142,28 @@ class MaskedMean(FedAvg):
         return messages
 
     def _messages(self, members: list[Member], config: ConfigRecord, kind: str) -> list[Message]:
-        expected = self._require_expected()
-        mark = fingerprint(expected.mask)
-        coded = {True: to_coded(expected.params, expected.mask, expected.mask)}
-        if any(self._held.get(m.node) != mark for m in members):
-            coded[False] = to_coded(expected.params, expected.mask)
-        extra = {"buffers": to_dense(expected.buffers)} if expected.buffers else {}
+        whole = self._require_expected()
+        self._own = {member.node: self.personal.coded(member.client) for member in members}
+        everybodys = fingerprint(whole.mask)
+        extra = {"buffers": to_dense(whole.buffers)} if whole.buffers else {}
+        coded: dict[tuple[bytes, bool], ArrayRecord] = {}
         messages = []
         for member in members:
-            arrays = {"model": coded[self._held.get(member.node) == mark], **extra}
+            expected = self.expected(member.node)
+            mark = everybodys if expected is whole else fingerprint(expected.mask)
+            knows = self._held.get(member.node) == mark
+            if (mark, knows) not in coded:
+                coded[mark, knows] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
+            arrays = {"model": coded[mark, knows], **extra}
             self.stats.down += sum(record_bytes(record) for record in arrays.values())
             content = RecordDict({**arrays, "config": config})
             messages.append(Message(content, dst_node_id=member.node, message_type=kind))
         return messages
+
+    def _expect(self, server_round: int, params: Tree, mask: Mask, buffers: Tree) -> Expected:
+        required = {name: kept for name, kept in full_mask(mask).items() if name not in self.model.prunable}
+        allowed = self.allowed(server_round, mask)
+        return Expected(server_round, apply_mask(params, mask), mask, buffers, allowed, required)
 
     def _require_expected(self) -> Expected:
         if self._expected is None:
@@ -147,26 +174,27 @@ class MaskedMean(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check, count, add and drop the replies one by one; then revise the mask."""
-        expected = self._require_expected()
-        total = MaskedSum(expected.params)
-        buffers = MaskedSum(expected.buffers)
+        whole = self._require_expected()
+        total = MaskedSum(whole.params)
+        buffers = MaskedSum(whole.buffers)
         missing = set(self._asked)
         for reply in replies:
             begin = time.perf_counter()
             node = self._node_of(reply)
             missing.discard(node)
+            expected = self.expected(node)
             contribution = self._read(reply, node, expected)
             if contribution is not None:
                 total.add(contribution.update, contribution.spoken, contribution.weight)
                 self._add_buffers(buffers, contribution, expected)
-                self._count(contribution, expected)
+                self._count(contribution)
             self.stats.aggregate_seconds += time.perf_counter() - begin
         for node in missing:
             self._held.pop(node, None)
             self.stats.fail("timeout")
-        params = total.result(expected.params, self.run.aggregation)
-        self.mask = self.revise_mask(server_round, params, expected.mask)
-        merged = {**apply_mask(params, self.mask), **buffers.result(expected.buffers, "holders")}
+        params = total.result(whole.params, self.run.aggregation)
+        self.mask = self.revise_mask(server_round, params, whole.mask)
+        merged = {**apply_mask(params, self.mask), **buffers.result(whole.buffers, "holders")}
         return to_dense(merged), MetricRecord({"clients": self.stats.replies})
 
     def _add_buffers(self, total: MaskedSum, contribution: Contribution, expected: Expected) -> None:
@@ -193,13 +221,13 @@ class MaskedMean(FedAvg):
             log(WARNING, "round %d: reply of client %d left out (%s): %s", expected.round, client, error.reason, error)
             return None
 
-    def _count(self, contribution: Contribution, expected: Expected) -> None:
+    def _count(self, contribution: Contribution) -> None:
         stats = self.stats
-        self._held[contribution.node] = fingerprint(expected.mask)
+        self._held[contribution.node] = fingerprint(contribution.base)
         stats.replies += 1
         stats.up += contribution.bytes
         stats.train_seconds += contribution.seconds
-        kept = density(expected.mask, frozenset(expected.mask))
+        kept = density(contribution.base, frozenset(contribution.base))
         shared = density(contribution.shared, frozenset(contribution.shared))
         stats.withheld += 1 - shared / kept if kept else 0.0
         stats.ledgers.append(contribution.ledger)
@@ -215,14 +243,33 @@ class MaskedMean(FedAvg):
         if self.fraction_evaluate == 0.0 or self.mask is None:
             return []
         params, buffers = self.model.split(from_dense(arrays))
-        self._expected = Expected(server_round, apply_mask(params, self.mask), self.mask, buffers)
-        self._held = {n: m for n, m in self._held.items() if m == fingerprint(self.mask)}
+        self._expected = self._expect(server_round, params, self.mask, buffers)
         return self._messages(self.roster.refresh(grid), ConfigRecord({**config, "round": server_round}), "evaluate")
 
     def member(self, node: int) -> Member | None:
         """The member behind a node of this round."""
         return self._asked.get(node)
 
-    def expected(self) -> Expected:
-        """What was sent this round: all a view needs beside the contribution."""
-        return self._require_expected()
+    def expected(self, node: int | None = None) -> Expected:
+        """What was sent this round, to a node or under everybody's mask: all a view needs beside the contribution."""
+        whole = self._require_expected()
+        own = self._own.get(node) if node is not None else None
+        if own is None:
+            return whole
+        return self._expect(whole.round, whole.params, decode_mask(own, whole.params), whole.buffers)
+
+    # what outlives a round -------------------------------------------------------------------------------------------
+    def density(self) -> float:
+        """Share of the prunable weights kept: by everybody's mask, or the mean of the clients' own."""
+        if self.mask is None:
+            return 1.0
+        own = self.personal.densities(self.mask, self.model.prunable)
+        return sum(own.values()) / len(own) if own else density(self.mask, self.model.prunable)
+
+    def remembered(self) -> Tree:
+        """What a resumed run must find again beside weights and mask, as tensors by name."""
+        return self.personal.tree()
+
+    def recall(self, saved: Tree) -> None:
+        """The inverse of ``remembered``."""
+        self.personal.load(saved)

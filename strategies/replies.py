@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from core.errors import PrunellaError, WireError
 from core.records import from_coded, from_dense, mask_from_coded, mask_to_coded, record_bytes, to_coded, to_dense
-from core.trees import Mask, Tree, all_finite, intersect
+from core.trees import Mask, Tree, all_finite, count, intersect
 from core.wire import REASONS as WIRE_REASONS
 from core.wire import fingerprint
 from strategies.local import LocalResult
@@ -31,19 +31,26 @@ class ReplyError(PrunellaError):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a valid reply of this round looks like."""
+    """What a valid reply of this round looks like.
+
+    ``allowed`` is None where clients keep the mask they were sent. Where a scheme lets them move it, the one they
+    report lies inside ``allowed``, holds all of ``required`` and is no larger than the one they were sent.
+    """
 
     round: int
     params: Tree
     mask: Mask
     buffers: Tree
+    allowed: Mask | None = None
+    required: Mask = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked reply: all the server learns from one client in one round."""
+    """A checked reply: all the server learns from one client in one round. ``base`` is the mask it trained under."""
 
     node: int
+    base: Mask
     update: Tree
     shared: Mask
     spoken: Mask
@@ -66,6 +73,8 @@ def build_reply(result: LocalResult, mask: Mask, importance_of: frozenset[str]) 
     records = {"update": to_coded(outgoing.update, outgoing.shared, mask)}
     if not same_mask(outgoing.spoken, outgoing.shared):
         records["spoken"] = mask_to_coded(outgoing.spoken, mask)
+    if not same_mask(result.base, mask):
+        records["base"] = mask_to_coded(result.base, mask)
     if importance_of:
         wanted = {name: result.importance[name] for name in sorted(importance_of)}
         records["importance"] = to_coded(wanted, {name: t != 0 for name, t in wanted.items()})
@@ -125,6 +134,20 @@ def _numbers(content: RecordDict) -> tuple[int, float]:
     return int(examples), float(seconds)  # type: ignore[arg-type]
 
 
+def _base(content: RecordDict, expected: Expected) -> Mask:
+    """The mask the client reports, or the one it was sent."""
+    if "base" not in content.array_records:
+        return expected.mask
+    _check(expected.allowed is not None, "mask", "the reply moves a mask that is fixed this round")
+    base = mask_from_coded(content.array_records["base"], expected.params, expected.mask)
+    whole = all(bool((base[name] | ~kept).all()) for name, kept in expected.required.items())
+    inside = expected.allowed is not None and _inside(base, expected.allowed)
+    _check(
+        whole and inside and count(base) <= count(expected.mask), "mask", "the reply's own mask is not an allowed one"
+    )
+    return base
+
+
 def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[Tree, Mask, Mask, Tree | None]:
     arrays = content.array_records
     _check("update" in arrays, "malformed", "the update is missing")
@@ -144,15 +167,15 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     _check(provenance.get("mask") == fingerprint(expected.mask), "stale", "the reply was trained on another mask")
     try:
         update, shared, spoken, importance = _decode(content, expected, importance_of)
+        base = _base(content, expected)
     except WireError as error:
         raise ReplyError(error.reason, str(error)) from error
     _check(all_finite(update), "nan", "the update is not finite")
-    _check(
-        _inside(shared, spoken) and _inside(spoken, expected.mask), "mask", "the reply's mask is not inside the model's"
-    )
+    _check(_inside(shared, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
     examples, seconds = _numbers(content)
     return Contribution(
         node=reply.metadata.src_node_id,
+        base=base,
         update=update,
         shared=shared,
         spoken=spoken,

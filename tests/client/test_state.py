@@ -77,3 +77,11 @@ def test_the_mask_is_remembered(tmp_path: Path) -> None:
     assert store.mask() is None
     store.save_mask({"w": torch.tensor([True, False])})
     assert ClientStore(tmp_path, "run").mask()["w"].tolist() == [True, False]
+
+
+def test_what_a_scheme_keeps_comes_back_beside_the_defenses_and_not_among_them(tmp_path: Path) -> None:
+    kept = {"mask": {"w": torch.tensor([True, False, True])}}
+    ClientStore(tmp_path, "run").save(1, Memory(memory(1.0).state, Ledger(), kept))
+    again = ClientStore(tmp_path, "run").load(2)
+    assert again.state.keys() == {"dgp"}
+    assert torch.equal(again.scheme["mask"]["w"], kept["mask"]["w"])

@@ -61,3 +61,10 @@ def test_settings_that_matter_must_not_change_and_are_named() -> None:
         require_same_settings(checkpoint(1), {"seed": 2})
     with pytest.raises(ConfigError, match="rate"):
         require_same_settings(checkpoint(1), {"seed": 1, "rate": 0.5})
+
+
+def test_what_the_scheme_remembers_comes_back_with_its_bits(tmp_path: Path) -> None:
+    scheme = {"3": torch.tensor([1, 255, 0], dtype=torch.uint8)}
+    save(tmp_path, Checkpoint(1, {"w": torch.ones(1)}, {"w": torch.ones(1).bool()}, {}, scheme=scheme))
+    got = load(tmp_path)
+    assert got is not None and torch.equal(got.scheme["3"], scheme["3"]) and got.tree.keys() == {"w"}

@@ -16,7 +16,6 @@ from server import checkpoint
 from server.app import assemble, describe
 from server.grid import OrderedGrid
 from server.rounds import PATIENCE, Federation, federate
-from strategies import STRATEGIES
 from tests.local_grid import LocalGrid, settings
 
 
@@ -93,21 +92,6 @@ def test_resume_refuses_changed_settings(tmp_path: Path) -> None:
     go(tmp_path, rounds=1)
     with pytest.raises(ConfigError, match="rate"):
         go(tmp_path, rounds=2, rate=0.5, resume=True)
-
-
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-@pytest.mark.parametrize("defenses", ["none", "priprune", "dgp"])
-def test_pruned_weights_are_zero_after_every_round_and_the_rate_is_reached(
-    tmp_path: Path, strategy: str, defenses: str
-) -> None:
-    federation = go(tmp_path, strategy=strategy, defenses=defenses, rounds=3, momentum=0.9, learning_rate=0.05,
-                    weight_decay=0.01, magnitude__ramp_rounds=2, prunefl__adjust_interval=2)  # fmt: skip
-    saved = final(tmp_path)
-    assert not any(saved.tree[name][~mask].any() for name, mask in saved.mask.items())
-    assert not any(torch.equal(saved.tree[n], torch.zeros_like(saved.tree[n])) for n in saved.tree)
-    density = series(federation, "mask_density_ratio")[-1]
-    assert density == 1.0 if strategy == "fedavg" else 0.3 < density <= 0.7
-    assert federation.strategy.stats.failures == {}
 
 
 def test_prunefl_moves_its_mask_only_when_it_reconfigures(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from core.randomness import stream
 from core.trees import apply_mask, full_mask, l2, subtract
 from privacy.chain import build_chain, start
 from strategies.local import Procedure, Received, local_update
+from strategies.plan import Plan
 from tasks.examples import Examples
 from tasks.training import Sgd
 
@@ -78,3 +79,35 @@ def test_a_withheld_coordinate_carries_no_importance() -> None:
         withheld += int(hidden.sum())
         assert not result.importance[name][hidden].any()
     assert withheld > 0
+
+
+@pytest.mark.parametrize("defenses", ["none", "dgp", "priprune"])
+def test_a_plan_that_turns_half_way_trains_what_it_grew_and_the_chain_sees_the_new_mask(defenses: str) -> None:
+    procedure, received, batches, state = setting([defenses], keep=0.5)
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def readjust(params, squares, mask):
+        seen.append(squares)
+        moved = {n: ~m if m.dim() == 2 else m for n, m in mask.items()}
+        return apply_mask(params, moved), moved
+
+    plan = Plan(readjust=readjust, before=1)
+    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"), plan)
+    moved = {n: ~m if m.dim() == 2 else m for n, m in received.mask.items()}
+    assert all(torch.equal(result.base[n], moved[n]) for n in moved)
+    assert not any(bool((result.outgoing.spoken[n] & ~moved[n]).any()) for n in moved)
+    assert bool(result.outgoing.local["one.weight"][moved["one.weight"]].any())
+    assert not bool(result.outgoing.local["one.weight"][~moved["one.weight"]].any())
+    assert len(seen) == 1 and result.steps == 3
+    assert bool(seen[0]["one.weight"][~received.mask["one.weight"]].any())
+
+
+def test_a_plan_may_start_elsewhere_under_a_smaller_mask_and_the_update_is_against_what_was_received() -> None:
+    procedure, received, batches, state = setting(["none"])
+    smaller = {n: torch.ones_like(m) if m.dim() == 1 else torch.eye(*m.shape).bool() for n, m in received.mask.items()}
+    start_at = apply_mask({n: t * 2 for n, t in received.params.items()}, smaller)
+    plan = Plan(start=start_at, mask=smaller)
+    result = local_update(procedure, received, iter([]), state, stream(0, purpose="x"), plan)
+    expected = apply_mask(subtract(start_at, received.params), smaller)
+    assert all(torch.equal(result.outgoing.update[n], expected[n]) for n in expected)
+    assert result.steps == 0 and all(torch.equal(result.base[n], smaller[n]) for n in smaller)

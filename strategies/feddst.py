@@ -1,0 +1,91 @@
+"""FedDST: federated dynamic sparse training. Bibikar et al., AAAI 2022, Alg. 1 (PRI Table 1).
+
+The run starts from a random mask with ERK densities. Every ``adjust_interval`` rounds, until ``end_round``, a client
+moves its mask half-way through its local steps (``pruning.feddst``), trains what it regrew, and reports the mask beside
+its update; the server averages by holders and prunes back to the densities. The defense chain sees the client's new
+mask as its base mask. Masks that clients report tell which of their weights grew: they leave outside the defenses.
+
+Departures: ``adjust_interval`` and ``end_round`` are scaled to short runs; RigL's α. ERK counts are exact over all
+layers. In a round nobody answers the mask stays.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from flwr.serverapp import Grid
+from pydantic import Field
+
+from core.config import Count, Rate, Run, Share
+from core.randomness import stream
+from core.trees import Mask, Tree, full_mask, map_trees
+from pruning.erk import erk_counts, uniform_counts
+from pruning.feddst import decayed, prune_and_regrow, vote
+from pruning.scores import random
+from pruning.selection import keep_counts, kept_count
+from strategies.masked import MaskedMean, Model
+from strategies.plan import Here, Plan
+from strategies.replies import Contribution, Listener
+from strategies.roster import Member
+
+
+@dataclass(frozen=True)
+class Readjustment:
+    """``alpha``: share of a layer that moves at first; ``train_first``: share of the local steps before it moves."""
+
+    adjust_interval: Count = 4
+    end_round: Count = 100
+    alpha: Share = 0.3
+    train_first: Annotated[Rate, Field(gt=0)] = 0.5
+    distribution: Literal["erk", "uniform"] = "erk"
+
+
+def adjusts(settings: Readjustment, round: int) -> bool:
+    """Whether masks move in this round.
+
+    >>> [r for r in range(1, 14) if adjusts(Readjustment(adjust_interval=4, end_round=12), r)]
+    [4, 8]
+    """
+    return round % settings.adjust_interval == 0 and round < settings.end_round
+
+
+def plan(here: Here) -> Plan:
+    """The client's half."""
+    settings = here.settings
+    if not adjusts(settings, here.round):
+        return Plan()
+    alpha = decayed(settings.alpha, here.round, settings.end_round)
+
+    def readjust(params: Tree, squares: Tree, mask: Mask) -> tuple[Tree, Mask]:
+        return prune_and_regrow(params, squares, mask, alpha, here.prunable)
+
+    return Plan(readjust=readjust, before=max(1, int(settings.train_first * here.run.local_steps)))
+
+
+class FedDST(MaskedMean):
+    """``settings`` is a ``Readjustment``."""
+
+    def __init__(self, run: Run, model: Model, settings: Readjustment, listener: Listener | None = None) -> None:
+        super().__init__(run, model, settings, listener)
+        self._holders: Mask | None = None
+
+    def _counts(self, like: Tree) -> dict[str, int]:
+        shapes = {name: tuple(like[name].shape) for name in like if name in self.model.prunable}
+        total = kept_count(sum(like[name].numel() for name in shapes), self.run.rate)
+        return (erk_counts if self.settings.distribution == "erk" else uniform_counts)(shapes, total)
+
+    def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
+        scores = random(params, stream(self.run.seed, purpose="feddst-mask"))
+        return {**full_mask(params), **keep_counts(scores, self._counts(params))}
+
+    def allowed(self, server_round: int, mask: Mask) -> Mask | None:
+        return full_mask(mask) if adjusts(self.settings, server_round) else None
+
+    def note(self, contribution: Contribution) -> None:
+        if adjusts(self.settings, self.expected().round):
+            base = contribution.base
+            self._holders = base if self._holders is None else map_trees(torch.logical_or, self._holders, base)
+
+    def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
+        holders, self._holders = self._holders, None
+        return mask if holders is None else vote(params, holders, mask, self._counts(params))

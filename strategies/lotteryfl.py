@@ -1,0 +1,66 @@
+"""LotteryFL: every client finds its own lottery ticket. Li et al., 2020 (arXiv 2008.03371), Alg. 1.
+
+A client that receives the weights of its mask measures them on examples it holds out. When they label more than
+``accuracy`` of them right and the target rate is not reached, it prunes ``step`` of what is left by magnitude and goes
+back to the run's initial weights under the new mask; then it trains. It reports the mask with its update. The server
+averages over those who hold a weight and sends each client only the weights of the mask it last reported.
+
+The client's own disk has the last word on its mask, so a lost reply costs a round, not a weight. The mask, and that it
+shrank (one bit about accuracy on held-out data), leave outside the defenses.
+
+Departures: the target is the run's ``rate`` and the last step is shortened to meet it exactly; a layer keeps at least
+its largest weight; ``rewind`` off goes on from the received weights. The paper's models are personal, so
+``evaluation=clients`` measures what it measures; the global model's accuracy is beside the point here.
+"""
+
+from dataclasses import dataclass
+
+from core.config import Rate, Share
+from core.trees import Mask, Tree, apply_mask, count, intersect, map_trees
+from pruning.scores import magnitude
+from pruning.selection import Scope, density, keep_by_score
+from strategies.masked import MaskedMean
+from strategies.plan import Here, Plan
+from strategies.replies import Contribution
+
+
+@dataclass(frozen=True)
+class Lottery:
+    """``accuracy``: prune above it; ``step``: share of the remaining weights a pruning removes."""
+
+    accuracy: Rate = 0.5
+    step: Share = 0.2
+    rewind: bool = True
+    scope: Scope = "global"
+
+
+def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, settings: Lottery) -> Mask:
+    """The next mask on the way to ``rate``: inside ``mask``, or ``mask`` itself once the rate is reached."""
+    removed = 1 - density(mask, prunable)
+    target = min(rate, 1 - (1 - removed) * (1 - settings.step))
+    ranked = map_trees(lambda s, m: s.masked_fill(~m, -1.0), magnitude(params), mask)
+    smaller = intersect(keep_by_score(ranked, prunable, target, settings.scope), mask)
+    return smaller if count(smaller) < count(mask) else mask
+
+
+def plan(here: Here) -> Plan:
+    """The client's half."""
+    mine = intersect(here.kept["mask"], here.mask) if "mask" in here.kept else here.mask
+    weights, after = apply_mask(here.params, mine), mine
+    if here.accuracy(weights) > here.settings.accuracy:
+        after = shrink(weights, mine, here.prunable, here.run.rate, here.settings)
+    pruned = after is not mine
+    start = here.fresh() if pruned and here.settings.rewind else here.params
+    return Plan(start=apply_mask(start, after), mask=after, keep={"mask": after})
+
+
+class LotteryFL(MaskedMean):
+    """``settings`` is a ``Lottery``. The global mask stays full; every client has its own."""
+
+    def allowed(self, server_round: int, mask: Mask) -> Mask | None:
+        return mask
+
+    def note(self, contribution: Contribution) -> None:
+        member = self.member(contribution.node)
+        if member is not None:
+            self.personal.put(member.client, contribution.base)

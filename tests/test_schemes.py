@@ -1,0 +1,73 @@
+"""Every scheme with every kind of defense: zeros stay zero, the rate is reached, a resumed run equals a whole one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.trees import Mask
+from core.wire import decode_mask
+from pruning.selection import density, kept_count
+from server.rounds import Federation
+from strategies import STRATEGIES
+from strategies.personal import to_bytes
+from tests.server.test_rounds import final, go, same, series
+
+RATE = 0.3
+SHORT = {
+    "magnitude__ramp_rounds": 2,
+    "prunefl__adjust_interval": 2,
+    "synflow__steps": 10,
+    "feddst__adjust_interval": 2,
+    "lotteryfl__accuracy": 0.0,
+    "lotteryfl__step": 0.5,
+}
+HARD = {"momentum": 0.9, "learning_rate": 0.05, "weight_decay": 0.01}
+EXACT = sorted(set(STRATEGIES) - {"fedavg", "prunefl", "lotteryfl"})
+
+
+def masks_in_use(federation: Federation, folder: Path) -> list[Mask]:
+    """Everybody's mask, and the clients' own where there are any."""
+    saved = final(folder)
+    own = [decode_mask(to_bytes(t), saved.mask) for name, t in saved.scheme.items()]
+    return [saved.mask, *own]
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("defenses", ["none", "priprune", "dgp"])
+def test_zeros_stay_zero_and_the_rate_is_reached(tmp_path: Path, strategy: str, defenses: str) -> None:
+    federation = go(tmp_path, strategy=strategy, defenses=defenses, rounds=2, rate=RATE, **SHORT, **HARD)
+    saved, names = final(tmp_path), federation.model.prunable
+    assert federation.strategy.stats.failures == {}
+    assert not any(saved.tree[name][~mask].any() for name, mask in saved.mask.items())
+    assert not any(torch.equal(t, torch.zeros_like(t)) for t in saved.tree.values())
+    for mask in masks_in_use(federation, tmp_path):
+        assert all(bool(m.any()) if name in names else bool(m.all()) for name, m in mask.items())
+    kept = series(federation, "mask_density_ratio")[-1]
+    assert kept == 1.0 if strategy == "fedavg" else 0.3 < kept <= 0.7
+    if strategy in EXACT:
+        total = sum(saved.mask[name].numel() for name in names)
+        within_layers = {"random": sum(kept_count(saved.mask[n].numel(), RATE) for n in names)}
+        assert round(density(saved.mask, names) * total) == within_layers.get(strategy, kept_count(total, RATE))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_a_run_that_was_resumed_equals_one_that_was_not(tmp_path: Path, strategy: str) -> None:
+    run = {"strategy": strategy, "defenses": "dgp", "rate": RATE, **SHORT}
+    go(tmp_path / "whole", rounds=4, **run)
+    go(tmp_path / "parts", rounds=3, **run)
+    go(tmp_path / "parts", rounds=4, resume=True, **run)
+    whole, parts = final(tmp_path / "whole"), final(tmp_path / "parts")
+    assert same(whole, parts)
+    assert whole.scheme.keys() == parts.scheme.keys()
+    assert all(torch.equal(whole.scheme[name], parts.scheme[name]) for name in whole.scheme)
+
+
+@pytest.mark.parametrize("strategy", ["feddst", "lotteryfl"])
+def test_masks_that_clients_move_differ_so_the_checks_above_can_fail(tmp_path: Path, strategy: str) -> None:
+    found = []
+    for rounds in (1, 2, 3):
+        folder = tmp_path / str(rounds)
+        federation = go(folder, strategy=strategy, defenses="none", rounds=rounds, rate=0.6, **SHORT)
+        found.append(masks_in_use(federation, folder))
+    assert not all(torch.equal(a[n], b[n]) for a, b in zip(found[0], found[1], strict=True) for n in a)
