@@ -4,19 +4,15 @@ Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or se
 typer and rich is imported before a command runs.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from deploy.errors import LaunchError, UsageError
+from deploy import cli_machines
+from deploy.terminal import FAILED, INTERRUPTED, Audit, console, explained
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
 EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}
 HELP = """Pruned, defended and audited federated learning on Flower.
 
@@ -27,21 +23,12 @@ Start here:
     prunella run -c strategy=fedavg -c defenses=none
     prunella report latest    write a run's report again
 
+On several machines: `prunella keys`, then `prunella superlink`, `prunella supernode` and `prunella submit`.
+
 Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
 """
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
-console = Console()
-errors = Console(stderr=True)
-
-
-class Audit(StrEnum):
-    """What a client lets the server's audit have."""
-
-    deny = "deny"
-    scores = "scores"
-    pictures = "pictures"
-
-
+app.add_typer(cli_machines.app)
 Settings = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="A setting of the run; may be repeated.")
 ]
@@ -53,26 +40,6 @@ AuditOption = Annotated[Audit, typer.Option(help="What clients consent to. Pictu
 Seed = Annotated[int | None, typer.Option(help="Makes the clients' own randomness reproducible. For experiments only.")]
 Resume = Annotated[str, typer.Option(metavar="RUN", help="Go on with a run: an id, a path or 'latest'.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep Flower's own directories after a successful run.")]
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn the errors a user can mend into one line and an exit code."""
-    from core.errors import PrunellaError
-
-    try:
-        yield
-    except (UsageError, PrunellaError) as error:
-        fail(str(error), USAGE)
-    except LaunchError as error:
-        fail(str(error), FAILED)
-    except KeyboardInterrupt:
-        fail("stopped", INTERRUPTED)
-
-
-def fail(message: str, code: int) -> NoReturn:
-    errors.print(f"prunella: {message}", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
 
 
 def version(value: bool) -> None:

@@ -3,9 +3,13 @@
 Runs in its own process (forked by the zygote, or ``python -m deploy.control FILE``), so that the launcher itself never
 imports Flower. FILE holds a JSON object: ``app`` (directory of the ``pyproject.toml``), ``packages`` (directory of its
 code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config`` (run-config overrides),
-``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``, a file that gets one JSON object a line:
+``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink that was there before us also
+``ca`` (the file of its authority's certificate; without it there is no TLS), ``register`` (files of SuperNodes' public
+keys), and in seconds ``every`` (between two looks at the status) and ``patience`` (how long it may be away in between).
+``out`` is a file that gets one JSON object a line:
 
-    {"event": "started", "flower_run": id}      the run was accepted
+    {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before
+    {"event": "started", "flower_run": id}      the run was accepted; without ``app``, none is submitted
     {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
     {"event": "error", "message": text}         the app or the settings were refused
 
@@ -63,39 +67,98 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
     return int(answer.run_id)
 
 
-def statuses(client: Any, run: int) -> Iterable[tuple[str, str]]:
-    """(status, details) at every change, until the run has finished."""
+def look(client: Any, run: int, patience: float) -> Any:
+    """The status of a run, from a SuperLink that may be starting again for up to ``patience`` seconds."""
+    import httpx
     from flwr.proto.control_pb2 import ListRunsRequest
 
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return next(iter(client.ListRuns(ListRunsRequest(run_id=run)).run_dict.values())).status
+        except httpx.TransportError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(EVERY)
+
+
+def statuses(client: Any, run: int, every: float = 0.0, patience: float = 0.0) -> Iterable[tuple[str, str]]:
+    """(status, details) at every change, until the run has finished."""
     last = ""
     while not last.startswith("finished"):
-        status = next(iter(client.ListRuns(ListRunsRequest(run_id=run)).run_dict.values())).status
+        status = look(client, run, patience)
         now = f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
         if now != last:
             yield now, str(status.details)
             last = now
         else:
-            time.sleep(EVERY)
+            time.sleep(max(every, EVERY))
 
 
-def connect(address: str) -> Any:
-    """A client of the Control API at ``address``, without TLS: it never leaves the machine."""
+def register(client: Any, files: Iterable[Path]) -> list[str]:
+    """Let the SuperNodes with these public keys in; the names of those that were not registered before."""
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.error import FlowerError
+    from flwr.supercore.error.base import ApiErrorCode
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    new = []
+    for path in files:
+        key: Any = load_ssh_public_key(path.read_bytes())
+        try:
+            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=path.stem))
+        except httpx.HTTPStatusError as error:
+            known = FlowerError.from_json(error.response.text)
+            if not known or known.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                raise
+        else:
+            new.append(path.stem)
+    return new
+
+
+def connect(address: str, ca: str | None = None) -> Any:
+    """A client of the Control API at ``address``; without ``ca`` in plain HTTP, which is for loopback."""
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     interceptors: list[Any] = [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
     return ControlHttpClient.from_server_address(
-        server_address=address, insecure=True, root_certificates=None, interceptors=interceptors
+        server_address=address,
+        insecure=ca is None,
+        root_certificates=Path(ca).read_bytes() if ca else None,
+        interceptors=interceptors,
     )
 
 
+def explain_tls(error: Exception) -> None:
+    """Say what Flower's own "unavailable" leaves out. Raises ``ClickException`` when TLS is what failed."""
+    import click
+
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        raise click.ClickException(
+            "the SuperLink's certificate was not signed by this ca.crt, or is for another address: use the keys the "
+            "SuperLink runs with"
+        )
+    if "WRONG_VERSION_NUMBER" in str(error) or "wrong version number" in str(error):
+        raise click.ClickException("the SuperLink speaks without TLS: add --insecure, or start it with --keys")
+    if "disconnected without sending a response" in str(error):
+        raise click.ClickException("the SuperLink hung up; if it speaks TLS, leave out --insecure")
+
+
 def follow(request: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """Submit the run and yield its events."""
-    wait_open(int(request["address"].rsplit(":", 1)[1]), START)
-    client = connect(request["address"])
+    """Register keys, submit the run and yield its events."""
+    host, _, port = request["address"].rpartition(":")
+    wait_open(int(port), START, host=host.strip("[]"))
+    client = connect(request["address"], request.get("ca"))
+    if keys := request.get("register"):
+        yield {"event": "registered", "names": register(client, map(Path, keys))}
+    if not request.get("app"):
+        return
     yield {"event": "started", "flower_run": (run := start_run(client, request))}
-    for status, details in statuses(client, run):
+    for status, details in statuses(client, run, request.get("every", EVERY), request.get("patience", 0.0)):
         yield {"event": "status", "status": status, "details": details}
 
 
@@ -107,7 +170,7 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     with open(request["out"], "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         try:
-            with flwr_cli_exc_handler():
+            with flwr_cli_exc_handler(explain_tls):
                 for event in follow(request):
                     print(json.dumps(event), file=out, flush=True)
         except (ValueError, OSError, click.ClickException) as error:

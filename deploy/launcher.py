@@ -185,6 +185,9 @@ class Watch:
     def on_event(self, event: Mapping[str, Any]) -> Outcome | None:
         if event["event"] == "error":
             return self._failed(str(event["message"]), self._run.log("control"))
+        if event["event"] == "registered":
+            self._view.say(f"new keys registered: {', '.join(event['names']) or 'none'}")
+            return None
         if event["event"] == "started":
             self._view.say("the app was accepted; waiting for the clients")
             return None

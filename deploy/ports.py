@@ -56,10 +56,10 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_open(port: int, seconds: float, every: float = 0.02) -> bool:
+def wait_open(port: int, seconds: float, every: float = 0.02, host: str = LOOPBACK) -> bool:
     """Wait until somebody listens on ``port``; False when nobody did within ``seconds``."""
     end = time.monotonic() + seconds
-    while not is_open(port):
+    while not is_open(port, host):
         if time.monotonic() > end:
             return False
         time.sleep(every)

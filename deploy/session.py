@@ -11,6 +11,7 @@ from deploy.errors import UsageError
 from deploy.launcher import Outcome, Request, Status, launch, restored, tail
 from deploy.progress import view
 from deploy.runs import RunDir, find
+from deploy.submit import Target, submit
 
 out = Console()
 errors = Console(stderr=True)
@@ -49,6 +50,35 @@ def see_through(request: Request, resume: RunDir | None) -> Status:
         record(outcome)
         explain(outcome)
     if outcome.status != "stopped":
+        finish(outcome.run, out)
+    return outcome.status
+
+
+def submission(
+    app: Path | None, runs: Path, given: Sequence[str], target: Target, resume: str, options: Mapping[str, Any]
+) -> Status:
+    """Submit a run, or one to go on with, to a SuperLink elsewhere and follow it to its end."""
+    run = find(runs, resume) if resume else None
+    if run and given:
+        raise UsageError("a resumed run keeps its settings: leave out -c, or start a new run")
+    if run:
+        request = restored(run)
+    else:
+        directory = app.absolute() if app else settings.app_directory()
+        typed = settings.parse(given, settings.defaults(settings.read_app(directory)))
+        request = Request(directory, runs, typed, audit="deny", **options)
+    shown = view(out)
+    try:
+        outcome = submit(
+            request, target, shown, lambda: settings.check(settings.read_app(request.app), request.settings), run
+        )
+    finally:
+        shown.close()
+    if outcome.status == "stopped":
+        say(errors, "no longer followed; the federation goes on. `flwr stop` ends it")
+    else:
+        if outcome.status == "failed":
+            explain(outcome)
         finish(outcome.run, out)
     return outcome.status
 

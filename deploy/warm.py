@@ -53,6 +53,7 @@ FLOWER = (
 # What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after all.
 PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pydantic", "safetensors.torch")
 SERVER_AFTER = 1
+SIGNS_OFF = "supernode"  # the name ``deploy.machines`` gives; those of a run on one machine are numbered
 # One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
 # that, a fork could not use it.
 ENV = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -174,9 +175,10 @@ class Zygote:
     def end(self) -> NoReturn:
         """SIGTERM to the apps, and when they are gone, or after ``GRACE`` seconds, SIGKILL to all of our process group.
 
-        Flower's own processes keep their state in memory and have nothing to put in order.
+        Flower's own processes keep their state in memory and have nothing to put in order, except a SuperNode of a
+        federation that outlives it: it signs off, and its key may come back at once.
         """
-        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-")]
+        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-") or name == SIGNS_OFF]
         for pid in apps:
             os.kill(pid, signal.SIGTERM)
         limit = time.monotonic() + GRACE

@@ -103,3 +103,67 @@ def test_an_unreachable_superlink_is_one_line(
         control.main()
     [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert event["event"] == "error" and "SuperLink" in event["message"]
+
+
+def test_keys_are_registered_once(tmp_path: Path) -> None:
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    from deploy import keys
+
+    keys.make(tmp_path, ["a", "b"], [])
+    sent: list[tuple[str, bytes]] = []
+
+    class Registry:
+        def RegisterNode(self, request):  # noqa: N802
+            if request.name == "b":
+                body = {"code": self.code, "detail": "no"}
+                answer = httpx.Response(409, json=body, request=httpx.Request("POST", "https://x"))
+                answer.raise_for_status()
+            sent.append((request.name, request.public_key))
+
+    registry = Registry()
+    registry.code = 23  # the public key is in use already
+    assert control.register(registry, keys.Keys(tmp_path).public()) == ["a"]
+    private = load_ssh_private_key((tmp_path / "supernodes" / "a").read_bytes(), None)
+    assert sent == [("a", public_key_to_bytes(private.public_key()))]
+    registry.code = 99
+    with pytest.raises(httpx.HTTPStatusError):
+        control.register(registry, keys.Keys(tmp_path).public())
+
+
+def test_a_superlink_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+
+    monkeypatch.setattr(control, "EVERY", 0.0)
+    client = FakeClient(("running", "", ""))
+    answer, away = client.ListRuns, [1, 1, 1]
+
+    def list_runs(request):
+        if away:
+            away.pop()
+            raise httpx.ConnectError("refused")
+        return answer(request)
+
+    client.ListRuns = list_runs
+    assert control.look(client, 7, patience=60.0).status == "running" and not away
+    away.append(1)
+    with pytest.raises(httpx.ConnectError):
+        control.look(client, 7, patience=-1.0)
+
+
+@pytest.mark.parametrize(
+    "said, mend",
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "use the keys"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "add --insecure"),
+        ("Server disconnected without sending a response.", "leave out --insecure"),
+    ],
+)
+def test_tls_trouble_is_named(said: str, mend: str) -> None:
+    import click
+
+    with pytest.raises(click.ClickException, match=mend):
+        control.explain_tls(OSError(said))
+    control.explain_tls(OSError("refused"))

@@ -28,3 +28,9 @@ def test_open_means_somebody_listens() -> None:
     assert not is_open(port) and not wait_open(port, 0.05)
     with socket.create_server(("127.0.0.1", port)):
         assert is_open(port) and wait_open(port, 5)
+
+
+def test_waiting_looks_at_the_host_it_was_told() -> None:
+    [port] = free_ports(1)
+    with socket.create_server(("127.0.0.2", port)):
+        assert wait_open(port, 5, host="127.0.0.2") and not wait_open(port, 0.05)

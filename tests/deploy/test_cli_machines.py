@@ -1,0 +1,97 @@
+"""The commands' options, what they refuse, and what they tell to do next."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy import cli, member, session, submit
+from deploy.processes import Process
+
+RUNNER = CliRunner()
+WIDE = {"COLUMNS": "200"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert RUNNER.invoke(cli.app, ["keys", "--supernodes", "2", "--host", "10.9.0.1"]).exit_code == 0
+    return tmp_path
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    seen: list[tuple] = []
+    monkeypatch.setattr(member, "serve", lambda *given: seen.append(given))
+    return seen
+
+
+def test_keys_tells_what_to_type_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = RUNNER.invoke(cli.app, ["keys", "--host", "10.9.0.1", "--name", "a", "--name", "b"])
+    assert result.exit_code == 0
+    assert "prunella superlink --keys keys" in result.output
+    line = next(line.strip() for line in result.output.splitlines() if "--name b" in line)
+    assert line.startswith("prunella supernode --superlink 10.9.0.1:9092") and "--client-id 1 --clients 2" in line
+
+
+def test_keys_refuses_to_overwrite_and_names_the_file(here: Path) -> None:
+    result = RUNNER.invoke(cli.app, ["keys", "--supernodes", "1"])
+    assert result.exit_code == 2 and "keys/supernodes/node-0 is there already" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["superlink", "--insecure", "--fleet", "0.0.0.0:9092"], "--insecure-anyway"),
+        (["superlink", "--control", "0.0.0.0:8000"], "--open-control"),
+        (["superlink", "--keys", "elsewhere"], "elsewhere/ca.crt is missing"),
+        (["supernode", "--superlink", "10.9.0.1:9092", "--client-id", "0", "--clients", "2", "--insecure"], "anyway"),
+        (["supernode", "--superlink", "10.9.0.1", "--client-id", "0", "--clients", "2"], "is not HOST:PORT"),
+        (["supernode", "--superlink", "10.9.0.1:1", "--client-id", "2", "--clients", "3"], "node-2 is missing"),
+        (["supernode", "--superlink", "10.9.0.1:1", "--client-id", "2", "--clients", "2", "--name", "node-0"], "to 1"),
+        (["supernode", "--superlink", "10.9.0.1:1", "--client-id", "0"], "--clients"),
+        (["register", "--keys", "elsewhere"], "elsewhere/ca.crt is missing"),
+        (["submit", "--superlink", "10.9.0.1:8000"], "--run-dir"),
+        (["submit", "-c", "round=3"], "did you mean 'rounds'"),
+    ],
+)
+def test_wrong_usage_is_2_and_starts_nothing(here: Path, served: list[tuple], arguments: list[str], words: str) -> None:
+    result = RUNNER.invoke(cli.app, arguments, env=WIDE)
+    assert result.exit_code == 2 and words in result.output, result.output
+    assert served == [] and not (here / "runs").exists() and not (here / "superlink").exists()
+
+
+def test_superlink_is_secure_by_default(here: Path, served: list[tuple]) -> None:
+    assert RUNNER.invoke(cli.app, ["superlink"]).exit_code == 0
+    processes, warm, *_ = served[0]
+    assert warm and [p.name for p in processes] == ["superlink", "executor"]
+    assert {"--enable-supernode-auth", "0.0.0.0:9092", str(here / "keys" / "superlink.crt")} <= set(processes[0].args)
+    assert (here / "superlink" / "logs").is_dir()
+
+
+def test_insecure_means_loopback(here: Path, served: list[tuple]) -> None:
+    assert RUNNER.invoke(cli.app, ["superlink", "--insecure", "--stock"]).exit_code == 0
+    processes, warm, *_ = served[0]
+    [link] = processes
+    assert not warm and isinstance(link, Process) and "127.0.0.1:9092" in link.args
+
+
+def test_supernode_denies_audits_unless_told_otherwise(here: Path, served: list[tuple]) -> None:
+    command = ["supernode", "--superlink", "10.9.0.1:9092", "--client-id", "1", "--clients", "2", "--patience", "7"]
+    assert RUNNER.invoke(cli.app, command).exit_code == 0
+    assert 'audit = "deny"' in (here / "node-1" / "node.toml").read_text()
+    assert str(here / "keys" / "supernodes" / "node-1") in served[0][0][0].args and served[0][-1] == 7.0
+    assert RUNNER.invoke(cli.app, [*command, "--audit", "scores", "--home", "b"]).exit_code == 0
+    assert 'audit = "scores"' in (here / "b" / "node.toml").read_text()
+
+
+@pytest.mark.parametrize("status, code", [("completed", 0), ("failed", 1), ("stopped", 130)])
+def test_submit_ends_as_the_federation_did(here: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int) -> None:
+    seen: list[tuple] = []
+    monkeypatch.setattr(session, "submission", lambda *given: seen.append(given) or status)
+    result = RUNNER.invoke(cli.app, ["submit", "-c", "rounds=3", "--supernodes", "5", "--superlink", "[::1]:8000"])
+    assert result.exit_code == code
+    _, runs, given, target, resume, options = seen[0]
+    assert (runs, given, resume, options["supernodes"]) == (Path("runs"), ["rounds=3"], "", 5)
+    assert target == submit.Target(submit.Address("::1", 8000), submit.Keys(Path("keys")))

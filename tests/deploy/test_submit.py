@@ -1,0 +1,149 @@
+"""What is sent to a running SuperLink, what is refused before, and how losing sight of a run differs from its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy import keys, submit
+from deploy.errors import LaunchError, UsageError
+from deploy.keys import KeyFileError, Keys
+from deploy.launcher import Request
+from deploy.machines import Address
+from deploy.ports import free_ports
+from deploy.processes import Exit, Process
+from deploy.progress import PlainView
+from deploy.runs import create
+from deploy.submit import Target
+
+HERE = Address("127.0.0.1", 8000)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Keys:
+    keys.make(tmp_path / "keys", ["a", "b"], [])
+    return Keys(tmp_path / "keys")
+
+
+@pytest.fixture
+def request_(tmp_path: Path, smallest_app: Path) -> Request:
+    return Request(smallest_app, tmp_path / "runs", {"rounds": 3}, supernodes=2, run_id="one")
+
+
+class Scripted:
+    """A control process that leaves these events and this exit."""
+
+    events: list[dict] = []
+    code = 0
+    stopped = 0
+
+    def spawn(self, process: Process) -> None:
+        out = Path(json.loads(Path(process.args[0]).read_text())["out"])
+        out.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+
+    def exits(self) -> list[Exit]:
+        return [Exit("control", self.code)]
+
+    def stop(self) -> None:
+        type(self).stopped += 1
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
+    monkeypatch.setattr(submit, "Stock", Scripted)
+    monkeypatch.setattr(submit, "reachable", lambda target: None)
+    Scripted.stopped = 0
+    return Scripted
+
+
+def test_the_request_carries_keys_settings_and_where_the_run_is_kept(
+    tmp_path: Path, made: Keys, request_: Request
+) -> None:
+    run = create(tmp_path / "runs", "one", 0)
+    process = submit.control(request_, Target(HERE, made), run, resume=True)
+    sent = json.loads(Path(process.args[0]).read_text())
+    assert sent["address"] == "127.0.0.1:8000" and sent["ca"] == str(made.ca)
+    assert sent["register"] == [str(path) for path in made.public()]
+    assert sent["config"] == {"rounds": 3, "run-dir": str(run.path), "resume": True}
+    process = submit.control(request_, Target(Address("10.0.0.1", 8000), None, "/srv/run"), run, resume=False)
+    sent = json.loads(Path(process.args[0]).read_text())
+    assert "ca" not in sent and sent["register"] == [] and sent["config"]["run-dir"] == "/srv/run"
+
+
+def test_a_run_kept_elsewhere_needs_its_place(made: Keys) -> None:
+    submit.check(Target(HERE, made))
+    submit.check(Target(Address("10.0.0.1", 8000), made, "/srv/run"))
+    with pytest.raises(UsageError, match="--run-dir"):
+        submit.check(Target(Address("10.0.0.1", 8000), made))
+    made.ca.unlink()
+    with pytest.raises(KeyFileError, match="is missing"):
+        submit.check(Target(HERE, made))
+
+
+def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch, made: Keys) -> None:
+    monkeypatch.setattr(submit, "START", 0.0)
+    with pytest.raises(LaunchError, match="prunella superlink"):
+        submit.reachable(Target(Address("127.0.0.1", free_ports(1)[0]), made))
+
+
+@pytest.mark.parametrize("status, expected", [("finished:completed", "completed"), ("finished:failed", "failed")])
+def test_the_outcome_is_flowers_word(
+    scripted: type[Scripted], made: Keys, request_: Request, status: str, expected: str
+) -> None:
+    scripted.events = [
+        {"event": "registered", "names": ["a"]},
+        {"event": "started", "flower_run": 7},
+        {"event": "status", "status": "running"},
+        {"event": "status", "status": status, "details": "why"},
+    ]
+    scripted.code = 0
+    with Console().capture() as _:
+        outcome = submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), lambda: None)
+    assert outcome.status == expected and scripted.stopped == 1
+    assert (outcome.error == "why") == (expected == "failed")
+    assert json.loads((outcome.run.path / "launch.json").read_text())["settings"] == {"rounds": 3}
+
+
+def test_a_refused_app_is_a_failed_run(scripted: type[Scripted], made: Keys, request_: Request) -> None:
+    scripted.events, scripted.code = [{"event": "error", "message": "copy ca.crt"}], 1
+    outcome = submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), lambda: None)
+    assert (outcome.status, outcome.error) == ("failed", "copy ca.crt")
+
+
+def test_ctrl_c_stops_looking_only(
+    scripted: type[Scripted], made: Keys, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    scripted.events, scripted.code = [{"event": "started", "flower_run": 7}], 0
+    monkeypatch.setattr(submit.time, "sleep", interrupt)
+    outcome = submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), lambda: None)
+    assert outcome.status == "stopped" and "goes on" in outcome.error and scripted.stopped == 1
+
+
+def test_nothing_is_made_when_the_settings_are_wrong(made: Keys, request_: Request) -> None:
+    def refuse() -> None:
+        raise UsageError("no")
+
+    with pytest.raises(UsageError):
+        submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), refuse)
+    assert not request_.runs.exists()
+
+
+def test_register_tells_new_names_or_the_reason(scripted: type[Scripted], made: Keys, tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    scripted.events, scripted.code = [{"event": "registered", "names": ["a"]}], 0
+    assert submit.register(Target(HERE, made), folder) == ["a"]
+    (folder / "events.jsonl").unlink()
+    scripted.events, scripted.code = [{"event": "error", "message": "hung up"}], 1
+    with pytest.raises(LaunchError, match="hung up"):
+        submit.register(Target(HERE, made), folder)
+    with pytest.raises(UsageError, match="need TLS"):
+        submit.register(Target(HERE, None), folder)
+    for path in made.public():
+        path.unlink()
+    with pytest.raises(KeyFileError, match="no public key"):
+        submit.register(Target(HERE, made), folder)
