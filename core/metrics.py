@@ -36,7 +36,7 @@ _ALL = (
     Metric("rounds", "gauge", "Rounds this run is to have."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
-    Metric("mask_density_ratio", "gauge", "Share of all parameters the global mask keeps.", "ratio"),
+    Metric("mask_density_ratio", "gauge", "Share of the prunable weights the global mask keeps.", "ratio"),
     Metric("defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean.", "ratio"),
     Metric(
         "wire_bytes_total", "counter", "Bytes of coded models and updates, headers included.", "bytes", ("direction",)

@@ -1,0 +1,74 @@
+"""The dashboards as committed. That their queries have answers is shown by tests/monitoring."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.dashboards import DASHBOARDS, FOLDER, render
+from deploy.panels import SOURCE
+
+GRAFANA = FOLDER.parent
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(render(name))["panels"]
+    return found
+
+
+def test_the_committed_files_are_what_the_module_makes() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == DASHBOARDS.keys()
+    for name in DASHBOARDS:
+        same = (FOLDER / f"{name}.json").read_text(encoding="utf-8") == render(name)
+        assert same, f"{name}.json is old: python -m deploy.dashboards"
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_panel_is_a_question_with_a_way_to_read_it(name: str) -> None:
+    for panel in panels(name):
+        assert panel["title"].endswith("?"), panel["title"]
+        if panel["type"] != "text":
+            assert panel["description"] and panel["fieldConfig"]["defaults"]["noValue"]
+            assert all(target["legendFormat"] for target in panel["targets"])
+        if panel["type"] == "timeseries":
+            assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_are_few_and_fill_the_grid_without_overlap(name: str) -> None:
+    places = [panel["gridPos"] for panel in panels(name)]
+    assert len(places) <= 10
+    cells = [{(x, y) for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])} for p in places]
+    assert not [1 for a, b in combinations(cells, 2) if a & b]
+    area = set().union(*cells)
+    assert area == {(x, y) for x in range(24) for y in range(max(y for _, y in area) + 1)}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_everything_asks_the_provisioned_source(name: str) -> None:
+    (source,) = provisioned("datasources/prometheus.yml")["datasources"]
+    assert (source["uid"], source["type"]) == (SOURCE.uid, SOURCE.type_val)
+    for panel in (p for p in panels(name) if p["type"] != "text"):
+        assert {t["datasource"]["uid"] for t in [panel, *panel["targets"]]} == {source["uid"]}
+
+
+def test_the_privacy_dashboard_states_its_threat_model() -> None:
+    (text,) = [p["options"]["content"] for p in panels("privacy") if p["type"] == "text"]
+    assert "follows the protocol" in text and "control" in text and "not a zero" in text
+
+
+def test_uids_differ_and_dashboards_cannot_be_edited_into_something_else() -> None:
+    boards = [json.loads(render(name)) for name in DASHBOARDS]
+    assert len({board["uid"] for board in boards}) == len(boards)
+    assert not any(board["editable"] for board in boards)
+    (provider,) = provisioned("dashboards/prunella.yml")["providers"]
+    assert provider["allowUiUpdates"] is False and provider["options"]["path"] == "$PRUNELLA_DASHBOARDS"
+
+
+def provisioned(name: str) -> dict[str, Any]:
+    path: Path = GRAFANA / "provisioning" / name
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found

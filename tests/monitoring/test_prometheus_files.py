@@ -1,0 +1,77 @@
+"""What promtool says of the committed files."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.dashboards import FAILING, NEAR_BUDGET, OVER_BUDGET
+from server.verdict import CLEAR, RECOGNISABLE
+from tests.monitoring.prometheus import FILES, NEEDS
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=NEEDS)
+
+
+def promtool(*arguments: str, cwd: Path = FILES) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def rules() -> dict[str, str]:
+    """Expression by the name of its alert or recorded series."""
+    files = sorted((FILES / "rules").glob("*.yml"))
+    groups = [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
+    return {rule.get("alert") or rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "rules/alerts.yml", "rules/recording.yml"),
+        ("test", "rules", "tests/rules_test.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
+    done = promtool(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("true", "wrong"),
+    [
+        (">= bool 18", ">= bool 28"),
+        (">= bool 6)", ">= bool 4)"),
+        (">= bool 0.5)", ">= bool 0.6)"),
+        ("}) / 8", "}) / 9"),
+        ('view="canary", defense!="none"', 'view="canary"'),
+        ("unless prunella_client_failures_total offset 15m", "unless prunella_client_failures_total"),
+        ("(prunella_round < bool prunella_rounds)", "1"),
+        ("> bool 1\n", "> bool 0\n"),
+    ],
+)
+def test_the_rule_tests_notice_a_wrong_rule(tmp_path: Path, true: str, wrong: str) -> None:
+    shutil.copytree(FILES, tmp_path / "files")
+    path = tmp_path / "files" / "rules" / "recording.yml"
+    assert true in path.read_text()
+    path.write_text(path.read_text().replace(true, wrong))
+    assert promtool("test", "rules", "tests/rules_test.yml", cwd=tmp_path / "files").returncode != 0
+
+
+def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
+    known = rules()
+    rebuilt = known["audit:prunella_leakage:rebuilt"]
+    for limit in (RECOGNISABLE["psnr"], RECOGNISABLE["ssim"], CLEAR):
+        assert f">= bool {limit:g}" in rebuilt
+    assert known["PrunellaClientsFailing"].endswith(f" > {FAILING:g}")
+    assert known["PrunellaEpsilonNearBudget"].endswith(f" >= {NEAR_BUDGET:g}")
+    assert known["PrunellaEpsilonOverBudget"].endswith(f" > {OVER_BUDGET:g}")
+
+
+def test_every_alert_has_a_test_of_its_own() -> None:
+    text = (FILES / "tests" / "rules_test.yml").read_text()
+    assert not [name for name in rules() if name.startswith("Prunella") and name not in text]
