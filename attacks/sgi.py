@@ -8,7 +8,7 @@ As printed: 10 000 iterations of plain gradient descent at learning rate 0.01 on
 weight tau (not given). Departures, all for speed: signed Adam at 0.1, labels inferred first, a start inside [0, 1]. The
 printed target is w_t - w_(t-1), whose sign is that of minus the gradient; here it is turned (``attacks.matching``).
 
-Measured at batch 1: on ``cnn`` and digits, untrained and after 100 and 500 steps of training, 100 iterations rebuilt ten
+At batch 1, on ``cnn`` and digits, untrained and after 100 and 500 steps of training, 100 iterations rebuilt ten
 of ten undefended images above 20 dB, and the default 300 all of 150 above 34 dB. On sigmoid networks objective =
 "euclidean" with optimizer = "lbfgs" is the stronger choice (``lenet-zhu``, four CIFAR-10 images: 22.0 dB against 9.1
 undefended, 12.0 against 8.3 under DGP); LeNet-5 with max-pooling resisted both (10 dB).
