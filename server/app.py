@@ -58,7 +58,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     params, buffers = initial(task, run.seed)
     canary = Canary(run, dict(raw), task, test)
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
-    model = Model(module, task.shape, tuple(params), prunable(module), public)
+    model = Model(module, task.shape, tuple(params), prunable(module), public, task)
     auditor = Auditor(run, raw, task, canary, folder)
     strategy = build_strategy(run, raw, model)
     store = RunStore.open(folder)

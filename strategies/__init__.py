@@ -7,7 +7,19 @@ from typing import NamedTuple
 
 from core.config import Raw, Run, parse_section
 from core.errors import unknown
-from strategies import feddst, grasp, lotteryfl, magnitude, prunefl, random, snip, synflow
+from strategies import (
+    fed_ltp_iterative,
+    fed_ltp_one_shot,
+    feddst,
+    grasp,
+    lotteryfl,
+    magnitude,
+    prunefl,
+    random,
+    snip,
+    synflow,
+    tickets,
+)
 from strategies.masked import MaskedMean, Model
 from strategies.plan import Planner
 from strategies.replies import Listener
@@ -37,6 +49,8 @@ STRATEGIES: dict[str, Scheme] = {
     "grasp": Scheme(grasp.GraSP, grasp.Preservation, public=True),
     "prunefl": Scheme(prunefl.PruneFL, prunefl.Schedule),
     "feddst": Scheme(feddst.FedDST, feddst.Readjustment, plan=feddst.plan),
+    "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.Tickets, public=True),
+    "fed-ltp-iterative": Scheme(fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.Iterative, public=True),
     "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.Lottery, plan=lotteryfl.plan, validates=True),
 }
 

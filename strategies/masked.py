@@ -31,6 +31,7 @@ from strategies.personal import PersonalMasks
 from strategies.replies import Contribution, Expected, Listener, ReplyError, read_reply
 from strategies.roster import Member, Roster, sample
 from tasks.data import Examples
+from tasks.task import Task
 
 
 @dataclass
@@ -56,7 +57,8 @@ class RoundStats:
 class Model:
     """The model as the server knows it: structure, input shape, and which names are what.
 
-    ``public`` are examples that are nobody's secret, for the schemes that prune on data before training.
+    ``public`` are examples that are nobody's secret, for the schemes that prune on data before training, and ``task``
+    is what fresh weights are drawn from.
     """
 
     module: nn.Module
@@ -64,6 +66,7 @@ class Model:
     parameters: tuple[str, ...]
     prunable: frozenset[str]
     public: Examples | None = None
+    task: Task | None = None
 
     def split(self, tree: Tree) -> tuple[Tree, Tree]:
         """Parameters and buffers of a dense tree."""

@@ -73,10 +73,19 @@ def _hello(node: int) -> Message:
     return Message(RecordDict({"hello": ConfigRecord()}), dst_node_id=node, message_type=HELLO)
 
 
+def selected(members: int, fraction: float, minimum: int) -> int:
+    """How many of ``members`` a round asks.
+
+    >>> selected(50, 0.1, 2), selected(3, 0.1, 2), selected(1, 1.0, 2)
+    (5, 2, 1)
+    """
+    return min(members, max(minimum, round_half_up(fraction * members)))
+
+
 def sample(members: Iterable[Member], fraction: float, minimum: int, seed: int, round: int) -> list[Member]:
     """``fraction`` of the members, at least ``minimum``, drawn by seed and round, in client order."""
     ordered = sorted(members)
-    count = min(len(ordered), max(minimum, round_half_up(fraction * len(ordered))))
+    count = selected(len(ordered), fraction, minimum)
     picks = torch.randperm(len(ordered), generator=stream(seed, round=round, purpose="sample"))[:count]
     return [ordered[i] for i in sorted(picks.tolist())]
 

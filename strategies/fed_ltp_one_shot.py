@@ -1,0 +1,20 @@
+"""Fed-LTP with fed-one-shot pruning: every client gets the winning ticket. LTP Eq. (11), Alg. 2 lines 36-38.
+
+The run starts from the ticket's initial weights under its mask, retention p = 1 − P_r, and the mask stays. The paper's
+client trains with DP; that is a defense here and composes with any scheme.
+"""
+
+from flwr.serverapp import Grid
+
+from core.trees import Mask, Tree
+from strategies.masked import MaskedMean
+from strategies.roster import Member
+from strategies.tickets import winning_ticket
+
+
+class FedLTPOneShot(MaskedMean):
+    """``settings`` is a ``Tickets``."""
+
+    def first_model(self, params: Tree, grid: Grid, members: list[Member]) -> tuple[Tree, Mask]:
+        ticket = winning_ticket(self.model, self.run, self.settings)
+        return ticket.params, ticket.mask

@@ -1,0 +1,74 @@
+"""Winning tickets on public data, before training: Fed-LTP's server side. LTP Alg. 1, Eqs. (9) and (10).
+
+Each of ``tickets`` networks is freshly initialised, trained ``iterations`` steps on the server's public examples
+(``tasks.public``), pruned, and reset to its initial weights; its score is the number of public examples it labels
+right. One is picked with probability softmax of the scores.
+
+Readings: the score is that of the trained weights under the mask, before the reset; the paper does not say which. P_r
+is the run's ``rate``. No client's data is looked at, so this costs no privacy budget.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from core.config import Count, Positive, Run
+from core.errors import PrunellaError
+from core.randomness import stream
+from core.trees import Mask, Tree, apply_mask
+from pruning.ltp import Rule, softmax_choice, ticket_mask
+from strategies.masked import Model
+from strategies.public import public_examples
+from tasks.data import batches
+from tasks.task import Task, initial
+from tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
+
+
+@dataclass(frozen=True)
+class Tickets:
+    """``tickets`` is the paper's M, ``iterations`` its k."""
+
+    tickets: Count = 3
+    iterations: Count = 100
+    batch: Count = 32
+    learning_rate: Positive = 0.1
+    rule: Rule = "rate"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Initial weights under the mask, the mask, and how many public examples the trained ticket labels right."""
+
+    params: Tree
+    mask: Mask
+    score: int
+
+
+def _task(model: Model) -> Task:
+    if model.task is None:
+        raise PrunellaError("tickets start from fresh weights, and the server was given no task to draw them from")
+    return model.task
+
+
+def make_ticket(model: Model, run: Run, settings: Tickets, number: int) -> Ticket:
+    """Ticket ``number``, the same for the same seed."""
+    public = public_examples(model)
+    fresh, buffers = initial(_task(model), stream(run.seed, client=number, purpose="ticket").initial_seed())
+    params, sgd = fresh, Sgd(settings.learning_rate)
+    order = stream(run.seed, client=number, purpose="ticket-batches")
+    for batch in batches(public, settings.batch, settings.iterations, order):
+        _, gradient, buffers = loss_and_gradient(model.module, params, buffers, batch.x, batch.y)
+        params, _ = sgd_step(params, gradient, {}, sgd, None)
+    mask = ticket_mask(params, model.prunable, run.rate, settings.rule)
+    result = evaluate(model.module, apply_mask(params, mask), buffers, public.x, public.y)
+    return Ticket(apply_mask(fresh, mask), mask, round(result.accuracy * len(public)))
+
+
+def winning_ticket(model: Model, run: Run, settings: Tickets) -> Ticket:
+    """The one that was picked. Scores do not need the weights, so that two tickets at most are held at a time."""
+    scores = [ticket.score for ticket in _all(model, run, settings)]
+    chosen = softmax_choice(scores, stream(run.seed, purpose="ticket-choice"))
+    return make_ticket(model, run, settings, chosen)
+
+
+def _all(model: Model, run: Run, settings: Tickets) -> Iterator[Ticket]:
+    return (make_ticket(model, run, settings, number) for number in range(settings.tickets))
