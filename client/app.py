@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from client.audit import answer
+from client.budget import account, require_charged, require_uncovered_is_allowed
 from client.session import Session
 from client.state import Memory
 from core.config import parse_section
@@ -21,7 +22,7 @@ from core.records import from_coded, from_dense, mask_to_coded
 from core.trees import Mask, Tree, to_device
 from core.wire import fingerprint
 from privacy.chain import start
-from privacy.ledger import line, record
+from privacy.ledger import line
 from pruning.prunefl import weight_cost
 from strategies import STRATEGIES
 from strategies.local import NOTHING, LocalResult, Received, local_update
@@ -66,6 +67,7 @@ def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree
     module = session.procedure.module
 
     def accuracy(params: Tree) -> float:
+        require_uncovered_is_allowed(session, f"strategy={session.run.strategy}", "choose another strategy")
         held_out = session.held_out
         return evaluate_model(module, params, received.buffers, held_out.x, held_out.y).accuracy
 
@@ -90,12 +92,13 @@ def train(message: Message, context: Context) -> Message:
     session, round = Session(context), _round_of(message.content)
     received, mask = _receive(session, message.content)
     memory = _remember(session, round)
+    ledger = account(session, memory, received, str(round), session.run.local_steps)
     begin = time.perf_counter()
     generator = session.generator(round, "defense")
     plan = _plan(session, round, received, memory.scheme)
     result = _to_cpu(local_update(session.procedure, received, session.batches(round), memory.state, generator, plan))
     seconds = time.perf_counter() - begin
-    ledger = record(memory.ledger, session.procedure.chain, result.steps)
+    require_charged(session, result.steps, session.run.local_steps)
     session.store.save(round, Memory(result.state, ledger, plan.keep))
     session.store.save_mask(result.base)
     wanted = message.content.config_records["config"].get("importance")
@@ -117,10 +120,10 @@ def initial(message: Message, context: Context) -> Message:
     module = session.procedure.module
     scheme = with_limit(parse_section(session.raw, "prunefl", Schedule), session.run.rate)
     cost = weight_cost(session.task.build(), session.task.shape, prunable(module), scheme.cost)
+    ledger = account(session, memory, received, "initial", scheme.initial_steps)
     batches = session.batches(0, scheme.initial_steps, "initial")
     generator = session.generator(0, "defense")
     mask = initial_mask(session.procedure, received, batches, memory.state, generator, (scheme, cost))
-    ledger = record(memory.ledger, session.procedure.chain, scheme.initial_steps)
     session.store.save(0, Memory(memory.state, ledger))
     return Message(RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))}), reply_to=message)
 
@@ -129,6 +132,7 @@ def initial(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Loss and accuracy of the global model on the fifth of this client's examples it never trains on."""
     session = Session(context)
+    require_uncovered_is_allowed(session, "evaluation=clients", "set evaluation=server")
     received, _ = _receive(session, message.content)
     held_out = session.held_out
     x, y = held_out.x.to(session.device), held_out.y.to(session.device)

@@ -27,6 +27,7 @@ from strategies import validates
 from strategies.local import Procedure
 from strategies.roster import CONSENTS, Consent
 from tasks.data import Examples, Partition, batches, load_client, make_task
+from tasks.examples import poisson_batches
 from tasks.task import Task, initial
 from tasks.training import Sgd
 
@@ -127,15 +128,19 @@ class Session:
         run = self.run
         chain: Chain = build_chain(run.defense_names, self.raw)
         sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
-        return Procedure(self.task.build().to(self.device), sgd, chain)
+        return Procedure(self.task.build().to(self.device), sgd, chain, min(run.batch_size, len(self.examples)))
 
     def generator(self, round: int, purpose: str) -> torch.Generator:
-        """A stream the server cannot draw, unless the node was given a ``client-seed``."""
+        """A stream the server cannot draw, unless the node was given a ``client-seed``. What carries an epsilon is
+        drawn anew in every run: two answers with one noise would let the server subtract it."""
+        if self.procedure.chain.private is not None:
+            purpose = f"{purpose}|{self.store.folder.name}"
         secret = self.node.seed if self.node.seed is not None else self.store.secret()
         return stream(secret, round=round, client=self.node.client, purpose=purpose)
 
     def batches(self, round: int, steps: int | None = None, purpose: str = "batches") -> Iterator[Examples]:
         """The batches of a round; asked again, the same ones, so that an audit needs no copy of private data."""
         count = self.run.local_steps if steps is None else steps
-        for batch in batches(self.examples, self.run.batch_size, count, self.generator(round, purpose)):
+        draw = batches if self.procedure.chain.private is None else poisson_batches
+        for batch in draw(self.examples, self.run.batch_size, count, self.generator(round, purpose)):
             yield Examples(batch.x.to(self.device), batch.y.to(self.device))

@@ -15,7 +15,7 @@ from core.errors import DefenseError
 from core.files import read_tree, write_atomically, write_json, write_tree
 from core.trees import Mask, Tree
 from privacy.chain import ChainState, flatten_state, unflatten_state
-from privacy.ledger import Ledger, from_json, to_json
+from privacy.ledger import Ledger, from_json, merge, to_json
 
 KEPT_ROUNDS = 3
 AUDITABLE_ROUNDS = 100
@@ -55,25 +55,36 @@ class ClientStore:
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:08d}.safetensors"
 
+    def spent(self) -> Ledger:
+        """Everything this client was ever charged in this run, whichever round a server goes back to."""
+        path = self.folder / "spent.json"
+        if path.exists():
+            return from_json(json.loads(path.read_text()))
+        if self._rounds():
+            raise FileNotFoundError(path.name)
+        return Ledger()
+
     def load(self, round: int) -> Memory:
         """What was known before ``round``. A file that cannot be read stops the client: forgetting what was spent, or
         what was withheld, is not a safe default."""
         earlier = [r for r in self._rounds() if r < round]
-        if not earlier:
-            return Memory({}, Ledger())
         try:
+            spent = self.spent()
+            if not earlier:
+                return Memory({}, merge(Ledger(), spent))
             flat, metadata = read_tree(self._path(earlier[-1]))
             state = unflatten_state(flat)
             scheme = state.pop(SCHEME, {})
-            return Memory(state, from_json(json.loads(metadata["ledger"])), scheme)
+            return Memory(state, merge(from_json(json.loads(metadata["ledger"])), spent), scheme)
         except Exception as error:
             raise DefenseError(
-                f"this client's state of round {earlier[-1]} cannot be read ({type(error).__name__}): restore it, or "
+                f"this client's state before round {round} cannot be read ({type(error).__name__}): restore it, or "
                 "remove this client's state directory to begin again without it"
             ) from error
 
     def save(self, round: int, memory: Memory) -> None:
-        """Write the state after ``round`` and drop what no resume can ask for any more."""
+        """Write the state after ``round`` and drop what no resume can ask for any more. What was spent goes first."""
+        write_json(self.folder / "spent.json", to_json(merge(memory.ledger, self.spent())), mode=0o600)
         flat = flatten_state({**memory.state, SCHEME: memory.scheme})
         write_tree(self._path(round), flat, {"ledger": json.dumps(to_json(memory.ledger))})
         rounds = self._rounds()

@@ -3,18 +3,27 @@
 A defense is one module, one test and one line here. ``chain.py`` puts them in order and checks what they return.
 """
 
+from privacy.accounting import Privacy
 from privacy.channel import NaturalChannel, natural_channel
 from privacy.channel_personalized import PersonalizedChannel, personalized_channel
 from privacy.channel_white import WhiteChannel, white_channel
 from privacy.defense import Entry, Registry
 from privacy.dgp import DualPruning, dgp
+from privacy.dp_fed import DpFed, dp_fed
+from privacy.dp_psac import DpPsac, dp_psac
+from privacy.dp_sgd import DpSgd, dp_sgd
+from privacy.fed_ltp import FedLtp, fed_ltp
+from privacy.fed_spa import FedSpa, fed_spa
 from privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
 from privacy.gaussian import GaussianNoise, gaussian
 from privacy.none import NoDefense, none
+from privacy.outpost import Outpost, outpost
 from privacy.priprune import PriPrune, priprune
+from privacy.soteria import Soteria, soteria
 from privacy.top_k import TopK, top_k
 
 CHANNEL = "at most kappa * batch nats per step"
+EPSILON = "(ε, δ)-DP of the training, one example present or replaced by nothing, Poisson sampling"
 
 DEFENSES: Registry = {
     "none": Entry("update", NoDefense, none, claim="no defense"),
@@ -22,6 +31,13 @@ DEFENSES: Registry = {
     "channel-white": Entry("data", WhiteChannel, white_channel, claim=CHANNEL),
     "channel-personalized": Entry("data", PersonalizedChannel, personalized_channel, claim=CHANNEL),
     "gaussian": Entry("gradient", GaussianNoise, gaussian, noisy=True),
+    "soteria": Entry("gradient", Soteria, soteria),
+    "outpost": Entry("gradient", Outpost, outpost),
+    "dp-sgd": Entry("gradient", DpSgd, dp_sgd, EPSILON, noisy=True, private=True),
+    "dp-psac": Entry("gradient", DpPsac, dp_psac, EPSILON, noisy=True, private=True),
+    "dp-fed": Entry("gradient", DpFed, dp_fed, EPSILON, noisy=True, private=True),
+    "fed-ltp-client": Entry("gradient", FedLtp, fed_ltp, EPSILON, noisy=True, private=True),
+    "fed-spa": Entry("gradient", FedSpa, fed_spa, EPSILON, noisy=True, private=True),
     "top-k": Entry("update", TopK, top_k),
     "dgp": Entry("update", DualPruning, dgp),
     "largest": Entry("update", FixedRate, largest),
@@ -32,3 +48,4 @@ DEFENSES: Registry = {
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.
 SECTIONS: dict[str, type] = {name: entry.settings for name, entry in DEFENSES.items() if name != "none"}
+SECTIONS["privacy"] = Privacy

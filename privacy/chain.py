@@ -21,9 +21,21 @@ from torch import Generator, Tensor
 
 from core.config import Raw, parse_section
 from core.errors import ConfigError, DefenseError, unknown
-from core.trees import Mask, Tree
+from core.trees import Mask, Tree, zeros_like
 from privacy import DEFENSES
-from privacy.defense import STAGES, DataDefense, Defense, Entry, GradientDefense, Outgoing, State, UpdateDefense
+from privacy.defense import (
+    STAGES,
+    DataDefense,
+    Defense,
+    Entry,
+    GradientDefense,
+    Outgoing,
+    PrivateSettings,
+    State,
+    Step,
+    StepDefense,
+    UpdateDefense,
+)
 
 ChainState = dict[str, State]
 
@@ -52,6 +64,11 @@ class Chain:
     def claims(self) -> tuple[str, ...]:
         return tuple(link.entry.claim for link in self.links)
 
+    @property
+    def private(self) -> PrivateSettings | None:
+        """The settings of the defense that has an epsilon, or None."""
+        return next((link.settings for link in self.links if link.entry.private), None)
+
     def updates(self) -> list[tuple[str, UpdateDefense]]:
         return [(link.name, link.defense) for link in self.links if isinstance(link.defense, UpdateDefense)]
 
@@ -71,6 +88,27 @@ def _check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")
 
 
+def _check_private(names: Sequence[str]) -> None:
+    """An epsilon covers what is computed from noised gradients; nothing else of a chain may look at the images."""
+    private = [name for name in names if DEFENSES[name].private]
+    if len(private) > 1:
+        raise ConfigError(f"defenses = '{','.join(names)}': only one of {', '.join(private)} can make the gradient")
+    for name in names if private else ():
+        if DEFENSES[name].stage == "data":
+            raise ConfigError(
+                f"{name} is fitted on all images, which the ε of {private[0]} does not cover: leave it out"
+            )
+    gradients = [name for name in names if DEFENSES[name].stage == "gradient"]
+    if private and gradients != private:
+        raise ConfigError(f"{private[0]} must be the only gradient defense: leave out the others")
+
+
+def check_model(chain: Chain, buffers: Tree) -> None:
+    """Refuse batch norm under an epsilon: its statistics mix examples and leave without noise."""
+    if chain.private is not None and buffers:
+        raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
+
+
 def _link(name: str, raw: Raw) -> Link:
     entry = DEFENSES[name]
     settings: Any = parse_section(raw, name, entry.settings)
@@ -80,6 +118,7 @@ def _link(name: str, raw: Raw) -> Link:
 def build_chain(names: Sequence[str], raw: Raw) -> Chain:
     """The chain for ``names`` with the settings ``<name>.*`` of ``raw``. Raises ``ConfigError``."""
     _check_names(names)
+    _check_private(names)
     return Chain(tuple(_link(name, raw) for name in names))
 
 
@@ -166,19 +205,33 @@ def compose(chain: Chain, received: Tree, state: ChainState, generator: Generato
 
 
 def observe(
-    chain: Chain, gradient: Tree, received: Tree, state: ChainState, generator: Generator
+    chain: Chain, gradient: Tree, received: Tree, state: ChainState, generator: Generator, step: Step | None = None
 ) -> tuple[Tree, ChainState]:
-    """One local step: the gradient the optimiser is to use, defended, and shown to the update defenses."""
+    """One local step: the gradient the optimiser is to use, defended, and shown to the update defenses.
+
+    A chain with an epsilon makes the gradient itself from ``step``: what it is given is not used.
+    """
+    if chain.private is not None:
+        gradient = zeros_like(gradient)
     _require_finite("chain", "gradient", gradient)
     defended, after = gradient, dict(state)
     for link in chain.links:
-        if isinstance(link.defense, GradientDefense):
-            defended, after[link.name] = link.defense.apply(defended, after[link.name], generator)
-            _require_like(link.name, "gradient", defended, gradient)
-            _require_finite(link.name, "gradient", defended)
+        if isinstance(link.defense, DataDefense | UpdateDefense):
+            continue
+        defended, after[link.name] = _defend(link, defended, step, after[link.name], generator)
+        _require_like(link.name, "gradient", defended, gradient)
+        _require_finite(link.name, "gradient", defended)
     for name, defense in chain.updates():
         after[name] = defense.observe(defended, received, after[name], generator)
     return defended, after
+
+
+def _defend(link: Link, gradient: Tree, step: Step | None, state: State, generator: Generator) -> tuple[Tree, State]:
+    if isinstance(link.defense, GradientDefense):
+        return link.defense.apply(gradient, state, generator)
+    if not isinstance(link.defense, StepDefense) or step is None:
+        raise DefenseError(f"{link.name}: cannot work on a gradient without its local step")
+    return link.defense.apply(gradient, step, state, generator)
 
 
 def _require_inside(name: str, what: str, mask: Mask, outer: Mask) -> None:

@@ -6,9 +6,9 @@ trees that the client writes to its own disk between rounds. No function changes
 when it could not do its job: it raises ``DefenseError``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
@@ -60,7 +60,41 @@ class UpdateDefense(NamedTuple):
     apply: Callable[[Outgoing, State, Generator], tuple[Outgoing, State]]
 
 
-Defense = DataDefense | GradientDefense | UpdateDefense
+@dataclass(frozen=True)
+class Step:
+    """One local step, for the defenses that need more than its gradient: functions, since each costs a step or more.
+
+    ``per_example`` yields the gradients of single examples, a few at a time: trees of [b, *shape]. ``representation``
+    gives the name of the last linear layer's weight [out, F], its input r [B, F] and the norms of dr/dx [B, F].
+    ``params`` are the weights of this step and ``mask`` the base mask; ``number`` counts the steps of this round from
+    0; ``batch`` is the number of examples to divide a sum by, which under Poisson sampling is the expected one.
+    """
+
+    params: Tree
+    mask: Mask
+    number: int
+    batch: int
+    per_example: Callable[[], Iterator[Tree]]
+    representation: Callable[[], tuple[str, Tensor, Tensor]]
+
+
+class StepDefense(NamedTuple):
+    """A gradient defense that looks at the step. One with an epsilon (``Entry.private``) makes the gradient itself from
+    clipped single ones: the gradient it is given is zero, so that nothing unclipped can get past it."""
+
+    init: Callable[[Tree], State]
+    apply: Callable[[Tree, Step, State, Generator], tuple[Tree, State]]
+
+
+@runtime_checkable
+class PrivateSettings(Protocol):
+    """What the ledger reads from a defense with an epsilon: noise over clipping bound, for one example's part."""
+
+    @property
+    def noise_multiplier(self) -> float: ...
+
+
+Defense = DataDefense | GradientDefense | StepDefense | UpdateDefense
 
 
 def keep_received(received: Tree, state: State, generator: Generator) -> tuple[Tree, State]:
@@ -78,7 +112,7 @@ class Entry:
     """A line of ``privacy.DEFENSES``: its stage, settings (a frozen dataclass), builder, and what it claims.
 
     ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more. ``noisy``: it changes a
-    gradient or an update that is zero.
+    gradient or an update that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger reads.
     """
 
     stage: Stage
@@ -86,6 +120,7 @@ class Entry:
     build: Callable[[Any], Defense]
     claim: str = "heuristic, no ε"
     noisy: bool = False
+    private: bool = False
 
 
 Registry = Mapping[str, Entry]

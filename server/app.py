@@ -11,7 +11,7 @@ from attacks import SECTIONS as ATTACK_SECTIONS
 from core.config import Raw, Run, check_sections, parse_run
 from core.errors import ConfigError
 from privacy import SECTIONS as PRIVACY_SECTIONS
-from privacy.chain import build_chain
+from privacy.chain import build_chain, check_model
 from server.audit import Auditor
 from server.canary import Canary
 from server.exporter import Exporter
@@ -56,6 +56,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     if test is None and run.evaluation == "server":
         raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
     params, buffers = initial(task, run.seed)
+    check_model(build_chain(run.defense_names, raw), buffers)
     canary = Canary(run, dict(raw), task, test)
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
     model = Model(module, task.shape, tuple(params), prunable(module), public, task)

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
-from privacy.chain import Chain, ChainState, compose, observe, present, release
-from privacy.defense import Outgoing
+from privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
+from privacy.defense import Outgoing, Step
 from strategies.plan import Plan
 from tasks.data import Examples
+from tasks.per_example import per_example_gradients, representation_sensitivity
 from tasks.training import Sgd, loss_and_gradient, sgd_step
 
 NOTHING = Plan()
@@ -59,11 +60,28 @@ class Trained:
 
 @dataclass(frozen=True)
 class Procedure:
-    """What does not change during a run: the model's structure, the optimiser's settings, the defense chain."""
+    """What does not change during a run: the model's structure, the optimiser's settings, the defense chain.
+
+    ``expected_batch`` is what a defense with an epsilon divides by under Poisson sampling; None: the batch's own size.
+    """
 
     module: nn.Module
     sgd: Sgd
     chain: Chain
+    expected_batch: int | None = None
+
+
+def step_of(procedure: Procedure, params: Tree, buffers: Tree, batch: Examples, mask: Mask, number: int) -> Step:
+    """One local step as the defenses that look at single examples see it; nothing is computed yet."""
+    module = procedure.module
+    return Step(
+        params=params,
+        mask=mask,
+        number=number,
+        batch=procedure.expected_batch or max(1, len(batch)),
+        per_example=lambda: per_example_gradients(module, params, buffers, batch.x, batch.y),
+        representation=lambda: representation_sensitivity(module, params, buffers, batch.x),
+    )
 
 
 def train(
@@ -76,12 +94,16 @@ def train(
 ) -> Trained:
     """Local SGD from ``start``; pruned weights stay zero. ``squares`` covers pruned coordinates too, for regrowth."""
     chain, params, buffers = procedure.chain, start, received.buffers
+    check_model(chain, buffers)
     velocity: Tree = {}
     squares, steps = zeros_like(start), 0
     for batch in batches:
         x = present(chain, batch.x, state, generator)
-        _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
-        gradient, state = observe(chain, gradient, received.params, state, generator)
+        step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, steps)
+        gradient = zeros_like(params)
+        if chain.private is None:  # a defense with an epsilon makes the gradient itself, and x may be empty
+            _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
+        gradient, state = observe(chain, gradient, received.params, state, generator, step)
         squares = map_trees(lambda s, g: s + g.square(), squares, gradient)
         params, velocity = sgd_step(params, gradient, velocity, procedure.sgd, received.mask)
         steps += 1

@@ -42,3 +42,18 @@ def batches(examples: Examples, batch_size: int, steps: int, generator: Generato
             queue = torch.cat([queue, torch.randperm(len(examples), generator=generator)])
         chosen, queue = queue[:size], queue[size:]
         yield Examples(examples.x[chosen], examples.y[chosen])
+
+
+def poisson_batches(examples: Examples, batch_size: int, steps: int, generator: Generator) -> Iterator[Examples]:
+    """Exactly ``steps`` batches in which every example is with probability ``batch_size`` / N, on its own each time.
+
+    This is the sampling that accountants of differential privacy amplify by; a batch may be empty.
+    """
+    if not len(examples):
+        raise DataError("there are no examples to train on")
+    if batch_size < 1:
+        raise ConfigError("batch-size must be at least 1")
+    rate = min(1.0, batch_size / len(examples))
+    for _ in range(steps):
+        chosen = torch.rand(len(examples), generator=generator, dtype=torch.float64) < rate
+        yield Examples(examples.x[chosen], examples.y[chosen])

@@ -34,7 +34,7 @@ class Sgd:
 
 
 @contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+def mode(module: nn.Module, training: bool) -> Iterator[None]:
     before = module.training
     module.train(training)
     try:
@@ -50,7 +50,7 @@ def loss_and_gradient(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     # Batch norm writes into the buffers it is given, and into its own counter where it is given none.
     state = {name: tensor.detach().clone() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
-    with _mode(module, True), torch.enable_grad():
+    with mode(module, True), torch.enable_grad():
         loss = cross_entropy(functional_call(module, (leaves, state), (x,)), y)
         gradient = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return loss.detach(), dict(zip(leaves, gradient, strict=True)), {name: state[name] for name in buffers}
@@ -85,7 +85,7 @@ def evaluate(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tenso
         raise DataError("there are no examples to evaluate on")
     device = next(iter(params.values())).device
     loss = correct = 0.0
-    with _mode(module, False), torch.no_grad():
+    with mode(module, False), torch.no_grad():
         for images, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
             logits = functional_call(module, {**params, **buffers}, (images.to(device),))
             labels = labels.to(device)

@@ -23,7 +23,7 @@ def send(
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     config = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 1, **(node or {})}
     message = Message(content, dst_node_id=5, message_type=kind)
-    return app(message, Context(1, 5, config, RecordDict(), settings(run_dir="/x/run", **overrides)))
+    return app(message, Context(1, 5, config, RecordDict(), settings(**{"run_dir": "/x/run", **overrides})))
 
 
 def model(round: int = 1, importance: list[str] | None = None, keep: float = 1.0) -> RecordDict:
@@ -39,7 +39,7 @@ def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) ->
     assert set(content) == {"update", "spoken", "metrics", "provenance", "ledger"}
     assert set(content["metrics"]) == {"num-examples", "train-seconds"}
     assert set(content["provenance"]) == {"round", "mask", "applied"}
-    assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon"}
+    assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon", "delta"}
     assert content["provenance"]["applied"] == ["dgp"]
 
 

@@ -57,7 +57,7 @@ def test_a_damaged_state_stops_the_client_instead_of_forgetting(tmp_path: Path) 
     store = ClientStore(tmp_path, "run")
     store.save(1, memory(1.0))
     next((tmp_path / "run").glob("round-*")).write_bytes(b"half a file")
-    with pytest.raises(DefenseError, match="round 1 cannot be read"):
+    with pytest.raises(DefenseError, match="before round 2 cannot be read"):
         store.load(2)
 
 

@@ -15,6 +15,7 @@ from privacy.chain import (
     Chain,
     Link,
     build_chain,
+    check_model,
     compose,
     flatten_state,
     observe,
@@ -186,3 +187,28 @@ def test_state_of_another_model_or_version_is_refused() -> None:
         start(chain, IMAGES, {"w": torch.zeros(9), "b": torch.tensor(1.0)}, state)
     with pytest.raises(DefenseError, match="another version"):
         start(chain, IMAGES, LIKE, {"dgp": {}})
+
+
+@pytest.mark.parametrize(
+    "names, mend",
+    [
+        (["channel-natural", "dp-sgd"], "fitted on all images"),
+        (["soteria", "dp-sgd"], "only gradient defense"),
+        (["dp-sgd", "outpost"], "only gradient defense"),
+        (["dp-sgd", "dp-psac"], "only one of"),
+    ],
+)
+def test_an_epsilon_does_not_stand_beside_what_it_does_not_cover(names: list[str], mend: str) -> None:
+    with pytest.raises(ConfigError, match=mend):
+        build_chain(names, {})
+
+
+def test_a_private_chain_refuses_batch_norm_and_a_gradient_without_its_step() -> None:
+    chain = build_chain(["dp-sgd", "dgp"], {})
+    assert chain.private is not None and build_chain(["dgp"], {}).private is None
+    with pytest.raises(DefenseError, match="without batch norm"):
+        check_model(chain, {"bn.running_mean": torch.zeros(2)})
+    check_model(chain, {})
+    check_model(build_chain(["dgp"], {}), {"bn.running_mean": torch.zeros(2)})
+    with pytest.raises(DefenseError, match="without its local step"):
+        observe(chain, LIKE, LIKE, start(chain, IMAGES, LIKE, {}), Generator())

@@ -1,6 +1,7 @@
 """The contract of every entry of ``DEFENSES``, driven through a chain as a client drives it."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from core.randomness import stream
 from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract
 from privacy import DEFENSES, SECTIONS
 from privacy.chain import ChainState, build_chain, compose, observe, present, release, start
-from privacy.defense import STAGES, Outgoing
+from privacy.defense import STAGES, Outgoing, PrivateSettings, Step, StepDefense
 
 every = pytest.mark.parametrize("name", list(DEFENSES))
 shapes = st.lists(st.sampled_from([(), (1,), (2,), (5,), (0,), (3, 4), (2, 1, 3, 3)]), min_size=1, max_size=4)
@@ -22,13 +23,28 @@ IMAGES = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(9))
 
 
 def tree_of(sizes: list[tuple[int, ...]], seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tree:
+    """One tensor per size, and a ``head`` [2, 3] that reads a representation."""
     g = torch.Generator().manual_seed(seed)
-    return {f"p{i}": scale * torch.randn(size, generator=g, dtype=dtype) for i, size in enumerate(sizes)}
+    named = {f"p{i}": size for i, size in enumerate(sizes)} | {"head": (2, 3)}
+    return {name: scale * torch.randn(size, generator=g, dtype=dtype) for name, size in named.items()}
 
 
 def mask_of(like: Tree, seed: int) -> Mask:
     g = torch.Generator().manual_seed(seed)
     return {name: torch.rand(t.shape, generator=g) > 0.3 for name, t in like.items()}
+
+
+def step_of(params: Tree, mask: Mask, gradient: Tree, number: int = 0) -> Step:
+    """A step of three examples whose gradients are ``gradient`` times 1, 2 and 3, in two chunks."""
+
+    def per_example() -> Iterator[Tree]:
+        yield {name: torch.stack([t, 2 * t]) for name, t in gradient.items()}
+        yield {name: 3 * t[None] for name, t in gradient.items()}
+
+    def representation() -> tuple[str, torch.Tensor, torch.Tensor]:
+        return "head", torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[3.0, 1.0, 2.0]])
+
+    return Step(params, mask, number, 3, per_example, representation)
 
 
 def play(name: str, received: Tree, base: Mask, moved: Tree, seed: int) -> tuple[list[Tree], ChainState]:
@@ -40,7 +56,7 @@ def play(name: str, received: Tree, base: Mask, moved: Tree, seed: int) -> tuple
         g = stream(seed, round=number, purpose="defense")
         seen.append({"x": present(chain, IMAGES[:3], state, g)})
         weights, state = compose(chain, received, state, g)
-        gradient, state = observe(chain, moved, received, state, g)
+        gradient, state = observe(chain, moved, received, state, g, step_of(weights, base, moved))
         local = apply_mask(subtract(weights, gradient), base)
         outgoing = Outgoing(apply_mask(subtract(local, received), base), base, base, local)
         out, state, _ = release(chain, outgoing, state, g)
@@ -101,12 +117,12 @@ poisoned_places = [(name, where) for name, entry in DEFENSES.items() for where i
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_raise_without_naming_a_value(name: str, where: str, bad: float) -> None:
     chain = build_chain([name], {})
-    tree = {"layer": torch.tensor([0.123456, 2.0, 3.0]), "b": torch.tensor(1.0)}
-    poisoned = {"layer": torch.tensor([0.123456, bad, 3.0]), "b": torch.tensor(1.0)}
+    tree = {"head": torch.tensor([[0.123456, 2.0, 3.0]]), "b": torch.tensor(1.0)}
+    poisoned = {"head": torch.tensor([[0.123456, bad, 3.0]]), "b": torch.tensor(1.0)}
     state, g, full = start(chain, IMAGES, tree, {}), torch.Generator(), full_mask(tree)
     attempts = {
         "batch": lambda: present(chain, IMAGES.masked_fill(IMAGES > 0.5, bad), state, g),
-        "gradient": lambda: observe(chain, poisoned, tree, state, g),
+        "gradient": lambda: observe(chain, poisoned, tree, state, g, step_of(tree, full, poisoned)),
         "received": lambda: compose(chain, poisoned, state, g),
         "update": lambda: release(chain, Outgoing(poisoned, full, full, tree), state, g),
     }
@@ -120,11 +136,12 @@ def test_the_entry_is_complete(name: str) -> None:
     entry = DEFENSES[name]
     assert entry.stage in STAGES and entry.claim
     assert dataclasses.is_dataclass(entry.settings) and entry.settings.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    entry.build(entry.settings())
+    built = entry.build(entry.settings())
+    assert not entry.private or (isinstance(built, StepDefense) and isinstance(entry.settings(), PrivateSettings))
 
 
 def test_sections_hold_every_setting_and_parse_their_own_defaults() -> None:
-    assert set(SECTIONS) == set(DEFENSES) - {"none"}
+    assert set(SECTIONS) == set(DEFENSES) - {"none"} | {"privacy"}
     for name, cls in SECTIONS.items():
         flat = section_defaults(name, cls)
         check_sections(flat, SECTIONS)

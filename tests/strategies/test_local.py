@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from core.errors import DefenseError
 from core.randomness import stream
 from core.trees import apply_mask, full_mask, l2, subtract
+from privacy import DEFENSES
 from privacy.chain import build_chain, start
 from strategies.local import Procedure, Received, local_update
 from strategies.plan import Plan
@@ -50,7 +52,7 @@ def test_without_defense_one_client_is_plain_sgd() -> None:
     assert result.steps == 3 and result.applied == ("none",)
 
 
-@pytest.mark.parametrize("defense", ["none", "dgp", "priprune", "largest", "random", "mix"])
+@pytest.mark.parametrize("defense", [name for name, entry in DEFENSES.items() if entry.stage != "data"])
 def test_pruned_weights_stay_zero_and_nothing_pruned_leaves(defense: str) -> None:
     procedure, received, batches, state = setting([defense], keep=0.5)
     result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
@@ -111,3 +113,34 @@ def test_a_plan_may_start_elsewhere_under_a_smaller_mask_and_the_update_is_again
     expected = apply_mask(subtract(start_at, received.params), smaller)
     assert all(torch.equal(result.outgoing.update[n], expected[n]) for n in expected)
     assert result.steps == 0 and all(torch.equal(result.base[n], smaller[n]) for n in smaller)
+
+
+def test_clipped_to_nothing_and_hardly_noised_nothing_moves() -> None:
+    """The update is made of the private gradient alone: no other path from the batch to what leaves."""
+    procedure, received, batches, state = setting(["dp-sgd"])
+    quiet = build_chain(["dp-sgd"], {"dp-sgd.clip": 1e-12, "dp-sgd.noise-multiplier": 1e-3})
+    procedure = Procedure(procedure.module, Sgd(0.1), quiet)
+    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    assert l2(result.outgoing.update) < 1e-6 and result.steps == 3
+    assert all(float(t.max()) < 1e-12 for t in result.importance.values())
+
+
+def test_the_noise_of_a_private_round_is_divided_by_the_expected_batch() -> None:
+    procedure, received, batches, state = setting(["dp-sgd"])
+    loud = build_chain(["dp-sgd"], {"dp-sgd.clip": 1e-6, "dp-sgd.noise-multiplier": 1e6})
+    sizes = []
+    for expected in (1, 100):
+        procedure = Procedure(procedure.module, Sgd(0.1), loud, expected)
+        result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+        sizes.append(float(l2(result.outgoing.update)))
+    assert sizes[0] / sizes[1] == pytest.approx(100, rel=1e-3)
+
+
+def test_an_empty_batch_trains_on_noise_alone_and_buffers_are_refused() -> None:
+    procedure, received, batches, state = setting(["dp-sgd"])
+    empty = [Examples(batches[0].x[:0], batches[0].y[:0])]
+    result = local_update(procedure, received, iter(empty), state, stream(0, purpose="x"))
+    assert l2(result.outgoing.update) > 0
+    with pytest.raises(DefenseError, match="batch norm"):
+        mixed = Received(received.params, received.mask, {"bn.running_mean": torch.zeros(2)})
+        local_update(procedure, mixed, iter(batches), state, stream(0, purpose="x"))

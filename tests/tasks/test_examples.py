@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError, DataError
-from tasks.examples import Examples, batches
+from tasks.examples import Examples, batches, poisson_batches
 
 
 def _examples(count):
@@ -43,3 +43,23 @@ def test_nothing_to_draw_from_and_no_size_are_errors():
         next(batches(_examples(0), 4, 1, _generator()))
     with pytest.raises(ConfigError):
         next(batches(_examples(3), 0, 1, _generator()))
+
+
+def test_poisson_batches_hold_every_example_independently_with_the_rate() -> None:
+    data = _examples(50)
+    steps = list(poisson_batches(data, 10, 2000, _generator()))
+    hits = torch.zeros(50)
+    for batch in steps:
+        hits[batch.y] += 1
+        assert len(batch.y.unique()) == len(batch)
+    assert len(steps) == 2000 and float((hits - 400).abs().max()) < 5 * (2000 * 0.2 * 0.8) ** 0.5
+    sizes = torch.tensor([float(len(batch)) for batch in steps])
+    assert abs(float(sizes.mean()) - 10) < 5 * (8 / 2000) ** 0.5 and abs(float(sizes.var()) - 8) < 1.5
+
+
+def test_poisson_batches_of_few_or_no_examples() -> None:
+    assert [len(b) for b in poisson_batches(_examples(3), 10, 2, _generator())] == [3, 3]
+    with pytest.raises(DataError):
+        list(poisson_batches(_examples(0), 1, 1, _generator()))
+    with pytest.raises(ConfigError):
+        list(poisson_batches(_examples(3), 0, 1, _generator()))

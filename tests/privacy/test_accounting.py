@@ -1,0 +1,104 @@
+"""Epsilon against Opacus and closed forms on a grid, monotone in everything, composed with Laplace."""
+
+import math
+
+import dp_accounting as dp
+import pytest
+from opacus.accountants import RDPAccountant
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from core.errors import ConfigError, DefenseError
+from privacy.accounting import Charge, Privacy, epsilon, ltp_printed
+
+GRID = [(1.4, 15 / 955, 3000), (1.0, 0.1, 50), (0.8, 64 / 1500, 200), (4.0, 0.5, 20)]
+
+
+def charge(noise: float, sampling: float, steps: int, laplace: float = 0.0) -> Charge:
+    return Charge("r", "", noise, sampling, steps, laplace)
+
+
+def exact_gaussian(noise: float, delta: float) -> float:
+    """The analytic Gaussian mechanism (Balle and Wang 2018)."""
+
+    def excess(e: float) -> float:
+        return norm.cdf(0.5 / noise - e * noise) - math.exp(e) * norm.cdf(-0.5 / noise - e * noise) - delta
+
+    return float(brentq(excess, 0, 100))
+
+
+@pytest.mark.parametrize("noise, sampling, steps", GRID)
+def test_rdp_agrees_with_opacus(noise: float, sampling: float, steps: int) -> None:
+    theirs = RDPAccountant()
+    theirs.history = [(noise, sampling, steps)]
+    ours = epsilon([charge(noise, sampling, steps)], 1e-5, "rdp")
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=0.05)
+
+
+@pytest.mark.parametrize("noise, sampling, steps", GRID)
+def test_accountants_are_ordered_and_bound_each_other(noise: float, sampling: float, steps: int) -> None:
+    pld, rdp, zcdp = (epsilon([charge(noise, sampling, steps)], 1e-5, a) for a in ("pld", "rdp", "zcdp"))
+    assert 0 < pld <= rdp * (1 + 1e-6) and rdp <= zcdp * (1 + 1e-6)
+    direct = dp.rdp.RdpAccountant()
+    direct.compose(dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(sampling, dp.GaussianDpEvent(noise)), steps))
+    assert rdp == pytest.approx(direct.get_epsilon(1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", [0.8, 2.0, 10.0])
+def test_one_full_step_is_between_the_exact_value_and_a_little_more(noise: float) -> None:
+    exact = exact_gaussian(noise, 1e-5)
+    assert exact * (1 - 1e-3) <= epsilon([charge(noise, 1.0, 1)], 1e-5, "pld") <= exact * 1.01
+    assert exact <= epsilon([charge(noise, 1.0, 1)], 1e-5, "rdp") <= exact * 1.25
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "zcdp"])
+def test_monotone_in_steps_noise_and_sampling(accountant: str) -> None:
+    def spent(noise: float = 1.2, sampling: float = 0.05, steps: int = 100, laplace: float = 0.0) -> float:
+        return epsilon([charge(noise, sampling, steps, laplace)], 1e-5, accountant)  # type: ignore[arg-type]
+
+    assert spent(steps=10) < spent(steps=100) < spent(steps=1000)
+    assert spent(noise=0.9) > spent(noise=1.2) > spent(noise=3.0)
+    assert spent(sampling=0.01) <= spent(sampling=0.05) <= spent(sampling=1.0)
+    assert spent() < spent(laplace=20.0) < spent(laplace=5.0)
+
+
+def test_charges_compose_whatever_their_order_and_split() -> None:
+    parts = [charge(1.1, 0.1, 10), charge(2.0, 0.3, 5, laplace=9.0), charge(1.1, 0.1, 30)]
+    whole = [charge(2.0, 0.3, 5, laplace=9.0), charge(1.1, 0.1, 40)]
+    assert epsilon(parts, 1e-5, "rdp") == pytest.approx(epsilon(whole, 1e-5, "rdp"), rel=1e-9)
+    assert epsilon([], 1e-5, "pld") == 0.0
+
+
+def test_a_laplace_answer_alone_costs_at_most_its_pure_epsilon() -> None:
+    answer = [Charge("v", "", 1.0, 1.0, 0, laplace=2.0)]
+    assert 0.3 < epsilon(answer, 1e-5, "pld") <= 0.5 + 1e-3
+    assert 0.3 < epsilon(answer, 1e-5, "rdp") <= 0.51
+
+
+def test_the_published_epsilon_of_dp_fed() -> None:
+    """30 000 steps at 15 / 955 and sigma 1.4: what the table prints for DP-Fed (METHODS 7)."""
+    ours = epsilon([charge(1.4, 15 / 955, 30_000)], 1e-3, "rdp")
+    assert ours == pytest.approx(9.71, abs=0.15)
+
+
+def test_eq_20_as_printed_has_the_extra_factor_in_validation() -> None:
+    alone = charge(1.4, 15 / 955, 300)
+    printed = ltp_printed(alone, 10, 1e-3)
+    assert printed == pytest.approx(epsilon([charge(1.4, 15 / 955, 3000)], 1e-3, "rdp"), rel=0.02)
+    checked = charge(1.4, 15 / 955, 300, laplace=10.0)
+    composed = epsilon([checked] * 10, 1e-3, "rdp")
+    assert ltp_printed(checked, 10, 1e-3) > composed > printed
+
+
+@pytest.mark.parametrize(
+    "bad", [{"epsilon_budget": -1.0}, {"delta": 0.0}, {"delta": 1.0}, {"epsilon_budget": math.inf}]
+)
+def test_bad_settings_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Privacy(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [(0.0, 0.1, 1), (math.nan, 0.1, 1), (1.0, 0.0, 1), (1.0, 1.1, 1), (1.0, 0.1, -1)])
+def test_a_charge_without_noise_is_none(bad: tuple[float, float, int]) -> None:
+    with pytest.raises(DefenseError):
+        charge(*bad)
