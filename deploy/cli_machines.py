@@ -136,6 +136,7 @@ def supernode(
             warm=not stock,
         )
         machines.check_node(node)
+        machines.check_greeting(node)
         machines.prepare(node.home, "state")
         serve(machines.node_processes(node, machines.write_node_config(node)), node.warm, say, patience)
 

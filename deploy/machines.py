@@ -14,7 +14,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.errors import UsageError
+from deploy import refusals
+from deploy.errors import LaunchError, UsageError
 from deploy.keys import Keys, check_superlink, present
 from deploy.ports import LOOPBACK
 from deploy.processes import Process
@@ -128,6 +129,12 @@ def check_node(node: Node) -> None:
         raise UsageError(f"--data {node.data} is not there")
 
 
+def check_greeting(node: Node) -> None:
+    """A SuperLink that answers proves to be the right one. Raises ``LaunchError``; one that is away is waited for."""
+    if node.ca and (refusal := refusals.greet(node.superlink.host, node.superlink.port, node.ca)):
+        raise LaunchError(f"{node.superlink}: {refusal.text}")
+
+
 def prepare(home: Path, *folders: str) -> None:
     """A member's directory and those in it, readable by their owner only."""
     try:
@@ -165,9 +172,9 @@ def link_processes(link: Link) -> list[Process]:
     if link.keys:
         tls = ["--ssl-ca-certfile", str(link.keys.ca), "--ssl-certfile", str(link.keys.certificate)]
         tls += ["--ssl-keyfile", str(link.keys.certificate_key), "--enable-supernode-auth"]
-        trust = ("--root-certificates", str(link.keys.ca))
+        trust = ["--root-certificates", str(link.keys.ca)]
     else:
-        tls, trust = ["--insecure"], ("--insecure",)
+        tls, trust = ["--insecure"], ["--insecure"]
     args = [*tls, "--host", link.control.host, "--port", str(link.control.port)]
     args += ["--fleet-api-address", str(link.fleet), NO_INSTALL]
     args += [] if link.in_memory else ["--database", str(link.home / "state.db")]

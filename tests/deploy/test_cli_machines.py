@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy import cli, member, session, submit
+from deploy import cli, machines, member, session, submit
 from deploy.processes import Process
 
 RUNNER = CliRunner()
@@ -23,6 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     seen: list[tuple] = []
     monkeypatch.setattr(member, "serve", lambda *given: seen.append(given))
+    monkeypatch.setattr(machines, "check_greeting", lambda node: None)
     return seen
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from client.session import read_node
-from deploy import keys, machines
-from deploy.errors import UsageError
+from deploy import keys, machines, refusals
+from deploy.errors import LaunchError, UsageError
 from deploy.keys import Keys
 from deploy.machines import Address, Link, Node
 
@@ -121,3 +121,12 @@ def test_missing_files_and_wrong_numbers_are_refused_with_the_mend(node: Node, t
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another with --home"):
         machines.prepare(tmp_path / "file")
+
+
+def test_a_superlink_that_proves_to_be_another_ends_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "greet", lambda *_: refusals.ANOTHER_AUTHORITY)
+    with pytest.raises(LaunchError, match="copy ca.crt"):
+        machines.check_greeting(node)
+    machines.check_greeting(replace(node, ca=None, key=None))
+    monkeypatch.setattr(refusals, "greet", lambda *_: None)
+    machines.check_greeting(node)

@@ -1,8 +1,18 @@
 """Logs as Flower 1.39 really wrote them, and the mend each must name."""
 
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
-from deploy.refusals import REFUSALS, find
+from deploy import keys
+from deploy.keys import Keys
+from deploy.ports import free_ports
+from deploy.refusals import ANOTHER_ADDRESS, ANOTHER_AUTHORITY, NO_TLS, REFUSALS, find, greet
 
 FAILED = "ERROR: Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n"
 HANDSHAKE = (
@@ -36,4 +46,46 @@ def test_a_healthy_log_is_no_refusal() -> None:
 
 
 def test_only_what_time_mends_is_tried_again() -> None:
-    assert [words for words, refusal in REFUSALS.items() if refusal.passing] == [("[code: 2004]",)]
+    assert [words for words, refusal in REFUSALS.items() if refusal.passing] == ["[code: 2004]"]
+
+
+@contextmanager
+def listening(host: str, context: ssl.SSLContext | None) -> Iterator[int]:
+    """A server that accepts one connection; without a context it talks as a plain one would."""
+
+    def serve() -> None:
+        try:
+            connection, _ = server.accept()
+            connection.settimeout(5)
+            with connection:
+                if context:
+                    context.wrap_socket(connection, server_side=True).close()
+                else:
+                    connection.recv(1024)
+                    connection.sendall(b"\0\0\6\4\0\0\0\0\0\0\5\0\0@\0")  # SETTINGS, as gRPC greets
+        except OSError:
+            return
+
+    with socket.create_server((host, 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_a_handshake_tells_what_flower_does_not(tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        keys.make(tmp_path / name, [], [])
+    own, other = Keys(tmp_path / "own"), Keys(tmp_path / "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.certificate, own.certificate_key)
+    for host, ca, expected in (
+        ("127.0.0.1", own.ca, None),
+        ("127.0.0.1", other.ca, ANOTHER_AUTHORITY),
+        ("127.0.0.2", own.ca, ANOTHER_ADDRESS),
+    ):
+        with listening(host, context) as port:
+            assert greet(host, port, ca) is expected
+    with listening("127.0.0.1", None) as port:
+        assert greet("127.0.0.1", port, own.ca) is NO_TLS
+    assert greet("127.0.0.1", free_ports(1)[0], own.ca) is None, "one that is away is waited for"
