@@ -37,22 +37,23 @@ class Server:
         with urllib.request.urlopen(url, timeout=10) as reply:
             return json.loads(reply.read())["data"]
 
-    def ask(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of every series that ``expression`` gives now."""
-        found = self.get("/api/v1/query", query=expression)
-        assert found["resultType"] == "vector", expression
-        return [(series["metric"], float(series["value"][1])) for series in found["result"]]
+    def ask(self, expression: str, seconds: float = 10.0) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of every series; none if there is none for ``seconds``: a busy machine skips scrapes."""
+        end = time.monotonic() + seconds
+        while True:
+            found = self.get("/api/v1/query", query=expression)
+            assert found["resultType"] == "vector", expression
+            if found["result"] or time.monotonic() > end:
+                return [(series["metric"], float(series["value"][1])) for series in found["result"]]
+            time.sleep(0.2)
 
     def value(self, expression: str) -> float:
         ((_, value),) = self.ask(expression)
         return value
 
-    def until(self, expression: str, seconds: float = 30.0) -> None:
+    def until(self, expression: str) -> None:
         """Wait until ``expression`` gives anything."""
-        end = time.monotonic() + seconds
-        while not self.ask(expression):
-            assert time.monotonic() < end, f"nothing for {expression} within {seconds} s"
-            time.sleep(0.2)
+        assert self.ask(expression, 60.0), f"nothing for {expression}"
 
 
 def write_files(folder: Path, targets: Mapping[str, str]) -> Path:

@@ -68,7 +68,7 @@ def a_real_run(folder: Path) -> tuple[Federation, LocalGrid]:
         audit_every=ROUNDS,
         defenses="channel-natural,priprune",
         metrics_address="127.0.0.1:0",
-        sgi__iterations=100,
+        sgi__iterations=30,
     )
     federation = assemble(parse_run({key: value for key, value in raw.items() if "." not in key}), raw)
     describe(federation)
@@ -110,6 +110,11 @@ def test_every_panel_has_an_answer(watched: Watched, title: str, query: str) -> 
     assert "$federation" in query
     answers = watched.server.ask(query.replace("$federation", NAME))
     assert answers and all(value == value for _, value in answers), title
+
+
+def test_a_question_with_a_slip_of_the_pen_has_none(watched: Watched) -> None:
+    for query in (f"prunella_acuracy_ratio{{federation={NAME!r}}}", 'prunella_round{federation="another"}'):
+        assert watched.server.ask(query, 0.0) == []
 
 
 @pytest.mark.parametrize(("name", "expression"), [(n, e) for n, e in rules().items() if not n.startswith("Prunella")])
