@@ -8,7 +8,6 @@ Readings: the score is that of the trained weights under the mask, before the re
 is the run's ``rate``. No client's data is looked at, so this costs no privacy budget.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from core.config import Count, Positive, Run
@@ -64,11 +63,7 @@ def make_ticket(model: Model, run: Run, settings: Tickets, number: int) -> Ticke
 
 
 def winning_ticket(model: Model, run: Run, settings: Tickets) -> Ticket:
-    """The one that was picked. Scores do not need the weights, so that two tickets at most are held at a time."""
-    scores = [ticket.score for ticket in _all(model, run, settings)]
-    chosen = softmax_choice(scores, stream(run.seed, purpose="ticket-choice"))
-    return make_ticket(model, run, settings, chosen)
-
-
-def _all(model: Model, run: Run, settings: Tickets) -> Iterator[Ticket]:
-    return (make_ticket(model, run, settings, number) for number in range(settings.tickets))
+    """The one that was picked."""
+    tickets = [make_ticket(model, run, settings, number) for number in range(settings.tickets)]
+    scores = [ticket.score for ticket in tickets]
+    return tickets[softmax_choice(scores, stream(run.seed, purpose="ticket-choice"))]

@@ -73,3 +73,12 @@ def test_cost_counts_output_positions_relative_to_the_mean() -> None:
     assert sum(cost.values()) / 2 == pytest.approx(1.0)
     assert weight_cost(net, (1, 4, 4), {"0.weight"}, "uniform") == {"0.weight": 1.0}
     assert net.training
+
+
+def test_no_layer_is_emptied_however_small_its_weights_and_gains() -> None:
+    params = {"big": torch.arange(1.0, 11.0), "small": torch.full((4,), 1e-3)}
+    gain = {"big": torch.ones(10), "small": torch.zeros(4)}
+    mask = {n: torch.ones_like(t, dtype=torch.bool) for n, t in params.items()}
+    settings = Reconfiguration(prunable_share=1.0, max_density=0.5, fixed_cost=0.0)
+    new = reconfigure(params, gain, mask, {"big": 1.0, "small": 1.0}, settings)
+    assert int(new["small"].sum()) == 1 and int(new["big"].sum() + new["small"].sum()) <= 7

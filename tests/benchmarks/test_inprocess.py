@@ -1,0 +1,36 @@
+"""The in-process federation does a whole run and reads each client's data once."""
+
+from pathlib import Path
+
+import client.session
+from benchmarks.inprocess import data_read_once, run_in_process, settings
+from client.session import Session
+
+
+def test_a_run_in_process_trains_and_counts(tmp_path: Path) -> None:
+    federation = run_in_process(tmp_path, 2, rounds=1, local_steps=1, strategy="snip", defenses="none", audit_every=0)
+    metrics = {line["metric"] for line in federation.store.metrics()}
+    assert {"accuracy_ratio", "wire_bytes_total", "mask_density_ratio"} <= metrics
+    assert federation.counters["wire_bytes_total|up"] > 0
+
+
+def test_overrides_replace_settings_and_sections() -> None:
+    flat = settings(rate=0.5, feddst__adjust_interval=2)
+    assert flat["rate"] == 0.5 and flat["feddst.adjust-interval"] == 2 and flat["seed"] == 0
+
+
+def test_data_is_read_once_inside_and_as_before_outside(monkeypatch) -> None:
+    calls: list[tuple] = []
+    before = client.session.load_client
+
+    def counting(*args: object):
+        calls.append(args)
+        return before(*args)
+
+    monkeypatch.setattr(client.session, "load_client", counting)
+    with data_read_once():
+        for _ in range(3):
+            client.session.load_client("digits", client.session.Partition("iid", 2, 1.0, 0), 0, None)
+        assert len(calls) == 1
+    assert client.session.load_client is counting
+    assert Session is client.session.Session
