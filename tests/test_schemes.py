@@ -11,7 +11,9 @@ from pruning.selection import density, kept_count
 from server.rounds import Federation
 from strategies import STRATEGIES
 from strategies.personal import to_bytes
-from tests.server.test_rounds import final, go, same, series
+from strategies.roster import Member
+from tasks.task import initial
+from tests.server.test_rounds import build, final, go, same, series
 
 RATE = 0.3
 SHORT = {
@@ -76,3 +78,19 @@ def test_masks_that_clients_move_differ_so_the_checks_above_can_fail(tmp_path: P
         federation = go(folder, strategy=strategy, defenses="none", rounds=rounds, rate=0.6, **SHORT)
         found.append(masks_in_use(federation, folder))
     assert not all(torch.equal(a[n], b[n]) for a, b in zip(found[0], found[1], strict=True) for n in a)
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"prunefl"}))
+@pytest.mark.parametrize("rate", [0.0, 0.97, 0.9999])
+def test_any_rate_gives_a_first_mask_that_empties_no_layer(tmp_path: Path, strategy: str, rate: float) -> None:
+    federation, _ = build(tmp_path, strategy=strategy, rate=rate, defenses="none", **SHORT)
+    scheme, names = federation.strategy, federation.model.prunable
+    params, _ = initial(federation.task, 0)
+    weights, mask = scheme.first_model(params, None, [Member(0, 100), Member(1, 101)])  # type: ignore[arg-type]
+    mask = scheme.revise_mask(SHORT["magnitude__ramp_rounds"], weights, mask) if strategy == "magnitude" else mask
+    total, kept = sum(params[n].numel() for n in names), sum(int(mask[n].sum()) for n in names)
+    assert all(bool(m.any()) if name in names else bool(m.all()) for name, m in mask.items())
+    if strategy in EXACT and strategy not in ("random", "fed-ltp-one-shot"):
+        assert kept == max(len(names), kept_count(total, rate))
+    if rate == 0.0 and strategy != "fed-ltp-iterative":
+        assert kept == total
