@@ -1,9 +1,9 @@
 """Every query of every panel, rule and alert, asked of a real Prometheus that scrapes the exporter of a real run.
 
 An empty answer fails. An alert is its recorded series compared with a number, and in a healthy run that comparison is
-empty by design: so the number is cut off, and what is left has to answer. The run is one that has something to
-say everywhere: a data channel for its bound, a broken reply for the failures, a consenting client for the audits. No
-defense of the list reports an epsilon yet; its row is made from a ledger line by the code that would make it.
+empty by design: so the number is cut off, and what is left has to answer. Two runs have something to say everywhere:
+one with a data channel for its bound, a broken reply for the failures and a consenting client for the audits, and one
+under DP-SGD, whose epsilon allows none of these.
 """
 
 import json
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Message, MetricRecord
@@ -24,7 +25,6 @@ from deploy.dashboards import DASHBOARDS, FOLDER
 from server.app import assemble, describe
 from server.exporter import Exporter
 from server.grid import OrderedGrid
-from server.numbers import ledger_rows
 from server.rounds import Federation, federate
 from server.store import read_audits, row
 from server.verdict import level
@@ -37,16 +37,17 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("prometheus") is None, reason=NEEDS),
 ]
 ROUNDS, CLIENTS = 3, 3
-NAME, KILLED = "test", "killed"
+NAME, NOISY, KILLED = "audited", "noisy", "killed"
 ALERT = re.compile(r"(?P<series>.*\S) (?P<comparison>>=|<=|==|>|<) (?P<number>[\d.]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A Prometheus, and the finished run that it has seen."""
+    """A Prometheus, and the finished runs that it has seen."""
 
     server: Server
     federation: Federation
+    noisy: Federation
 
 
 def break_one_update() -> Callable[[Message], Message]:
@@ -61,40 +62,36 @@ def break_one_update() -> Callable[[Message], Message]:
     return tamper
 
 
-def a_real_run(folder: Path) -> tuple[Federation, LocalGrid]:
-    raw = settings(
-        run_dir=str(folder / "run"),
-        rounds=ROUNDS,
-        audit_every=ROUNDS,
-        defenses="channel-natural,priprune",
-        metrics_address="127.0.0.1:0",
-        sgi__iterations=30,
-    )
+def a_real_run(folder: Path, **overrides: Any) -> tuple[Federation, OrderedGrid]:
+    raw = settings(run_dir=str(folder / "run"), metrics_address="127.0.0.1:0", sgi__iterations=30, **overrides)
     federation = assemble(parse_run({key: value for key, value in raw.items() if "." not in key}), raw)
     describe(federation)
     grid = LocalGrid(client.app.app, CLIENTS, raw, folder / "nodes", break_one_update(), audit="scores")
-    return federation, grid
+    return federation, OrderedGrid(grid, 0.01)
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("monitoring")
-    federation, grid = a_real_run(folder)
+    audited, grid = a_real_run(folder / NAME, rounds=ROUNDS, audit_every=ROUNDS, defenses="channel-natural,priprune")
+    noisy, other_grid = a_real_run(folder / NOISY, rounds=1, audit_every=0, strategy="fedavg", defenses="dp-sgd")
     killed = Exporter("127.0.0.1:0", {})
     killed.update([row("round", 3), row("rounds", 10)])
-    assert federation.exporter is not None
+    assert audited.exporter is not None and noisy.exporter is not None
+    targets = {NAME: audited.exporter.address, NOISY: noisy.exporter.address, KILLED: killed.address}
     try:
-        with prometheus(folder, {NAME: federation.exporter.address, KILLED: killed.address}) as server:
+        with prometheus(folder, targets) as server:
             server.until(f'prunella_round{{federation="{KILLED}"}}')
             killed.close()
-            federate(federation, OrderedGrid(grid, 0.01))
-            federation.emit(ROUNDS, ledger_rows({"0": {"epsilon": 2.0}, "1": {"epsilon": 3.0}}))
-            server.until(f'federation:prunella_privacy_epsilon:budget_ratio{{federation="{NAME}"}}')
-            server.until(f"federation:prunella_attack_control:ok{{federation={NAME!r}}}")
-            yield Watched(server, federation)
+            federate(noisy, other_grid)
+            federate(audited, grid)
+            server.until(f'federation:prunella_privacy_epsilon:budget_ratio{{federation="{NOISY}"}}')
+            server.until(f'federation:prunella_attack_control:ok{{federation="{NAME}"}}')
+            yield Watched(server, audited, noisy)
     finally:
-        federation.auditor.close()
-        federation.exporter.close()
+        audited.auditor.close()
+        audited.exporter.close()
+        noisy.exporter.close()
         killed.close()
 
 
@@ -108,7 +105,8 @@ def panel_queries() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("title", "query"), panel_queries())
 def test_every_panel_has_an_answer(watched: Watched, title: str, query: str) -> None:
     assert "$federation" in query
-    answers = watched.server.ask(query.replace("$federation", NAME))
+    federation = NOISY if "epsilon" in query else NAME
+    answers = watched.server.ask(query.replace("$federation", federation))
     assert answers and all(value == value for _, value in answers), title
 
 
@@ -119,7 +117,8 @@ def test_a_question_with_a_slip_of_the_pen_has_none(watched: Watched) -> None:
 
 @pytest.mark.parametrize(("name", "expression"), [(n, e) for n, e in rules().items() if not n.startswith("Prunella")])
 def test_every_recorded_series_is_there(watched: Watched, name: str, expression: str) -> None:
-    assert watched.server.ask(f"{name}{{federation={NAME!r}}}"), name
+    federation = NOISY if "epsilon" in name else NAME
+    assert watched.server.ask(f'{name}{{federation="{federation}"}}'), name
     assert watched.server.ask(expression), expression
 
 
@@ -160,11 +159,16 @@ def test_the_figures_are_those_of_the_run(watched: Watched) -> None:
     server, lines = watched.server, watched.federation.store.metrics()
     last = {(line["metric"], *line["labels"].values()): line["value"] for line in lines}
     assert server.value(f"prunella_accuracy_ratio{{federation={NAME!r}}}") == last["accuracy_ratio",]
-    assert server.value(f"federation:prunella_privacy_epsilon:budget_ratio{{federation={NAME!r}}}") == 3.0 / 8
     assert last["client_failures_total", "metrics"] == 1.0
     assert server.value(f"prunella_client_failures_total{{federation={NAME!r}}}") == 1.0
     share = server.value(f"federation:prunella_client_failures:ratio15m{{federation={NAME!r}}}")
     assert share == pytest.approx(1 / (ROUNDS * CLIENTS))
+
+
+def test_epsilon_is_a_share_of_the_budget(watched: Watched) -> None:
+    (spent,) = [r["value"] for r in watched.noisy.store.metrics() if r["labels"] == {"stat": "worst"}]
+    shown = watched.server.value(f'federation:prunella_privacy_epsilon:budget_ratio{{federation="{NOISY}"}}')
+    assert shown == pytest.approx(spent / 8) and shown > 0
 
 
 def test_a_killed_server_is_told_from_one_that_is_there(watched: Watched) -> None:
