@@ -16,6 +16,7 @@ from privacy.fed_ltp import FedLtp, fed_ltp
 from privacy.fed_spa import FedSpa, fed_spa
 from privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
 from privacy.gaussian import GaussianNoise, gaussian
+from privacy.mask_hiding import MaskHiding, mask_hiding
 from privacy.none import NoDefense, none
 from privacy.outpost import Outpost, outpost
 from privacy.priprune import PriPrune, priprune
@@ -44,6 +45,7 @@ DEFENSES: Registry = {
     "random": Entry("update", FixedRate, random),
     "mix": Entry("update", MixedRate, mix),
     "priprune": Entry("update", PriPrune, priprune),
+    "mask-hiding": Entry("update", MaskHiding, mask_hiding, fills=True),
 }
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.

@@ -13,7 +13,7 @@ core.errors.ConfigError: unknown defense 'dpg': did you mean 'dgp'? Valid: ...
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,11 @@ class Chain:
         """The settings of the defense that has an epsilon, or None."""
         return next((link.settings for link in self.links if link.entry.private), None)
 
+    @property
+    def fills(self) -> bool:
+        """Whether what leaves hides which coordinates were withheld."""
+        return any(link.entry.fills for link in self.links)
+
     def updates(self) -> list[tuple[str, UpdateDefense]]:
         return [(link.name, link.defense) for link in self.links if isinstance(link.defense, UpdateDefense)]
 
@@ -83,6 +88,9 @@ def _check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"defenses = '{','.join(names)}' names one twice: name each once")
     if "none" in names and len(names) > 1:
         raise ConfigError(f"defenses = '{','.join(names)}': 'none' stands alone, leave it out")
+    for name in names[:-1]:
+        if DEFENSES[name].fills:
+            raise ConfigError(f"{name} fills what the other defenses withheld: name it last")
     ordered = sorted(names, key=lambda name: STAGES.index(DEFENSES[name].stage))
     if list(names) != ordered:
         raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")
@@ -262,8 +270,11 @@ def release(
     after = dict(state)
     current = outgoing
     _check_outgoing("chain", current, outgoing)
-    for name, defense in chain.updates():
-        before = current
-        current, after[name] = defense.apply(before, after[name], generator)
-        _check_outgoing(name, current, before)
+    for link in chain.links:
+        if not isinstance(link.defense, UpdateDefense):
+            continue
+        # Nothing is shared that the link before did not share, but by one that fills, and then inside the base mask.
+        before = replace(current, base=outgoing.shared) if link.entry.fills else current
+        current, after[link.name] = link.defense.apply(before, after[link.name], generator)
+        _check_outgoing(link.name, current, outgoing if link.entry.fills else before)
     return current, after, chain.names

@@ -26,13 +26,15 @@ class Outgoing:
     ``update`` is local minus received weights, zero outside ``shared``. ``shared`` marks the coordinates whose value
     leaves. ``spoken`` marks those the client has a say on when the server averages: a defense that *withholds* a value
     (PriPrune) removes it from both; one that sends *zero now and the rest later* (DGP, Top-k with error feedback) keeps
-    it in ``spoken``. ``local`` are the trained weights, base-pruned; they never leave.
+    it in ``spoken``. ``local`` are the trained weights, base-pruned; they never leave. ``base`` is the base mask, given
+    only to a defense that fills what others withheld.
     """
 
     update: Tree
     shared: Mask
     spoken: Mask
     local: Tree
+    base: Mask | None = None
 
 
 class DataDefense(NamedTuple):
@@ -113,6 +115,7 @@ class Entry:
 
     ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more. ``noisy``: it changes a
     gradient or an update that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger reads.
+    ``fills``: an update defense that shares what others withheld; the last of a chain.
     """
 
     stage: Stage
@@ -121,6 +124,7 @@ class Entry:
     claim: str = "heuristic, no ε"
     noisy: bool = False
     private: bool = False
+    fills: bool = False
 
 
 Registry = Mapping[str, Entry]

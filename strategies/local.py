@@ -149,6 +149,7 @@ def local_update(
     update = apply_mask(subtract(local, received.params), base)
     outgoing = Outgoing(update=update, shared=base, spoken=base, local=local)
     outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
-    may_leave = map_trees(torch.logical_or, outgoing.shared, invert(base))
+    outside = invert(base)  # importances inside would be zero where a value was withheld, and so tell what is filled
+    may_leave = outside if procedure.chain.fills else map_trees(torch.logical_or, outgoing.shared, outside)
     importance = apply_mask(done.squares, may_leave)
     return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps)

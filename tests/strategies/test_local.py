@@ -144,3 +144,10 @@ def test_an_empty_batch_trains_on_noise_alone_and_buffers_are_refused() -> None:
     with pytest.raises(DefenseError, match="batch norm"):
         mixed = Received(received.params, received.mask, {"bn.running_mean": torch.zeros(2)})
         local_update(procedure, mixed, iter(batches), state, stream(0, purpose="x"))
+
+
+def test_importances_do_not_tell_what_mask_hiding_filled() -> None:
+    procedure, received, batches, state = setting(["dgp", "mask-hiding"], keep=0.5)
+    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    assert not any(bool(result.importance[n][kept].any()) for n, kept in received.mask.items())
+    assert any(bool(result.importance[n][~kept].any()) for n, kept in received.mask.items())

@@ -1,0 +1,149 @@
+"""What the defenses cost in time, as ratios: selection over one ``torch.topk``, an epoch over plain SGD.
+
+Selection: DGP's two thresholds (5 % and 75 %, whole layer as one tensor) over the single 20 % ``torch.topk`` that Top-k
+pays, at the sizes of ResNet18 and VGG-11; the paper's DGP pays 1.3 to 2.4 times. Epochs: local training under a defense
+over the same without, batch 64, on random 3 x 32 x 32 images, and Opacus DP-SGD beside it in the same run; CHN prints
+4 to 10 % for the channels. Arms take turns in every repetition, so that a busy machine slows all of them; the median
+over repetitions of an arm's own ratio is printed, and its range. One thread. Opacus gets the model with group norm in
+place of batch norm. Fitting a channel (once per client) is not in an epoch; its seconds are printed apart.
+
+    python -m benchmarks.defenses [--repeat 5] [--steps 4] [--models lenet,resnet10] [--json]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from opacus.validators import ModuleValidator
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+
+from core.randomness import stream
+from core.trees import full_mask
+from privacy.chain import build_chain, start
+from privacy.dgp import dual_mask
+from strategies.local import Procedure, Received, local_update
+from tasks.examples import Examples
+from tasks.task import Task, initial
+from tasks.training import Sgd
+
+SIZES = {"resnet18": 11_173_962, "vgg-11": 9_231_114}
+DEFENSES = ("channel-natural", "channel-white", "channel-personalized", "priprune", "dgp")
+IMAGES, BATCH = 512, 64
+Work = Callable[[], object]
+
+
+def turns(arms: Mapping[str, Work], base: str, repeat: int) -> dict[str, dict[str, float]]:
+    """Median, least and largest of every arm's seconds over those of ``base`` in that turn; the first turn is left out.
+
+    >>> sorted(turns({"a": lambda: None, "b": lambda: sum(range(9))}, "a", 1)["b"])
+    ['least', 'most', 'ratio', 'seconds']
+    """
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(repeat + 1):
+        for name, work in arms.items():
+            begin = time.perf_counter()
+            work()
+            taken[name].append(time.perf_counter() - begin)
+    found = {}
+    for name, seconds in taken.items():
+        ratios = [s / b for s, b in zip(seconds[1:], taken[base][1:], strict=True)]
+        middle = {"seconds": statistics.median(seconds[1:]), "ratio": statistics.median(ratios)}
+        found[name] = {**middle, "least": min(ratios), "most": max(ratios)}
+    return found
+
+
+def selection(size: int, repeat: int) -> dict[str, dict[str, float]]:
+    """DGP's selection and Top-k's on a normal vector of ``size``."""
+    values = torch.randn(size, generator=stream(0, purpose="selection"))
+    inside = torch.ones(size, dtype=torch.bool)
+    arms: dict[str, Work] = {
+        "torch.topk": lambda: torch.topk(values.abs(), size // 5),
+        "dgp": lambda: dual_mask(values, inside, 0.05, 0.75),
+    }
+    return turns(arms, "torch.topk", repeat)
+
+
+def _epoch(task: Task, defenses: list[str], data: Examples, steps: int) -> tuple[Work, float]:
+    """A function that trains ``steps`` batches under the chain, and the seconds it took to fit the chain."""
+    params, buffers = initial(task, 0)
+    chain = build_chain(defenses, {})
+    begin = time.perf_counter()
+    state = start(chain, data.x, params, {})
+    fitted = time.perf_counter() - begin
+    procedure, received = Procedure(task.build(), Sgd(0.01), chain), Received(params, full_mask(params), buffers)
+    batches = [Examples(data.x[i * BATCH :][:BATCH], data.y[i * BATCH :][:BATCH]) for i in range(steps)]
+    work = lambda: local_update(procedure, received, iter(batches), state, stream(0, purpose="noise"))  # noqa: E731
+    return work, fitted
+
+
+def _opacus(task: Task, data: Examples, steps: int) -> Work:
+    """Opacus DP-SGD on the same batches."""
+    model = GradSampleModule(ModuleValidator.fix(task.build()))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = DPOptimizer(sgd, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH)
+
+    def work() -> None:
+        for i in range(steps):
+            optimizer.zero_grad()
+            cross_entropy(model(data.x[i * BATCH :][:BATCH]), data.y[i * BATCH :][:BATCH]).backward()
+            optimizer.step()
+
+    return work
+
+
+def epochs(model: str, steps: int, repeat: int) -> dict[str, Any]:
+    """Every defense's training time over plain SGD's on ``model``."""
+    task, g = Task(model, (3, 32, 32), 10), stream(0, purpose="images")
+    data = Examples(torch.rand(IMAGES, 3, 32, 32, generator=g), torch.randint(10, (IMAGES,), generator=g))
+    arms: dict[str, Work] = {}
+    fitted: dict[str, float] = {}
+    has_buffers = bool(initial(task, 0)[1])
+    for name in ("none", *DEFENSES, *(() if has_buffers else ("dp-sgd",))):
+        arms[name], fitted[name] = _epoch(task, [name], data, steps)
+    arms["opacus"] = _opacus(task, data, steps)
+    return {"arms": turns(arms, "none", repeat), "fit_seconds": {k: v for k, v in fitted.items() if "channel" in k}}
+
+
+def show(result: Mapping[str, Any]) -> None:
+    table = Table("what", "arm", "seconds", "ratio", "range", title="what defenses cost")
+    rows = {f"selection {name}": arms for name, arms in result["selection"].items()}
+    rows |= {f"epoch {name}": found["arms"] for name, found in result["epochs"].items()}
+    for what, arms in rows.items():
+        for arm, cost in arms.items():
+            spread = f"{cost['least']:.2f} to {cost['most']:.2f}"
+            table.add_row(what, arm, f"{cost['seconds']:.3f}", f"{cost['ratio']:.2f}", spread)
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--models", default="lenet,resnet10")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.repeat < 1 or not 1 <= options.steps <= IMAGES // BATCH:
+        parser.error(f"--repeat must be at least 1 and --steps between 1 and {IMAGES // BATCH}")
+    torch.set_num_threads(1)
+    names = [name for name in options.models.split(",") if name]
+    result = {
+        "selection": {name: selection(size, options.repeat) for name, size in SIZES.items()},
+        "epochs": {name: epochs(name, options.steps, options.repeat) for name in names},
+        "repeat": options.repeat,
+        "machine": {"processors": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__},
+    }
+    print(json.dumps(result)) if options.json else show(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The benchmark of the defenses measures what it says; how long it takes is not tested."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import benchmarks.defenses as bench
+
+
+def test_ratios_are_of_the_same_turn_and_the_first_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 9, 9, 99] + [100, 101, 101, 103] + [200, 202, 202, 210])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    found = bench.turns({"plain": lambda: None, "defended": lambda: None}, "plain", 2)
+    assert found["defended"] == {"seconds": 5, "ratio": 3, "least": 2, "most": 4}
+    assert found["plain"]["ratio"] == 1
+
+
+def test_the_last_line_is_one_json_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(sys, "argv", ["defenses", "--json", "--repeat", "1", "--steps", "1", "--models", "lenet"])
+    monkeypatch.setattr(bench, "SIZES", {"small": 10_000})
+    monkeypatch.setattr(bench, "IMAGES", 64)
+    bench.main()
+    torch.set_num_threads(threads)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(result["selection"]["small"]) == {"torch.topk", "dgp"}
+    arms = result["epochs"]["lenet"]["arms"]
+    assert {"none", "dp-sgd", "opacus", "channel-white", "priprune"} <= set(arms)
+    assert all(cost["ratio"] > 0 for cost in arms.values()) and arms["none"]["ratio"] == 1
+    bench.show(result)
+    assert "opacus" in capsys.readouterr().out
+
+
+def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["defenses", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        bench.main()
