@@ -4,7 +4,7 @@ Selection: DGP's two thresholds (5 % and 75 %, whole layer as one tensor) over t
 pays, at the sizes of ResNet18 and VGG-11; the paper's DGP pays 1.3 to 2.4 times. Epochs: local training under a defense
 over the same without, batch 64, on random 3 x 32 x 32 images, and Opacus DP-SGD beside it in the same run; CHN prints
 4 to 10 % for the channels. Arms take turns in every repetition, so that a busy machine slows all of them; the median
-over repetitions of an arm's own ratio is printed, and its range. One thread. Opacus gets the model with group norm in
+over repetitions of an arm's own ratio is printed, and its range. Seconds are of the processor, one thread. Opacus gets the model with group norm in
 place of batch norm. Fitting a channel (once per client) is not in an epoch; its seconds are printed apart.
 
     python -m benchmarks.defenses [--repeat 5] [--steps 4] [--models lenet,resnet10] [--json]
@@ -51,9 +51,9 @@ def turns(arms: Mapping[str, Work], base: str, repeat: int) -> dict[str, dict[st
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(repeat + 1):
         for name, work in arms.items():
-            begin = time.perf_counter()
+            begin = time.process_time()
             work()
-            taken[name].append(time.perf_counter() - begin)
+            taken[name].append(time.process_time() - begin)
     found = {}
     for name, seconds in taken.items():
         ratios = [s / b for s, b in zip(seconds[1:], taken[base][1:], strict=True)]
@@ -77,9 +77,9 @@ def _epoch(task: Task, defenses: list[str], data: Examples, steps: int) -> tuple
     """A function that trains ``steps`` batches under the chain, and the seconds it took to fit the chain."""
     params, buffers = initial(task, 0)
     chain = build_chain(defenses, {})
-    begin = time.perf_counter()
+    begin = time.process_time()
     state = start(chain, data.x, params, {})
-    fitted = time.perf_counter() - begin
+    fitted = time.process_time() - begin
     procedure, received = Procedure(task.build(), Sgd(0.01), chain), Received(params, full_mask(params), buffers)
     batches = [Examples(data.x[i * BATCH :][:BATCH], data.y[i * BATCH :][:BATCH]) for i in range(steps)]
     work = lambda: local_update(procedure, received, iter(batches), state, stream(0, purpose="noise"))  # noqa: E731
