@@ -4,8 +4,9 @@ Selection: DGP's two thresholds (5 % and 75 %, whole layer as one tensor) over t
 pays, at the sizes of ResNet18 and VGG-11; the paper's DGP pays 1.3 to 2.4 times. Epochs: local training under a defense
 over the same without, batch 64, on random 3 x 32 x 32 images, and Opacus DP-SGD beside it in the same run; CHN prints
 4 to 10 % for the channels. Arms take turns in every repetition, so that a busy machine slows all of them; the median
-over repetitions of an arm's own ratio is printed, and its range. Seconds are of the processor, one thread. Opacus gets the model with group norm in
-place of batch norm. Fitting a channel (once per client) is not in an epoch; its seconds are printed apart.
+over repetitions of an arm's own ratio is printed, and its range. Seconds are of the processor, one thread. Opacus gets
+the model with group norm in place of batch norm. Fitting a channel (once per client) is not in an epoch; its seconds
+are printed apart.
 
     python -m benchmarks.defenses [--repeat 5] [--steps 4] [--models lenet,resnet10] [--json]
 """

@@ -9,8 +9,8 @@ Cost: the update is dense again, so the bytes that withholding saved are spent; 
 bias and, with n clients, with 1/n of its variance. Under DGP's defaults four of five coordinates are noise as large as
 what is sent; on scikit-learn's digits (4 clients, 12 rounds, FedAvg, seed 0) accuracy was 0.961 with and 0.958 without,
 and 4.2 times the bytes went up. A ``scale`` under 1 costs less accuracy and lets magnitudes tell the two apart. Error
-feedback is untouched: what waits still waits. A coordinate a defense removed from ``spoken`` (PriPrune) is spoken for again, with
-noise about the received value.
+feedback is untouched: what waits still waits. A coordinate a defense removed from ``spoken`` (PriPrune) is spoken for
+again, with noise about the received value.
 
 Limits: a layer of which nothing is sent stays empty; structure across coordinates (a linear layer's gradient is an
 outer product) can still tell them apart; squared gradients inside the mask (PruneFL's importances) do not leave at all
