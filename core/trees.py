@@ -100,7 +100,8 @@ def l2(tree: Tree) -> Tensor:
 
 
 def all_finite(tree: Tree) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in tree.values())
+    """No NaN and no infinity: both show in the extremes, which need no temporary tensor."""
+    return all(bool(torch.isfinite(torch.stack(t.aminmax())).all()) for t in tree.values() if t.numel())
 
 
 def to_device(tree: Tree, device: torch.device | str) -> Tree:

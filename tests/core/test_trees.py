@@ -45,3 +45,14 @@ def test_where_takes_the_first_inside_the_mask() -> None:
     mixed = trees.where(M, A, trees.zeros_like(A))
     assert mixed["w"].tolist() == [1.0, 0.0]
     assert mixed["b"].item() == 3.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_one_value_that_is_not_finite_is_found_anywhere(bad: float, dtype: torch.dtype) -> None:
+    for at in (0, 17, 99):
+        tree = {"a": torch.zeros(100, dtype=dtype), "s": torch.tensor(1.0), "none": torch.zeros(0)}
+        assert trees.all_finite(tree)
+        tree["a"][at] = bad
+        assert not trees.all_finite(tree)
+    assert not trees.all_finite({"s": torch.tensor(bad)})

@@ -59,3 +59,33 @@ def test_a_value_outside_the_spoken_mask_does_not_count() -> None:
         [{"w": torch.ones(4)}], [{"w": torch.tensor([True, False, False, False])}], [1], PREVIOUS, "holders"
     )
     assert mean["w"].tolist() == [2.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("aggregation", ["holders", "as_printed"])
+def test_large_tensors_repeated_masks_and_threads_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, aggregation: str
+) -> None:
+    """Pieces of 7 coordinates in bundles, masks that repeat and change: the dense formula in float64, to the bit."""
+    monkeypatch.setattr("strategies.masked_mean.PIECE", 7)
+    g = torch.Generator().manual_seed(3)
+    previous = {"a": torch.randn(50, 9, generator=g), "b": torch.randn((), generator=g), "c": torch.zeros(0)}
+    masks = [{n: torch.rand(t.shape, generator=g) < keep for n, t in previous.items()} for keep in (0.5, 0.5, 0.9)]
+    spoken = [masks[i] for i in (0, 0, 1, 0, 2, 2)]
+    updates = [{n: torch.randn(t.shape, generator=g) for n, t in previous.items()} for _ in spoken]
+    weights = [3, 1, 4, 1, 5, 9]
+    results = []
+    for workers in (1, 3):
+        monkeypatch.setattr("core.parallel.threads", lambda workers=workers: workers)
+        results.append(masked_mean(updates, spoken, weights, previous, aggregation))
+    for name, w in previous.items():
+        total = sum(n * (u[name] * m[name]).double() for n, u, m in zip(weights, updates, spoken, strict=True))
+        share = sum(n * m[name].double() for n, m in zip(weights, spoken, strict=True))
+        holders = torch.where(share > 0, w + total / share.clamp(min=1), w.double())
+        slow = holders if aggregation == "holders" else (total + share * w) / sum(weights)
+        assert torch.equal(results[0][name], results[1][name])
+        assert torch.allclose(results[0][name].double(), slow, rtol=1e-6, atol=1e-12)
+
+
+def test_nan_outside_the_spoken_mask_does_not_spread() -> None:
+    mean = masked_mean([{"w": torch.full((4,), torch.nan)}], [{"w": torch.zeros(4).bool()}], [1], PREVIOUS, "holders")
+    assert torch.equal(mean["w"], PREVIOUS["w"])
