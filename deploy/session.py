@@ -79,6 +79,7 @@ def submission(
     else:
         if outcome.status == "failed":
             explain(outcome)
+            say(errors, "--- the ServerApp's own words: logs/server.log in the SuperLink's --home")
         finish(outcome.run, out)
     return outcome.status
 

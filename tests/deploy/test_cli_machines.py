@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from deploy import cli, machines, member, session, submit
@@ -96,3 +97,19 @@ def test_submit_ends_as_the_federation_did(here: Path, monkeypatch: pytest.Monke
     _, runs, given, target, resume, options = seen[0]
     assert (runs, given, resume, options["supernodes"]) == (Path("runs"), ["rounds=3"], "", 5)
     assert target == submit.Target(submit.Address("::1", 8000), submit.Keys(Path("keys")))
+
+
+def test_the_guide_types_only_what_exists() -> None:
+    import click
+
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    blocks = [block for block in guide.split("```")[1::2] if block.startswith("sh\n")]
+    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()[1:]]
+    typed = [line[1:] for line in lines if line[:1] == ["prunella"]]
+    assert {words[0] for words in typed} >= {"keys", "superlink", "register", "supernode", "submit"}
+    commands = typer.main.get_command(cli.app)
+    assert isinstance(commands, click.Group)
+    for name, *arguments in typed:
+        command = commands.get_command(click.Context(commands), name)
+        assert command is not None
+        command.make_context(name, list(arguments))
