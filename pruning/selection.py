@@ -58,8 +58,11 @@ def best_first(scores: torch.Tensor) -> torch.Tensor:
     >>> best_first(torch.tensor([1.0, 3.0, 3.0])).tolist()
     [1.0, inf, 3.0]
     """
-    flat = scores.reshape(-1)
-    return flat.masked_fill(keep_largest(flat, 1), torch.inf)
+    if bool(torch.isnan(scores).any()):
+        raise ValueError(f"scores of shape {tuple(scores.shape)} contain NaN")
+    flat = scores.reshape(-1).clone()
+    flat[flat.argmax()] = torch.inf  # the first of equal ones
+    return flat
 
 
 def split(flat: torch.Tensor, like: Tree) -> Tree:

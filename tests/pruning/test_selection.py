@@ -54,3 +54,12 @@ def test_where_no_layer_is_threatened_it_is_the_plain_order(rate: float, seed: i
     plain = torch.zeros(100, dtype=torch.bool)
     plain[torch.cat([scores["a"], scores["b"]]).argsort(descending=True, stable=True)[: kept_count(100, rate)]] = True
     assert torch.equal(torch.cat([mask["a"], mask["b"]]), plain)
+
+
+def test_nan_is_an_error_even_where_it_would_be_the_best() -> None:
+    for index in (0, 2):
+        scores = torch.tensor([1.0, 2.0, 3.0])
+        scores[index] = float("nan")
+        for scope in ("global", "layer"):
+            with pytest.raises(ValueError, match="contain NaN"):
+                keep_by_score({"w": scores}, frozenset({"w"}), 0.3, scope)
