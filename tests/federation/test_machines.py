@@ -185,6 +185,8 @@ def test_a_link_cut_in_mid_round_loses_nothing(world: World) -> None:
     assert [r["value"] for r in rows if r["metric"] == "clients_selected"] == [2.0] * ROUNDS
     assert not [r for r in rows if r["metric"] == "client_failures_total"]
     assert max(r["value"] for r in rows if r["metric"] == "round_seconds") > CUT
+    signed_off = "[Fleet.DeactivateNode] Deactivated"
+    wait_for(lambda: world.said(CENTRE).count(signed_off) == len(SITES), "both sites to sign off", seconds=10)
     # It was gRPC with TLS, and what the clients remember lies on their own hosts, for their eyes only.
     assert "Starting Fleet API (gRPC-rere) on 0.0.0.0:9092" in world.said(CENTRE)
     for site in SITES:
