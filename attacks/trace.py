@@ -24,7 +24,7 @@ from tasks.models import MODELS
 from tasks.task import Task
 
 FORMAT = "prunella.trace.v1"
-_TREES = ("params", "update", "mask", "shared", "buffers", "importance")
+_TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")
 _MASKS = ("mask", "shared")
 _PLAIN = tuple(f.name for f in fields(ServerView) if f.name not in (*_TREES, "labels"))
 _TYPES: dict[str, tuple[type, ...]] = {

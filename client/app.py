@@ -6,7 +6,10 @@ update, an example count, a time, the names of the defenses, the ledger line. An
 text the server reads, so nothing below formats a value of a tensor.
 """
 
+import functools
+import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -15,9 +18,9 @@ from flwr.clientapp import ClientApp
 from client.audit import answer
 from client.budget import account, require_charged, require_uncovered_is_allowed
 from client.session import Session
-from client.state import Memory
+from client.state import ANSWERS_PER_ROUND, Memory
 from core.config import parse_section
-from core.errors import WireError
+from core.errors import ConfigError, PrunellaError, WireError
 from core.records import from_coded, from_dense, mask_to_coded
 from core.trees import Mask, Tree, to_device
 from core.wire import fingerprint
@@ -34,6 +37,24 @@ from tasks.task import prunable
 from tasks.training import evaluate as evaluate_model
 
 app = ClientApp()
+logger = logging.getLogger(__name__)
+Handler = Callable[[Message, Context], Message]
+
+
+def guarded(handler: Handler) -> Handler:
+    """Let only this project's own errors out: any other text may quote a label or a pixel, and Flower sends it on."""
+
+    @functools.wraps(handler)
+    def run(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except PrunellaError:
+            raise
+        except Exception as error:
+            logger.exception("a message could not be handled")
+            raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+
+    return run
 
 
 def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
@@ -78,6 +99,16 @@ def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree
     return scheme.plan(here)
 
 
+def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
+    """Tensors whose squared gradients leave: those asked for, in the rounds in which the scheme uses them, or none."""
+    wanted = content.config_records["config"].get("importance")
+    if session.run.strategy != "prunefl" or not isinstance(wanted, list):
+        return frozenset()
+    if _round_of(content) % parse_section(session.raw, "prunefl", Schedule).adjust_interval:
+        return frozenset()
+    return prunable(session.procedure.module) & {str(name) for name in wanted}
+
+
 def _to_cpu(result: LocalResult) -> LocalResult:
     out = result.outgoing
     moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.spoken, out.local)))
@@ -87,6 +118,7 @@ def _to_cpu(result: LocalResult) -> LocalResult:
 
 
 @app.train()
+@guarded
 def train(message: Message, context: Context) -> Message:
     """One round. State is on the disk before the reply exists: a crash may repeat work, never forget it."""
     session, round = Session(context), _round_of(message.content)
@@ -101,9 +133,7 @@ def train(message: Message, context: Context) -> Message:
     require_charged(session, result.steps, session.run.local_steps)
     session.store.save(round, Memory(result.state, ledger, plan.keep))
     session.store.save_mask(result.base)
-    wanted = message.content.config_records["config"].get("importance")
-    asked = {str(name) for name in wanted} if isinstance(wanted, list) else set()
-    names = prunable(session.procedure.module) & asked
+    names = _importance_names(session, message.content)
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     metrics = MetricRecord({"num-examples": len(session.examples.y), "train-seconds": seconds})
     content = RecordDict({**build_reply(result, mask, names), "metrics": metrics, "provenance": provenance})
@@ -112,6 +142,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 @app.train("initial")
+@guarded
 def initial(message: Message, context: Context) -> Message:
     """PruneFL's initial pruning: this client's first mask, and nothing else. It counts as steps in the ledger."""
     session = Session(context)
@@ -129,19 +160,27 @@ def initial(message: Message, context: Context) -> Message:
 
 
 @app.evaluate()
+@guarded
 def evaluate(message: Message, context: Context) -> Message:
     """Loss and accuracy of the global model on the fifth of this client's examples it never trains on."""
     session = Session(context)
     require_uncovered_is_allowed(session, "evaluation=clients", "set evaluation=server")
+    if session.run.evaluation != "clients":
+        raise ConfigError("this run evaluates on the server: set evaluation=clients to ask clients")
+    if not session.store.claim("evaluations", str(_round_of(message.content)), ANSWERS_PER_ROUND):
+        raise ConfigError("this round was evaluated already")
     received, _ = _receive(session, message.content)
     held_out = session.held_out
     x, y = held_out.x.to(session.device), held_out.y.to(session.device)
     result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
-    metrics = MetricRecord({"num-examples": result.examples, "loss": result.loss, "accuracy": result.accuracy})
+    # Rounded: every further digit would only serve somebody who asks about single examples.
+    loss, accuracy = round(result.loss, 3), round(result.accuracy, 3)
+    metrics = MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
 @app.query("hello")
+@guarded
 def hello(message: Message, context: Context) -> Message:
     """Which client this is, and what it consents to."""
     node = Session(context).node
@@ -150,6 +189,7 @@ def hello(message: Message, context: Context) -> Message:
 
 
 @app.query("audit")
+@guarded
 def audit(message: Message, context: Context) -> Message:
     """Scores of the server's reconstruction against the images this client really used, if its owner consents."""
     return Message(answer(Session(context), message.content), reply_to=message)

@@ -4,8 +4,9 @@ Consent is the node owner's, in the node's own configuration: ``deny`` (default)
 numbers, ``pictures`` also returns the audited originals beside their reconstructions. The true batch is drawn again
 from the round's stream, so that no copy of private data lies anywhere.
 
-A score answers a question about private data, so it is rationed: a round this client took part in, twice at most (the
-second for a server that resumed), and an attack on more images than were used is refused.
+A score answers a question about private data, so it is rationed: the images of a round this client took part in, twice
+at most (the second for a server that resumed) whatever the run is called, ``AUDITS`` answers in the client's life, and
+three digits each. An attack on more images than were used is refused.
 """
 
 import torch
@@ -13,10 +14,13 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from attacks.leakage import paired, score
 from client.session import Session
+from client.state import ANSWERS_PER_ROUND
 from core.records import flatten, from_dense, to_dense
 from core.types import PrivateBatch, Reconstruction
+from privacy.ledger import digest
 
-AUDITS_PER_ROUND = 2
+AUDITS = 200
+DIGITS = 3
 MAX_PICTURES = 16
 
 
@@ -46,14 +50,17 @@ def answer(session: Session, content: RecordDict) -> RecordDict:
     if session.node.consent == "deny":
         return _outcome("no-consent")
     round = int(str(content.config_records["audit"]["round"]))
-    if not session.store.claim_audit(round, AUDITS_PER_ROUND):
+    if not session.store.took_part(round):
         return _outcome("refused")
     private = truth(session, round)
+    if not session.store.claim("audits", digest([{"x": private.x}], ""), ANSWERS_PER_ROUND, AUDITS):
+        return _outcome("refused")
     rebuilt = _reconstruction(content.array_records["reconstruction"], session.task.shape, len(private.y))
     if rebuilt is None:
         return _outcome("refused")
     leakage = score(rebuilt, private)
-    reply = _outcome("scored", scores=MetricRecord({**flatten(leakage.to_dict())}))
+    scores = {name: float(f"{value:.{DIGITS}g}") for name, value in flatten(leakage.to_dict()).items()}
+    reply = _outcome("scored", scores=MetricRecord({**scores}))
     if session.node.consent == "pictures":
         original, reconstruction = paired(private.x, rebuilt.x, leakage.assignment[:MAX_PICTURES])
         reply["pictures"] = to_dense({"original": original, "reconstruction": reconstruction})

@@ -19,6 +19,7 @@ from privacy.ledger import Ledger, from_json, merge, to_json
 
 KEPT_ROUNDS = 3
 AUDITABLE_ROUNDS = 100
+ANSWERS_PER_ROUND = 2  # the second for a server that resumed
 SCHEME = "scheme"  # beside the names of defenses
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
@@ -37,7 +38,8 @@ class ClientStore:
 
     def __init__(self, directory: Path, run: str) -> None:
         self.home = directory
-        self.folder = directory / run
+        # The server names the run: what it says may choose among folders here, never a place outside.
+        self.folder = directory / "runs" / (re.sub(r"[^A-Za-z0-9_-]", "_", run) or "run")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home.chmod(0o700)
 
@@ -91,9 +93,8 @@ class ClientStore:
         stale = [r for r in rounds if r > round] + [r for r in rounds if r <= round][:-KEPT_ROUNDS]
         for old in stale:
             self._path(old).unlink(missing_ok=True)
-        audits = self._audits()
-        recent = {str(r): audits.get(str(r), 0) for r in sorted({*map(int, audits), round})[-AUDITABLE_ROUNDS:]}
-        write_json(self.folder / "audits.json", recent, mode=0o600)
+        took_part = sorted({*self._took_part(), round})[-AUDITABLE_ROUNDS:]
+        write_json(self.folder / "rounds.json", took_part, mode=0o600)
 
     def mask(self) -> Mask | None:
         """The mask last received, or None."""
@@ -103,16 +104,21 @@ class ClientStore:
     def save_mask(self, mask: Mask) -> None:
         write_tree(self.folder / "mask.safetensors", mask)
 
-    def _audits(self) -> dict[str, int]:
-        """Answered audits by round, for the rounds this client took part in."""
-        path = self.folder / "audits.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+    def _took_part(self) -> list[int]:
+        path = self.folder / "rounds.json"
+        return list(json.loads(path.read_text())) if path.exists() else []
 
-    def claim_audit(self, round: int, limit: int) -> bool:
-        """True when this client took part in ``round`` and fewer than ``limit`` audits of it were answered; counts."""
-        audits = self._audits()
-        answered = audits.get(str(round))
-        if answered is None or answered >= limit:
+    def took_part(self, round: int) -> bool:
+        """Whether this client trained in ``round`` of this run, as far back as audits may ask."""
+        return round in self._took_part()
+
+    def claim(self, kind: str, question: str, limit: int, total: int = 0) -> bool:
+        """True, and counted, when ``question`` was answered fewer than ``limit`` times, and all of its kind fewer than
+        ``total`` times (0: no limit). Counted for this client, whatever a server calls its runs."""
+        path = self.home / f"{kind}.json"
+        answered = dict(json.loads(path.read_text())) if path.exists() else {}
+        key = question if total else f"{self.folder.name}/{question}"
+        if answered.get(key, 0) >= limit or (total and sum(answered.values()) >= total):
             return False
-        write_json(self.folder / "audits.json", audits | {str(round): answered + 1}, mode=0o600)
+        write_json(path, answered | {key: answered.get(key, 0) + 1}, mode=0o600)
         return True

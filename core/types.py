@@ -11,9 +11,10 @@ from core.trees import Mask, Tree
 class ServerView:
     """All that an attack may use. A field left ``None`` was withheld, or is not known to the server.
 
-    ``update`` is local minus received weights, zero where nothing was shared; ``shared`` marks the coordinates whose
-    value arrived. ``params`` are the weights the server sent. ``steps``, ``batch_size``, ``learning_rate``,
-    ``momentum`` and ``weight_decay`` are the public training settings of the run, ``num_examples`` the examples seen.
+    ``params`` are the weights training began from, ``update`` is local minus those, zero where nothing was shared;
+    ``shared`` marks the coordinates whose value arrived. ``buffers`` were sent, ``received_buffers`` came back.
+    ``steps``, ``batch_size``, ``learning_rate``, ``momentum`` and ``weight_decay`` are the public training settings of
+    the run, ``num_examples`` the examples seen.
     """
 
     params: Tree
@@ -21,6 +22,7 @@ class ServerView:
     mask: Mask | None = None
     shared: Mask | None = None
     buffers: Tree = field(default_factory=dict)
+    received_buffers: Tree = field(default_factory=dict)
     importance: Tree | None = None
     num_examples: int | None = None
     labels: Tensor | None = None

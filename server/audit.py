@@ -7,6 +7,7 @@ them and takes in scores that have arrived; nothing there waits. Only ``drain``,
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,18 +16,21 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.control import PSNR_FLOOR
 from attacks.leakage import paired
 from attacks.trace import save_trace
 from core.config import Raw, Run
-from core.errors import unknown
+from core.errors import AttackError, unknown
 from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
+from core.trees import Tree, add, apply_mask, subtract
 from core.types import ServerView
 from server.audit_worker import JOB, REBUILT, RESULT, STARTED, STOP, TRUTH, VIEW
 from server.canary import Canary, Sent
@@ -35,26 +39,58 @@ from strategies.roster import Member
 from tasks.task import Task
 
 QUERY = "query.audit"
+SCORES = ("psnr", "nmi", "ami", "ssim", "mse")
+STATS = ("mean", "worst", "random", "other")
+MAX_PICTURES = 16
 Outcome = dict[str, Any]
 
 
-def view_of(run: Run, expected: Expected, contribution: Contribution) -> ServerView:
-    """What the server saw of one client in one round, no more and no less."""
+def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tree) -> ServerView:
+    """What the server saw of one client in one round, no more and no less; ``start`` is where training began."""
+    moved = add(contribution.update, subtract(expected.params, start))
     return ServerView(
-        params=expected.params,
-        update=contribution.update,
+        params=start,
+        update=apply_mask(moved, contribution.shared),
         mask=contribution.base,
         shared=contribution.shared,
         buffers=expected.buffers,
         importance=contribution.importance,
-        num_examples=run.local_steps * run.batch_size,
+        received_buffers=contribution.buffers,
+        num_examples=min(run.local_steps * run.batch_size, contribution.weight),
         steps=run.local_steps,
-        batch_size=run.batch_size,
+        batch_size=min(run.batch_size, contribution.weight),
         learning_rate=run.learning_rate,
         momentum=run.momentum,
         weight_decay=run.weight_decay,
         defenses=contribution.applied,
     )
+
+
+def read_scores(record: MetricRecord) -> Outcome:
+    """A client's scores as ``Leakage.to_dict`` makes them, or ``AttackError``: no other name, no odd number."""
+    wanted = {f"{score}.{stat}" for score in SCORES for stat in STATS} | {"iip", "images"}
+    if not wanted <= record.keys() <= wanted | {"label_accuracy"}:
+        raise AttackError("scores are missing, or others than those asked for")
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in record.values()):
+        raise AttackError("a score is not a finite number")
+    return {"label_accuracy": None, **unflatten({name: float(str(value)) for name, value in record.items()})}
+
+
+def read_pictures(record: ArrayRecord | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
+    """Originals and reconstructions [N, C, H, W] of a consenting client, or ``AttackError``."""
+    if record is None:
+        return None
+    try:
+        tree = from_dense(record)
+        pair = tree["original"], tree["reconstruction"]
+    except Exception as error:  # noqa: BLE001 - bytes of a stranger: whatever reading them raises, they are no pictures
+        raise AttackError("the pictures cannot be read") from error
+    for x in pair:
+        if x.dtype != torch.float32 or tuple(x.shape[1:]) != shape or not bool(torch.isfinite(x).all()):
+            raise AttackError("the pictures are not images of this task")
+    if not len(pair[0]) == len(pair[1]) <= MAX_PICTURES:
+        raise AttackError("the pictures do not pair up")
+    return pair[0].clamp(0, 1), pair[1].clamp(0, 1)
 
 
 def rebuilt_control(scores: Outcome) -> bool:
@@ -101,13 +137,13 @@ class Auditor:
         if self.run.defense_names != ("none",):
             self._file(expected.round, "control-defended", None, self.canary.send(expected, "defended"))
 
-    def file_client(self, expected: Expected, contribution: Contribution, member: Member | None) -> None:
+    def file_client(self, expected: Expected, contribution: Contribution, member: Member | None, start: Tree) -> None:
         """A consenting client's view, while this round's quota lasts."""
         taken = self._audited.get(expected.round, 0)
         if member is None or member.consent == "deny" or taken >= self.run.audit_clients:
             return
         self._audited[expected.round] = taken + 1
-        self._file(expected.round, "client", member, view_of(self.run, expected, contribution))
+        self._file(expected.round, "client", member, view_of(self.run, expected, contribution, start))
 
     def _file(self, round: int, kind: str, member: Member | None, sent: Sent | ServerView) -> None:
         suffix = f"client-{member.client}" if member is not None else kind
@@ -189,15 +225,13 @@ class Auditor:
         numbers = reply.content.metric_records.get("scores")
         if outcome != "scored" or numbers is None:
             return self._finish(job, result, "no-consent" if outcome == "no-consent" else "failed")
-        scores = unflatten({name: float(str(value)) for name, value in numbers.items()})
-        pictures = reply.content.array_records.get("pictures")
-        self._finish(job, result, "scored", {"label_accuracy": None, **scores}, self._returned(job, pictures))
-
-    def _returned(self, job: Job, pictures: ArrayRecord | None) -> str | None:
-        if pictures is None:
-            return None
-        tree = from_dense(pictures)
-        return self._keep_pictures(job, tree["original"], tree["reconstruction"])
+        try:
+            scores = read_scores(numbers)
+            pictures = read_pictures(reply.content.array_records.get("pictures"), self.task.shape)
+        except AttackError as error:
+            log(WARNING, "audit %s: the client's answer is left out: %s", job.folder.name, error)
+            return self._finish(job, result, "failed")
+        self._finish(job, result, "scored", scores, self._keep_pictures(job, *pictures) if pictures else None)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.folder.name}.safetensors"
@@ -230,6 +264,13 @@ class Auditor:
                 "ok": ok,
             }
         )
+
+    def give_up(self) -> None:
+        """Whatever has no answer by now has failed, and is counted so."""
+        for job in [*self.jobs, *self.asked.values()]:
+            self._finish(job, {"objective": None, "seconds": 0.0}, "failed")
+        self.jobs.clear()
+        self.asked.clear()
 
     def close(self) -> None:
         """Let the worker end after its present job."""

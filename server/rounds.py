@@ -54,7 +54,8 @@ class Federation:
             self.ledgers[str(member.client)] = contribution.ledger
         expected = self.strategy.expected(contribution.node)
         if self.auditor.due(expected.round):
-            self.auditor.file_client(expected, contribution, member)
+            start = self.strategy.view_start(expected, contribution)
+            self.auditor.file_client(expected, contribution, member, start)
 
     def emit(self, round: int, rows: list[Row]) -> None:
         """Numbers to the run store and to Prometheus."""
@@ -104,7 +105,7 @@ def _count(federation: Federation) -> None:
     amounts = {
         "wire_bytes_total|down": stats.down,
         "wire_bytes_total|up": stats.up,
-        "wire_dense_bytes_total|down": stats.dense * stats.selected,
+        "wire_dense_bytes_total|down": stats.dense * stats.sent,
         "wire_dense_bytes_total|up": stats.dense * stats.replies,
         **{f"client_failures_total|{reason}": count for reason, count in stats.failures.items()},
     }
@@ -145,13 +146,13 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     begin_time = time.perf_counter()
     strategy = federation.strategy
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
-    if federation.auditor.due(round):
-        federation.auditor.file_controls(strategy.expected())
     replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
+    if federation.auditor.due(round):  # while the clients train: the messages are on their way
+        federation.auditor.file_controls(strategy.expected())
     aggregated, _ = strategy.aggregate_train(round, replies)
     arrays = aggregated if aggregated is not None else arrays
-    _count(federation)
     result = evaluate_round(federation, round, arrays, grid)
+    _count(federation)
     _save(federation, round, arrays)
     kept = strategy.density()
     seconds = time.perf_counter() - begin_time
@@ -169,9 +170,8 @@ def drain(federation: Federation, grid: Grid) -> None:
     while federation.auditor.pending and time.monotonic() < end:
         take_audits(federation, grid)
         time.sleep(federation.run.poll_seconds)
+    federation.auditor.give_up()
     take_audits(federation, grid)
-    if federation.auditor.pending:
-        log(INFO, "%d audits did not finish in time", federation.auditor.pending)
 
 
 def federate(federation: Federation, grid: Grid) -> None:

@@ -198,7 +198,7 @@ class RunStore:
     @classmethod
     def open(cls, run_dir: Path) -> "RunStore":
         """The store in ``run_dir``, made when missing; a line torn by a crash is cut off before anything is added."""
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (METRIC_LINES, AUDIT_LINES):
             path = run_dir / name
             if path.exists() and not path.read_bytes().endswith(b"\n"):

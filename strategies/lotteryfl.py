@@ -21,7 +21,8 @@ from pruning.scores import magnitude
 from pruning.selection import Scope, density, keep_by_score
 from strategies.masked import MaskedMean
 from strategies.plan import Here, Plan
-from strategies.replies import Contribution
+from strategies.replies import Contribution, Expected
+from tasks.task import initial
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,10 @@ class LotteryFL(MaskedMean):
         member = self.member(contribution.node)
         if member is not None:
             self.personal.put(member.client, contribution.base)
+
+    def view_start(self, expected: Expected, contribution: Contribution) -> Tree:
+        """A client whose mask shrank has gone back to the run's first weights, which the server knows."""
+        shrank = count(contribution.base) < count(expected.mask)
+        if shrank and self.settings.rewind and self.model.task is not None:
+            return apply_mask(initial(self.model.task, self.run.seed)[0], contribution.base)
+        return apply_mask(expected.params, contribution.base)

@@ -28,7 +28,7 @@ from core.wire import decode_mask, dense_bytes, fingerprint
 from pruning.selection import density
 from strategies.masked_mean import MaskedSum
 from strategies.personal import PersonalMasks
-from strategies.replies import Contribution, Expected, Listener, ReplyError, read_reply
+from strategies.replies import Contribution, Expected, Listener, ReplyError, read_evaluation, read_reply
 from strategies.roster import Member, Roster, sample
 from tasks.data import Examples
 from tasks.task import Task
@@ -39,6 +39,7 @@ class RoundStats:
     """What a round cost and lost, for metrics: bytes per direction, failures by reason, times, defense rate."""
 
     selected: int = 0
+    sent: int = 0
     replies: int = 0
     down: int = 0
     up: int = 0
@@ -86,6 +87,7 @@ class MaskedMean(FedAvg):
         self.mask: Mask | None = None
         self.personal = PersonalMasks()
         self.stats = RoundStats()
+        self.buffers: Tree = {}
         self._expected: Expected | None = None
         self._asked: dict[int, Member] = {}
         self._sent: list[Metadata] = []
@@ -131,6 +133,7 @@ class MaskedMean(FedAvg):
         members = self.roster.wait_for(grid, self.run.min_clients, self.run.round_seconds)
         params, buffers = self.model.split(from_dense(arrays))
         self.stats = RoundStats(dense=dense_bytes(params))
+        self.buffers = buffers
         if self.mask is None:
             params, self.mask = self.first_model(params, grid, members)
         chosen = sample(members, self.run.fraction, self.run.min_clients, self.run.seed, server_round)
@@ -159,6 +162,7 @@ class MaskedMean(FedAvg):
                 coded[mark, knows] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
             arrays = {"model": coded[mark, knows], **extra}
             self.stats.down += sum(record_bytes(record) for record in arrays.values())
+            self.stats.sent += 1
             content = RecordDict({**arrays, "config": config})
             messages.append(Message(content, dst_node_id=member.node, message_type=kind))
         return messages
@@ -166,7 +170,8 @@ class MaskedMean(FedAvg):
     def _expect(self, server_round: int, params: Tree, mask: Mask, buffers: Tree) -> Expected:
         required = {name: kept for name, kept in full_mask(mask).items() if name not in self.model.prunable}
         allowed = self.allowed(server_round, mask)
-        return Expected(server_round, apply_mask(params, mask), mask, buffers, allowed, required)
+        names = self.run.defense_names
+        return Expected(server_round, apply_mask(params, mask), mask, buffers, allowed, required, names)
 
     def _require_expected(self) -> Expected:
         if self._expected is None:
@@ -248,6 +253,25 @@ class MaskedMean(FedAvg):
         params, buffers = self.model.split(from_dense(arrays))
         self._expected = self._expect(server_round, params, self.mask, buffers)
         return self._messages(self.roster.refresh(grid), ConfigRecord({**config, "round": server_round}), "evaluate")
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The mean over held-out examples of what clients measured; an answer that is none is counted and left out."""
+        checked = []
+        for reply in replies:
+            try:
+                checked.append(read_evaluation(reply))
+            except ReplyError as error:
+                self.stats.fail(error.reason)
+        total = sum(answer.examples for answer in checked)
+        if not total:
+            return None
+        loss = sum(answer.loss * answer.examples for answer in checked) / total
+        accuracy = sum(answer.accuracy * answer.examples for answer in checked) / total
+        return MetricRecord({"num-examples": total, "loss": loss, "accuracy": accuracy})
+
+    def view_start(self, expected: Expected, contribution: Contribution) -> Tree:
+        """The weights a client's training began from, as the server knows them; an attack measures the update there."""
+        return expected.params
 
     def member(self, node: int) -> Member | None:
         """The member behind a node of this round."""

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 
 from core.config import Count, Run
 from core.errors import WireError
-from core.records import mask_from_coded, record_bytes, to_coded
+from core.records import mask_from_coded, record_bytes, to_coded, to_dense
 from core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
 from privacy.chain import ChainState
 from pruning.prunefl import Reconfiguration, reconfigure, weight_cost
@@ -81,7 +81,7 @@ class PruneFL(MaskedMean):
     def __init__(self, run: Run, model: Model, settings: Schedule, listener: Listener | None = None) -> None:
         super().__init__(run, model, with_limit(settings, run.rate), listener)
         self._importance: Tree | None = None
-        self._weight = 0.0
+        self._weight: Tree | None = None
 
     def _cost(self) -> dict[str, float]:
         return weight_cost(self.model.module, self.model.shape, self.model.prunable, self.settings.cost)
@@ -90,8 +90,11 @@ class PruneFL(MaskedMean):
         """Ask members one after the other, lowest client first, until one answers with a valid mask."""
         everything = full_mask(params)
         for member in members:
-            content = RecordDict({"model": to_coded(params, everything), "config": ConfigRecord({"round": 0})})
-            self.stats.down += record_bytes(content.array_records["model"])
+            buffers = {"buffers": to_dense(self.buffers)} if self.buffers else {}
+            model = {"model": to_coded(params, everything), **buffers}
+            content = RecordDict({**model, "config": ConfigRecord({"round": 0})})
+            self.stats.down += sum(record_bytes(record) for record in model.values())
+            self.stats.sent += 1
             message = Message(content, dst_node_id=member.node, message_type=INITIAL)
             for reply in grid.send_and_receive([message], timeout=self.run.round_seconds):
                 mask = self._read_mask(reply, everything)
@@ -118,16 +121,21 @@ class PruneFL(MaskedMean):
         return self.model.prunable if server_round % self.settings.adjust_interval == 0 else frozenset()
 
     def note(self, contribution: Contribution) -> None:
+        """Add importances up. One that a defense withheld came as zero and does not count at all."""
         if contribution.importance is None:
             return
-        weighted = map_trees(lambda t: t.double() * contribution.weight, contribution.importance)
-        self._importance = weighted if self._importance is None else map_trees(torch.add, self._importance, weighted)
-        self._weight += contribution.weight
+        weight = map_trees(lambda t: (t != 0).double() * contribution.weight, contribution.importance)
+        weighted = map_trees(lambda t, w: t.double() * w, contribution.importance, weight)
+        if self._importance is None or self._weight is None:
+            self._importance, self._weight = weighted, weight
+        else:
+            self._importance = map_trees(torch.add, self._importance, weighted)
+            self._weight = map_trees(torch.add, self._weight, weight)
 
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
         """Reconfigure when this round collected importances; a round without any keeps its mask."""
-        if self._importance is None:
+        if self._importance is None or self._weight is None:
             return mask
-        mean = map_trees(lambda t: t / self._weight, self._importance)
-        self._importance, self._weight = None, 0.0
+        mean = map_trees(lambda t, w: t / w.clamp(min=1), self._importance, self._weight)
+        self._importance = self._weight = None
         return reconfigure(params, {**zeros_like(params), **mean}, mask, self._cost(), self.settings, server_round)

@@ -4,6 +4,7 @@ A reply that is wrong in any way raises ``ReplyError`` with one word for a metri
 it and leaves it out.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,14 +12,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from core.errors import PrunellaError, WireError
-from core.records import from_coded, from_dense, mask_from_coded, mask_to_coded, record_bytes, to_coded, to_dense
-from core.trees import Mask, Tree, all_finite, count, intersect
+from core.records import from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
+from core.trees import Mask, Tree, all_finite, count, full_mask, intersect
 from core.wire import REASONS as WIRE_REASONS
 from core.wire import fingerprint
 from strategies.local import LocalResult
+from tasks.training import Evaluation
 
 REASONS = (*WIRE_REASONS, "nan", "metrics", "stale", "unknown-client", "client-error", "unreachable", "timeout")
 MAX_EXAMPLES = 10**9
+UNREACHABLE = (3, 4, 5)  # Flower: message unavailable, reply unavailable, node unavailable
+MAX_CLAIMS = 2_000  # characters
+LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "delta")
 
 
 class ReplyError(PrunellaError):
@@ -43,6 +48,7 @@ class Expected:
     buffers: Tree
     allowed: Mask | None = None
     required: Mask = field(default_factory=dict)
+    defenses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def build_reply(result: LocalResult, mask: Mask, importance_of: frozenset[str]) 
         wanted = {name: result.importance[name] for name in sorted(importance_of)}
         records["importance"] = to_coded(wanted, {name: t != 0 for name, t in wanted.items()})
     if result.buffers:
-        records["buffers"] = to_dense(result.buffers)
+        records["buffers"] = to_coded(result.buffers, full_mask(result.buffers))
     return records
 
 
@@ -107,21 +113,20 @@ def _buffers(content: RecordDict, like: Tree) -> Tree:
     if not like:
         return {}
     _check("buffers" in content.array_records, "malformed", "the model's buffers are missing")
-    record = content.array_records["buffers"]
-    _check(record.keys() == like.keys(), "name", "buffers have other names than the model's")
-    _check(all(tuple(record[n].shape) == tuple(like[n].shape) for n in like), "shape", "a buffer has another shape")
-    _check(all(record[n].stype == "numpy.ndarray" for n in like), "malformed", "a buffer is not a plain array")
-    try:
-        tree = from_dense(record)
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        raise ReplyError("malformed", "a buffer is not readable") from error
-    _check(
-        all(tree[n].shape == like[n].shape and tree[n].dtype == like[n].dtype for n in like),
-        "dtype",
-        "a buffer differs",
-    )
+    tree, kept = from_coded(content.array_records["buffers"], like)
+    _check(all(bool(mask.all()) for mask in kept.values()), "mask", "a buffer is not whole")
     _check(all_finite(tree), "nan", "a buffer is not finite")
-    return {name: tree[name] for name in like}
+    return tree
+
+
+def _ledger(content: RecordDict) -> dict[str, float | int | str]:
+    """The ledger line, field by field: finite numbers that are not negative, and one text of bounded length."""
+    line = dict(content.config_records.get("ledger", ConfigRecord()))
+    for name, value in line.items():
+        number = isinstance(value, int | float) and math.isfinite(value) and value >= 0
+        text = name == "claims" and isinstance(value, str) and len(value) <= MAX_CLAIMS
+        _check(text or (name in LEDGER_NUMBERS and number), "metrics", "the ledger line is not one")
+    return line  # type: ignore[return-value]
 
 
 def _numbers(content: RecordDict) -> tuple[int, float]:
@@ -159,7 +164,7 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
 def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
     """The contribution in a reply, or ``ReplyError``."""
     if reply.has_error():
-        reason = "unreachable" if reply.error.code in (3, 4, 5) else "client-error"
+        reason = "unreachable" if reply.error.code in UNREACHABLE else "client-error"
         raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
     content = reply.content
     provenance = content.config_records.get("provenance", ConfigRecord())
@@ -168,10 +173,14 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     try:
         update, shared, spoken, importance = _decode(content, expected, importance_of)
         base = _base(content, expected)
+        buffers = _buffers(content, expected.buffers)
     except WireError as error:
         raise ReplyError(error.reason, str(error)) from error
     _check(all_finite(update), "nan", "the update is not finite")
     _check(_inside(shared, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
+    _check(
+        provenance.get("applied") == list(expected.defenses), "metrics", "other defenses were applied than the run's"
+    )
     examples, seconds = _numbers(content)
     return Contribution(
         node=reply.metadata.src_node_id,
@@ -183,14 +192,23 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
         seconds=seconds,
         bytes=sum(record_bytes(record) for record in content.array_records.values()),
         importance=importance,
-        buffers=_buffers(content, expected.buffers),
-        applied=tuple(str(name) for name in _as_list(provenance.get("applied"))),
-        ledger=dict(content.config_records.get("ledger", ConfigRecord())),  # type: ignore[arg-type]
+        buffers=buffers,
+        applied=expected.defenses,
+        ledger=_ledger(content),
     )
 
 
-def _as_list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []
+def read_evaluation(reply: Message) -> Evaluation:
+    """What a client measured on its held-out examples, or ``ReplyError``."""
+    if reply.has_error():
+        reason = "unreachable" if reply.error.code in UNREACHABLE else "client-error"
+        raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
+    metrics = reply.content.metric_records.get("metrics", MetricRecord())
+    loss, accuracy, examples = (metrics.get(name) for name in ("loss", "accuracy", "num-examples"))
+    _check(isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a count")
+    _check(isinstance(loss, int | float) and 0 <= loss < math.inf, "metrics", "the loss is not a finite number")
+    _check(isinstance(accuracy, int | float) and 0 <= accuracy <= 1, "metrics", "the accuracy is not a share")
+    return Evaluation(float(str(loss)), float(str(accuracy)), int(str(examples)))
 
 
 Listener = Callable[[Contribution], None]

@@ -7,10 +7,12 @@ that does not, so every new node is asked once (``query.hello``).
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Literal
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from core.errors import PrunellaError
@@ -19,6 +21,7 @@ from core.randomness import stream
 Consent = Literal["deny", "scores", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "pictures")
 HELLO = "query.hello"
+HELLO_SECONDS = 20.0
 
 
 @dataclass(frozen=True, order=True)
@@ -44,17 +47,38 @@ class Roster:
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
+        self._asked: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
 
-    def refresh(self, grid: Grid, timeout: float = 60.0) -> list[Member]:
+    def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
         """Members online now, ordered by client number; new nodes are asked who they are."""
         online = list(grid.get_node_ids())
-        fresh = [node for node in online if node not in self.members]
+        now = time.monotonic()
+        fresh = [n for n in online if n not in self.members and self._asked.get(n, (0, now))[1] <= now]
         if fresh:
             for reply in grid.send_and_receive([_hello(node) for node in fresh], timeout=timeout):
-                member = read_hello(reply)
-                if member.node in fresh and not reply.has_error():
-                    self.members[member.node] = member
+                if reply.metadata.src_node_id in fresh and not reply.has_error():
+                    self._admit(read_hello(reply), online)
+            self._put_off([node for node in fresh if node not in self.members])
         return sorted(self.members[node] for node in online if node in self.members)
+
+    def _admit(self, member: Member, online: list[int]) -> None:
+        """A client number belongs to the first node that states it, for as long as that node is there."""
+        holders = [m.node for m in self.members.values() if m.client == member.client and m.node in online]
+        if holders:
+            log(
+                WARNING,
+                "node %d says it is client %d, as another node does: it is left out",
+                member.node,
+                member.client,
+            )
+        else:
+            self.members[member.node] = member
+
+    def _put_off(self, silent: list[int]) -> None:
+        """Whoever gave no valid answer is asked again, from the second time on later and later: no round waits for it."""
+        for node in silent:
+            times = self._asked.get(node, (0, 0.0))[0] + 1
+            self._asked[node] = (times, time.monotonic() + min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0))
 
     def wait_for(self, grid: Grid, count: int, timeout: float) -> list[Member]:
         """At least ``count`` members, or ``PrunellaError`` saying how many came."""

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
+from core.errors import ConfigError
 from core.records import from_coded, mask_from_coded, to_coded
 from core.trees import apply_mask, full_mask
 from tasks.task import Task, initial, prunable
@@ -45,11 +46,28 @@ def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) ->
 
 def test_importance_leaves_only_when_asked_and_only_of_prunable_weights(tmp_path: Path) -> None:
     names = sorted(prunable(TASK.build()))
-    content = send(tmp_path, "train", model(importance=[*names, "0.0.bias", "labels"]), defenses="none").content
+    content = send(tmp_path, "train", model(4, [*names, "0.0.bias", "labels"]), defenses="none").content
     assert set(content) == {"update", "metrics", "provenance", "ledger", "importance"}
     like = {name: initial(TASK, 0)[0][name] for name in names}
     tree, _ = from_coded(content["importance"], like)
     assert all(bool((t >= 0).all()) for t in tree.values())
+
+
+@pytest.mark.parametrize(("round", "strategy"), [(3, "prunefl"), (4, "random")])
+def test_importance_does_not_leave_in_other_rounds_or_schemes(tmp_path: Path, round: int, strategy: str) -> None:
+    asked = model(round, sorted(prunable(TASK.build())))
+    assert "importance" not in send(tmp_path, "train", asked, defenses="none", strategy=strategy).content
+
+
+def test_evaluation_is_refused_in_a_run_that_does_not_evaluate_on_clients_and_rationed_in_one_that_does(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="evaluation=clients"):
+        send(tmp_path, "evaluate", model())
+    for _ in range(2):
+        send(tmp_path, "evaluate", model(), evaluation="clients")
+    with pytest.raises(ConfigError, match="already"):
+        send(tmp_path, "evaluate", model(), evaluation="clients")
 
 
 def test_hello_tells_number_and_consent(tmp_path: Path) -> None:
@@ -76,7 +94,7 @@ def test_evaluation_tells_loss_accuracy_and_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "overrides", "words"),
     [
-        (lambda: RecordDict({"config": ConfigRecord({"round": 1})}), {}, "model"),
+        (lambda: RecordDict({"config": ConfigRecord({"round": 1})}), {}, "KeyError: this client's own log"),
         (model, {"defenses": "pripune"}, "did you mean 'priprune'"),
         (model, {"model": "cn"}, "did you mean 'cnn'"),
         (model, {"dataset": "digit"}, "did you mean 'digits'"),

@@ -4,9 +4,9 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from client.audit import AUDITS_PER_ROUND, answer, truth
+from client.audit import answer, truth
 from client.session import Session
-from client.state import Memory
+from client.state import ANSWERS_PER_ROUND, Memory
 from core.records import from_dense, to_dense
 from privacy.ledger import Ledger
 from tests.local_grid import settings
@@ -59,10 +59,26 @@ def test_pictures_are_the_originals_beside_their_matches(tmp_path: Path) -> None
 
 def test_a_question_is_rationed_and_odd_ones_are_refused(tmp_path: Path) -> None:
     here = session(tmp_path, "scores")
-    for _ in range(AUDITS_PER_ROUND):
+    for _ in range(ANSWERS_PER_ROUND):
         assert outcome(answer(here, question(torch.rand(4, 1, 8, 8)))) == "scored"
     assert outcome(answer(here, question(torch.rand(4, 1, 8, 8)))) == "refused"
     assert outcome(answer(here, question(torch.rand(4, 1, 8, 8), round=2))) == "refused"
+
+
+def test_the_same_images_under_another_run_name_are_the_same_question(tmp_path: Path) -> None:
+    first = session(tmp_path, "scores")
+    for _ in range(ANSWERS_PER_ROUND):
+        answer(first, question(torch.rand(4, 1, 8, 8)))
+    renamed = settings(run_dir="/x/another", batch_size=2, local_steps=2)
+    node = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 3, "audit": "scores"}
+    again = Session(Context(1, 1, node, RecordDict(), renamed))
+    again.store.save(1, Memory({}, Ledger()))
+    assert outcome(answer(again, question(torch.rand(4, 1, 8, 8)))) == "refused"
+
+
+def test_scores_leave_with_three_digits(tmp_path: Path) -> None:
+    reply = answer(session(tmp_path, "scores"), question(torch.rand(4, 1, 8, 8)))
+    assert all(float(f"{value:.3g}") == value for value in reply["scores"].values())
 
 
 @pytest.mark.parametrize(

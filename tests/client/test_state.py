@@ -45,7 +45,7 @@ def test_old_rounds_go_and_files_are_private(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, "run")
     for round in range(1, 9):
         store.save(round, memory(float(round)))
-    states = sorted(path.name for path in (tmp_path / "run").glob("round-*"))
+    states = sorted(path.name for path in (tmp_path / "runs" / "run").glob("round-*"))
     assert len(states) == KEPT_ROUNDS
     store.secret()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -56,20 +56,41 @@ def test_old_rounds_go_and_files_are_private(tmp_path: Path) -> None:
 def test_a_damaged_state_stops_the_client_instead_of_forgetting(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, "run")
     store.save(1, memory(1.0))
-    next((tmp_path / "run").glob("round-*")).write_bytes(b"half a file")
+    next((tmp_path / "runs" / "run").glob("round-*")).write_bytes(b"half a file")
     with pytest.raises(DefenseError, match="before round 2 cannot be read"):
         store.load(2)
 
 
-def test_audits_are_rationed_by_round_and_only_for_rounds_taken_part_in(tmp_path: Path) -> None:
+def test_the_rounds_a_client_took_part_in_are_remembered_longer_than_their_state(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, "run")
-    assert not store.claim_audit(1, 2)
+    assert not store.took_part(1)
     for round in range(1, 8):
         store.save(round, memory(1.0))
-    assert [store.claim_audit(1, 2) for _ in range(3)] == [True, True, False]
-    store.save(8, memory(1.0))
-    assert not store.claim_audit(1, 2)
-    assert store.claim_audit(8, 2)
+    assert store.took_part(1) and store.took_part(7) and not store.took_part(8)
+
+
+def test_answers_are_rationed_by_question_and_in_all_whatever_a_run_is_called(tmp_path: Path) -> None:
+    a, b = ClientStore(tmp_path, "a"), ClientStore(tmp_path, "b")
+    assert [a.claim("audits", "x", 2, 4), b.claim("audits", "x", 2, 4), a.claim("audits", "x", 2, 4)] == [
+        True,
+        True,
+        False,
+    ]
+    assert [b.claim("audits", name, 2, 4) for name in "pqr"] == [True, True, False]
+    assert [a.claim("evaluations", "1", 1), a.claim("evaluations", "1", 1), b.claim("evaluations", "1", 1)] == [
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("name", ["..", "../..", "secret", "a/b", "", "."])
+def test_a_server_cannot_choose_a_place_outside(tmp_path: Path, name: str) -> None:
+    store = ClientStore(tmp_path / "home", name)
+    store.secret()
+    assert store.folder.parent == tmp_path / "home" / "runs"
+    assert store.folder.resolve().is_relative_to((tmp_path / "home" / "runs").resolve())
+    assert store.folder.resolve() != (tmp_path / "home" / "runs").resolve()
 
 
 def test_the_mask_is_remembered(tmp_path: Path) -> None:

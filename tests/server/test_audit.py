@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 
 import client.app
 from attacks.trace import load_trace
 from core.config import parse_run
 from core.files import read_tree
+from core.records import to_dense
 from server.app import assemble, describe
 from server.audit import rebuilt_control
 from server.grid import OrderedGrid
@@ -80,6 +82,29 @@ def test_a_client_that_cannot_score_is_a_failed_audit_and_never_a_low_score(tmp_
     assert federation.counters["audits_total|failed"] == 1
     client_rows = [r for r in federation.store.metrics() if r["labels"].get("view") == "client"]
     assert not [r for r in client_rows if r["metric"].startswith("leakage")]
+
+
+@pytest.mark.parametrize("fault", ["extra", "nan", "missing", "list", "pictures", "shape"])
+def test_an_odd_answer_to_an_audit_is_a_failed_audit_and_the_run_goes_on(tmp_path: Path, fault: str) -> None:
+    def damage(message: Message) -> Message:
+        if not message.has_content() or "scores" not in message.content:
+            return message
+        scores = dict(message.content["scores"])
+        changed = {"extra": {"psnr": 1.0}, "nan": {"psnr.mean": float("nan")}, "list": {"psnr.mean": [1.0]}}
+        if fault == "missing":
+            del scores["nmi.mean"]
+        message.content["scores"] = MetricRecord(scores | changed.get(fault, {}))
+        if fault == "pictures":
+            message.content["pictures"] = to_dense({"original": torch.zeros(1, 1, 8, 8)})
+        if fault == "shape":
+            message.content["pictures"] = to_dense(
+                dict.fromkeys(("original", "reconstruction"), torch.zeros(1, 1, 9, 9))
+            )
+        return message
+
+    federation, _ = go(tmp_path, "pictures", damage, defenses="none", sgi__iterations=5)
+    assert kinds(federation)["client"]["outcome"] == "failed"
+    assert federation.counters["audits_total|failed"] == 1
 
 
 def test_a_control_that_fails_is_called_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 
 import client.app
 from core.config import parse_run
@@ -124,12 +124,71 @@ def test_a_bad_reply_is_left_out_counted_and_the_round_equals_one_without_that_c
 
 def test_a_client_that_raises_is_counted_and_its_message_names_no_value(tmp_path: Path) -> None:
     def break_state(message: Message) -> Message:
-        for file in (tmp_path / "nodes" / "1" / "run").glob("round-*"):
+        for file in (tmp_path / "nodes" / "1" / "runs" / "run").glob("round-*"):
             file.write_bytes(b"damaged")
         return message
 
     federation = go(tmp_path, tamper=break_state, strategy="random", defenses="dgp", rounds=2)
     assert federation.counters["client_failures_total|client-error"] == 1
+
+
+@pytest.mark.parametrize(
+    "line", [{"x": b"abc"}, {"channel_nats": float("nan")}, {"rounds": -1.0}, {"claims": "x" * 9999}]
+)
+def test_an_odd_ledger_line_costs_that_reply_and_not_the_run(tmp_path: Path, line: dict[str, Any]) -> None:
+    def odd(message: Message) -> Message:
+        if message.metadata.src_node_id == 100 and message.has_content() and "update" in message.content:
+            message.content["ledger"] = ConfigRecord(line)
+        return message
+
+    federation = go(tmp_path, tamper=odd, strategy="random", defenses="channel-natural", rounds=2)
+    assert federation.counters["client_failures_total|metrics"] == 2
+    assert sorted(final(tmp_path).ledgers) == ["1", "2"]
+
+
+def test_a_defense_that_was_not_applied_is_not_taken_for_one_that_was(tmp_path: Path) -> None:
+    def claim(message: Message) -> Message:
+        if message.metadata.src_node_id == 100 and message.has_content() and "update" in message.content:
+            message.content["provenance"]["applied"] = ["dgp", "magic"]
+        return message
+
+    federation = go(tmp_path, tamper=claim, strategy="random", defenses="dgp", rounds=1)
+    assert federation.counters["client_failures_total|metrics"] == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"accuracy": 7.0}, {"accuracy": float("nan")}, {"loss": float("inf")}, {"num-examples": 0}]
+)
+def test_an_odd_evaluation_is_left_out_and_counted(tmp_path: Path, bad: dict[str, float]) -> None:
+    def odd(message: Message) -> Message:
+        if message.metadata.src_node_id == 100 and message.has_content() and list(message.content) == ["metrics"]:
+            message.content["metrics"] = MetricRecord({**message.content["metrics"], **bad})
+        return message
+
+    federation = go(tmp_path, tamper=odd, strategy="random", evaluation="clients", defenses="none", rounds=1)
+    assert federation.counters["client_failures_total|metrics"] == 1
+    assert 0 <= series(federation, "accuracy_ratio")[0] <= 1
+
+
+def test_a_clients_error_reaches_the_server_without_the_label_it_stumbled_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PrunellaError, match="client-error"):
+
+        def stumble(*args: object) -> None:
+            raise IndexError("Target 9 is out of bounds.")
+
+        patch.setattr(client.app, "local_update", stumble)
+        go(tmp_path, strategy="random", rounds=9)
+    server_words = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert server_words and "IndexError" in server_words[0]
+    assert not [words for words in server_words if "Target 9" in words]
+
+
+def test_prunefl_prunes_a_model_with_batch_norm_from_the_first_round(tmp_path: Path) -> None:
+    federation = go(tmp_path, clients=2, model="resnet10", rounds=1, local_steps=1, strategy="prunefl", defenses="none",
+                    prunefl__initial_steps=1, prunefl__initial_interval=1)  # fmt: skip
+    assert series(federation, "mask_density_ratio")[0] <= 0.7
 
 
 def test_nobody_answering_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
@@ -161,7 +220,7 @@ def test_a_client_that_lost_its_mask_fails_once_and_gets_it_again(tmp_path: Path
     def forget(message: Message) -> Message:
         if message.has_content() and "update" in message.content and not forgotten.exists():
             forgotten.touch()
-            (tmp_path / "nodes" / "0" / "run" / "mask.safetensors").unlink()
+            (tmp_path / "nodes" / "0" / "runs" / "run" / "mask.safetensors").unlink()
         return message
 
     federation = go(tmp_path, clients=2, tamper=forget, strategy="random", defenses="none", rounds=4)
