@@ -105,7 +105,7 @@ class PruneFL(MaskedMean):
         return everything
 
     def _read_mask(self, reply: Message, everything: Mask) -> Mask | None:
-        """A mask that keeps every bias and no more than the limit, or None."""
+        """A mask that keeps every bias, something of every layer and no more than the limit, or None."""
         if reply.has_error() or "mask" not in reply.content.array_records:
             return None
         record = reply.content.array_records["mask"]
@@ -115,7 +115,8 @@ class PruneFL(MaskedMean):
         except WireError:
             return None
         whole = all(bool(mask[name].all()) for name in mask if name not in self.model.prunable)
-        return mask if whole and 0 < density(mask, self.model.prunable) <= self.settings.max_density else None
+        alive = all(bool(mask[name].any()) for name in self.model.prunable)
+        return mask if whole and alive and density(mask, self.model.prunable) <= self.settings.max_density else None
 
     def importance_names(self, server_round: int) -> frozenset[str]:
         return self.model.prunable if server_round % self.settings.adjust_interval == 0 else frozenset()

@@ -45,7 +45,7 @@ def test_the_first_client_alone_prunes_first_and_sends_a_mask_only(tmp_path: Pat
     assert strategy.stats.up > 0
 
 
-@pytest.mark.parametrize("fault", ["error", "dense", "bias"])
+@pytest.mark.parametrize("fault", ["error", "dense", "bias", "layer"])
 def test_a_client_that_gives_no_valid_mask_is_passed_over(tmp_path: Path, fault: str) -> None:
     def damage(message: Message) -> Message | None:
         if message.metadata.src_node_id != 100 or not message.has_content() or "mask" not in message.content:
@@ -54,8 +54,8 @@ def test_a_client_that_gives_no_valid_mask_is_passed_over(tmp_path: Path, fault:
             return None
         like = full_mask(initial(TASK, 0)[0])
         mask = like if fault == "dense" else mask_from_coded(message.content["mask"], like)
-        if fault == "bias":
-            name = next(n for n in mask if n.endswith("bias"))
+        if fault in ("bias", "layer"):
+            name = next(n for n in mask if n.endswith("bias" if fault == "bias" else "weight"))
             mask = {**mask, name: torch.zeros_like(mask[name])}
         message.content["mask"] = mask_to_coded(mask)
         return message
