@@ -135,8 +135,11 @@ def train(message: Message, context: Context) -> Message:
     session.store.save_mask(result.base)
     names = _importance_names(session, message.content)
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
+    provenance["values"] = session.run.values
     metrics = MetricRecord({"num-examples": len(session.examples.y), "train-seconds": seconds})
-    content = RecordDict({**build_reply(result, mask, names), "metrics": metrics, "provenance": provenance})
+    content = RecordDict(
+        {**build_reply(result, mask, names, session.run.values), "metrics": metrics, "provenance": provenance}
+    )
     content["ledger"] = ConfigRecord({**line(ledger)})
     return Message(content, reply_to=message)
 

@@ -45,13 +45,14 @@ def _tile(name: str, value: str, *notes: str) -> dict[str, Any]:
     return {"name": name, "value": value, "notes": [note for note in notes if note], "wide": False}
 
 
-def _wire_tile(lines: Sequence[Line]) -> dict[str, Any]:
+def _wire_tile(run: Line, lines: Sequence[Line]) -> dict[str, Any]:
     sent, dense = total(lines, "wire_bytes_total", "direction"), total(lines, "wire_dense_bytes_total", "direction")
     note = ""
     if sent is not None and dense:
         saved = 1 - sent / dense
         note = f"{percent(abs(saved))} {'less' if saved >= 0 else 'more'} than dense ({size(dense)})"
-    return _tile("Sent, both ways", size(sent), note)
+    values = run.get("settings", {}).get("values", "float32")
+    return _tile("Sent, both ways", size(sent), note, "" if values == "float32" else f"updates rounded to {values}")
 
 
 def _leakage_tile(audits: Sequence[Line]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def tiles(run: Line, lines: Sequence[Line], audits: Sequence[Line]) -> list[dict
               f"loss {digits(losses)} nats" if losses is not None else ""),
         _tile("Density", percent(kept), f"of {parameters:,} parameters kept" if parameters else "parameters kept"),
         _leakage_tile(audits),
-        _wire_tile(lines),
+        _wire_tile(run, lines),
         _tile("Rounds", digits(done or 0), f"of {digits(float(planned))}" if planned else "",
               f"{duration(sum(times) / len(times))} a round" if times else ""),
         _tile("Failures", digits(failures) if lines else NONE, _failures_note(failures) if lines else "not known"),

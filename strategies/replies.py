@@ -7,15 +7,16 @@ it and leaves it out.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from core.errors import PrunellaError, WireError
 from core.records import from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
-from core.trees import Mask, Tree, all_finite, count, full_mask, intersect
+from core.trees import Mask, Tree, all_finite, count, full_mask
 from core.wire import REASONS as WIRE_REASONS
-from core.wire import fingerprint
+from core.wire import Values, fingerprint
 from strategies.local import LocalResult
 from tasks.training import Evaluation
 
@@ -50,6 +51,11 @@ class Expected:
     required: Mask = field(default_factory=dict)
     defenses: tuple[str, ...] = ()
 
+    @cached_property
+    def mark(self) -> bytes:
+        """The mask's fingerprint."""
+        return fingerprint(self.mask)
+
 
 @dataclass(frozen=True)
 class Contribution:
@@ -73,10 +79,15 @@ def same_mask(a: Mask, b: Mask) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def build_reply(result: LocalResult, mask: Mask, importance_of: frozenset[str]) -> dict[str, ArrayRecord]:
-    """The array records of a reply. ``importance_of`` names the tensors whose importance the server asked for."""
+def build_reply(
+    result: LocalResult, mask: Mask, importance_of: frozenset[str], values: Values = "float32"
+) -> dict[str, ArrayRecord]:
+    """The array records of a reply. ``importance_of`` names the tensors whose importance the server asked for.
+
+    ``values`` rounds the update, and nothing else: no defense knows of it, and DGP does not feed the error back.
+    """
     outgoing = result.outgoing
-    records = {"update": to_coded(outgoing.update, outgoing.shared, mask)}
+    records = {"update": to_coded(outgoing.update, outgoing.shared, mask, values)}
     if not same_mask(outgoing.spoken, outgoing.shared):
         records["spoken"] = mask_to_coded(outgoing.spoken, mask)
     if not same_mask(result.base, mask):
@@ -95,7 +106,9 @@ def _check(condition: bool, reason: str, message: str) -> None:
 
 
 def _inside(inner: Mask, outer: Mask) -> bool:
-    return same_mask(intersect(inner, outer), inner)
+    return inner is outer or all(
+        torch.equal(inner[n], outer[n]) or not bool((inner[n] & ~outer[n]).any()) for n in inner
+    )
 
 
 def _importance(content: RecordDict, expected: Expected, names: frozenset[str]) -> Tree | None:
@@ -169,7 +182,7 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     content = reply.content
     provenance = content.config_records.get("provenance", ConfigRecord())
     _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
-    _check(provenance.get("mask") == fingerprint(expected.mask), "stale", "the reply was trained on another mask")
+    _check(provenance.get("mask") == expected.mark, "stale", "the reply was trained on another mask")
     try:
         update, shared, spoken, importance = _decode(content, expected, importance_of)
         base = _base(content, expected)

@@ -75,7 +75,7 @@ class Roster:
             self.members[member.node] = member
 
     def _put_off(self, silent: list[int]) -> None:
-        """Whoever gave no valid answer is asked again, from the second time on later and later: no round waits for it."""
+        """Whoever gave no valid answer is asked again, later and later from the second time on: no round waits."""
         for node in silent:
             times = self._asked.get(node, (0, 0.0))[0] + 1
             self._asked[node] = (times, time.monotonic() + min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0))

@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
 from core.errors import ConfigError
-from core.records import from_coded, mask_from_coded, to_coded
+from core.records import from_coded, mask_from_coded, record_bytes, to_coded
 from core.trees import apply_mask, full_mask
 from tasks.task import Task, initial, prunable
 from tests.local_grid import settings
@@ -39,9 +39,23 @@ def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) ->
     content = send(tmp_path, "train", model(), defenses="dgp").content
     assert set(content) == {"update", "spoken", "metrics", "provenance", "ledger"}
     assert set(content["metrics"]) == {"num-examples", "train-seconds"}
-    assert set(content["provenance"]) == {"round", "mask", "applied"}
+    assert set(content["provenance"]) == {"round", "mask", "applied", "values"}
     assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon", "delta"}
     assert content["provenance"]["applied"] == ["dgp"]
+
+
+@pytest.mark.parametrize(("values", "share"), [("float16", 0.6), ("int8", 0.35)])
+def test_values_are_rounded_where_the_run_says_so(tmp_path: Path, values: str, share: float) -> None:
+    params, _ = initial(TASK, 0)
+    exact = send(tmp_path / "a", "train", model(), {"client-seed": 1}, defenses="none").content
+    rounded = send(tmp_path / "b", "train", model(), {"client-seed": 1}, defenses="none", values=values).content
+    assert (exact["provenance"]["values"], rounded["provenance"]["values"]) == ("float32", values)
+    assert record_bytes(rounded["update"]) < share * record_bytes(exact["update"])
+    whole, mask = from_coded(exact["update"], params, full_mask(params))
+    near, same = from_coded(rounded["update"], params, full_mask(params))
+    for name in params:
+        assert torch.equal(mask[name], same[name])
+        assert 0 < (whole[name] - near[name]).abs().max() <= whole[name].abs().max() / 253
 
 
 def test_importance_leaves_only_when_asked_and_only_of_prunable_weights(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ def full_run(path: Path, client_noise: float = 2.0, control_noise: float = 0.02)
     return store
 
 
+def test_rounded_updates_are_named(tmp_path: Path) -> None:
+    new_run(tmp_path / "exact")
+    new_run(tmp_path / "rounded", settings={"values": "int8", "rounds": 4})
+    assert "rounded" not in page(tmp_path / "exact").text
+    assert "updates rounded to int8" in page(tmp_path / "rounded").text
+
+
 def test_a_full_run_shows_the_question_the_answer_and_the_evidence(tmp_path: Path) -> None:
     full_run(tmp_path, client_noise=0.03)
     found = page(tmp_path)
