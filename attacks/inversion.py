@@ -54,7 +54,7 @@ class Inversion:
     signed: bool = True
     learning_rate: Positive = 0.1
     iterations: Count = 300
-    restarts: Count = 2
+    restarts: Count = 1
     labels_tried: Count = 10
     mask_aware: bool = True
     labels: Literal["infer", "optimise"] = "infer"
