@@ -15,6 +15,7 @@ Stops early when the objective is below ``tolerance`` or has not improved by a t
 Shapes: images [N, C, H, W] in [0, 1], soft labels [N, K]. Errors: ``AttackError``, names and shapes only.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -38,6 +39,7 @@ _DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
 _LBFGS_CHUNK = 20  # iterations between two looks at the stopping rule
 _START = (0.5, 0.25)  # mean and deviation of the first guess, clipped to the box
 _IMPROVEMENT = 1e-3
+_SCOUT = 60  # iterations of a first look at a label; the right one is ahead long before
 _EXPLAINED = 1e-4  # an update matched this well needs no further start
 
 
@@ -60,7 +62,7 @@ class Inversion:
     labels: Literal["infer", "optimise"] = "infer"
     patience: Count = 200
     tolerance: Weight = 1e-6
-    max_images: Count = 64
+    max_images: Count = 32
 
 
 Evaluate = Callable[[], Tensor]
@@ -177,16 +179,32 @@ def labels_to_try(view: ServerView, target: Target, task: Task, attack: Inversio
     return label_candidates(target, task, view.learning_rate is not None, generator)
 
 
+def explained(reconstruction: Reconstruction, attack: Inversion) -> bool:
+    return reconstruction.objective <= max(attack.tolerance, _EXPLAINED)
+
+
 def reconstruct(view: ServerView, task: Task, attack: Inversion, generator: Generator) -> Reconstruction:
-    """The images [N, C, H, W] and labels [N] that best explain the view, over all starts."""
+    """The images [N, C, H, W] and labels [N] that best explain the view, over all starts.
+
+    At batch 1, where the likeliest label does not explain the update, the others are scouted with short descents and
+    the most promising one gets a full one.
+    """
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     candidates = labels_to_try(view, target, task, attack, generator)
-    starts = max(attack.restarts, min(attack.labels_tried, len(candidates)) if target.plan.images == 1 else 1)
     descend = by_adam if attack.optimizer == "adam" else by_lbfgs
-    found: list[Reconstruction] = []
-    for start in range(starts):
-        guess = first_guess(target, task, candidates[start % len(candidates)], generator)
-        found.append(descend(attack, guess, evaluator(target, attack, guess)))
-        if found[-1].objective <= max(attack.tolerance, _EXPLAINED):
+
+    def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
+        guess = first_guess(target, task, labels, generator)
+        return descend(settings, guess, evaluator(target, settings, guess))
+
+    found = [attempt(candidates[0], attack)]
+    others = candidates[1 : attack.labels_tried] if target.plan.images == 1 else []
+    if others and not explained(found[0], attack):
+        short = dataclasses.replace(attack, iterations=min(_SCOUT, attack.iterations))
+        scouts = [attempt(labels, short).objective for labels in others]
+        found.append(attempt(others[scouts.index(min(scouts))], attack))
+    for start in range(len(found), attack.restarts):
+        if explained(found[-1], attack):
             break
+        found.append(attempt(candidates[start % len(candidates)], attack))
     return min(found, key=lambda reconstruction: reconstruction.objective)

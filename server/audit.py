@@ -126,6 +126,12 @@ class Auditor:
         self._worker: subprocess.Popen[bytes] | None = None
         self._audited: dict[int, int] = {}
 
+    def warm_up(self) -> None:
+        """Start the worker before there is work: its imports take seconds."""
+        if self.run.audit_every:
+            self.queue.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._start_worker()
+
     def due(self, round: int) -> bool:
         every = self.run.audit_every
         return every > 0 and (round % every == 0 or round == self.run.rounds)

@@ -7,6 +7,7 @@ becomes an answer with an error, and training never waits. The worker ends when 
 open job, or when its parent, process PID, is gone.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -92,6 +93,13 @@ def serve(queue: Path, parent: int) -> None:
             time.sleep(POLL)
 
 
+def preload() -> None:
+    """Import what scoring needs before the first job asks for it, while clients still train."""
+    for module in ("sklearn.metrics", "scipy.optimize", "torchmetrics.functional.image"):
+        importlib.import_module(module)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    preload()
     serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -178,6 +178,7 @@ def federate(federation: Federation, grid: Grid) -> None:
     """The whole run."""
     run = federation.run
     start, tree = begin(federation)
+    federation.auditor.warm_up()
     federation.strategy.roster.wait_for(grid, max(run.min_clients, run.expected_clients), run.round_seconds)
     arrays = to_dense(tree)
     for round in range(start + 1, run.rounds + 1):
