@@ -97,7 +97,7 @@ def measure(updates: list[Update], replies: int) -> dict[str, Any]:
     """Memory and time of a round with these updates, all under one base mask."""
     first = updates[0]
     params = apply_mask({name: torch.ones_like(t) for name, t in first.update.items()}, first.base)
-    expected = Expected(1, params, first.base, {})
+    expected = Expected(1, params, first.base, {}, defenses=("none",))
     messages = [reply(update, weight) for weight, update in enumerate(updates, start=1)]
     bandwidth = copy_bandwidth(dense_bytes(params))
     reset_peak()

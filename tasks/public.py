@@ -6,7 +6,7 @@ resized to the task's images.
 
 >>> public, rest = set_apart(Task("cnn", (1, 8, 8), 10), load_test("digits", None), seed=0)
 >>> len(public), len(rest)
-(90, 270)
+(89, 270)
 """
 
 import torch
