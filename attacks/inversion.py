@@ -62,7 +62,7 @@ class Inversion:
     labels: Literal["infer", "optimise"] = "infer"
     patience: Count = 200
     tolerance: Weight = 1e-6
-    max_images: Count = 32
+    max_images: Count = 16
 
 
 Evaluate = Callable[[], Tensor]
