@@ -25,7 +25,7 @@ from core.records import from_coded, from_dense, mask_to_coded
 from core.trees import Mask, Tree, to_device
 from core.wire import fingerprint
 from privacy.chain import start
-from privacy.ledger import line
+from privacy.ledger import line, merge
 from pruning.prunefl import weight_cost
 from strategies import STRATEGIES
 from strategies.local import NOTHING, LocalResult, Received, local_update
@@ -76,7 +76,8 @@ def _remember(session: Session, round: int) -> Memory:
     memory = session.store.load(round)
     like = to_device(session.like[0], session.device)
     state = start(session.procedure.chain, session.examples.x, like, memory.state)
-    return Memory(state, memory.ledger, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
+    ledger = merge(memory.ledger, session.accounts.charged())
+    return Memory(state, ledger, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
 
 
 def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> Plan:
@@ -131,6 +132,7 @@ def train(message: Message, context: Context) -> Message:
     result = _to_cpu(local_update(session.procedure, received, session.batches(round), memory.state, generator, plan))
     seconds = time.perf_counter() - begin
     require_charged(session, result.steps, session.run.local_steps)
+    session.accounts.write(ledger)
     session.store.save(round, Memory(result.state, ledger, plan.keep))
     session.store.save_mask(result.base)
     names = _importance_names(session, message.content)
@@ -140,7 +142,7 @@ def train(message: Message, context: Context) -> Message:
     content = RecordDict(
         {**build_reply(result, mask, names, session.run.values), "metrics": metrics, "provenance": provenance}
     )
-    content["ledger"] = ConfigRecord({**line(ledger)})
+    content["ledger"] = ConfigRecord({**line(ledger, session.accounts.elsewhere())})
     return Message(content, reply_to=message)
 
 
@@ -158,6 +160,7 @@ def initial(message: Message, context: Context) -> Message:
     batches = session.batches(0, scheme.initial_steps, "initial")
     generator = session.generator(0, "defense")
     mask = initial_mask(session.procedure, received, batches, memory.state, generator, (scheme, cost))
+    session.accounts.write(ledger)
     session.store.save(0, Memory(memory.state, ledger))
     return Message(RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))}), reply_to=message)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 
+from client.accounts import Accounts
 from client.state import ClientStore
 from core.config import Raw, Run, parse_run
 from core.errors import ConfigError
@@ -98,6 +99,11 @@ class Session:
         return ClientStore(self.node.state_dir, Path(self.run.run_dir).name or "run")
 
     @cached_property
+    def accounts(self) -> Accounts:
+        """What all runs have let through of the examples this one trains on."""
+        return Accounts(self.store.home, self.store.folder.name, self.examples.x)
+
+    @cached_property
     def task(self) -> Task:
         return make_task(self.run.model, self.run.dataset, self.node.data)
 
@@ -132,9 +138,9 @@ class Session:
 
     def generator(self, round: int, purpose: str) -> torch.Generator:
         """A stream the server cannot draw, unless the node was given a ``client-seed``. What carries an epsilon is
-        drawn anew in every run: two answers with one noise would let the server subtract it."""
+        drawn anew in every run and for other examples: two answers with one noise would let the server subtract it."""
         if self.procedure.chain.private is not None:
-            purpose = f"{purpose}|{self.store.folder.name}"
+            purpose = f"{purpose}|{self.store.folder.name}|{self.accounts.name}"
         secret = self.node.seed if self.node.seed is not None else self.store.secret()
         return stream(secret, round=round, client=self.node.client, purpose=purpose)
 

@@ -10,8 +10,9 @@ request must be drawn once: the same request again (a server that resumes) is th
 same round asked for another model, which would let a server subtract the noise, is refused. Heuristics are listed as
 what they are. A ledger only ever grows.
 
-What epsilon covers is what training lets out in this run. Not covered: audits the client's owner consents to, the time
-a reply takes, and other runs on the same data.
+What epsilon covers is what training lets out: in this run, and (``elsewhere``, from ``client.accounts``) in every other
+run of this client that used any of these examples. Not covered: audits the client's owner consents to, and the time a
+reply takes.
 
 >>> from privacy.chain import build_chain
 >>> chain = build_chain(["channel-natural", "dgp"], {"channel-natural.kappa": 2.0})
@@ -100,7 +101,8 @@ def _epsilon(charges: tuple[Charge, ...], covered: bool, privacy: Privacy) -> fl
     if not covered:
         if privacy.epsilon_budget:
             raise DefenseError(
-                "privacy.epsilon-budget is set, but not all of this client's rounds have an ε: use dp-sgd"
+                "privacy.epsilon-budget is set, but not all rounds on these examples, here and in other runs, had an ε: "
+                "use dp-sgd, on examples that no other defense has touched"
             )
         return None
     total = epsilon(charges, privacy.delta, privacy.accountant)
@@ -113,11 +115,16 @@ def _epsilon(charges: tuple[Charge, ...], covered: bool, privacy: Privacy) -> fl
 
 
 def record(
-    ledger: Ledger, chain: Chain, steps: int, new: Charge | None = None, privacy: Privacy | None = None
+    ledger: Ledger,
+    chain: Chain,
+    steps: int,
+    new: Charge | None = None,
+    privacy: Privacy | None = None,
+    elsewhere: Ledger | None = None,
 ) -> Ledger:
     """The ledger after one more round of ``steps`` local steps under ``chain``; raises where it must not take place.
 
-    Without a charge for all its steps a round is not covered.
+    Without a charge for all its steps a round is not covered. ``epsilon`` is that of this run and ``elsewhere``.
     """
     if steps < 0:
         raise DefenseError(f"a round has no negative number of steps, got {steps}")
@@ -127,13 +134,15 @@ def record(
     claims = tuple(f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True))
     covered = ledger.covered and new is not None and chain.private is not None and new.steps >= steps
     charges = spend(ledger.charges, new) if new is not None else ledger.charges
+    others = elsewhere or Ledger()
+    all_covered = covered and others.covered
     return dataclasses.replace(
         ledger,
         rounds=ledger.rounds + 1,
         steps=ledger.steps + steps,
         channel_nats=total,
-        epsilon=_epsilon(charges, covered, privacy),
-        delta=privacy.delta if covered else 0.0,
+        epsilon=_epsilon((*charges, *others.charges), all_covered, privacy),
+        delta=privacy.delta if all_covered else 0.0,
         claims=tuple(dict.fromkeys(ledger.claims + claims)),
         covered=covered,
         charges=charges,
@@ -147,8 +156,20 @@ def merge(ledger: Ledger, spent: Ledger) -> Ledger:
     return dataclasses.replace(ledger, charges=charges, covered=ledger.covered and spent.covered)
 
 
-def line(ledger: Ledger) -> dict[str, float | str]:
-    """What goes with each reply; a bound that does not exist is absent, never zero."""
+def add(ledger: Ledger, other: Ledger) -> Ledger:
+    """Two ledgers of different runs on the same examples: everything counts, nothing is the same request."""
+    nats = (
+        None if ledger.channel_nats is None or other.channel_nats is None else ledger.channel_nats + other.channel_nats
+    )
+    charges, covered = ledger.charges + other.charges, ledger.covered and other.covered
+    return dataclasses.replace(ledger, channel_nats=nats, charges=charges, covered=covered)
+
+
+def line(ledger: Ledger, elsewhere: Ledger | None = None) -> dict[str, float | str]:
+    """What goes with each reply; a bound that does not exist is absent, never zero. ``epsilon`` counts ``elsewhere``
+    already (``record``); the nats of other runs are added here."""
+    if elsewhere is not None:
+        ledger = dataclasses.replace(ledger, channel_nats=add(ledger, elsewhere).channel_nats)
     values: dict[str, float | str] = {"rounds": float(ledger.rounds), "steps": float(ledger.steps)}
     values["claims"] = "; ".join(ledger.claims)
     for name in ("channel_nats", "epsilon"):
