@@ -101,7 +101,7 @@ def _epsilon(charges: tuple[Charge, ...], covered: bool, privacy: Privacy) -> fl
     if not covered:
         if privacy.epsilon_budget:
             raise DefenseError(
-                "privacy.epsilon-budget is set, but not all rounds on these examples, here and in other runs, had an ε: "
+                "privacy.epsilon-budget is set, but not every round on these examples, in any run, had an ε: "
                 "use dp-sgd, on examples that no other defense has touched"
             )
         return None
