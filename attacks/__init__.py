@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Generator
 
+from attacks import r_gap
 from attacks.dlg import Dlg
 from attacks.idlg import Idlg
 from attacks.ig import Ig
@@ -32,6 +33,7 @@ ATTACKS: dict[str, Attack] = {
     "idlg": Attack(Idlg, reconstruct, "honest-but-curious; labels from the last layer; takes what it misses for zero"),
     "ig": Attack(Ig, reconstruct, "honest-but-curious; direction of the update; takes what it misses for zero"),
     "sgi": Attack(Sgi, reconstruct, "honest-but-curious; compares only where values arrived", adaptive=True),
+    "r-gap": Attack(r_gap.RGap, r_gap.reconstruct, "honest-but-curious; one image, exact update, invertible layers"),
 }
 
 SECTIONS: dict[str, type] = {name: attack.settings for name, attack in ATTACKS.items()}

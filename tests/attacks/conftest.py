@@ -1,9 +1,14 @@
 """Digits, a small model and what a server sees of it."""
 
+import io
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from attacks.control import undefended_view
@@ -70,3 +75,20 @@ def trained(digits: PrivateBatch) -> tuple[Tree, Tree]:
 def view(fresh: tuple[Tree, Tree], batch: Batch) -> ServerView:
     """One undefended image on the fresh model."""
     return undefended_view(TASK, *fresh, batch(0, 1))
+
+
+@pytest.fixture(scope="session")
+def photographs(shared_data: Path) -> Callable[..., PrivateBatch]:
+    """``photographs(name, count)``: the first test images of ``mnist`` or ``cifar10``; skips where they are absent."""
+
+    def load(name: str, count: int = 1) -> PrivateBatch:
+        rows = parquet.read_table(shared_data / name / "test.parquet").slice(3, count).to_pylist()
+        cells = [next(cell for key, cell in row.items() if key != "label") for row in rows]
+        pixels = [np.array(Image.open(io.BytesIO(cell["bytes"])), dtype=np.float32) / 255 for cell in cells]
+        x = torch.tensor(np.stack([p[None] if p.ndim == 2 else p.transpose(2, 0, 1) for p in pixels]))
+        return PrivateBatch(x, torch.tensor([row["label"] for row in rows]))
+
+    return load
+
+
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}

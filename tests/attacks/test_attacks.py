@@ -10,4 +10,4 @@ def test_every_attack_has_a_section_whose_defaults_parse() -> None:
 
 def test_only_the_mask_aware_attack_claims_to_be_adaptive() -> None:
     for attack in ATTACKS.values():
-        assert attack.adaptive == attack.settings().mask_aware and attack.threat
+        assert attack.adaptive == getattr(attack.settings(), "mask_aware", False) and attack.threat

@@ -29,7 +29,7 @@ def test_same_seed_same_bits_and_other_seed_others(optimizer, view, task) -> Non
     assert not torch.equal(first.x, other.x)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if issubclass(attack.settings, Inversion)])
 def test_inputs_are_left_alone(name, view, task) -> None:
     view = dataclasses.replace(view, shared=full_mask(view.update), labels=torch.tensor([4]))
     before = {f.name: getattr(view, f.name) for f in dataclasses.fields(view)}
