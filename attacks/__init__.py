@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Generator
 
-from attacks import r_gap
+from attacks import r_gap, rob
 from attacks.dlg import Dlg
 from attacks.idlg import Idlg
 from attacks.ig import Ig
@@ -34,6 +34,7 @@ ATTACKS: dict[str, Attack] = {
     "ig": Attack(Ig, reconstruct, "honest-but-curious; direction of the update; takes what it misses for zero"),
     "sgi": Attack(Sgi, reconstruct, "honest-but-curious; compares only where values arrived", adaptive=True),
     "r-gap": Attack(r_gap.RGap, r_gap.reconstruct, "honest-but-curious; one image, exact update, invertible layers"),
+    "rob": Attack(rob.Rob, rob.reconstruct, "active; plants an imprint module in front of the model; one step"),
 }
 
 SECTIONS: dict[str, type] = {name: attack.settings for name, attack in ATTACKS.items()}

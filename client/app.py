@@ -25,6 +25,7 @@ from core.records import from_coded, from_dense, mask_to_coded
 from core.trees import Mask, Tree, to_device
 from core.wire import fingerprint
 from privacy.chain import start
+from privacy.imprint import refuse_imprint
 from privacy.ledger import line, merge
 from pruning.prunefl import weight_cost
 from strategies import STRATEGIES
@@ -58,12 +59,14 @@ def guarded(handler: Handler) -> Handler:
 
 
 def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
-    """The model of a message, on the device, and its mask on the CPU as the wire codec wants it."""
+    """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One that would copy
+    images into the update is refused."""
     params_like, buffers_like = session.like
     params, mask = from_coded(content.array_records["model"], params_like, session.store.mask())
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
     if buffers.keys() != buffers_like.keys():
         raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
+    refuse_imprint(session.procedure.module, params)
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
 

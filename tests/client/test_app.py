@@ -135,6 +135,15 @@ def test_nan_in_the_model_withholds_the_update(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("round-*"))
 
 
+def test_a_model_with_an_imprint_module_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    params, _ = initial(Task("attacks.rob:cnn", (1, 8, 8), 10), 0)
+    content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 1})})
+    for kind in ("train", "train.initial"):
+        with pytest.raises(Exception, match="imprint.encode"):
+            send(tmp_path, kind, content, model="attacks.rob:cnn")
+    assert not list(tmp_path.rglob("round-*"))
+
+
 def test_the_state_of_a_round_is_on_disk_before_the_reply(tmp_path: Path) -> None:
     send(tmp_path, "train", model(round=3), defenses="dgp")
     assert [p.name for p in tmp_path.rglob("round-*")] == ["round-00000003.safetensors"]

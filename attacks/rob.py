@@ -1,0 +1,122 @@
+"""Rob, Robbing the Fed (Fowl, Geiping, Czaja, Goldblum, Goldstein 2021): an imprint module that copies its inputs.
+
+Threat model: an *active* server. It sends a model with a module of its own in front and otherwise follows the protocol;
+it knows roughly how bright the images are, and needs no optimisation. ``privacy.imprint`` is the client's answer: it
+refuses such a model before training.
+
+The module is x + decode(relu(encode(x))), encode and decode linear. Every row of encode measures the mean pixel h(x)
+and has its own threshold, a quantile of h's distribution; all columns of decode are alike, so every row's gradient has
+the same factor delta(x) for an image that passed its threshold. The difference of two neighbouring rows' gradients is
+then sum delta(x) x over the images whose brightness lies between the two thresholds, that of the biases' sum delta(x),
+and where one image is alone in its bin their ratio is that image. Of B images in k even bins, (1 - 1/k)^(B - 1) are.
+
+Use: ``model = "attacks.rob:cnn"`` (or cnn6, lenet_zhu, resnet18), then the attack ``rob`` on the view of one step.
+
+Departures: the module stands beside an identity, so that the model behind it still learns. Errors: ``AttackError``
+where the model has no such module.
+
+>>> thresholds(3, 0.5, 0.1).tolist()
+[0.4325510..., 0.5, 0.5674489...]
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import relu
+
+from attacks.labels import label_candidates
+from attacks.matching import target_gradient, target_of
+from attacks.priors import into_box
+from core.config import Positive
+from core.errors import AttackError
+from core.types import Reconstruction, ServerView
+from tasks.models import MODELS, Builder
+from tasks.models.layers import Shape
+from tasks.task import Task
+
+ENCODE = "imprint.encode"
+BINS = 512
+_BRIGHTNESS = {1: (0.13, 0.06), 3: (0.47, 0.13)}  # mean and deviation of an image's mean pixel: MNIST, CIFAR-10
+
+
+@dataclass(frozen=True)
+class Rob:
+    """A bin counts as filled when its delta is at least ``least`` of the largest."""
+
+    least: Positive = 1e-4
+
+
+def thresholds(bins: int, mean: float, deviation: float) -> Tensor:
+    """Even quantiles of a normal distribution, ascending, float64."""
+    levels = torch.arange(1, bins + 1, dtype=torch.float64) / (bins + 1)
+    cuts: Tensor = mean + deviation * torch.special.ndtri(levels)
+    return cuts
+
+
+class Imprint(nn.Module):
+    """x [B, C, H, W] + decode(relu(encode(x))) with planted weights."""
+
+    def __init__(self, shape: Shape, bins: int, mean: float, deviation: float) -> None:
+        super().__init__()
+        pixels = shape[0] * shape[1] * shape[2]
+        self.encode, self.decode = nn.Linear(pixels, bins), nn.Linear(bins, pixels)
+        with torch.no_grad():
+            self.encode.weight.fill_(1 / pixels)
+            self.encode.bias.copy_(-thresholds(bins, mean, deviation))
+            self.decode.weight.copy_(torch.randn(pixels, 1).expand(-1, bins) / bins)
+            self.decode.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift: Tensor = self.decode(relu(self.encode(x.flatten(1))))
+        return x + shift.view_as(x)
+
+
+def imprinted(base: str, brightness: tuple[float, float] | None = None, bins: int = BINS) -> Builder:
+    """The builder of ``base`` behind an imprint module for images of this (mean, deviation) of the mean pixel."""
+
+    def build(shape: Shape, classes: int) -> nn.Module:
+        mean, deviation = brightness or _BRIGHTNESS.get(shape[0], (0.5, 0.2))
+        front = Imprint(shape, bins, mean, deviation)
+        return nn.Sequential(OrderedDict([("imprint", front), ("model", MODELS[base](shape, classes))]))
+
+    return build
+
+
+cnn, cnn6, lenet_zhu, resnet18 = (imprinted(base) for base in ("cnn", "cnn6", "lenet-zhu", "resnet18"))
+
+
+def bins_of(rows: Tensor, biases: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Per bin, dimmest first: sum delta(x) x, [k, d], and sum delta(x), [k], from the gradients of encode.
+
+    Above the last threshold nothing is subtracted.
+    """
+    rows, biases = rows[order].double(), biases[order].double()
+    return rows - torch.cat([rows[1:], rows.new_zeros((1, rows.shape[1]))]), biases - torch.cat(
+        [biases[1:], biases.new_zeros(1)]
+    )
+
+
+def reconstruct(view: ServerView, task: Task, attack: Rob, generator: Generator) -> Reconstruction:
+    """The images [N, C, H, W] of the best filled bins, at most as many as were trained on. Images that share a bin come
+    out as a blend; one that is dimmer than every threshold does not come out."""
+    module = task.build()
+    weight, bias = f"{ENCODE}.weight", f"{ENCODE}.bias"
+    if weight not in view.update or bias not in view.update:
+        raise AttackError("rob needs its imprint module in the model: model = 'attacks.rob:cnn', for one")
+    target = target_of(view, module, False, max(1, view.num_examples or view.batch_size or 1))
+    gradient = target_gradient(view)
+    order = view.params[bias].argsort(descending=True)  # the bias is minus the threshold
+    sums, deltas = bins_of(gradient[weight], gradient[bias], order)
+    filled = (deltas.abs() >= attack.least * deltas.abs().max()) & (deltas != 0)
+    if not bool(filled.any()):
+        raise AttackError("no image left a trace in the imprint module")
+    best = torch.where(filled, deltas.abs(), 0).topk(min(int(filled.sum()), target.plan.images)).indices
+    x = into_box((sums[best] / deltas[best, None]).reshape(-1, *task.shape).float())
+    labels = view.labels
+    if labels is None:
+        labels = next(
+            y for y in label_candidates(target, task, view.learning_rate is not None, generator) if y is not None
+        )
+    return Reconstruction(x, labels[: len(x)], 0.0, 1)

@@ -1,0 +1,65 @@
+"""A client's look at the model before it trains: is there an imprint module (Robbing the Fed, Fowl et al. 2021)?
+
+A linear layer that copies its inputs into its gradient measures every input by one and the same direction and compares
+the result with many thresholds. So: a linear layer behind which something is gated (any but the last of the model) in
+which ``CLUSTER`` rows or more point along one line, up to sign and length. Rows of fewer than ``SUPPORT`` values other
+than zero do not count, since pruning makes short rows alike.
+
+What honest models have: over ``tasks.MODELS`` as drawn, pruned to 1 % and trained, no row has a second one within a
+cosine of 0.9 (a test says so). What this does not see: an imprint whose rows were turned apart by noise (below a cosine
+of ``ALIKE`` the attack loses its bins, too), trap weights (Boenisch et al. 2021), and any other malicious model. It
+costs one product of each layer's rows with themselves, in at most ``SKETCH`` dimensions.
+
+Errors: ``DefenseError`` with the names of the layers.
+
+>>> net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+>>> params = {name: p.detach() for name, p in net.named_parameters()}
+>>> imprint_layers(net, params), imprint_layers(net, {**params, "0.weight": torch.ones(100, 64) / 64})
+([], ['0'])
+"""
+
+import torch
+from torch import Tensor, nn
+
+from core.errors import DefenseError
+from core.randomness import stream
+from core.trees import Tree
+
+ALIKE = 0.9  # cosine of two rows along one line
+CLUSTER = 8  # rows along one line
+SUPPORT = 8  # values other than zero of a row that counts
+SKETCH = 128  # dimensions in which rows are compared first
+_SLACK = 0.15  # what the comparison in fewer dimensions may be wrong by
+
+
+def largest_cluster(weight: Tensor) -> int:
+    """How many rows of [out, in] lie within ``ALIKE`` of one of them, itself included."""
+    rows = weight.detach().float()
+    rows = rows[(rows != 0).sum(dim=1) >= SUPPORT]
+    if len(rows) < CLUSTER:
+        return len(rows)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    short, slack = rows, 0.0
+    if rows.shape[1] > 4 * SKETCH:
+        draw = torch.randn((rows.shape[1], SKETCH), generator=stream(0, purpose="imprint sketch")).to(rows.device)
+        short, slack = rows @ draw, _SLACK
+        short = short / short.norm(dim=1, keepdim=True).clamp_min(torch.finfo(short.dtype).tiny)
+    near = torch.cat([((part @ short.T).abs() >= ALIKE - slack).sum(dim=1) for part in short.split(1024)])
+    if int(near.max()) < CLUSTER or not slack:
+        return int(near.max())
+    candidates = rows[near >= CLUSTER]
+    return int(torch.cat([((part @ rows.T).abs() >= ALIKE).sum(dim=1) for part in candidates.split(64)]).max())
+
+
+def imprint_layers(module: nn.Module, params: Tree) -> list[str]:
+    """Names of the linear layers that look like an imprint; the last one, which makes the logits, is left out."""
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    found = {name: params[f"{name}.weight" if name else "weight"] for name in layers[:-1]}
+    return [name for name, weight in found.items() if largest_cluster(weight) >= CLUSTER]
+
+
+def refuse_imprint(module: nn.Module, params: Tree) -> None:
+    """Raise ``DefenseError`` where ``imprint_layers`` finds one: nothing is trained, and nothing leaves."""
+    found = imprint_layers(module, params)
+    if found:
+        raise DefenseError(f"the model would copy images into its update (imprint in {', '.join(found)}): not trained")

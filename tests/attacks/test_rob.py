@@ -1,0 +1,76 @@
+import dataclasses
+
+import pytest
+import torch
+
+from attacks import ATTACKS
+from attacks.control import undefended_view
+from attacks.leakage import psnr, score
+from attacks.rob import bins_of, imprinted, thresholds
+from core.errors import AttackError
+from core.randomness import stream
+from core.types import PrivateBatch, Reconstruction, ServerView
+from privacy.dgp import dual_mask
+from tasks.task import Task, initial
+from tests.attacks.conftest import SHAPES
+
+ATTACK = ATTACKS["rob"]
+
+
+def run(view: ServerView, task: Task) -> Reconstruction:
+    return ATTACK.reconstruct(view, task, ATTACK.settings(), stream(0, purpose="attack"))
+
+
+def recovered(truth: PrivateBatch, found: Reconstruction) -> float:
+    """Share of the images that some reconstruction is above 20 dB of."""
+    hits = [max(psnr(x.expand_as(found.x), found.x)) > 20 for x in truth.x[:, None]]
+    return sum(hits) / len(hits)
+
+
+@pytest.mark.parametrize("data, model", [("mnist", "cnn"), ("cifar10", "lenet_zhu")])
+def test_four_of_five_of_a_batch_of_nine(photographs, data: str, model: str) -> None:
+    truth, task = photographs(data, 18), Task(f"attacks.rob:{model}", SHAPES[data], 10)
+    params, buffers = initial(task, 0)
+    for first in (0, 9):
+        batch = PrivateBatch(truth.x[first:][:9], truth.y[first:][:9])
+        found = run(undefended_view(task, params, buffers, batch), task)
+        other = PrivateBatch(truth.x[9 - first :][:9], truth.y[9 - first :][:9])
+        assert recovered(batch, found) >= 0.8 and recovered(other, found) <= 0.2
+        assert len(found.x) <= 9 and score(found, batch).label_accuracy == 1.0
+
+
+def test_most_of_a_batch_of_digits_and_nothing_through_dgp(batch) -> None:
+    """Digits of 17 grey levels are now and then equally bright, and share a bin whatever its width."""
+    truth, task = batch(0, 9), Task("tests.attacks.test_rob:digits", (1, 8, 8), 10)
+    view = undefended_view(task, *initial(task, 0), truth)
+    assert recovered(truth, run(view, task)) >= 0.7
+    kept = {n: dual_mask(u, torch.ones_like(u, dtype=torch.bool), 0.05, 0.75) for n, u in view.update.items()}
+    pruned = dataclasses.replace(view, update={n: u * kept[n] for n, u in view.update.items()})
+    assert recovered(truth, run(pruned, task)) <= 0.2
+
+
+digits = imprinted("cnn", (0.3, 0.05))
+
+
+def test_a_bin_with_one_image_is_that_image_times_its_delta() -> None:
+    x, delta = torch.rand(3, 5, dtype=torch.float64), torch.tensor([0.5, -2.0, 1.0], dtype=torch.float64)
+    passed = torch.tensor([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=torch.float64)  # [thresholds, images]
+    order = torch.tensor([2, 0, 3, 1])  # rows as planted in another order
+    rows, biases = (passed * delta) @ x, passed @ delta
+    shuffled = torch.empty_like(rows), torch.empty_like(biases)
+    shuffled[0][order], shuffled[1][order] = rows, biases
+    sums, deltas = bins_of(*shuffled, order)
+    torch.testing.assert_close(deltas[:3], delta)
+    torch.testing.assert_close(sums[:3] / deltas[:3, None], x)
+
+
+def test_thresholds_cut_a_normal_distribution_into_even_bins() -> None:
+    cuts = thresholds(99, 0.4, 0.1)
+    drawn = 0.4 + 0.1 * torch.randn(200_000, generator=stream(0, purpose="x"), dtype=torch.float64)
+    shares = torch.bincount(torch.bucketize(drawn, cuts), minlength=100) / len(drawn)
+    assert float((shares - 0.01).abs().max()) < 0.0015
+
+
+def test_a_model_without_the_module_is_refused(view, task) -> None:
+    with pytest.raises(AttackError, match="attacks.rob:cnn"):
+        run(view, task)

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from torch import nn
+
+from core.errors import DefenseError
+from core.randomness import stream
+from core.trees import Tree
+from privacy.imprint import ALIKE, CLUSTER, imprint_layers, largest_cluster, refuse_imprint
+from tasks.models import MODELS
+from tasks.task import Task, initial
+from tasks.training import Sgd, loss_and_gradient, sgd_step
+
+BIG = {"vgg16", "alexnet", "conv-6", "conv-4"}  # their linear layers are drawn as the others' are
+SHAPES = {"conv": (1, 28, 28), "ltp-": (1, 28, 28)}
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - BIG))
+def test_honest_models_are_not_flagged_dense_or_pruned(name: str) -> None:
+    task = Task(name, SHAPES.get(name[:4], (3, 32, 32)), 10)
+    params, _ = initial(task, 0)
+    module = task.build()
+    assert imprint_layers(module, params) == []
+    for keep in (0.1, 0.01):
+        draw = stream(0, purpose="mask")
+        pruned = {n: p * (torch.rand(p.shape, generator=draw) < keep) for n, p in params.items()}
+        assert imprint_layers(module, pruned) == []
+    assert imprint_layers(module, {n: torch.zeros_like(p) for n, p in params.items()}) == []
+
+
+def test_honest_training_is_not_flagged_when_most_classes_never_occur(images) -> None:
+    """Rows of absent classes all drift one way: the last layer is left out for that, and hidden rows stay apart."""
+    task = Task("ltp-1", (1, 28, 28), 62)
+    module, (params, buffers) = task.build(), initial(task, 0)
+    for _ in range(30):
+        _, gradient, _ = loss_and_gradient(module, params, buffers, *images)
+        params, _ = sgd_step(params, gradient, {}, Sgd(0.3), None)
+    assert imprint_layers(module, params) == []
+
+
+@pytest.fixture
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    draw = stream(0, purpose="images")
+    return torch.rand((32, 1, 28, 28), generator=draw), torch.randint(3, (32,), generator=draw)
+
+
+def planted(rows: int, noise: float = 0.0, size: int = 3072) -> torch.Tensor:
+    """A layer of 600 honest rows and some that point one way, up to length, sign and relative noise."""
+    draw = stream(0, purpose="planted")
+    weight = torch.randn((600, size), generator=draw)
+    one = torch.rand(size, generator=draw) * (1 + noise * torch.randn((rows, size), generator=draw))
+    lengths = torch.randn((rows, 1), generator=draw)
+    return torch.cat([weight, lengths * one])[torch.randperm(600 + rows, generator=draw)]
+
+
+@pytest.mark.parametrize("size", [64, 3072])
+def test_rows_along_one_line_are_counted_exactly(size: int) -> None:
+    assert [largest_cluster(planted(rows, size=size)) for rows in (0, 7, 8, 300)] == [1, 7, 8, 300]
+    assert largest_cluster(planted(300, 0.1, size)) == 300 and largest_cluster(planted(300, 2.0, size)) < CLUSTER
+
+
+def test_counting_equals_the_slow_obvious_loop() -> None:
+    weight = planted(12, 0.3, 700)
+    unit = weight / weight.norm(dim=1, keepdim=True)
+    slow = max(int((torch.stack([row @ other for other in unit]).abs() >= ALIKE).sum()) for row in unit)
+    assert largest_cluster(weight) == slow == 12
+
+
+@pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18"])
+def test_the_imprint_of_rob_is_noticed_and_refused(base: str) -> None:
+    task = Task(f"attacks.rob:{base}", (3, 32, 32), 10)
+    params, _ = initial(task, 0)
+    assert "imprint.encode" in imprint_layers(task.build(), params)
+    with pytest.raises(DefenseError, match="imprint.encode"):
+        refuse_imprint(task.build(), params)
+
+
+def test_an_honest_model_passes() -> None:
+    task = Task("lenet", (3, 32, 32), 10)
+    refuse_imprint(task.build(), initial(task, 0)[0])
+
+
+def test_planted_weights_are_noticed_in_a_model_of_any_name() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    params: Tree = {name: p.detach() for name, p in net.named_parameters()}
+    refuse_imprint(net, params)
+    params["1.weight"] = torch.cat([params["1.weight"][:60], torch.ones(40, 64)])
+    assert imprint_layers(net, params) == ["1"]
