@@ -1,0 +1,52 @@
+"""Label inference: which classes a batch had, from the last layer of its update and nothing else.
+
+Threat model: an honest-but-curious server that knows the model and the number of images; the learning rate helps. Which
+diagnoses a hospital has is private even where no image can be rebuilt, and it takes no optimisation to learn it: the
+rules are those of ``attacks.labels`` (iDLG for one image; expected counts, or LLG's impact, for a batch).
+
+The answer is a ``Reconstruction`` whose images are flat and grey, so that it can be sent, scored and stored as any
+other: what counts is its label accuracy, and its PSNR is that of knowing nothing. The objective is 1 - cosine of the
+evidence r and p - counts / N; 0 where the labels explain r.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator
+from torch.nn.functional import cosine_similarity
+
+from attacks.labels import class_evidence, count_by_impact, count_by_probability, last_linear, uninformed
+from attacks.matching import target_of
+from core.config import Count
+from core.types import Reconstruction, ServerView
+from tasks.task import Task
+
+GREY = 0.5
+
+
+@dataclass(frozen=True)
+class Label:
+    """``rule`` probability needs the learning rate; auto takes it where that is known, and at batch 1 the sign rule."""
+
+    rule: Literal["auto", "probability", "impact"] = "auto"
+    max_images: Count = 1024
+
+
+def reconstruct(view: ServerView, task: Task, attack: Label, generator: Generator) -> Reconstruction:
+    """Labels [N], ascending, and flat images [N, C, H, W]."""
+    target = target_of(view, task.build(), False, attack.max_images)
+    layer, images = last_linear(target.module, task.classes), target.plan.images
+    features, probabilities = uninformed(target, layer, task.shape, generator)
+    evidence = class_evidence(target, layer, features)
+    rule = attack.rule if attack.rule != "auto" else "impact" if view.learning_rate is None else "probability"
+    if images == 1:
+        labels = evidence.argmin().reshape(1).cpu()
+    elif rule == "probability":
+        labels = count_by_probability(evidence, probabilities, images)
+    else:
+        labels = count_by_impact(evidence, images)
+    counts = torch.bincount(labels, minlength=task.classes).to(evidence)
+    misfit = 1 - float(cosine_similarity(evidence, probabilities - counts / images, dim=0))
+    flat = torch.full((images, *task.shape), GREY, device=target.flat.device)
+    return Reconstruction(flat, labels.to(target.flat.device), misfit, 1)
