@@ -85,7 +85,7 @@ def test_batch_norm_statistics_help(batch) -> None:
     gained = []
     for i in range(3):
         truth = batch(2 * i, 2)
-        with_prior, without = (run(normed_view(truth), NORMED, bn=bn, iterations=80, restarts=1) for bn in (1.0, 0.0))
+        with_prior, without = (run(normed_view(truth), NORMED, bn=bn, iterations=50, restarts=1) for bn in (1.0, 0.0))
         gained.append(score(with_prior, truth).psnr.mean - score(without, truth).psnr.mean)
     assert sum(gained) > 0
 
@@ -105,7 +105,7 @@ def test_a_group_holds_together(task, fresh, batch, monkeypatch) -> None:
     monkeypatch.setattr(gradinversion, "descend", spy)
     view = undefended_view(task, *fresh, batch(0, 1))
     for weight in (1e6, 0.0):
-        run(view, task, group=weight, iterations=15, labels_tried=1)
+        run(view, task, group=weight, iterations=40, learning_rate=0.02, labels_tried=1)
     assert (ends[0][0] - ends[0][1]).abs().mean() < 0.5 * (ends[1][0] - ends[1][1]).abs().mean()
 
 

@@ -54,15 +54,15 @@ def planted(rows: int, noise: float = 0.0, size: int = 3072) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [64, 3072])
 def test_rows_along_one_line_are_counted_exactly(size: int) -> None:
-    assert [largest_cluster(planted(rows, size=size)) for rows in (0, 7, 8, 300)] == [1, 7, 8, 300]
+    assert [largest_cluster(planted(rows, size=size)) for rows in (0, 15, 16, 300)] == [1, 15, 16, 300]
     assert largest_cluster(planted(300, 0.1, size)) == 300 and largest_cluster(planted(300, 2.0, size)) < CLUSTER
 
 
 def test_counting_equals_the_slow_obvious_loop() -> None:
-    weight = planted(12, 0.3, 700)
+    weight = planted(40, 0.2, 700)
     unit = weight / weight.norm(dim=1, keepdim=True)
     slow = max(int((torch.stack([row @ other for other in unit]).abs() >= ALIKE).sum()) for row in unit)
-    assert largest_cluster(weight) == slow == 12
+    assert largest_cluster(weight) == slow >= CLUSTER
 
 
 @pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18"])
