@@ -30,6 +30,7 @@ from attacks.objectives import flatten
 from core.errors import AttackError
 from core.trees import Mask, Tree, all_finite, apply_mask
 from core.types import ServerView
+from tasks.models.precode import Bottleneck
 from tasks.training import Sgd, sgd_step
 
 
@@ -119,11 +120,12 @@ def recovered_support(view: ServerView) -> Mask:
 
 
 def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int) -> Target:
-    """The matching problem; ``module`` is put in the client's training mode, dropout aside (its draw is unknown)."""
+    """The matching problem; ``module`` is put in the client's training mode, but for what draws at random there
+    (dropout, a variational bottleneck): the draw is unknown, its mean is what an attack can use."""
     check_view(view, module)
     module.train()
     for layer in module.modules():
-        if isinstance(layer, _DropoutNd):
+        if isinstance(layer, _DropoutNd | Bottleneck):
             layer.eval()
     support = recovered_support(view)
     flat = flatten(apply_mask(target_gradient(view), support).values())

@@ -3,7 +3,10 @@
 A defense is one module, one test and one line here. ``chain.py`` puts them in order and checks what they return.
 """
 
+from dataclasses import fields
+
 from privacy.accounting import Privacy
+from privacy.ats import TransformationSearch, ats
 from privacy.channel import NaturalChannel, natural_channel
 from privacy.channel_personalized import PersonalizedChannel, personalized_channel
 from privacy.channel_white import WhiteChannel, white_channel
@@ -19,6 +22,7 @@ from privacy.gaussian import GaussianNoise, gaussian
 from privacy.mask_hiding import MaskHiding, mask_hiding
 from privacy.none import NoDefense, none
 from privacy.outpost import Outpost, outpost
+from privacy.precode import Precode, precode
 from privacy.priprune import PriPrune, priprune
 from privacy.soteria import Soteria, soteria
 from privacy.top_k import TopK, top_k
@@ -31,8 +35,10 @@ DEFENSES: Registry = {
     "channel-natural": Entry("data", NaturalChannel, natural_channel, claim=CHANNEL),
     "channel-white": Entry("data", WhiteChannel, white_channel, claim=CHANNEL),
     "channel-personalized": Entry("data", PersonalizedChannel, personalized_channel, claim=CHANNEL),
+    "ats": Entry("data", TransformationSearch, ats),
     "gaussian": Entry("gradient", GaussianNoise, gaussian, noisy=True),
     "soteria": Entry("gradient", Soteria, soteria),
+    "precode": Entry("gradient", Precode, precode, claim="heuristic, no ε; part of the model"),
     "outpost": Entry("gradient", Outpost, outpost),
     "dp-sgd": Entry("gradient", DpSgd, dp_sgd, EPSILON, noisy=True, private=True),
     "dp-psac": Entry("gradient", DpPsac, dp_psac, EPSILON, noisy=True, private=True),
@@ -49,5 +55,5 @@ DEFENSES: Registry = {
 }
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.
-SECTIONS: dict[str, type] = {name: entry.settings for name, entry in DEFENSES.items() if name != "none"}
+SECTIONS: dict[str, type] = {name: entry.settings for name, entry in DEFENSES.items() if fields(entry.settings)}
 SECTIONS["privacy"] = Privacy

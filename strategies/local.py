@@ -17,7 +17,7 @@ from privacy.defense import Outgoing, Step
 from strategies.plan import Plan
 from tasks.data import Examples
 from tasks.per_example import per_example_gradients, representation_sensitivity
-from tasks.training import Sgd, loss_and_gradient, sgd_step
+from tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
 
 NOTHING = Plan()
 
@@ -101,9 +101,10 @@ def train(
         x = present(chain, batch.x, state, generator)
         step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, steps)
         gradient = zeros_like(params)
-        if chain.private is None:  # a defense with an epsilon makes the gradient itself, and x may be empty
-            _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
-        gradient, state = observe(chain, gradient, received.params, state, generator, step)
+        with drawing(procedure.module, generator):
+            if chain.private is None:  # a defense with an epsilon makes the gradient itself, and x may be empty
+                _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
+            gradient, state = observe(chain, gradient, received.params, state, generator, step)
         squares = map_trees(lambda s, g: s + g.square(), squares, gradient)
         params, velocity = sgd_step(params, gradient, velocity, procedure.sgd, received.mask)
         steps += 1

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from core.errors import ConfigError, DefenseError
 from core.trees import Tree, size
+from tasks.models.precode import take_divergence
 from tasks.training import mode
 
 FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
@@ -35,7 +36,8 @@ def per_example_gradients(module: nn.Module, params: Tree, buffers: Tree, x: Ten
     leaves = {name: tensor.detach() for name, tensor in params.items()}
 
     def loss(weights: Tree, image: Tensor, label: Tensor) -> Tensor:
-        return cross_entropy(functional_call(module, (weights, state), (image[None],)), label[None])
+        logits = functional_call(module, (weights, state), (image[None],))
+        return cross_entropy(logits, label[None]) + take_divergence(module)
 
     each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     chunk = max(1, FLOATS // max(1, size(params)))

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from core.errors import ConfigError, DataError
 from core.trees import Mask, Tree, apply_mask, map_trees
+from tasks.models.precode import Bottleneck, take_divergence
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
         module.train(before)
 
 
+@contextmanager
+def drawing(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """For a module that draws while it trains (``tasks.models.precode``): torch's global generator is seeded from
+    ``generator`` and put back. For any other module nothing happens, and nothing is drawn."""
+    if not any(isinstance(layer, Bottleneck) for layer in module.modules()):
+        yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
 def loss_and_gradient(
     module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tree, Tree]:
@@ -51,7 +65,7 @@ def loss_and_gradient(
     # Batch norm writes into the buffers it is given, and into its own counter where it is given none.
     state = {name: tensor.detach().clone() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
     with mode(module, True), torch.enable_grad():
-        loss = cross_entropy(functional_call(module, (leaves, state), (x,)), y)
+        loss = cross_entropy(functional_call(module, (leaves, state), (x,)), y) + take_divergence(module)
         gradient = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return loss.detach(), dict(zip(leaves, gradient, strict=True)), {name: state[name] for name in buffers}
 

@@ -11,6 +11,7 @@ from tasks.models.conv import conv_1, conv_2, conv_4, conv_6
 from tasks.models.layers import Shape
 from tasks.models.lenet import lenet, lenet_zhu
 from tasks.models.ltp import ltp_1, ltp_2
+from tasks.models.precode import with_bottleneck
 from tasks.models.resnet import resnet10, resnet18
 from tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
 
@@ -36,4 +37,8 @@ MODELS: dict[str, Builder] = {
     "resnet18": resnet18,
     "ltp-1": ltp_1,
     "ltp-2": ltp_2,
+    "precode-cnn": with_bottleneck(cnn),
+    "precode-lenet": with_bottleneck(lenet),
+    "precode-lenet-zhu": with_bottleneck(lenet_zhu),
+    "precode-resnet18": with_bottleneck(resnet18),
 }

@@ -15,6 +15,7 @@ from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract
 from privacy import DEFENSES, SECTIONS
 from privacy.chain import ChainState, build_chain, compose, observe, present, release, start
 from privacy.defense import STAGES, Outgoing, PrivateSettings, Step, StepDefense
+from privacy.precode import PARTS
 
 every = pytest.mark.parametrize("name", list(DEFENSES))
 shapes = st.lists(st.sampled_from([(), (1,), (2,), (5,), (0,), (3, 4), (2, 1, 3, 3)]), min_size=1, max_size=4)
@@ -23,9 +24,10 @@ IMAGES = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(9))
 
 
 def tree_of(sizes: list[tuple[int, ...]], seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tree:
-    """One tensor per size, and a ``head`` [2, 3] that reads a representation."""
+    """One tensor per size, a ``head`` [2, 3] that reads a representation, and the weights of a bottleneck."""
     g = torch.Generator().manual_seed(seed)
     named = {f"p{i}": size for i, size in enumerate(sizes)} | {"head": (2, 3)}
+    named |= {"bottleneck.encode.weight": (4, 2), "bottleneck.decode.weight": (2, 2)}
     return {name: scale * torch.randn(size, generator=g, dtype=dtype) for name, size in named.items()}
 
 
@@ -117,8 +119,9 @@ poisoned_places = [(name, where) for name, entry in DEFENSES.items() for where i
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_raise_without_naming_a_value(name: str, where: str, bad: float) -> None:
     chain = build_chain([name], {})
-    tree = {"head": torch.tensor([[0.123456, 2.0, 3.0]]), "b": torch.tensor(1.0)}
-    poisoned = {"head": torch.tensor([[0.123456, bad, 3.0]]), "b": torch.tensor(1.0)}
+    rest = {"b": torch.tensor(1.0), **{part: torch.ones(2, 2) for part in PARTS}}
+    tree = {"head": torch.tensor([[0.123456, 2.0, 3.0]]), **rest}
+    poisoned = {"head": torch.tensor([[0.123456, bad, 3.0]]), **rest}
     state, g, full = start(chain, IMAGES, tree, {}), torch.Generator(), full_mask(tree)
     attempts = {
         "batch": lambda: present(chain, IMAGES.masked_fill(IMAGES > 0.5, bad), state, g),
@@ -141,7 +144,7 @@ def test_the_entry_is_complete(name: str) -> None:
 
 
 def test_sections_hold_every_setting_and_parse_their_own_defaults() -> None:
-    assert set(SECTIONS) == set(DEFENSES) - {"none"} | {"privacy"}
+    assert set(SECTIONS) == set(DEFENSES) - {"none", "precode"} | {"privacy"}
     for name, cls in SECTIONS.items():
         flat = section_defaults(name, cls)
         check_sections(flat, SECTIONS)

@@ -1,0 +1,353 @@
+"""Every defense beside none: accuracy, bytes, time, and what plain IG and mask-aware SGI rebuild, with the control.
+
+One row is one chain. Its federation (in process, ``benchmarks.inprocess``): FedAvg, Dirichlet partition with alpha 1,
+the same seed, model, steps and learning rate for all, no audits; accuracy is on the first ``TEST`` test images. Its
+time: processor seconds of one client's local training over plain SGD's, in turns, the median of ``REPEAT``; fitting a
+data defense, once per client, is left out. Its leakage: ``--images`` test images, one after the other, each through one
+local step of batch 1 under the chain, at the weights every run starts from, where attacks are strongest, and in a
+client's first round, in which no error of earlier rounds is sent along; PriPrune, whose masks are learned, takes
+``WARM`` steps on other images first. The attacks are given the label, which most gradients tell.
+
+The control of an image is the same attack, settings and seed on the same image without a defense; a leakage figure
+whose control failed proves nothing, and the table says so. Both attacks: Euclidean distance with L-BFGS on sigmoid
+networks, cosine with signed Adam elsewhere. For ``ats`` the likeness to the transformed image that was trained on is a
+row of its own (ATS-R). ``precode`` trains and is attacked with the bottleneck in the model; its control is the plain
+model's.
+
+Cells are kept in ``--cache`` as they are finished, by a digest of all their settings: a second run takes up where the
+first one was stopped.
+
+    python -m benchmarks.leakage --dataset mnist:/data/mnist [--defenses dgp,priprune] [--images 8] [--json]
+"""
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import client.session
+import server.app
+from attacks import ATTACKS
+from attacks.control import PSNR_FLOOR
+from attacks.inversion import reconstruct
+from attacks.leakage import score
+from benchmarks.defenses import turns
+from benchmarks.inprocess import run_in_process
+from core.errors import PrunellaError
+from core.files import write_json
+from core.randomness import stream
+from core.trees import full_mask
+from core.types import PrivateBatch, ServerView
+from privacy import DEFENSES
+from privacy.chain import ChainState, build_chain, present, start
+from strategies.local import Procedure, Received, local_update
+from tasks.data import Examples, batches, load_client, load_test, make_task
+from tasks.task import Task, initial
+from tasks.training import Sgd
+
+VERSION = 1  # of what a cell means: a change forgets the cells of before
+WARM = 5
+LEARNS = {"priprune"}
+REPEAT, STEPS = 3, 5
+TEST = 2000
+POOL = 256  # images a data defense is fitted on
+RATE = 0.1
+CHAINS = tuple(DEFENSES) + ("dgp,mask-hiding", "top-k,mask-hiding", "channel-natural,dgp")
+Row = dict[str, Any]
+
+
+def model_of(model: str, names: Sequence[str]) -> str:
+    """The model a chain runs on: ``precode`` needs its bottleneck in it.
+
+    >>> model_of("cnn", ["precode"]), model_of("cnn", ["dgp"])
+    ('precode-cnn', 'cnn')
+    """
+    return f"precode-{model}" if "precode" in names else model
+
+
+_test = functools.lru_cache(maxsize=1)(load_test)
+_client = functools.lru_cache(maxsize=16)(load_client)
+
+
+def few_test(dataset: str, root: Path | None) -> Examples | None:
+    found = _test(dataset, root)
+    return found and Examples(found.x[:TEST], found.y[:TEST])
+
+
+@contextmanager
+def data_kept() -> Iterator[None]:
+    """Federations of one process decode their images once, and are tested on the first ``TEST``."""
+    modules: tuple[Any, Any] = server.app, client.session
+    before = modules[0].load_test, modules[1].load_client
+    modules[0].load_test, modules[1].load_client = few_test, _client
+    try:
+        yield
+    finally:
+        modules[0].load_test, modules[1].load_client = before
+
+
+def federation(chosen: argparse.Namespace, defenses: str) -> Row:
+    """One run: accuracies and megabytes, and the largest epsilon of a client."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    fixed = {"strategy": "fedavg", "audit_every": 0, "partition": "dirichlet", "values": "float32"}
+    asked = {"dataset": chosen.dataset, "rounds": chosen.rounds, "local_steps": chosen.steps}
+    asked |= {"batch_size": chosen.batch, "learning_rate": chosen.learning_rate, "seed": chosen.seed}
+    asked |= {"model": model_of(chosen.model, defenses.split(",")), "defenses": defenses}
+    with tempfile.TemporaryDirectory() as folder, data_kept():
+        done = run_in_process(Path(folder), chosen.clients, **fixed, **asked)
+        lines, counters, ledgers = done.store.metrics(), done.counters, list(done.ledgers.values())
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        values.setdefault(line["metric"], []).append(line["value"])
+    spent = [float(line["epsilon"]) for line in ledgers if "epsilon" in line]
+    return {
+        "accuracy": values["accuracy_ratio"][-1],
+        "best_accuracy": max(values["accuracy_ratio"]),
+        "megabytes_up": counters["wire_bytes_total|up"] / 1e6,
+        "megabytes_down": counters["wire_bytes_total|down"] / 1e6,
+        "failures": sum(v for name, v in counters.items() if name.startswith("client_failures_total")),
+        "epsilon": max(spent) if len(spent) == len(ledgers) and spent else None,
+    }
+
+
+def seconds(bench: "Bench", chosen: argparse.Namespace, defenses: str) -> Row:
+    """A client's local training under the chain over plain SGD's."""
+
+    def work(chain: str) -> Callable[[], object]:
+        names = chain.split(",")
+        task = dataclasses.replace(bench.task, model=model_of(chosen.model, names))
+        params, buffers = initial(task, bench.seed)
+        made, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
+        procedure = Procedure(task.build(), Sgd(RATE), made, chosen.batch)
+        state, few = start(made, bench.pool.x, params, {}), min(chosen.steps, STEPS)
+        drawn = list(batches(bench.pool, chosen.batch, few, stream(bench.seed, purpose="leakage-time")))
+        return lambda: local_update(procedure, received, iter(drawn), state, stream(0, purpose="leakage-time"))
+
+    return turns({"none": work("none"), defenses: work(defenses)}, "none", REPEAT)[defenses]
+
+
+def attack_settings(attack: str, model: str, iterations: int) -> Any:
+    """The attack's settings for a model: see the module."""
+    strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model else {}
+    return dataclasses.replace(ATTACKS[attack].settings(), iterations=iterations, **strong)  # type: ignore[type-var]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """The images of a table: those attacked, and a pool to fit and warm defenses on."""
+
+    task: Task
+    pool: Examples
+    seed: int
+
+    def one(self, number: int) -> Examples:
+        return Examples(self.pool.x[number : number + 1], self.pool.y[number : number + 1])
+
+
+@functools.lru_cache(maxsize=2)
+def prepared(bench: Bench, defenses: str, model: str, images: int) -> tuple[Task, Procedure, Received, ChainState]:
+    """A chain and its state; a chain that learns took ``WARM`` steps on images of the pool that are not attacked."""
+    names = defenses.split(",")
+    task = dataclasses.replace(bench.task, model=model_of(model, names))
+    params, buffers = initial(task, bench.seed)
+    chain, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
+    procedure = Procedure(task.build(), Sgd(RATE), chain, 1)
+    state = start(chain, bench.pool.x[:POOL], received.params, {})
+    for turn in range(WARM if LEARNS & set(names) else 0):
+        generator = stream(bench.seed, round=turn, purpose="leakage-warm")
+        state = local_update(procedure, received, iter([bench.one(images + turn)]), state, generator).state
+    return task, procedure, received, state
+
+
+def sent(bench: Bench, defenses: str, model: str, number: int, images: int) -> tuple[Task, ServerView, PrivateBatch]:
+    """The view of image ``number`` under a chain, and what the chain showed the model."""
+    task, procedure, received, state = prepared(bench, defenses, model, images)
+    private = bench.one(number)
+    generator = stream(bench.seed, round=number, purpose="leakage-defense")
+    shown = present(procedure.chain, private.x, state, stream(bench.seed, round=number, purpose="leakage-defense"))
+    out = local_update(procedure, received, iter([private]), state, generator)
+    view = ServerView(
+        params=received.params,  # no ``shared``: zeros of gradient defenses are to be recovered from the values, too
+        update=out.outgoing.update,
+        buffers=received.buffers,
+        num_examples=1,
+        labels=private.y,
+        steps=1,
+        batch_size=1,
+        learning_rate=RATE,
+        defenses=out.applied,
+    )
+    return task, view, PrivateBatch(shown, private.y)
+
+
+def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: str, number: int) -> Row:
+    """Scores of one image under one attack; ``shown`` are those against what the model was shown."""
+    task, view, trained_on = sent(bench, defenses, chosen.model, number, chosen.images)
+    settings = attack_settings(attack, chosen.model, chosen.iterations)
+    private = bench.one(number)
+    begin = time.process_time()
+    try:
+        rebuilt = reconstruct(view, task, settings, stream(bench.seed, round=number, purpose="leakage-attack"))
+    except PrunellaError as error:  # nothing arrived, or the attack diverged: not a score, and never a zero
+        return {"failed": str(error), "seconds": time.process_time() - begin}
+    found, there = score(rebuilt, PrivateBatch(private.x, private.y)), score(rebuilt, trained_on)
+    return {
+        "psnr": found.psnr.mean,
+        "ssim": found.ssim.mean,
+        "psnr_shown": there.psnr.mean,
+        "ssim_shown": there.ssim.mean,
+        "objective": rebuilt.objective,
+        "seconds": time.process_time() - begin,
+    }
+
+
+class Cache:
+    """Finished cells, one JSON file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, about: Row, make: Callable[[], Row]) -> Row:
+        """The cell of these settings, made when it is not there."""
+        key = hashlib.sha256(json.dumps({"version": VERSION, **about}, sort_keys=True).encode()).hexdigest()[:24]
+        path = self.folder / f"{key}.json"
+        if not path.exists():
+            write_json(path, {"about": about, "cell": make()})
+        cell: Row = json.loads(path.read_text())["cell"]
+        return cell
+
+
+def spread(values: Sequence[float]) -> Row:
+    """Mean, standard deviation and largest of scores."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "deviation": deviation, "worst": max(values), "images": len(values)}
+
+
+def summary(cells: Sequence[Row], controls: Sequence[Row]) -> Row:
+    """Scores over images; ``control`` counts the images whose undefended update was rebuilt."""
+    scored = [cell for cell in cells if "failed" not in cell]
+    ok = [c for c in controls if "failed" not in c and c["psnr"] >= PSNR_FLOOR]
+    kinds = ("psnr", "ssim", "psnr_shown", "ssim_shown") if scored else ()
+    found = {kind: spread([cell[kind] for cell in scored]) for kind in kinds}
+    return {**found, "control": len(ok), "images": len(cells), "failed": len(cells) - len(scored)}
+
+
+def rows(chosen: argparse.Namespace) -> Iterator[Row]:
+    """One row a chain, as they are finished."""
+    cache, data = Cache(Path(chosen.cache)), _test(chosen.dataset, None)
+    if data is None:
+        raise SystemExit(f"{chosen.dataset} has no test examples")
+    order = torch.randperm(len(data.y), generator=stream(chosen.seed, purpose="leakage-images"))[:POOL]
+    bench = Bench(make_task(chosen.model, chosen.dataset, None), Examples(data.x[order], data.y[order]), chosen.seed)
+    common = {k: v for k, v in vars(chosen).items() if k not in ("defenses", "cache", "json", "attacks")}
+    for defenses in chosen.defenses.split("+"):
+        row: Row = {"defenses": defenses}
+        about = {**common, "defenses": defenses, "kind": "federation"}
+        row["federation"] = cache.get(about, lambda d=defenses: federation(chosen, d))  # type: ignore[misc]
+        about = {**common, "defenses": defenses, "kind": "seconds"}
+        row["seconds"] = cache.get(about, lambda d=defenses: seconds(bench, chosen, d))  # type: ignore[misc]
+        for attack in chosen.attacks.split(","):
+            found: dict[str, list[Row]] = {}
+            for arm in ("none", defenses):
+                about = {"dataset": chosen.dataset, "model": chosen.model, "seed": chosen.seed, "defenses": arm}
+                about |= {"attack": attack, "iterations": chosen.iterations, "images": chosen.images}
+                found[arm] = [
+                    cache.get({**about, "number": n}, lambda a=attack, d=arm, n=n: attacked(bench, chosen, d, a, n))  # type: ignore[misc]
+                    for n in range(chosen.images)
+                ]
+            row[attack] = summary(found[defenses], found["none"])
+        yield row
+
+
+def cell_text(found: Row, kind: str, suffix: str = "") -> str:
+    if not found.get("psnr"):
+        return "nothing arrived"
+    one = found[kind + suffix]
+    digits = 1 if kind == "psnr" else 2
+    return f"{one['mean']:.{digits}f} ± {one['deviation']:.{digits}f} (worst {one['worst']:.{digits}f})"
+
+
+def lines(found: Sequence[Row], attacks: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of the table."""
+    heads = ["defense", "accuracy", "MB up", "MB down", "time"]
+    heads += [f"{attack} {kind}" for attack in attacks for kind in ("PSNR", "SSIM")] + ["control"]
+    made = []
+    for row in found:
+        fed = row["federation"]
+        epsilon = f" (ε {fed['epsilon']:.1f})" if fed["epsilon"] is not None else ""
+        numbers = [f"{fed['accuracy']:.3f}", f"{fed['megabytes_up']:.2f}", f"{fed['megabytes_down']:.2f}"]
+        numbers.append(f"{row['seconds']['ratio']:.2f}")
+        scores = [cell_text(row[attack], kind) for attack in attacks for kind in ("psnr", "ssim")]
+        control = ", ".join(f"{row[attack]['control']}/{row[attack]['images']}" for attack in attacks)
+        made.append([row["defenses"] + epsilon, *numbers, *scores, control])
+        if "ats" in row["defenses"].split(","):
+            shown = [cell_text(row[attack], kind, "_shown") for attack in attacks for kind in ("psnr", "ssim")]
+            made.append([f"{row['defenses']}, to what was trained on (ATS-R)", *[""] * 4, *shown, control])
+    return heads, made
+
+
+def markdown(heads: Sequence[str], made: Sequence[Sequence[str]]) -> str:
+    """The table as it stands in docs/defenses.md."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *made))
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--defenses", default="+".join(CHAINS), help="chains, + between them")
+    parser.add_argument("--attacks", default="ig,sgi")
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", default="runs/leakage")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    chosen = options()
+    torch.set_num_threads(1)
+    done, attacks, begin = [], chosen.attacks.split(","), time.perf_counter()
+    if not chosen.defenses.startswith("none"):
+        chosen.defenses = f"none+{chosen.defenses}"
+    for number, row in enumerate(rows(chosen), 1):
+        done.append(row)
+        of = len(chosen.defenses.split("+"))
+        print(f"{number}/{of} {row['defenses']}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
+    machine = {"processors": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__}
+    if chosen.json:
+        print(json.dumps({"settings": vars(chosen), "rows": done, "machine": machine}))
+        return
+    heads, made = lines(done, attacks)
+    table = Table(*heads)
+    for line in made:
+        table.add_row(*line)
+    Console(width=240).print(table)
+    print(markdown(heads, made))
+
+
+if __name__ == "__main__":
+    main()
