@@ -63,7 +63,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     auditor = Auditor(run, raw, task, canary, folder)
     strategy = build_strategy(run, raw, model)
     store = RunStore.open(folder)
-    exporter = Exporter(run.metrics_address, versions()) if run.metrics_address else None
+    exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)
     strategy.listener = federation.on_reply
     return federation

@@ -1,4 +1,4 @@
-"""The Prometheus exporter: the rows of the run store, served over HTTP at ``/metrics``.
+"""The Prometheus exporter: the rows of the run store over HTTP at ``/metrics``, and the live page beside them.
 
 Names, help, kinds and labels come from ``core.metrics.METRICS``; a row that is not in that table is refused, so no
 name or label leaves that was not meant to. Values are kept as given and read by a collector of our own: the rows of a
@@ -15,9 +15,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from threading import Lock
+from pathlib import Path
+from socket import AF_INET6
+from socketserver import ThreadingMixIn
+from threading import Lock, Thread
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -29,6 +34,7 @@ from prometheus_client.registry import Collector
 
 from core.errors import ConfigError
 from core.metrics import METRICS, Metric
+from server.live import application
 from server.store import Row, StoreError, check_row
 
 LOOPBACK = "127.0.0.1"
@@ -110,18 +116,41 @@ class _Values(Collector):
         return HistogramMetricFamily(metric.prometheus_name, metric.help, buckets=buckets, sum_value=total)
 
 
-class Exporter:
-    """An HTTP server for one run, on a registry of its own, so that two runs in one process do not mix."""
+class _Server(ThreadingMixIn, WSGIServer):
+    """A slow reader keeps nobody waiting, and nobody keeps the process from ending."""
 
-    def __init__(self, address: str, versions: Mapping[str, str]) -> None:
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = AF_INET6
+
+
+class _Silent(WSGIRequestHandler):
+    timeout = 10  # seconds a connection may stay silent
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape is no news."""
+
+
+class Exporter:
+    """An HTTP server for one run, on a registry of its own, so that two runs in one process do not mix.
+
+    With ``run_dir``, the directory of the run's store, the live page of the run is at ``/``.
+    """
+
+    def __init__(self, address: str, versions: Mapping[str, str], run_dir: Path | None = None) -> None:
         host, port = parse_address(address)
         registry = CollectorRegistry()
         self._values = _Values(versions)
         registry.register(self._values)
+        serve = application(make_wsgi_app(registry), host, run_dir)
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._server = make_server(host, port, serve, _Server6 if ":" in host else _Server, _Silent)
         except OSError as error:
             raise ConfigError(f"metrics-address: cannot listen on {address!r}: {error.strerror}") from None
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
         self.address = f"[{host}]:{self._server.server_port}" if ":" in host else f"{host}:{self._server.server_port}"
 
     def update(self, rows: Iterable[Row]) -> None:

@@ -1,7 +1,8 @@
-"""The page of ``server.report``: style sheet and Jinja2 template, as text.
+"""The page of ``server.report`` and ``server.live``: style sheet, Jinja2 template and the live page's script, as text.
 
 They stand in a module because a Flower app bundle carries ``*.py`` and no template files; whatever can import
-``server.report`` can render it. The page fetches nothing: its content security policy forbids it.
+``server.report`` can render it. A report fetches nothing: its content security policy forbids it. A live page asks the
+server it came from for its next state; when the server is gone, as it is after the run, what was shown stays.
 """
 
 STYLE = """
@@ -28,6 +29,8 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; marg
 .unproven,.silent { --tone:var(--soft); }
 .notice { border:1px solid var(--rule); background:var(--wash); border-radius:8px; padding:10px 14px; margin-top:16px;
   overflow-wrap:anywhere; } .notice strong { margin-right:4px; }
+.gone { position:sticky; bottom:12px; max-width:58em; margin:0 auto 12px; border-color:var(--red); }
+.gone { position:sticky; bottom:12px; max-width:58em; margin:0 auto 12px; border-color:var(--red); }
 .tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,135px),1fr)); gap:12px; margin-top:30px; }
 .tile { background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:13px 15px 12px; }
 .tile.wide { grid-column:span 2; }
@@ -104,15 +107,16 @@ of those that were kept.</p>{% endif %}{% endif %}
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
+{% if not live %}<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+{% endif %}<link rel="icon" href="data:,">
 <title>{{ verdict.badge }} · Prunella run {{ run_id }}</title>
 <style>{{ style }}</style>
 </head>
 <body>
 <main>
 <header>
-<p class="eyebrow"><strong>Prunella report</strong> · run {{ run_id }}
+<p class="eyebrow"><strong>Prunella {{ "live" if live else "report" }}</strong> · run {{ run_id }}
 {%- for fact in facts %} · {{ fact }}{% endfor %}</p>
 {% for kind, text in notices %}<p class="notice" role="note"><strong>{{ kind }}</strong> {{ text }}</p>
 {% endfor %}
@@ -134,14 +138,16 @@ of those that were kept.</p>{% endif %}{% endif %}
 <section>
 <h2>What the server rebuilt</h2>
 {% if strips %}<p class="lead">Each column is one image: above the original, below what the server rebuilt.
-{% if strips_left %}Shown are the last controls and the audits that leak most: {{ strips|length }} of
+{% if strips_left %}Shown are the last controls and the {{ "latest audits" if live else "audits that leak most" }}:
+{{ strips|length }} of
 {{ strips|length + strips_left }} audits with pictures.{% endif %}</p>
 <div class="strips">
 {% for strip in strips[:open_strips] %}{{ show(strip) }}{% endfor %}</div>
 {% if strips|length > open_strips %}<details class="more"><summary>More audits with pictures
 ({{ strips|length - open_strips }})</summary><div class="strips">
 {% for strip in strips[open_strips:] %}{{ show(strip) }}{% endfor %}</div></details>{% endif %}
-{% else %}<p class="lead">There are no pictures: {{ no_pictures }}</p>{% endif %}
+{% else %}<p class="lead">{% if withheld %}Pictures are shown on loopback only, and this page is served beyond it; the
+run's report has those that there are.{% else %}There are no pictures: {{ no_pictures }}{% endif %}</p>{% endif %}
 </section>
 
 <section>
@@ -232,10 +238,37 @@ nothing.</dd>
 <dt>Adaptive</dt><dd>The attack knows the defense and works around it.</dd>
 </dl>
 </section>
-<footer>Made by Prunella {{ version }} from run.json, metrics.jsonl and audits.jsonl beside this file. It loads
-nothing from the network.{% if strips %} It contains images of clients or controls that agreed to it: share it as you
-would share those.{% endif %}</footer>
+<footer>{% if live %}Prunella {{ version }}. This page asks the run's server for its newest state, and nobody
+else.{% else %}Made by Prunella {{ version }} from run.json, metrics.jsonl and audits.jsonl beside this file. It loads
+nothing from the network.{% endif %}{% if strips %} It contains images of clients or controls that agreed to it: share
+it as you would share those.{% endif %}</footer>
 </main>
-</body>
+{% if live %}<p class="notice gone" id="gone" role="status" hidden><strong>The server is gone.</strong> What stands here
+is the last that it said. A run that has ended left its report, with every round, in its directory.</p>
+<script>{{ script }}</script>
+{% endif %}</body>
 </html>
+"""
+
+# Every few seconds the page is asked for again and its <main> exchanged; what the reader opened stays open.
+SCRIPT = """
+const gone = document.getElementById('gone');
+const opened = () => [...document.querySelectorAll('details')].map(each => each.open);
+async function look() {
+  try {
+    const reply = await fetch(location.pathname, {cache: 'no-store'});
+    if (!reply.ok) throw new Error(reply.statusText);
+    const fresh = new DOMParser().parseFromString(await reply.text(), 'text/html');
+    const main = document.querySelector('main'), next = fresh.querySelector('main');
+    if (next.innerHTML !== main.innerHTML) {
+      const before = opened();
+      main.replaceWith(document.adoptNode(next));
+      document.querySelectorAll('details').forEach((each, i) => { each.open = before[i] || false; });
+      document.title = fresh.title;
+    }
+    gone.hidden = true;
+  } catch { gone.hidden = false; }
+  setTimeout(look, EVERY);
+}
+setTimeout(look, EVERY);
 """

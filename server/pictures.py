@@ -62,13 +62,14 @@ def who(audit: Line) -> str:
     return names.get(audit["kind"]) or ("Client" if audit.get("client") is None else f"Client {audit['client']}")
 
 
-def choose(audits: Sequence[Line], most: int = STRIPS) -> list[Line]:
-    """The audits to show: the last control of each kind, then the most leaking of the others; controls stand first."""
+def choose(audits: Sequence[Line], most: int = STRIPS, latest: bool = False) -> list[Line]:
+    """The audits to show: the last control of each kind, then the most leaking of the others, or the latest of them."""
     shown = [a for a in audits if a.get("pictures")]
     last = [[a for a in shown if a["kind"] == kind][-1:] for kind in ("control", "control-defended")]
     first = [a for group in last for a in group]
     clients = [a for a in shown if a["kind"] == "client"]
-    return first + worst_first(clients)[: max(0, most - len(first))]
+    ordered = clients[::-1] if latest else worst_first(clients)
+    return first + ordered[: max(0, most - len(first))]
 
 
 def png(image: Tensor) -> str:

@@ -234,18 +234,19 @@ def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return sorted((str(k), str(v).lower() if isinstance(v, bool) else str(v)) for k, v in values.items())
 
 
-def context(run_dir: Path) -> dict[str, Any]:
+def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     """Everything the template shows."""
     run, lines = read_run(run_dir), read_metrics(run_dir)
     audits, damaged = _valid(read_audits(run_dir))
     answer: Verdict = verdict(audits)
-    chosen = choose(audits)
+    chosen = choose(audits, latest=live)
     threats = list(dict.fromkeys(a["threat"] for a in audits))
     reasons = label_values(lines, "client_failures_total", "reason")
     failures = [(r, last(lines, "client_failures_total", reason=r) or 0.0) for r in reasons]
     settings, versions = run.get("settings", {}), run.get("versions", {})
     return {
-        "style": Markup(STYLE), "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
+        "style": Markup(STYLE), "live": live, "withheld": False, "script": "",
+        "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
         "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, audits),
         "strips": [strip(run_dir, audit) for audit in chosen],
         "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
@@ -262,10 +263,15 @@ def context(run_dir: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def render(shown: Mapping[str, Any]) -> str:
+    """The page of a ``context``."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(TEMPLATE).render(shown)
+
+
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into ``run_dir`` and return its path. Owner-readable only: it may show consented images."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    html = environment.from_string(TEMPLATE).render(context(run_dir))
+    html = render(context(run_dir))
 
     def write(temporary: Path) -> None:
         temporary.write_text(html, encoding="utf-8")
