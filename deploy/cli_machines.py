@@ -1,4 +1,4 @@
-"""The commands for several machines: ``keys``, ``superlink``, ``supernode``, ``register`` and ``submit``.
+"""The commands for several machines: ``keys``, ``superlink``, ``executor``, ``supernode``, ``register``, ``submit``.
 
 Thin wrappers over Flower's own commands, which they print before they run them. docs/deployment.md walks through them.
 """
@@ -62,6 +62,9 @@ def superlink(
     home: Annotated[Path, typer.Option(help="Directory for its database and logs.")] = Path("superlink"),
     in_memory: Annotated[bool, typer.Option("--in-memory", help="No database: a restart forgets all keys.")] = False,
     open_control: Annotated[bool, typer.Option("--open-control", help="Allow --control outside loopback.")] = False,
+    no_executor: Annotated[
+        bool, typer.Option("--no-executor", help="`prunella executor` does that part.")
+    ] = False,
     insecure: Insecure = False,
     insecure_anyway: Anyway = False,
     stock: Stock = False,
@@ -87,10 +90,39 @@ def superlink(
             control=Address.parse(control),
             in_memory=in_memory,
             warm=not stock,
+            executor=not no_executor,
         )
         machines.check_link(link)
         machines.prepare(link.home)
         serve(machines.link_processes(link), link.warm, say)
+
+
+@app.command()
+def executor(
+    superlink: Control = "127.0.0.1:8000",
+    keys: KeysDir = Path("keys"),
+    home: Annotated[Path, typer.Option(help="Directory for its logs.")] = Path("executor"),
+    insecure: Insecure = False,
+    insecure_anyway: Anyway = False,
+    stock: Stock = False,
+) -> None:
+    """Run the ServerApps of a SuperLink that was started with --no-executor, until Ctrl-C. Needs KEYS/ca.crt only.
+
+    prunella executor --superlink 127.0.0.1:8000
+    """
+    with explained():
+        from deploy import machines
+        from deploy.keys import Keys, present
+        from deploy.machines import Address
+        from deploy.member import serve
+
+        plain = insecure or insecure_anyway
+        address = Address.parse(superlink)
+        machines.must_be_safe(address, plain, insecure_anyway)
+        ca = None if plain else Keys(keys.absolute()).ca
+        present(*([ca] if ca else []))
+        machines.prepare(home.absolute())
+        serve([machines.executor(home.absolute(), address, ca)], not stock, say)
 
 
 @app.command()
@@ -165,6 +197,7 @@ def submit(
     run_id: Annotated[str, typer.Option(help="Name of the new run.")] = "",
     runs: Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")] = Path("runs"),
     run_dir: Annotated[str, typer.Option(help="Where the SuperLink's machine keeps the run, if not here.")] = "",
+    shared_runs: Annotated[bool, typer.Option("--shared-runs", help="RUNS is the same directory over there.")] = False,
     insecure: Insecure = False,
     app_dir: Annotated[Path | None, typer.Option("--app", help="Directory of another Flower app.")] = None,
 ) -> None:
@@ -178,7 +211,7 @@ def submit(
         from deploy.session import submission
         from deploy.submit import Target
 
-        target = Target(Address.parse(superlink), None if insecure else Keys(keys), run_dir)
+        target = Target(Address.parse(superlink), None if insecure else Keys(keys), run_dir, shared_runs)
         options = {"supernodes": supernodes, "run_id": run_id}
         status = submission(app_dir, runs, settings or [], target, resume, options)
         raise typer.Exit({"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}[status])

@@ -71,6 +71,7 @@ class Link:
     control: Address = Address(LOOPBACK, CONTROL)
     in_memory: bool = False
     warm: bool = True
+    executor: bool = True
 
     @property
     def log(self) -> Path:
@@ -167,25 +168,33 @@ def _wait(address: Address) -> tuple[int, ...]:
 
 
 def link_processes(link: Link) -> list[Process]:
-    """The SuperLink, and in warm mode the executor of its ServerApps, which stock Flower starts by itself."""
+    """The SuperLink, and in warm mode the executor of its ServerApps, which stock Flower starts by itself.
+
+    Without ``link.executor`` neither does: ServerApps then wait for an executor on another machine.
+    """
     env = {"FLWR_HOME": str(link.home / "flower")}
     if link.keys:
         tls = ["--ssl-ca-certfile", str(link.keys.ca), "--ssl-certfile", str(link.keys.certificate)]
         tls += ["--ssl-keyfile", str(link.keys.certificate_key), "--enable-supernode-auth"]
-        trust = ["--root-certificates", str(link.keys.ca)]
     else:
-        tls, trust = ["--insecure"], ["--insecure"]
+        tls = ["--insecure"]
     args = [*tls, "--host", link.control.host, "--port", str(link.control.port)]
     args += ["--fleet-api-address", str(link.fleet), NO_INSTALL]
     args += [] if link.in_memory else ["--database", str(link.home / "state.db")]
-    args += ["--isolation", "process"] if link.warm else []
+    args += ["--isolation", "process"] if link.warm or not link.executor else []
     processes = [Process(LINK, "flower-superlink", tuple(args), str(link.log), env)]
-    if link.warm:
-        serve = (*trust, "--runtime-api-address", str(link.control.near))
-        logs = [str(link.home / "logs" / f"{name}.log") for name in (EXECUTOR, "server")]
-        wait = _wait(link.control)
-        processes.append(Process(EXECUTOR, "flower-superexec", serve, logs[0], env, wait, SERVER_AFTER, logs[1]))
+    if link.warm and link.executor:
+        processes.append(executor(link.home, link.control.near, link.keys and link.keys.ca))
     return processes
+
+
+def executor(home: Path, control: Address, ca: Path | None) -> Process:
+    """What starts the ServerApps of the SuperLink whose Control and Runtime API is at ``control``."""
+    trust = ("--root-certificates", str(ca)) if ca else ("--insecure",)
+    args = (*trust, "--runtime-api-address", str(control))
+    log, tasks = (str(home / "logs" / f"{name}.log") for name in (EXECUTOR, "server"))
+    env = {"FLWR_HOME": str(home / "flower")}
+    return Process(EXECUTOR, "flower-superexec", args, log, env, _wait(control), SERVER_AFTER, tasks)
 
 
 def node_processes(node: Node, config: Path) -> list[Process]:

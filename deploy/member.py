@@ -25,7 +25,8 @@ LOOK = 0.1
 PATIENCE = 90.0  # seconds that a key may stay unknown or counted as online: Flower needs 66 to forget a dead SuperNode
 # What the log says once a process does its work; before that, its end is final.
 CONNECTED = "SuperNode ID:"
-WORKING = {NODE: CONNECTED, LINK: "Uvicorn running on"}
+# An executor on its own only asks a SuperLink for work, one that is away included: nothing about its end is final.
+WORKING = {NODE: CONNECTED, LINK: "Uvicorn running on", EXECUTOR: ""}
 UNREACHED = "Connection attempt failed"
 HINT = (
     "no answer yet; it goes on trying. Check the address, the firewall (`prunella doctor --reach HOST:PORT`), and that "
@@ -104,9 +105,9 @@ class Member:
             self.say(new.rstrip("\n"))
 
     def on_exit(self, exit: Exit, now: float) -> None:
-        if exit.name == EXECUTOR:
-            self._due[EXECUTOR] = now + self.again
         if exit.name != self.main.name:
+            if exit.name == EXECUTOR:
+                self._due[EXECUTOR] = now + self.again
             if exit.code < 0:
                 self.say(f"prunella: {exit.name} {exit.how}; logs: {Path(self.main.log).parent}")
             return

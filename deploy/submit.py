@@ -1,8 +1,9 @@
 """Submitting the app to a SuperLink that is running already, and following the run to its end.
 
 The ServerApp runs on the SuperLink's machine and keeps the run there. Submitted from that machine, a run looks and ends
-like one of ``prunella run``: ``runs/<id>/``, live rounds, report. Submitted from afar, ``elsewhere`` says where the
-SuperLink's machine keeps it, and only Flower's word on it is seen here. Ctrl-C leaves the federation going.
+like one of ``prunella run``: ``runs/<id>/``, live rounds, report; likewise from another one that shares the directory
+of runs, at the same path. Submitted from afar, ``elsewhere`` says where the SuperLink's machine keeps it, and only
+Flower's word on it is seen here. Ctrl-C leaves the federation going.
 """
 
 import json
@@ -29,11 +30,15 @@ START = 20.0  # seconds a SuperLink may take to answer
 
 @dataclass(frozen=True)
 class Target:
-    """A SuperLink's Control API. ``keys`` is None without TLS; ``elsewhere`` is the run's directory over there."""
+    """A SuperLink's Control API. ``keys`` is None without TLS; ``elsewhere`` is the run's directory over there.
+
+    ``shared``: the directory of runs is the same one, at the same path, where the ServerApp runs.
+    """
 
     address: Address
     keys: Keys | None
     elsewhere: str = ""
+    shared: bool = False
 
     def request(self) -> dict[str, Any]:
         """The part of ``deploy.control``'s request that every use has."""
@@ -45,9 +50,10 @@ def check(target: Target) -> None:
     """The SuperLink answers and its authority's certificate is here. Raises ``UsageError``."""
     if target.keys:
         present(target.keys.ca)
-    if not target.address.loopback and not target.elsewhere:
+    if not (target.address.loopback or target.elsewhere or target.shared):
         raise UsageError(
-            f"the run is kept on the machine of {target.address}: submit there, or name the directory with --run-dir"
+            f"the run is kept on the machine of {target.address}: submit there, name its directory with --run-dir, or "
+            "say --shared-runs if both have the same directory of runs"
         )
 
 

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -209,9 +210,14 @@ def preload(zygote: Zygote, modules: Sequence[str]) -> None:
 
 
 def forget_path() -> None:
-    """Take this project's own directory off the path: an app must find its modules in its bundle or nowhere."""
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", str(ROOT), os.getcwd())]
-    kept = [entry for entry in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(ROOT))]
+    """Take this project's own directory off the path: an app must find its modules in its bundle or nowhere.
+
+    Installed from a wheel, that directory is ``site-packages``, where everything else lives too: it stays.
+    """
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    dropped = {"", os.getcwd(), str(ROOT)} - installed
+    sys.path[:] = [entry for entry in sys.path if entry not in dropped]
+    kept = [entry for entry in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if entry not in dropped]
     if kept:
         os.environ["PYTHONPATH"] = os.pathsep.join(kept)
 

@@ -88,6 +88,26 @@ def test_supernode_denies_audits_unless_told_otherwise(here: Path, served: list[
     assert 'audit = "scores"' in (here / "b" / "node.toml").read_text()
 
 
+def test_an_executor_apart_leaves_the_superlink_without_one(here: Path, served: list[tuple]) -> None:
+    control = ["--control", "control:8000", "--open-control"]
+    assert RUNNER.invoke(cli.app, ["superlink", "--no-executor", *control]).exit_code == 0
+    assert RUNNER.invoke(cli.app, ["executor", "--superlink", "control:8000"]).exit_code == 0
+    link, executor = served[0][0], served[1][0]
+    assert [process.name for process in link] == ["superlink"] and "process" in link[0].args
+    assert [process.name for process in executor] == ["executor"]
+    assert executor[0].args == (
+        "--root-certificates", str(here / "keys" / "ca.crt"), "--runtime-api-address", "control:8000"
+    )  # fmt: skip
+
+
+def test_an_executor_far_from_its_superlink_needs_tls(here: Path, served: list[tuple]) -> None:
+    assert RUNNER.invoke(cli.app, ["executor", "--superlink", "control:8000", "--insecure"]).exit_code == 2
+    assert RUNNER.invoke(cli.app, ["executor", "--superlink", "control:8000", "--keys", "none"]).exit_code == 2
+    assert served == []
+    assert RUNNER.invoke(cli.app, ["executor", "--superlink", "control:8000", "--insecure-anyway"]).exit_code == 0
+    assert served[0][0][0].args[0] == "--insecure"
+
+
 @pytest.mark.parametrize("status, code", [("completed", 0), ("failed", 1), ("stopped", 130)])
 def test_submit_ends_as_the_federation_did(here: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int) -> None:
     seen: list[tuple] = []

@@ -152,3 +152,12 @@ def test_a_tail_gives_complete_new_lines(tmp_path: Path) -> None:
         file.write("o\n")
     assert tail.read() == "two\n"
     assert Tail(tmp_path / "none").read() == ""
+
+
+def test_an_executor_on_its_own_always_comes_back(tmp_path: Path) -> None:
+    member = Bench(tmp_path, EXECUTOR)
+    member.member.processes = member.member.processes[:1]
+    for now, code in ((10.0, 1), (20.0, 0), (30.0, -9)):
+        member.end(EXECUTOR, code, now)
+        member.member.step(now + AGAIN)
+    assert member.backend.started[2:] == [EXECUTOR] * 3

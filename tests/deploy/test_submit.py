@@ -74,6 +74,7 @@ def test_the_request_carries_keys_settings_and_where_the_run_is_kept(
 def test_a_run_kept_elsewhere_needs_its_place(made: Keys) -> None:
     submit.check(Target(HERE, made))
     submit.check(Target(Address("10.0.0.1", 8000), made, "/srv/run"))
+    submit.check(Target(Address("10.0.0.1", 8000), made, shared=True))
     with pytest.raises(UsageError, match="--run-dir"):
         submit.check(Target(Address("10.0.0.1", 8000), made))
     made.ca.unlink()

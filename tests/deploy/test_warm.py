@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 from collections.abc import Iterator
@@ -143,6 +144,15 @@ def test_the_projects_directory_leaves_the_path_and_the_users_stays(monkeypatch:
     warm.forget_path()
     assert sys.path[0] == "/theirs" and str(ROOT) not in sys.path
     assert os.environ["PYTHONPATH"] == "/theirs"
+
+
+def test_installed_from_a_wheel_it_stays_for_everything_else_lives_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = sysconfig.get_path("purelib")
+    monkeypatch.setattr(warm, "ROOT", Path(packages))
+    monkeypatch.setattr(sys, "path", ["", packages])
+    monkeypatch.setenv("PYTHONPATH", packages)
+    warm.forget_path()
+    assert sys.path == [packages] and os.environ["PYTHONPATH"] == packages
 
 
 def test_nothing_of_the_apps_bundle_is_in_the_zygote() -> None:
