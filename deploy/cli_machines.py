@@ -62,9 +62,7 @@ def superlink(
     home: Annotated[Path, typer.Option(help="Directory for its database and logs.")] = Path("superlink"),
     in_memory: Annotated[bool, typer.Option("--in-memory", help="No database: a restart forgets all keys.")] = False,
     open_control: Annotated[bool, typer.Option("--open-control", help="Allow --control outside loopback.")] = False,
-    no_executor: Annotated[
-        bool, typer.Option("--no-executor", help="`prunella executor` does that part.")
-    ] = False,
+    no_executor: Annotated[bool, typer.Option("--no-executor", help="`prunella executor` does that part.")] = False,
     insecure: Insecure = False,
     insecure_anyway: Anyway = False,
     stock: Stock = False,
