@@ -26,9 +26,10 @@ from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
 from attacks.labels import label_candidates
-from attacks.matching import Target, dummy_gradient, target_of
-from attacks.objectives import OBJECTIVES, flatten
+from attacks.matching import Target, target_of
+from attacks.objectives import OBJECTIVES
 from attacks.priors import into_box, total_variation
+from attacks.unrolled import linearised
 from core.config import Count, Positive
 from core.errors import AttackError
 from core.types import Reconstruction, ServerView
@@ -96,21 +97,20 @@ def first_guess(target: Target, task: Task, labels: Tensor | None, generator: Ge
 
 def evaluator(target: Target, attack: Inversion, guess: Guess) -> Evaluate:
     """A closure that puts the gradient of the objective on the guess and returns the objective, 0-d."""
-    distance, variables = OBJECTIVES[attack.objective], guess.variables()
-    sizes = [tensor.numel() for tensor in target.params.values()]
+    distance = OBJECTIVES[attack.objective]
 
     def evaluate() -> Tensor:
-        labels = softmax(guess.y, dim=1) if guess.soft else guess.y
-        dummy = dummy_gradient(target, guess.x, labels)
-        value, slope = distance(flatten(dummy).detach(), target.flat, target.support)
-        seeds = [part.view_as(tensor) for part, tensor in zip(torch.split(slope, sizes), dummy, strict=True)]
-        gradients = torch.autograd.grad(dummy, variables, seeds, materialize_grads=True)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.grad = gradient
-        if attack.tv and guess.x.grad is not None:
-            prior, slope = total_variation(guess.x.detach())
+        x, labels = guess.x.detach(), softmax(guess.y.detach(), dim=1) if guess.soft else guess.y
+        dummy, pullback = linearised(target, x, labels)
+        value, slope = distance(dummy, target.flat, target.support)
+        on_x, on_labels = pullback(slope)
+        if attack.tv:
+            prior, smooth = total_variation(x)
             value = value + attack.tv * prior
-            guess.x.grad.add_(slope, alpha=attack.tv)
+            on_x = on_x.add(smooth, alpha=attack.tv)
+        guess.x.grad = on_x
+        if on_labels is not None:  # through the softmax
+            guess.y.grad = labels * (on_labels - (labels * on_labels).sum(dim=1, keepdim=True))
         return value
 
     return evaluate

@@ -30,8 +30,8 @@ from torch.func import functional_call
 from torch.nn.functional import softmax
 
 from attacks.matching import Target
+from attacks.objectives import split
 from core.errors import AttackError
-from core.trees import Tree
 from tasks.models.layers import Shape
 from tasks.task import Task
 
@@ -59,12 +59,6 @@ def uninformed(target: Target, layer: str, shape: Shape, generator: Generator) -
     finally:
         hook.remove()
     return caught[0].mean(dim=0), softmax(logits, dim=1).mean(dim=0)
-
-
-def split(flat: Tensor, like: Tree) -> Tree:
-    """A flat vector as the tree it came from."""
-    parts = torch.split(flat, [tensor.numel() for tensor in like.values()])
-    return {name: part.view_as(like[name]) for name, part in zip(like, parts, strict=True)}
 
 
 def class_evidence(target: Target, layer: str, features: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.dropout import _DropoutNd
 
+from attacks.network import Network, network_of
 from attacks.objectives import flatten
 from core.errors import AttackError
 from core.trees import Mask, Tree, all_finite, apply_mask
@@ -45,7 +46,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Target:
-    """The problem an attack solves. ``flat`` is the target gradient, zero outside ``support`` (None: all compared)."""
+    """The problem an attack solves. ``flat`` is the target gradient, zero outside ``support`` (None: all compared).
+
+    ``network``: the module with its derivatives by hand, None where only autograd knows them."""
 
     module: nn.Module
     params: Tree
@@ -54,6 +57,7 @@ class Target:
     flat: Tensor
     support: Tensor | None
     plan: Plan
+    network: Network | None = None
 
 
 def check_tree(kind: str, tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
@@ -136,7 +140,7 @@ def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images:
     params = {name: view.params[name].detach().clone().requires_grad_() for name in view.update}
     # Batch norm writes into the buffers it is given, its integer counter included, so all are copied for each step.
     buffers = {n: b.detach().to(flat.device) for n, b in module.named_buffers()} | dict(view.buffers)
-    return Target(module, params, buffers, view.mask, flat, compared, plan_of(view, max_images))
+    return Target(module, params, buffers, view.mask, flat, compared, plan_of(view, max_images), network_of(module))
 
 
 def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor) -> Tree:

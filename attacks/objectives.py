@@ -19,12 +19,20 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from core.trees import Tree
+
 Distance = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """One vector of all coordinates, in the order given."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def split(flat: Tensor, like: Tree) -> Tree:
+    """A flat vector as the tree it came from."""
+    parts = torch.split(flat, [tensor.numel() for tensor in like.values()])
+    return {name: part.view_as(tensor) for part, (name, tensor) in zip(parts, like.items(), strict=True)}
 
 
 def cosine(dummy: Tensor, target: Tensor, support: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -33,9 +33,8 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import conv2d, softmax
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from attacks.labels import split
 from attacks.matching import dummy_gradient, target_of
-from attacks.objectives import euclidean, flatten
+from attacks.objectives import euclidean, flatten, split
 from attacks.priors import into_box
 from core.config import Count, Positive
 from core.errors import AttackError

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from attacks.control import undefended_view
-from attacks.labels import count_by_impact, count_by_probability, label_candidates, last_linear, split, spread
+from attacks.labels import count_by_impact, count_by_probability, label_candidates, last_linear, spread
 from attacks.leakage import label_accuracy
 from attacks.matching import Target, target_of
+from attacks.objectives import split
 from core.errors import AttackError
 from core.randomness import stream
 from core.trees import Tree, apply_mask
