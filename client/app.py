@@ -10,6 +10,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -17,19 +18,22 @@ from flwr.clientapp import ClientApp
 
 from client.audit import answer
 from client.budget import account, require_charged, require_uncovered_is_allowed
+from client.download import proposed, receive_locations, receive_model
 from client.session import Session
 from client.state import ANSWERS_PER_ROUND, Memory
 from core.config import parse_section
 from core.errors import ConfigError, PrunellaError, WireError
-from core.records import from_coded, from_dense, mask_to_coded
+from core.records import from_dense, mask_to_coded
 from core.trees import Mask, Tree, to_device
 from core.wire import fingerprint
+from privacy.adgp import NAME as ADGP
 from privacy.chain import start
 from privacy.imprint import refuse_imprint
 from privacy.ledger import line, merge
 from pruning.prunefl import weight_cost
 from strategies import STRATEGIES
 from strategies.local import NOTHING, LocalResult, Received, local_update
+from strategies.locations import RECORD
 from strategies.plan import Here, Plan
 from strategies.prunefl import Schedule, initial_mask, with_limit
 from strategies.replies import build_reply
@@ -62,7 +66,7 @@ def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One that would copy
     images into the update is refused."""
     params_like, buffers_like = session.like
-    params, mask = from_coded(content.array_records["model"], params_like, session.store.mask())
+    params, mask = receive_model(session.store, content, params_like)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
     if buffers.keys() != buffers_like.keys():
         raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
@@ -125,9 +129,11 @@ def _to_cpu(result: LocalResult) -> LocalResult:
 @guarded
 def train(message: Message, context: Context) -> Message:
     """One round. State is on the disk before the reply exists: a crash may repeat work, never forget it."""
-    session, round = Session(context), _round_of(message.content)
-    received, mask = _receive(session, message.content)
+    content, session = message.content, Session(context)
+    round = _round_of(content)
+    received, mask = _receive(session, content)
     memory = _remember(session, round)
+    memory = replace(memory, state=receive_locations(session.procedure.chain, memory.state, content, mask))
     ledger = account(session, memory, received, str(round), session.run.local_steps)
     begin = time.perf_counter()
     generator = session.generator(round, "defense")
@@ -138,15 +144,20 @@ def train(message: Message, context: Context) -> Message:
     session.accounts.write(ledger)
     session.store.save(round, Memory(result.state, ledger, plan.keep))
     session.store.save_mask(result.base)
-    names = _importance_names(session, message.content)
+    if ADGP in result.applied:
+        session.store.save_model(to_device(received.params, "cpu"), to_device(result.state[ADGP]["locations"], "cpu"))
+    names = _importance_names(session, content)
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     provenance["values"] = session.run.values
     metrics = MetricRecord({"num-examples": len(session.examples.y), "train-seconds": seconds})
-    content = RecordDict(
+    reply = RecordDict(
         {**build_reply(result, mask, names, session.run.values), "metrics": metrics, "provenance": provenance}
     )
-    content["ledger"] = ConfigRecord({**line(ledger, session.accounts.elsewhere())})
-    return Message(content, reply_to=message)
+    proposal = proposed(session.procedure.chain, result.state, content)
+    if proposal is not None:
+        reply[RECORD] = mask_to_coded(proposal, mask)
+    reply["ledger"] = ConfigRecord({**line(ledger, session.accounts.elsewhere())})
+    return Message(reply, reply_to=message)
 
 
 @app.train("initial")

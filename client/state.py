@@ -104,6 +104,18 @@ class ClientStore:
     def save_mask(self, mask: Mask) -> None:
         write_tree(self.folder / "mask.safetensors", mask)
 
+    def model(self) -> tuple[Tree, Mask] | None:
+        """The weights received in the last round and its location set (ADGP), or None."""
+        path = self.folder / "model.safetensors"
+        if not path.exists():
+            return None
+        state = unflatten_state({f"model/{name}": tensor for name, tensor in read_tree(path)[0].items()})["model"]
+        return state["params"], state["locations"]
+
+    def save_model(self, params: Tree, locations: Mask) -> None:
+        flat = flatten_state({"model": {"params": params, "locations": locations}})
+        write_tree(self.folder / "model.safetensors", {n.removeprefix("model/"): t for n, t in flat.items()})
+
     def _took_part(self) -> list[int]:
         path = self.folder / "rounds.json"
         return list(json.loads(path.read_text())) if path.exists() else []

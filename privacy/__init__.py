@@ -6,6 +6,7 @@ A defense is one module, one test and one line here. ``chain.py`` puts them in o
 from dataclasses import fields
 
 from privacy.accounting import Privacy
+from privacy.adgp import AlignedPruning, adgp
 from privacy.ats import TransformationSearch, ats
 from privacy.channel import NaturalChannel, natural_channel
 from privacy.channel_personalized import PersonalizedChannel, personalized_channel
@@ -47,6 +48,7 @@ DEFENSES: Registry = {
     "fed-spa": Entry("gradient", FedSpa, fed_spa, EPSILON, noisy=True, private=True),
     "top-k": Entry("update", TopK, top_k),
     "dgp": Entry("update", DualPruning, dgp),
+    "adgp": Entry("update", AlignedPruning, adgp),
     "largest": Entry("update", FixedRate, largest),
     "random": Entry("update", FixedRate, random),
     "mix": Entry("update", MixedRate, mix),

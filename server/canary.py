@@ -15,6 +15,7 @@ from torch import Tensor
 from core.config import Run
 from core.randomness import stream
 from core.types import PrivateBatch, ServerView
+from privacy.adgp import NAME as ADGP
 from privacy.chain import Chain, ChainState, build_chain, start
 from strategies.local import Procedure, Received, local_update
 from strategies.replies import Expected
@@ -71,6 +72,8 @@ class Canary:
         index = round % len(self.pool.y)
         x, y = self.pool.x[index : index + 1], self.pool.y[index : index + 1]
         state = self._warm(chain, received, round) if arm == "defended" else start(chain, x, received.params, {})
+        if ADGP in chain.names and expected.locations is not None:
+            state = {**state, ADGP: {**state[ADGP], "locations": expected.locations}}
         generator = stream(self.run.seed, round=round, purpose=f"canary-{arm}")
         result = local_update(Procedure(self.task.build(), self.sgd, chain), received, _once(x, y), state, generator)
         view = ServerView(

@@ -6,7 +6,9 @@
 from typing import NamedTuple
 
 from core.config import Raw, Run, parse_section
-from core.errors import unknown
+from core.errors import ConfigError, unknown
+from privacy.adgp import NAME as ADGP
+from privacy.adgp import AlignedPruning
 from strategies import (
     fed_ltp_iterative,
     fed_ltp_one_shot,
@@ -20,6 +22,7 @@ from strategies import (
     synflow,
     tickets,
 )
+from strategies.locations import LocationSets
 from strategies.masked import MaskedMean, Model
 from strategies.plan import Planner
 from strategies.replies import Listener
@@ -73,4 +76,9 @@ def build_strategy(run: Run, raw: Raw, model: Model, listener: Listener | None =
         raise unknown("strategy", run.strategy, STRATEGIES)
     scheme = STRATEGIES[run.strategy]
     settings = parse_section(raw, scheme.section or run.strategy, scheme.settings) if scheme.settings else None
-    return scheme.strategy(run, model, settings, listener)
+    made = scheme.strategy(run, model, settings, listener)
+    if ADGP in run.defense_names:
+        if scheme.plan is not None or run.strategy == "fed-ltp-iterative":
+            raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")
+        made.locations = LocationSets(parse_section(raw, ADGP, AlignedPruning), run.seed)
+    return made

@@ -10,7 +10,7 @@ and is held to, that smaller mask instead.
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -26,6 +26,7 @@ from core.records import from_dense, record_bytes, to_coded, to_dense
 from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
 from core.wire import decode_mask, dense_bytes, fingerprint
 from pruning.selection import density
+from strategies.locations import LocationSets
 from strategies.masked_mean import MaskedSum
 from strategies.personal import PersonalMasks
 from strategies.replies import Contribution, Expected, Listener, ReplyError, read_evaluation, read_reply
@@ -86,6 +87,7 @@ class MaskedMean(FedAvg):
         self.roster = Roster()
         self.mask: Mask | None = None
         self.personal = PersonalMasks()
+        self.locations: LocationSets | None = None  # under ADGP
         self.stats = RoundStats()
         self.buffers: Tree = {}
         self._expected: Expected | None = None
@@ -140,6 +142,9 @@ class MaskedMean(FedAvg):
         self._expected = self._expect(server_round, params, self.mask, buffers)
         self._asked = {member.node: member for member in chosen}
         self.assign(server_round, chosen)
+        if self.locations is not None:
+            self.locations.begin(server_round, self.mask, self._expected.params, chosen)
+            self._expected = replace(self._expected, locations=self.locations.current)
         self.stats.selected = len(chosen)
         wanted = sorted(self.importance_names(server_round))
         config = ConfigRecord({**config, "round": server_round, "importance": wanted})
@@ -158,12 +163,17 @@ class MaskedMean(FedAvg):
             expected = self.expected(member.node)
             mark = everybodys if expected is whole else fingerprint(expected.mask)
             knows = self._held.get(member.node) == mark
-            if (mark, knows) not in coded:
-                coded[mark, knows] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
-            arrays = {"model": coded[mark, knows], **extra}
+            arrays, told = dict(extra), config
+            if self.locations is not None and kind == "train":
+                records, more = self.locations.records(member.node, expected, knows)
+                arrays, told = {**records, **extra}, ConfigRecord({**config, **more})
+            else:
+                if (mark, knows) not in coded:
+                    coded[mark, knows] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
+                arrays["model"] = coded[mark, knows]
             self.stats.down += sum(record_bytes(record) for record in arrays.values())
             self.stats.sent += 1
-            content = RecordDict({**arrays, "config": config})
+            content = RecordDict({**arrays, "config": told})
             messages.append(Message(content, dst_node_id=member.node, message_type=kind))
         return messages
 
@@ -196,6 +206,8 @@ class MaskedMean(FedAvg):
                 total.add(contribution.update, contribution.spoken, contribution.weight)
                 self._add_buffers(buffers, contribution, expected)
                 self._count(contribution)
+                if self.locations is not None and not self.locations.note(reply, node, whole.mask):
+                    self.stats.fail("locations")
             self.stats.aggregate_seconds += time.perf_counter() - begin
         for node in missing:
             self._held.pop(node, None)
@@ -295,8 +307,11 @@ class MaskedMean(FedAvg):
 
     def remembered(self) -> Tree:
         """What a resumed run must find again beside weights and mask, as tensors by name."""
-        return self.personal.tree()
+        return self.personal.tree() | (self.locations.tree() if self.locations is not None else {})
 
     def recall(self, saved: Tree) -> None:
         """The inverse of ``remembered``."""
+        if self.locations is not None and self.mask is not None:
+            self.locations.load(saved, self.mask)
+            saved = {}
         self.personal.load(saved)

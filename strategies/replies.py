@@ -20,7 +20,17 @@ from core.wire import Values, fingerprint
 from strategies.local import LocalResult
 from tasks.training import Evaluation
 
-REASONS = (*WIRE_REASONS, "nan", "metrics", "stale", "unknown-client", "client-error", "unreachable", "timeout")
+REASONS = (
+    *WIRE_REASONS,
+    "nan",
+    "metrics",
+    "stale",
+    "locations",
+    "unknown-client",
+    "client-error",
+    "unreachable",
+    "timeout",
+)
 MAX_EXAMPLES = 10**9
 UNREACHABLE = (3, 4, 5)  # Flower: message unavailable, reply unavailable, node unavailable
 MAX_CLAIMS = 2_000  # characters
@@ -40,7 +50,8 @@ class Expected:
     """What a valid reply of this round looks like.
 
     ``allowed`` is None where clients keep the mask they were sent. Where a scheme lets them move it, the one they
-    report lies inside ``allowed``, holds all of ``required`` and is no larger than the one they were sent.
+    report lies inside ``allowed``, holds all of ``required`` and is no larger than the one they were sent. Under ADGP
+    values may arrive only in ``locations``.
     """
 
     round: int
@@ -50,6 +61,7 @@ class Expected:
     allowed: Mask | None = None
     required: Mask = field(default_factory=dict)
     defenses: tuple[str, ...] = ()
+    locations: Mask | None = None
 
     @cached_property
     def mark(self) -> bytes:
@@ -191,6 +203,7 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
         raise ReplyError(error.reason, str(error)) from error
     _check(all_finite(update), "nan", "the update is not finite")
     _check(_inside(shared, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
+    _check(expected.locations is None or _inside(shared, expected.locations), "mask", "values outside the location set")
     _check(
         provenance.get("applied") == list(expected.defenses), "metrics", "other defenses were applied than the run's"
     )

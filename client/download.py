@@ -1,0 +1,52 @@
+"""The model as a client receives it: whole, or (ADGP) only the values in the last round's location set.
+
+A change is laid over the weights of the round before, which lie on this client's disk, and the digest of the whole must
+be what the server says; otherwise the round is refused, and the server, which then has no reply, sends the whole next.
+"""
+
+from flwr.app import RecordDict
+
+from client.state import ClientStore
+from core.errors import DefenseError, WireError
+from core.records import from_coded, mask_from_coded
+from core.trees import Mask, Tree, intersect, where
+from privacy.adgp import NAME, with_locations
+from privacy.chain import Chain, ChainState
+from strategies.locations import ASKED, CHANGE, DIGEST, RECORD, digest_of
+
+
+def receive_model(store: ClientStore, content: RecordDict, like: Tree) -> tuple[Tree, Mask]:
+    """Weights and mask, on the CPU."""
+    if CHANGE not in content.array_records:
+        return from_coded(content.array_records["model"], like, store.mask())
+    kept, mask = store.model(), store.mask()
+    if kept is None or mask is None:
+        raise WireError("malformed", "only a change of the model came, and this client has nothing to lay it over")
+    params, locations = kept
+    places = intersect(locations, mask)
+    change, sent = from_coded(content.array_records[CHANGE], like, places)
+    whole = where(sent, change, params)
+    if digest_of(whole) != content.config_records["config"].get(DIGEST):
+        raise WireError("malformed", "the model does not come out as the server says")
+    return whole, mask
+
+
+def receive_locations(chain: Chain, state: ChainState, content: RecordDict, mask: Mask) -> ChainState:
+    """The chain's state with the location set of this round; a chain with ADGP does not go on without a valid one."""
+    link = next((link for link in chain.links if link.name == NAME), None)
+    if link is None:
+        return state
+    record = content.array_records.get(RECORD)
+    if record is None:
+        raise DefenseError("adgp: no location set came with the model")
+    device = next(iter(state[NAME]["error"].values())).device
+    found = {name: t.to(device) for name, t in mask_from_coded(record, mask, mask).items()}
+    inside = {name: t.to(device) for name, t in mask.items()}
+    return {**state, NAME: with_locations(state[NAME], found, inside, link.settings)}
+
+
+def proposed(chain: Chain, state: ChainState, content: RecordDict) -> Mask | None:
+    """The set this client was asked to name, or None: only with ADGP, and only when asked."""
+    if NAME not in chain.names or content.config_records["config"].get(ASKED) is not True:
+        return None
+    return {name: t.cpu() for name, t in state[NAME]["proposal"].items()}
