@@ -67,6 +67,7 @@ class Run(BaseModel):
     attack: str = "sgi"
     audit_every: Annotated[int, Field(ge=0)] = 5
     audit_clients: Count = 1
+    audit_workers: Count = 2
     # where the server keeps the run
     run_dir: str = ""
     resume: bool = False

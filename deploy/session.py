@@ -1,6 +1,9 @@
 """What ``prunella run`` and ``prunella simulate`` do around a federation: settings before, report and table after."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,36 @@ from rich.console import Console
 from deploy import settings
 from deploy.errors import UsageError
 from deploy.launcher import Outcome, Request, Status, launch, restored, tail
-from deploy.progress import view
+from deploy.progress import Line, State, View, fold, view
 from deploy.runs import RunDir, find
 from deploy.submit import Target, submit
 
 out = Console()
 errors = Console(stderr=True)
+
+
+class Foresighted:
+    """A view that has the report's modules imported while the last audits run: seconds that nobody then waits for."""
+
+    def __init__(self, shown: View) -> None:
+        self._shown, self._state, self._begun = shown, State(), False
+        self.say, self.close = shown.say, shown.close
+
+    def show(self, lines: Iterable[Line]) -> None:
+        lines = list(lines)
+        self._shown.show(lines)
+        for line in lines:
+            self._state = fold(self._state, line)
+        if not self._begun and self._state.rounds and self._state.round >= self._state.rounds:
+            self._begun = True
+            threading.Thread(target=preload, daemon=True).start()
+
+
+def preload() -> None:
+    """What a report needs; whatever fails here fails again, and is told, when the report is written."""
+    for module in ("server.report", "deploy.summary", "torchmetrics.functional.image"):
+        with suppress(Exception):
+            importlib.import_module(module)
 
 
 def federation(
@@ -41,7 +68,7 @@ def again(run: RunDir, given: Sequence[str], keep: bool) -> Status:
 def see_through(request: Request, resume: RunDir | None) -> Status:
     """Run to the end, whichever it is, and tell how it went."""
     app = settings.read_app(request.app)
-    shown = view(out)
+    shown = Foresighted(view(out))
     try:
         outcome = launch(request, shown, lambda: settings.check(app, request.settings), resume)
     finally:
@@ -67,7 +94,7 @@ def submission(
         directory = app.absolute() if app else settings.app_directory()
         typed = settings.parse(given, settings.defaults(settings.read_app(directory)))
         request = Request(directory, runs, typed, audit="deny", **options)
-    shown = view(out)
+    shown = Foresighted(view(out))
     try:
         outcome = submit(
             request, target, shown, lambda: settings.check(settings.read_app(request.app), request.settings), run

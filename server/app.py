@@ -60,8 +60,8 @@ def assemble(run: Run, raw: Raw) -> Federation:
     canary = Canary(run, dict(raw), task, test)
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
     model = Model(module, task.shape, tuple(params), prunable(module), public, task)
-    auditor = Auditor(run, raw, task, canary, folder)
     strategy = build_strategy(run, raw, model)
+    auditor = Auditor(run, raw, task, canary, strategy.roster, folder)
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)

@@ -9,9 +9,11 @@ them and takes in scores that have arrived; nothing there waits. Only ``drain``,
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -32,16 +34,17 @@ from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
 from core.trees import Tree, add, apply_mask, subtract
 from core.types import ServerView
-from server.audit_worker import JOB, REBUILT, RESULT, STARTED, STOP, TRUTH, VIEW
+from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
 from server.canary import Canary, Sent
 from strategies.replies import Contribution, Expected
-from strategies.roster import Member
+from strategies.roster import Member, Roster
 from tasks.task import Task
 
 QUERY = "query.audit"
 SCORES = ("psnr", "nmi", "ami", "ssim", "mse")
 STATS = ("mean", "worst", "random", "other")
 MAX_PICTURES = 16
+MAX_STARTS = 5  # of the worker without an answer in between; one that cannot start would be started for ever
 Outcome = dict[str, Any]
 
 
@@ -100,23 +103,27 @@ def rebuilt_control(scores: Outcome) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """An attack under way. ``member`` is None for a canary."""
+    """An attack under way, as ``job.json`` keeps it. ``client`` is the client's number, None for a canary."""
 
     round: int
     kind: str
-    member: Member | None
-    folder: Path
+    client: int | None
     threat: str
     defense: str
+
+    @property
+    def name(self) -> str:
+        suffix = self.kind if self.client is None else f"client-{self.client}"
+        return f"round-{self.round:06d}-{suffix}"
 
 
 class Auditor:
     """The audits of one run. ``finished`` collects outcomes as lines for the run store."""
 
-    def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, folder: Path) -> None:
+    def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, roster: Roster, folder: Path) -> None:
         if run.attack not in ATTACKS:
             raise unknown("attack", run.attack, ATTACKS)
-        self.run, self.task, self.canary = run, task, canary
+        self.run, self.task, self.canary, self.roster = run, task, canary, roster
         self.settings = {k: v for k, v in raw.items() if k.startswith(f"{run.attack}.")}
         self.queue = folder / "traces"
         self.pictures = folder / "pictures"
@@ -124,6 +131,7 @@ class Auditor:
         self.asked: dict[str, Job] = {}
         self.finished: list[Outcome] = []
         self._worker: subprocess.Popen[bytes] | None = None
+        self._starts = 0
         self._audited: dict[int, int] = {}
 
     def warm_up(self) -> None:
@@ -131,6 +139,16 @@ class Auditor:
         if self.run.audit_every:
             self.queue.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._start_worker()
+
+    def recover(self, round: int, answered: Iterable[Outcome]) -> None:
+        """After a restart at ``round``: take up the audits that had no outcome, forget those of rounds done again."""
+        known = {(line["round"], line["kind"], line["client"]) for line in answered}
+        for path in sorted(self.queue.glob(f"*/{JOB}")):
+            job = Job(**json.loads(path.read_text())["job"])
+            if job.round > round:
+                shutil.rmtree(path.parent)
+            elif (job.round, job.kind, job.client) not in known:
+                self.jobs.append(job)
 
     def due(self, round: int) -> bool:
         every = self.run.audit_every
@@ -149,26 +167,30 @@ class Auditor:
         if member is None or member.consent == "deny" or taken >= self.run.audit_clients:
             return
         self._audited[expected.round] = taken + 1
-        self._file(expected.round, "client", member, view_of(self.run, expected, contribution, start))
+        self._file(expected.round, "client", member.client, view_of(self.run, expected, contribution, start))
 
-    def _file(self, round: int, kind: str, member: Member | None, sent: Sent | ServerView) -> None:
-        suffix = f"client-{member.client}" if member is not None else kind
-        folder = self.queue / f"round-{round:06d}-{suffix}"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name in (STARTED, RESULT, REBUILT):
-            (folder / name).unlink(missing_ok=True)
+    def _file(self, round: int, kind: str, client: int | None, sent: Sent | ServerView) -> None:
         view = sent.view if isinstance(sent, Sent) else sent
+        threat = f"{ATTACKS[self.run.attack].threat}. {view.describe()}"
+        job = Job(round, kind, client, threat, ",".join(view.defenses) or "none")
+        folder = self.queue / job.name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if isinstance(sent, Sent):
             write_tree(folder / TRUTH, {"x": sent.truth.x, "y": sent.truth.y})
         save_trace(folder / VIEW, view, self.task, {"round": round, "kind": kind})
-        write_json(folder / JOB, {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + round})
-        threat = f"{ATTACKS[self.run.attack].threat}. {view.describe()}"
-        self.jobs.append(Job(round, kind, member, folder, threat, ",".join(view.defenses) or "none"))
+        order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + round}
+        write_json(folder / JOB, {**order, "job": asdict(job)})
+        self.jobs.append(job)
         self._start_worker()
 
     def _start_worker(self) -> None:
         if self._worker is not None and self._worker.poll() is None:
             return
+        if self._starts == MAX_STARTS:
+            log(WARNING, "the audit worker ended %d times: its audits are given up", MAX_STARTS)
+            self.give_up()
+            return
+        self._starts += 1
         (self.queue / STOP).unlink(missing_ok=True)
         root = str(Path(__file__).resolve().parents[1])
         environment = {
@@ -176,15 +198,17 @@ class Auditor:
             "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "server.audit_worker", str(self.queue), str(os.getpid())]
+        arguments = str(self.queue), str(os.getpid()), str(self.run.audit_workers)
+        command = [sys.executable, "-m", "server.audit_worker", *arguments]
         self._worker = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
 
     # taking in answers -----------------------------------------------------------------------------------------------
     def advance(self, grid: Grid) -> None:
         """Take in what is ready; wait for nothing."""
-        for job in [job for job in self.jobs if (job.folder / RESULT).exists()]:
+        for job in [job for job in self.jobs if (self.queue / job.name / RESULT).exists()]:
             self.jobs.remove(job)
-            self._answered(job, json.loads((job.folder / RESULT).read_text()), grid)
+            self._starts = 0
+            self._answered(job, self._result(job), grid)
         if self.asked:
             for reply in grid.pull_messages(list(self.asked)):
                 job = self.asked.pop(reply.metadata.reply_to_message_id)
@@ -196,36 +220,43 @@ class Auditor:
     def pending(self) -> int:
         return len(self.jobs) + len(self.asked)
 
+    def _result(self, job: Job) -> Outcome:
+        found: Outcome = json.loads((self.queue / job.name / RESULT).read_text())
+        return found
+
     def _answered(self, job: Job, result: Outcome, grid: Grid) -> None:
         if result["error"] is not None:
-            log(WARNING, "audit %s failed: %s", job.folder.name, result["error"])
+            log(WARNING, "audit %s failed: %s", job.name, result["error"])
             self._finish(job, result, "failed")
-        elif job.member is None:
+        elif job.client is None:
             self._canary_scored(job, result)
         else:
-            self._ask(job, job.member, grid)
+            self._ask(job, grid)
 
     def _canary_scored(self, job: Job, result: Outcome) -> None:
-        rebuilt, truth = read_tree(job.folder / REBUILT)[0], read_tree(job.folder / TRUTH)[0]
+        rebuilt, truth = (read_tree(self.queue / job.name / file)[0] for file in (REBUILT, TRUTH))
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
         ok = rebuilt_control(result["scores"]) if job.kind == "control" else None
         self._finish(job, result, "control-failed" if ok is False else "scored", result["scores"], picture, ok)
 
-    def _ask(self, job: Job, member: Member, grid: Grid) -> None:
+    def _ask(self, job: Job, grid: Grid) -> None:
         """Send the reconstruction to the client it was made of; it alone can tell how good it is."""
-        rebuilt, _ = read_tree(job.folder / REBUILT)
-        content = RecordDict({"reconstruction": to_dense(rebuilt), "audit": ConfigRecord({"round": job.round})})
-        message = Message(content, dst_node_id=member.node, message_type=QUERY)
-        ids = [message_id for message_id in grid.push_messages([message]) if message_id is not None]
+        member = self.roster.find(job.client)
+        ids: list[str] = []
+        if member is not None:
+            rebuilt, _ = read_tree(self.queue / job.name / REBUILT)
+            content = RecordDict({"reconstruction": to_dense(rebuilt), "audit": ConfigRecord({"round": job.round})})
+            message = Message(content, dst_node_id=member.node, message_type=QUERY)
+            ids = [message_id for message_id in grid.push_messages([message]) if message_id is not None]
         self.asked |= dict.fromkeys(ids, job)
         if not ids:
-            log(WARNING, "audit %s: its client cannot be reached", job.folder.name)
-            self._finish(job, json.loads((job.folder / RESULT).read_text()), "failed")
+            log(WARNING, "audit %s: its client cannot be reached", job.name)
+            self._finish(job, self._result(job), "failed")
 
     def _scored(self, job: Job, reply: Message) -> None:
-        result = json.loads((job.folder / RESULT).read_text())
+        result = self._result(job)
         if reply.has_error():
-            log(WARNING, "audit %s: the client could not score it (%s)", job.folder.name, reply.error.reason)
+            log(WARNING, "audit %s: the client could not score it (%s)", job.name, reply.error.reason)
             return self._finish(job, result, "failed")
         outcome = reply.content.config_records.get("audit", ConfigRecord()).get("outcome")
         numbers = reply.content.metric_records.get("scores")
@@ -235,12 +266,12 @@ class Auditor:
             scores = read_scores(numbers)
             pictures = read_pictures(reply.content.array_records.get("pictures"), self.task.shape)
         except AttackError as error:
-            log(WARNING, "audit %s: the client's answer is left out: %s", job.folder.name, error)
+            log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed")
         self._finish(job, result, "scored", scores, self._keep_pictures(job, *pictures) if pictures else None)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
-        path = self.pictures / f"{job.folder.name}.safetensors"
+        path = self.pictures / f"{job.name}.safetensors"
         write_tree(path, {"original": original, "reconstruction": rebuilt})
         return f"{self.pictures.name}/{path.name}"
 
@@ -257,7 +288,7 @@ class Auditor:
             {
                 "round": job.round,
                 "kind": job.kind,
-                "client": job.member.client if job.member is not None else None,
+                "client": job.client,
                 "attack": self.run.attack,
                 "defense": job.defense,
                 "adaptive": ATTACKS[self.run.attack].adaptive,
@@ -279,7 +310,7 @@ class Auditor:
         self.asked.clear()
 
     def close(self) -> None:
-        """Let the worker end after its present job."""
+        """End the worker and what it is attacking."""
         if self._worker is None:
             return
         (self.queue / STOP).touch()

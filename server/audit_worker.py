@@ -1,18 +1,25 @@
-"""The audit worker: a process of its own that attacks recorded views, one after the other.
+"""The audit worker: a process of its own that attacks recorded views, several at once, each in a fork.
 
-``python -m server.audit_worker DIRECTORY PID`` serves a folder of jobs. A job is a folder with ``view.safetensors`` (a
-trace) and ``job.json`` (attack, its settings, a seed); for a public canary also ``truth.safetensors``. The answer is
-``rebuilt.safetensors`` and ``result.json``. Files are the queue: a restart loses nothing, a job that crashes the attack
-becomes an answer with an error, and training never waits. The worker ends when the folder has a file ``stop`` and no
-open job, or when its parent, process PID, is gone.
+``python -m server.audit_worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job is a folder
+with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, a seed); for a public canary also
+``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a restart loses
+nothing, a job that crashes or is killed becomes an answer with an error, and training never waits: the worker runs at
+low priority and takes what processor time the rounds leave. It ends when the folder has a file ``stop`` and no open
+job, or when its parent, process PID, is gone.
+
+PyTorch and the scores are imported once, before the first fork; no thread and no CUDA driver is started here, so that
+a fork is safe, and a job's memory goes back when it ends.
 """
 
 import importlib
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +33,9 @@ from core.files import read_tree, write_json, write_tree
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
 
-POLL = 0.2
-JOB, STARTED, RESULT, STOP = "job.json", "started", "result.json", "stop"
+POLL = 0.1
+NICE = 10  # of Unix's 19: the rounds come first
+JOB, RESULT, STOP = "job.json", "result.json", "stop"
 VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
 
 
@@ -60,19 +68,22 @@ def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None
 
 
 def work(folder: Path) -> Result:
-    """Attack one job and write its answer. A job that ended a worker (out of memory, say) is not tried again."""
+    """Attack one job and write its answer."""
     begin = time.perf_counter()
     try:
-        (folder / STARTED).touch(exist_ok=False)
         rebuilt = _rebuild(folder)
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
         result = Result(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order, None)
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
-        result = Result(None, 0, time.perf_counter() - begin, None, None, f"{type(error).__name__}: {error}")
+        result = failed(f"{type(error).__name__}: {error}", time.perf_counter() - begin)
     write_json(folder / RESULT, asdict(result))
     return result
+
+
+def failed(why: str, seconds: float = 0.0) -> Result:
+    return Result(None, 0, seconds, None, None, why)
 
 
 def open_jobs(queue: Path) -> list[Path]:
@@ -81,16 +92,53 @@ def open_jobs(queue: Path) -> list[Path]:
     return [job.parent for job in jobs if not (job.parent / RESULT).exists()]
 
 
-def serve(queue: Path, parent: int) -> None:
-    """Work until told to stop or orphaned."""
-    while os.getppid() == parent:
-        jobs = open_jobs(queue)
-        if jobs:
-            work(jobs[0])
-        elif (queue / STOP).exists():
-            return
-        else:
+class Jobs:
+    """The jobs under way, each in a fork of this process."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.running: dict[Path, ForkProcess] = {}
+        self.told_to_end = False
+
+    def end(self, *_: object) -> None:
+        """SIGTERM: noted here and obeyed by ``serve``, since an exception could be lost in somebody's import."""
+        self.told_to_end = True
+
+    def start(self, folders: list[Path]) -> None:
+        """Begin as many of ``folders`` as there is room for."""
+        for folder in [f for f in folders if f not in self.running][: self.limit - len(self.running)]:
+            process = multiprocessing.get_context("fork").Process(target=work, args=(folder,), daemon=True)
+            process.start()
+            self.running[folder] = process
+
+    def reap(self) -> None:
+        """Forget what has ended. A job whose process died is answered, so that it is not tried again."""
+        for folder, process in list(self.running.items()):
+            if process.exitcode is None:
+                continue
+            del self.running[folder]
+            if not (folder / RESULT).exists():
+                write_json(folder / RESULT, asdict(failed(f"the attack's process ended with code {process.exitcode}")))
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.kill()
+
+
+def serve(queue: Path, parent: int, limit: int) -> None:
+    """Work until told to stop or orphaned; no job outlives its worker."""
+    jobs = Jobs(limit)
+    before = signal.signal(signal.SIGTERM, jobs.end)
+    try:
+        while os.getppid() == parent and not jobs.told_to_end:
+            jobs.reap()
+            jobs.start(open_jobs(queue))
+            if not jobs.running and (queue / STOP).exists():
+                return
             time.sleep(POLL)
+    finally:
+        jobs.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 def preload() -> None:
@@ -99,7 +147,12 @@ def preload() -> None:
         importlib.import_module(module)
 
 
-if __name__ == "__main__":
+def main(queue: str, parent: str, limit: str) -> None:
+    os.nice(NICE)
     torch.set_num_threads(1)
     preload()
-    serve(Path(sys.argv[1]), int(sys.argv[2]))
+    serve(Path(queue), int(parent), int(limit))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """The run loop: rounds, evaluation, checkpoints, numbers, audits; and going on where a killed server stopped."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
@@ -79,6 +80,8 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.strategy.recall(saved.scheme)
     federation.counters, federation.ledgers = dict(saved.counters), dict(saved.ledgers)
     federation.store.rewind(saved.round)
+    outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
+    federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
     if federation.exporter is not None:
         federation.exporter.update(counter_rows(federation.counters))
     log(INFO, "resuming after round %d", saved.round)
@@ -178,6 +181,7 @@ def federate(federation: Federation, grid: Grid) -> None:
     """The whole run."""
     run = federation.run
     start, tree = begin(federation)
+    federation.auditor.recover(start, federation.store.audits())
     federation.auditor.warm_up()
     federation.strategy.roster.wait_for(grid, max(run.min_clients, run.expected_clients), run.round_seconds)
     arrays = to_dense(tree)

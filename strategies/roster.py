@@ -61,6 +61,10 @@ class Roster:
             self._put_off([node for node in fresh if node not in self.members])
         return sorted(self.members[node] for node in online if node in self.members)
 
+    def find(self, client: int | None) -> Member | None:
+        """The member with this number, of those seen so far."""
+        return next((member for member in self.members.values() if member.client == client), None)
+
     def _admit(self, member: Member, online: list[int]) -> None:
         """A client number belongs to the first node that states it, for as long as that node is there."""
         holders = [m.node for m in self.members.values() if m.client == member.client and m.node in online]

@@ -107,6 +107,34 @@ def test_an_odd_answer_to_an_audit_is_a_failed_audit_and_the_run_goes_on(tmp_pat
     assert federation.counters["audits_total|failed"] == 1
 
 
+def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(tmp_path: Path) -> None:
+    before, _ = go(tmp_path, "scores")
+    answered = before.store.audits()
+    lines = tmp_path / "run" / "audits.jsonl"
+    lines.write_text("")
+    (tmp_path / "run" / "traces" / "round-000002-client-0" / "result.json").unlink()
+    after, _ = go(tmp_path, "scores", resume=True)
+    told = ("round", "kind", "client", "outcome", "scores", "threat", "defense")
+    old, new = ({a["kind"]: [a[k] for k in told] for a in audits} for audits in (answered, after.store.audits()))
+    assert len(old) == 3 and old == new
+    assert after.counters == before.counters
+
+
+def test_a_worker_that_cannot_start_fails_its_audits_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.audit.sys.executable", "/bin/false")
+    federation, _ = go(tmp_path, "scores")
+    assert {a["outcome"] for a in kinds(federation).values()} == {"failed"}
+    assert federation.counters["audits_total|failed"] == 3
+
+
+def test_audits_of_rounds_done_again_are_forgotten(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path, "scores")
+    federation.auditor.recover(1, [])
+    assert not federation.auditor.jobs and not list((tmp_path / "run" / "traces").glob("*/job.json"))
+
+
 def test_a_control_that_fails_is_called_so(tmp_path: Path) -> None:
     federation, _ = go(tmp_path, None, sgi__iterations=1)
     control = kinds(federation)["control"]

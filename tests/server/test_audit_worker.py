@@ -11,7 +11,7 @@ from attacks.control import undefended_view
 from attacks.trace import save_trace
 from core.files import read_tree, write_json, write_tree
 from core.types import PrivateBatch
-from server.audit_worker import JOB, REBUILT, RESULT, STARTED, STOP, TRUTH, VIEW, open_jobs, serve, work
+from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, Jobs, open_jobs, serve, work
 from tasks.data import load_test
 from tasks.task import Task, initial
 
@@ -59,11 +59,29 @@ def test_a_job_that_fails_is_an_answer_not_a_crash(tmp_path: Path, damage: str) 
     assert open_jobs(tmp_path) == []
 
 
-def test_a_job_that_ended_a_worker_is_answered_and_not_tried_again(tmp_path: Path) -> None:
-    folder = job(tmp_path, "a")
-    (folder / STARTED).touch()
-    assert "FileExistsError" in str(work(folder).error)
-    assert open_jobs(tmp_path) == []
+def test_a_job_whose_process_is_killed_is_answered_and_costs_no_other_job(tmp_path: Path) -> None:
+    doomed = job(tmp_path, "a", iterations=10**9, patience=10**9, tolerance=0.0)
+    jobs = Jobs(2)
+    jobs.start([doomed])
+    other = job(tmp_path, "b", iterations=2)
+    jobs.start(open_jobs(tmp_path))
+    jobs.running[doomed].kill()
+    while jobs.running:
+        jobs.reap()
+    assert "ended with code -9" in json.loads((doomed / RESULT).read_text())["error"]
+    assert json.loads((other / RESULT).read_text())["error"] is None
+
+
+def test_no_more_jobs_run_at_once_than_allowed(tmp_path: Path) -> None:
+    for name in "abc":
+        job(tmp_path, name, iterations=10**9, patience=10**9, tolerance=0.0)
+    jobs = Jobs(2)
+    try:
+        jobs.start(open_jobs(tmp_path))
+        jobs.start(open_jobs(tmp_path))
+        assert [folder.name for folder in jobs.running] == ["a", "b"]
+    finally:
+        jobs.stop()
 
 
 def test_open_jobs_are_those_without_an_answer_in_order(tmp_path: Path) -> None:
@@ -77,14 +95,14 @@ def test_it_works_all_jobs_and_stops_when_told(tmp_path: Path) -> None:
     job(tmp_path, "a", iterations=2)
     job(tmp_path, "b", iterations=2)
     (tmp_path / STOP).touch()
-    serve(tmp_path, os.getppid())
+    serve(tmp_path, os.getppid(), 2)
     assert open_jobs(tmp_path) == []
 
 
 def test_the_process_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys;"
-        "p = subprocess.Popen([sys.executable, '-m', 'server.audit_worker', sys.argv[1], str(os.getpid())]);"
+        "p = subprocess.Popen([sys.executable, '-m', 'server.audit_worker', sys.argv[1], str(os.getpid()), '1']);"
         "print(p.pid, flush=True)"
     )
     done = subprocess.run(
