@@ -1,5 +1,6 @@
-"""The audit round trip over an in-process Grid with the real worker process."""
+"""The audit round trip over an in-process Grid; the worker is a fork of the tests, once the real process."""
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,28 @@ from core.files import read_tree
 from core.records import to_dense
 from server.app import assemble, describe
 from server.audit import rebuilt_control
+from server.audit_worker import serve
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
 from tests.local_grid import LocalGrid, settings
 
 QUICK = {"rounds": 2, "audit_every": 2, "batch_size": 2, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}
+
+
+class Forked:
+    """What the Auditor needs of ``Popen``; it spares every test the worker's five seconds of imports."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        queue, parent, limit = command[-3:]
+        fork = multiprocessing.get_context("fork")
+        self.process = fork.Process(target=serve, args=(Path(queue), int(parent), int(limit)))
+        self.process.start()
+        self.poll, self.terminate, self.wait = lambda: self.process.exitcode, self.process.terminate, self.process.join
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.audit.subprocess.Popen", Forked)
 
 
 def go(folder: Path, consent: str | None, tamper: Any = None, **overrides: Any) -> tuple[Federation, LocalGrid]:
@@ -37,7 +55,10 @@ def kinds(federation: Federation) -> dict[str, dict[str, Any]]:
     return {audit["kind"]: audit for audit in federation.store.audits()}
 
 
-def test_pictures_consented_control_defended_and_client_are_all_scored(tmp_path: Path) -> None:
+def test_pictures_consented_control_defended_and_client_are_all_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
     federation, _ = go(tmp_path, "pictures", defenses="largest", sgi__iterations=300)
     audits = kinds(federation)
     assert set(audits) == {"control", "control-defended", "client"}
@@ -123,6 +144,7 @@ def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(tmp_path: Pa
 def test_a_worker_that_cannot_start_fails_its_audits_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr("server.audit.sys.executable", "/bin/false")
     federation, _ = go(tmp_path, "scores")
     assert {a["outcome"] for a in kinds(federation).values()} == {"failed"}
