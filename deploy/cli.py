@@ -136,6 +136,27 @@ def report(
         finish(find(runs, run), console)
 
 
+@app.command()
+def compare(
+    run: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Ids or paths of two or more runs.")],
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show runs side by side: the settings in which they differ, and what came of it.
+
+    prunella compare 20260101-120000-abcd latest
+    """
+    from deploy.errors import UsageError
+    from deploy.runs import find
+
+    with explained():
+        found = [find(runs, name) for name in run]
+        if len({each.path for each in found}) < 2:
+            raise UsageError("compare needs two runs that are not the same: `prunella runs` lists them")
+        from deploy.compare import comparison
+
+        console.print(comparison(found))
+
+
 @app.command("runs")
 def list_runs(runs: Runs = Path("runs")) -> None:
     """List the runs, oldest first."""
