@@ -53,11 +53,7 @@ def save_trace(path: Path, view: ServerView, task: Task, extra: dict[str, Any]) 
 
 def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, dict[str, Any]]:
     """The view, its task and ``extra``. With ``task``, a trace of another task is refused."""
-    try:
-        tensors, metadata = read_tree(path)
-    except (OSError, SafetensorError) as error:
-        raise AttackError(f"{path.name} is not a readable trace: {type(error).__name__}") from None
-    about = _about(metadata, path.name)
+    tensors, about = _read(path)
     recorded = _task(about["task"])
     if task is not None and recorded != task:
         raise AttackError(f"the trace is of {recorded}, not of {task}")
@@ -66,6 +62,19 @@ def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, 
     view = _view(tensors, about)
     check_view(view, recorded.build())
     return view, recorded, about["extra"]
+
+
+def recorded_task(path: Path) -> Task:
+    """The task a trace says it is of; nothing of it is built."""
+    return _task(_read(path)[1]["task"])
+
+
+def _read(path: Path) -> tuple[Tree, dict[str, Any]]:
+    try:
+        tensors, metadata = read_tree(path)
+    except (OSError, SafetensorError) as error:
+        raise AttackError(f"{path.name} is not a readable trace: {type(error).__name__}") from None
+    return tensors, _about(metadata, path.name)
 
 
 def _about(metadata: dict[str, str], name: str) -> dict[str, Any]:

@@ -174,15 +174,19 @@ def audit(
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("."),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
+    model: Annotated[str, typer.Option(help="package.module:function, where the trace names one: its code runs.")] = "",
+    truth: Annotated[Path | None, typer.Option(help="Safetensors file of the images x and labels y, to score.")] = None,
 ) -> None:
     """Attack a recorded view again: what would this server have rebuilt?
 
     prunella audit runs/latest/traces/round-000005-control --attack ig -c ig.iterations=2000
+
+    prunella audit traces/round-000001-node-7.safetensors --model my_app.model:build --truth batch.safetensors
     """
     with explained():
         from deploy.replay import replay
 
-        result = replay(trace, attack, settings or [], out, seed)
+        result = replay(trace, attack, settings or [], out, seed, model=model, truth=truth)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

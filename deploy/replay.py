@@ -1,28 +1,37 @@
 """``prunella audit``: an attack on a recorded view, also one of somebody else's federation.
 
-A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction without a
-score: there is no truth to compare with. The objective says how well it explains the update; lower is better.
+A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction, and its
+objective says how well it explains the update. Scores need the truth, which only its owner has: a safetensors file of
+x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one.
+
+A trace may name a model by its import path. It is built, and its code run, only where the user names the same model.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.utils import save_image
 
 from attacks import ATTACKS
-from attacks.trace import load_trace
+from attacks.leakage import Leakage, score
+from attacks.trace import load_trace, recorded_task
 from core.config import Raw, check_sections, parse_section, section_defaults
 from core.errors import unknown
+from core.files import read_tree
 from core.randomness import stream
-from core.types import Reconstruction, ServerView
+from core.types import PrivateBatch, Reconstruction, ServerView
 from deploy.errors import UsageError
 from deploy.settings import parse
+from tasks.task import Task
 
-VIEW = "view.safetensors"
+VIEW, TRUTH = "view.safetensors", "truth.safetensors"
+SCORES = ("psnr", "ssim", "nmi", "mse")
 SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
 
 
@@ -36,6 +45,7 @@ class Replay:
     view: ServerView
     answer: Reconstruction
     pictures: Path
+    leakage: Leakage | None = None
 
     def lines(self) -> list[str]:
         """What to tell the user."""
@@ -47,7 +57,19 @@ class Replay:
             f"rebuilt    {len(self.answer.x)} images{labels}",
             f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
             f"pictures   {self.pictures}",
+            *self.scores(),
         ]
+
+    def scores(self) -> list[str]:
+        """A line a score: mean and worst image beside the two baselines."""
+        if self.leakage is None:
+            return ["scores     none: they need the truth (--truth)"]
+        found = self.leakage.to_dict()
+        told = (
+            f"{name:<10} {{mean:.4g}}, worst {{worst:.4g}} (random {{random:.4g}}, other {{other:.4g}})"
+            for name in SCORES
+        )
+        return [line.format(**found[name]) for line, name in zip(told, SCORES, strict=True)]
 
 
 def settings_of(name: str, given: Sequence[str]) -> Raw:
@@ -78,14 +100,42 @@ def find(trace: Path) -> tuple[Path, str]:
     return file, file.absolute().parent.name if file.name == VIEW else file.stem
 
 
-def replay(trace: Path, name: str, given: Sequence[str], out: Path, seed: int) -> Replay:
+def truth_of(file: Path | None, trace: Path) -> PrivateBatch | None:
+    """The truth the user names, or the one beside a canary's trace. Raises ``UsageError``."""
+    path = file if file is not None else trace.parent / TRUTH
+    if file is None and (trace.name != VIEW or not path.is_file()):
+        return None
+    try:
+        tree, _ = read_tree(path)
+        return PrivateBatch(tree["x"].float(), tree["y"].long())
+    except (OSError, SafetensorError, KeyError):
+        raise UsageError(f"{path} is no safetensors file of images x and labels y") from None
+
+
+def task_of(file: Path, model: str) -> Task | None:
+    """The task of the trace where the user vouches for its ``model``; None leaves it to ``load_trace``."""
+    if not model:
+        return None
+    task = recorded_task(file)
+    if task.model != model:
+        raise UsageError(f"the trace is of the model {task.model!r}, not of {model!r}")
+    here = str(Path.cwd())
+    sys.path[:0] = [] if here in sys.path else [here]
+    return task
+
+
+def replay(
+    trace: Path, name: str, given: Sequence[str], out: Path, seed: int, *, model: str = "", truth: Path | None = None
+) -> Replay:
     """Attack the view in ``trace`` and write the pictures into ``out``."""
     settings: Any = parse_section(settings_of(name, given), name, ATTACKS[name].settings)
     file, title = find(trace)
-    view, task, _ = load_trace(file)
+    batch = truth_of(truth, file)
+    view, task, _ = load_trace(file, task_of(file, model))
     attack = ATTACKS[name]
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"))
     answer = replace(answer, x=answer.x.detach().cpu())
     pictures = out / f"{title}-{name}.png"
     save(answer.x, pictures)
-    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)
+    leakage = score(answer, batch) if batch is not None else None
+    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures, leakage)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from attacks.trace import save_trace
 from core.errors import ConfigError
+from core.files import write_tree
 from core.randomness import stream
 from core.types import ServerView
 from deploy.errors import UsageError
@@ -80,3 +81,18 @@ def test_files_that_are_no_traces_and_places_that_take_no_picture(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         save(torch.zeros(1, 1, 8, 8), tmp_path / "file" / "x.png")
+
+
+def test_scores_need_the_truth_and_a_canary_has_it_beside_it(tmp_path: Path) -> None:
+    x = torch.rand(1, 1, 8, 8, generator=stream(0, purpose="image"))
+    folder = tmp_path / "round-000005-control"
+    folder.mkdir()
+    trace = record(folder / "view.safetensors", x, 3)
+    without = replay(trace, "ig", ["ig.iterations=2"], tmp_path, 0)
+    assert without.leakage is None and "--truth" in without.lines()[-1]
+    write_tree(folder / "truth.safetensors", {"x": x, "y": torch.tensor([3])})
+    scored = replay(folder, "ig", ["ig.iterations=2"], tmp_path, 0)
+    assert scored.leakage is not None
+    assert scored.leakage.mse.mean == pytest.approx(float((scored.answer.x - x).square().mean()))
+    with pytest.raises(UsageError, match="no safetensors file of images"):
+        replay(trace, "ig", [], tmp_path, 0, truth=trace)
