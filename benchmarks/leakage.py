@@ -11,8 +11,8 @@ client's first round, in which no error of earlier rounds is sent along; PriPrun
 The control of an image is the same attack, settings and seed on the same image without a defense; a leakage figure
 whose control failed proves nothing, and the table says so. Both attacks: Euclidean distance with L-BFGS on sigmoid
 networks, cosine with signed Adam elsewhere. For ``ats`` the likeness to the transformed image that was trained on is a
-row of its own (ATS-R). ``precode`` trains and is attacked with the bottleneck in the model; its control is the plain
-model's.
+row of its own (ATS-R). The attack that ``leakage-guard`` makes is not in its time. ``precode`` trains and is attacked
+with the bottleneck in the model; its control is the plain model's.
 
 Cells are kept in ``--cache`` as they are finished, by a digest of all their settings: a second run takes up where the
 first one was stopped.
@@ -45,6 +45,7 @@ import client.session
 import server.app
 from attacks import ATTACKS
 from attacks.control import PSNR_FLOOR
+from attacks.guard import guarded
 from attacks.inversion import reconstruct
 from attacks.leakage import score
 from benchmarks.defenses import turns
@@ -56,6 +57,8 @@ from core.trees import full_mask
 from core.types import PrivateBatch, ServerView
 from privacy import DEFENSES
 from privacy.chain import ChainState, build_chain, present, start
+from privacy.leakage_guard import NAME as GUARD
+from privacy.leakage_guard import unguarded
 from strategies.local import Procedure, Received, local_update
 from tasks.data import Examples, batches, load_client, load_test, make_task
 from tasks.task import Task, initial
@@ -181,6 +184,9 @@ def sent(bench: Bench, defenses: str, model: str, number: int, images: int) -> t
     private = bench.one(number)
     generator = stream(bench.seed, round=number, purpose="leakage-defense")
     shown = present(procedure.chain, private.x, state, stream(bench.seed, round=number, purpose="leakage-defense"))
+    guard = procedure.chain.guard
+    if guard is not None:
+        state = {**state, GUARD: unguarded(state[GUARD])}
     out = local_update(procedure, received, iter([private]), state, generator)
     view = ServerView(
         params=received.params,  # no ``shared``: zeros of gradient defenses are to be recovered from the values, too
@@ -193,18 +199,21 @@ def sent(bench: Bench, defenses: str, model: str, number: int, images: int) -> t
         learning_rate=RATE,
         defenses=out.applied,
     )
+    if guard is not None:  # as the client does it: the attack that decides is seeded by the client
+        truth, secret = PrivateBatch(private.x, private.y), stream(bench.seed, round=number, purpose="leakage-guard")
+        view = dataclasses.replace(view, update=guarded(out.outgoing, view, truth, task, guard, secret).update)
     return task, view, PrivateBatch(shown, private.y)
 
 
 def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: str, number: int) -> Row:
     """Scores of one image under one attack; ``shown`` are those against what the model was shown."""
-    task, view, trained_on = sent(bench, defenses, chosen.model, number, chosen.images)
     settings = attack_settings(attack, chosen.model, chosen.iterations)
     private = bench.one(number)
     begin = time.process_time()
     try:
+        task, view, trained_on = sent(bench, defenses, chosen.model, number, chosen.images)
         rebuilt = reconstruct(view, task, settings, stream(bench.seed, round=number, purpose="leakage-attack"))
-    except PrunellaError as error:  # nothing arrived, or the attack diverged: not a score, and never a zero
+    except PrunellaError as error:  # withheld, nothing arrived, or the attack diverged: no score, and never a zero
         return {"failed": str(error), "seconds": time.process_time() - begin}
     found, there = score(rebuilt, PrivateBatch(private.x, private.y)), score(rebuilt, trained_on)
     return {

@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from client.audit import answer
 from client.budget import account, require_charged, require_uncovered_is_allowed
 from client.download import proposed, receive_locations, receive_model
+from client.guard import after_training, before_training
 from client.session import Session
 from client.state import ANSWERS_PER_ROUND, Memory
 from core.config import parse_section
@@ -138,7 +139,9 @@ def train(message: Message, context: Context) -> Message:
     begin = time.perf_counter()
     generator = session.generator(round, "defense")
     plan = _plan(session, round, received, memory.scheme)
-    result = _to_cpu(local_update(session.procedure, received, session.batches(round), memory.state, generator, plan))
+    state = before_training(session, memory.state)
+    result = local_update(session.procedure, received, session.batches(round), state, generator, plan)
+    result = _to_cpu(after_training(session, round, received, result))
     seconds = time.perf_counter() - begin
     require_charged(session, result.steps, session.run.local_steps)
     session.accounts.write(ledger)

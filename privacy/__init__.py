@@ -20,6 +20,7 @@ from privacy.fed_ltp import FedLtp, fed_ltp
 from privacy.fed_spa import FedSpa, fed_spa
 from privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
 from privacy.gaussian import GaussianNoise, gaussian
+from privacy.leakage_guard import LeakageGuard, leakage_guard
 from privacy.mask_hiding import MaskHiding, mask_hiding
 from privacy.none import NoDefense, none
 from privacy.outpost import Outpost, outpost
@@ -54,6 +55,7 @@ DEFENSES: Registry = {
     "mix": Entry("update", MixedRate, mix),
     "priprune": Entry("update", PriPrune, priprune),
     "mask-hiding": Entry("update", MaskHiding, mask_hiding, fills=True),
+    "leakage-guard": Entry("update", LeakageGuard, leakage_guard, noisy=True, guards=True),
 }
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.

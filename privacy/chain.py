@@ -74,6 +74,11 @@ class Chain:
         """Whether what leaves hides which coordinates were withheld."""
         return any(link.entry.fills for link in self.links)
 
+    @property
+    def guard(self) -> Any:
+        """The settings of the defense that an attack on the outgoing update decides about, or None."""
+        return next((link.settings for link in self.links if link.entry.guards), None)
+
     def updates(self) -> list[tuple[str, UpdateDefense]]:
         return [(link.name, link.defense) for link in self.links if isinstance(link.defense, UpdateDefense)]
 
@@ -88,9 +93,12 @@ def _check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"defenses = '{','.join(names)}' names one twice: name each once")
     if "none" in names and len(names) > 1:
         raise ConfigError(f"defenses = '{','.join(names)}': 'none' stands alone, leave it out")
-    for name in names[:-1]:
-        if DEFENSES[name].fills:
+    for number, name in enumerate(names):
+        after = [other for other in names[number + 1 :] if not DEFENSES[other].guards]
+        if after and DEFENSES[name].fills:
             raise ConfigError(f"{name} fills what the other defenses withheld: name it last")
+        if names[number + 1 :] and DEFENSES[name].guards:
+            raise ConfigError(f"{name} attacks what the other defenses leave over: name it last")
     ordered = sorted(names, key=lambda name: STAGES.index(DEFENSES[name].stage))
     if list(names) != ordered:
         raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")
@@ -106,6 +114,8 @@ def _check_private(names: Sequence[str]) -> None:
             raise ConfigError(
                 f"{name} is fitted on all images, which the ε of {private[0]} does not cover: leave it out"
             )
+        if DEFENSES[name].guards:
+            raise ConfigError(f"{name} looks at the images, which the ε of {private[0]} does not cover: leave it out")
     gradients = [name for name in names if DEFENSES[name].stage == "gradient"]
     if private and gradients != private:
         raise ConfigError(f"{private[0]} must be the only gradient defense: leave out the others")

@@ -115,7 +115,8 @@ class Entry:
 
     ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more. ``noisy``: it changes a
     gradient or an update that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger reads.
-    ``fills``: an update defense that shares what others withheld; the last of a chain.
+    ``fills``: an update defense that shares what others withheld; after it comes only a guard. ``guards``: what it does
+    depends on an attack on the private images (``attacks.guard``); the last of a chain.
     """
 
     stage: Stage
@@ -125,6 +126,7 @@ class Entry:
     noisy: bool = False
     private: bool = False
     fills: bool = False
+    guards: bool = False
 
 
 Registry = Mapping[str, Entry]

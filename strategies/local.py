@@ -150,7 +150,8 @@ def local_update(
     update = apply_mask(subtract(local, received.params), base)
     outgoing = Outgoing(update=update, shared=base, spoken=base, local=local)
     outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
-    outside = invert(base)  # importances inside would be zero where a value was withheld, and so tell what is filled
-    may_leave = outside if procedure.chain.fills else map_trees(torch.logical_or, outgoing.shared, outside)
+    outside = invert(base)  # importances inside tell what is filled, and the gradients that a guard's noise covers
+    hides = procedure.chain.fills or procedure.chain.guard is not None
+    may_leave = outside if hides else map_trees(torch.logical_or, outgoing.shared, outside)
     importance = apply_mask(done.squares, may_leave)
     return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps)

@@ -50,7 +50,9 @@ def test_a_change_and_the_whole_give_the_same_answer_and_the_set_that_was_asked_
     assert "locations" not in by_whole.keys()  # nobody asked
 
 
-@pytest.mark.parametrize("fault, words", [("nothing kept", "lay it over"), ("digest", "come out"), ("mask", "")])
+@pytest.mark.parametrize(
+    "fault, words", [("nothing kept", "lay it over"), ("digest", "come out"), ("mask", "come out|reference|mask")]
+)
 def test_a_change_that_cannot_be_right_is_refused(tmp_path: Path, fault: str, words: str) -> None:
     if fault != "nothing kept":
         send(tmp_path, "train", message(1, whole(PARAMS), SETS[0]), defenses="adgp")

@@ -10,6 +10,7 @@ from privacy.chain import build_chain, start
 from strategies.local import Procedure, Received, local_update
 from strategies.plan import Plan
 from tasks.examples import Examples
+from tasks.models.precode import with_bottleneck
 from tasks.training import Sgd
 
 
@@ -24,7 +25,7 @@ class Net(nn.Module):
 
 def setting(defenses: list[str], keep: float = 1.0):
     torch.manual_seed(0)
-    net = Net()
+    net = with_bottleneck(lambda shape, classes: Net(), 4)((1, 2, 3), 3) if "precode" in defenses else Net()
     params = {n: p.detach().clone() for n, p in net.named_parameters()}
     mask = (
         {n: (torch.rand(p.shape) < keep) | (p.dim() == 1) for n, p in params.items()} if keep < 1 else full_mask(params)

@@ -1,0 +1,93 @@
+"""The leakage guard: a client attacks what it is about to send, and strengthens or withholds it (DESIGN, one round).
+
+Fails closed. First a positive control: one of the client's own images, undefended, at the same weights; where the
+attack cannot rebuild even that, its failure on the update would prove nothing, and the update is withheld. Then the
+update as the server would see it, labels known where every image can be guessed; at every level of noise
+(``privacy.leakage_guard``) until no image is rebuilt at the threshold. An attack that raises, scores that are not
+finite, or a leak at the last level: withheld.
+
+Whatever the reason, the error has the same text, without a number: nothing of a score leaves. The images are scored
+here and nowhere else. Only the attack that is run is guarded against.
+"""
+
+import dataclasses
+import logging
+from typing import Any
+
+from torch import Generator
+
+from attacks import ATTACKS
+from attacks.control import PSNR_FLOOR, undefended_view
+from attacks.inversion import Inversion
+from attacks.leakage import Leakage, score
+from core.errors import ConfigError, DefenseError, unknown
+from core.types import PrivateBatch, ServerView
+from privacy.defense import Outgoing
+from privacy.leakage_guard import NAME, LeakageGuard, strengthen
+from tasks.task import Task
+
+WITHHELD = f"{NAME}: this update is withheld"
+logger = logging.getLogger(__name__)
+
+
+def attack_of(settings: LeakageGuard) -> Inversion:
+    """The settings of the guard's attack; ``ConfigError`` unless it is one that inverts gradients."""
+    if settings.attack not in ATTACKS:
+        raise unknown("attack", settings.attack, ATTACKS)
+    made: Any = ATTACKS[settings.attack].settings()
+    if not isinstance(made, Inversion):
+        raise ConfigError(f"{NAME}.attack={settings.attack}: choose an attack that rebuilds images, as sgi or ig")
+    return dataclasses.replace(made, iterations=settings.iterations, max_images=settings.images)
+
+
+def leaks(leakage: Leakage, settings: LeakageGuard) -> bool:
+    """Whether the worst image is rebuilt at the threshold or above."""
+    return leakage.psnr.worst >= settings.psnr or leakage.ssim.worst >= settings.ssim
+
+
+def as_seen(view: ServerView, outgoing: Outgoing, private: PrivateBatch, images: int) -> ServerView:
+    """``view`` with this update; its labels where the attack can guess every image and so knows which is whose."""
+    labels = private.y if len(private.y) <= images else None
+    return dataclasses.replace(view, update=outgoing.update, shared=outgoing.shared, labels=labels)
+
+
+def control_succeeds(
+    view: ServerView, private: PrivateBatch, task: Task, settings: LeakageGuard, generator: Generator
+) -> bool:
+    """Whether the attack rebuilds one of the images, undefended and with its label, at the same weights."""
+    first = PrivateBatch(private.x[:1], private.y[:1])
+    seen = dataclasses.replace(undefended_view(task, view.params, view.buffers, first), labels=first.y)
+    rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack_of(settings), generator)
+    return score(rebuilt, first).psnr.mean >= PSNR_FLOOR
+
+
+def guarded(
+    outgoing: Outgoing,
+    view: ServerView,
+    private: PrivateBatch,
+    task: Task,
+    settings: LeakageGuard,
+    generator: Generator,
+) -> Outgoing:
+    """What may leave: ``outgoing`` with as little noise as the attack allows. ``view`` has the public rest of what the
+    server knows. Raises ``DefenseError`` when the update must stay."""
+    attack = attack_of(settings)
+    try:
+        if not control_succeeds(view, private, task, settings, generator):
+            logger.warning("the guard's attack does not rebuild an undefended image: it proves nothing")
+            raise DefenseError(WITHHELD)
+        for level in range(settings.levels + 1):
+            stronger = strengthen(outgoing, level, settings, generator)
+            if not any(bool(t.any()) for t in stronger.update.values()):
+                return stronger  # nothing leaves, so nothing is rebuilt
+            seen = as_seen(view, stronger, private, settings.images)
+            rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack, generator)
+            if not leaks(score(rebuilt, private), settings):
+                return stronger
+        logger.warning("the guard's attack succeeds at the last level of noise")
+    except DefenseError:
+        raise
+    except Exception:
+        logger.exception("the guard's attack failed")
+        raise DefenseError(WITHHELD) from None
+    raise DefenseError(WITHHELD)

@@ -1,0 +1,47 @@
+"""The leakage guard on the client: the round's own images, the view the server would have, the verdict.
+
+The images are drawn again from the round's stream, as for an audit, before any defense touched them. With a data
+defense the attack rebuilds what was trained on, and is scored against the originals all the same.
+"""
+
+from dataclasses import replace
+
+from attacks.guard import guarded
+from client.audit import truth
+from client.session import Session
+from core.trees import to_device
+from core.types import PrivateBatch, ServerView
+from privacy.chain import ChainState
+from privacy.leakage_guard import NAME, unguarded
+from strategies.local import LocalResult, Received
+
+
+def before_training(session: Session, state: ChainState) -> ChainState:
+    """The state to train with: a guarded chain adds no noise of its own, since the attack will decide about it."""
+    return {**state, NAME: unguarded(state[NAME])} if session.procedure.chain.guard is not None else state
+
+
+def after_training(session: Session, round: int, received: Received, result: LocalResult) -> LocalResult:
+    """The result with what may leave. Raises ``DefenseError`` when it must stay; then nothing is saved either."""
+    settings = session.procedure.chain.guard
+    if settings is None:
+        return result
+    private, run = truth(session, round), session.run
+    private = PrivateBatch(private.x.to(session.device), private.y.to(session.device))
+    batch = min(run.batch_size, len(session.examples))
+    view = ServerView(
+        params=received.params,
+        update=result.outgoing.update,
+        mask=result.base,
+        buffers=to_device(received.buffers, session.device),
+        num_examples=min(run.local_steps * batch, len(session.examples)),
+        steps=run.local_steps,
+        batch_size=batch,
+        learning_rate=run.learning_rate,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        defenses=result.applied,
+    )
+    generator = session.generator(round, "guard")
+    outgoing = guarded(result.outgoing, view, private, session.task, settings, generator)
+    return replace(result, outgoing=outgoing)

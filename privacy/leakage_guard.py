@@ -1,0 +1,88 @@
+"""The leakage guard's half that is a defense: noise of a strength that an attack on one's own update decides.
+
+Not from a paper. Before an update leaves, the client attacks it itself (``attacks.guard``, which calls this module; an
+attack may not be called from here). While the reconstruction is too like the client's own images, the noise grows:
+
+    level l >= 1 adds N(0, (noise * 4^(l - 1) * rms)^2) to every shared coordinate, rms of that tensor's shared values
+
+and past ``levels`` the update is withheld. Level 0 adds nothing. A small image and a large model need much: a gradient
+has hundreds of coordinates for every pixel, over which an attack averages the noise away. Without an attack (``apply``
+in a chain that nobody guards: the server's canary) the noise is that of the last level: a guard that did not look
+assumes the worst.
+
+What it costs and means: an attack or more per round on the client, and accuracy where noise is needed. What leaves
+depends on private data: a server sees how much noise there was, or that an update was withheld, and can conclude that
+an attack succeeded; no score leaves, and an ε would not cover it, so a chain with an ε refuses the guard. It protects
+against the attack it runs, not against a better one. A heuristic, no ε.
+
+>>> settings = LeakageGuard()
+>>> [round(deviation(torch.tensor([3.0, -4.0]), level, settings), 2) for level in range(4)]
+[0.0, 1.77, 7.07, 28.28]
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from core.config import Count, Positive
+from core.errors import ConfigError, DefenseError
+from core.trees import Tree
+from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+
+NAME = "leakage-guard"
+
+
+@dataclass(frozen=True)
+class LeakageGuard:
+    """An update leaks when some image is rebuilt at ``psnr`` dB or ``ssim`` or more. ``attack`` is an entry of
+    ``attacks.ATTACKS`` with its default settings but ``iterations`` and ``images``, the most images it guesses."""
+
+    psnr: Positive = 15.0
+    ssim: Annotated[float, Field(gt=0, le=1)] = 0.5
+    noise: Positive = 0.5
+    levels: Count = 4
+    attack: str = "sgi"
+    iterations: Count = 100
+    images: Count = 4
+
+    def __post_init__(self) -> None:
+        if not (0 < self.psnr < float("inf") and 0 < self.noise < float("inf") and 0 < self.ssim <= 1):
+            raise ConfigError("leakage-guard needs psnr and noise above 0 and finite, and ssim in (0, 1]")
+
+
+def deviation(shared: Tensor, level: int, settings: LeakageGuard) -> float:
+    """The noise's standard deviation for a tensor's shared values [n]."""
+    if level == 0 or not shared.numel():
+        return 0.0
+    return settings.noise * 4.0 ** (level - 1) * float(shared.double().square().mean().sqrt())
+
+
+def strengthen(outgoing: Outgoing, level: int, settings: LeakageGuard, generator: Generator) -> Outgoing:
+    """The update with the noise of ``level`` on what is shared. Draws do not depend on values."""
+    if not 0 <= level <= settings.levels:
+        raise DefenseError(f"{NAME}: there is no level {level}")
+    update: Tree = {}
+    for name, values in outgoing.update.items():
+        sent = outgoing.shared[name]
+        noise = torch.randn(values.shape, generator=generator, dtype=values.dtype).to(values.device)
+        update[name] = values + noise * deviation(values[sent], level, settings) * sent
+    return replace(outgoing, update=update)
+
+
+def unguarded(state: State) -> State:
+    """The state of a client that will attack the update before it leaves: the chain itself adds nothing."""
+    return {**state, "level": {"level": torch.zeros_like(state["level"]["level"])}}
+
+
+def leakage_guard(settings: LeakageGuard) -> UpdateDefense:
+    def init(like: Tree) -> State:
+        return {"level": {"level": torch.tensor(settings.levels)}}
+
+    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+        level = int(state["level"]["level"])
+        return strengthen(outgoing, level, settings, generator), init({})  # the next round is guarded anew
+
+    return UpdateDefense(init, keep_received, ignore_gradient, apply)

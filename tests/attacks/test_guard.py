@@ -1,0 +1,92 @@
+"""The guard against a real attack that first succeeds: noise until it fails, and nothing at all when in doubt."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import attacks.guard as guard
+from attacks.control import undefended_view
+from attacks.guard import WITHHELD, attack_of, guarded, leaks
+from attacks.inversion import reconstruct
+from attacks.leakage import score
+from core.errors import AttackError, ConfigError, DefenseError
+from core.randomness import stream
+from core.trees import full_mask
+from core.types import PrivateBatch, ServerView
+from privacy.defense import Outgoing
+from privacy.leakage_guard import LeakageGuard
+from tasks.public import digits
+from tasks.task import Task, initial
+
+TASK = Task("cnn", (1, 8, 8), 10)
+PARAMS, BUFFERS = initial(TASK, 0)
+BATCH = PrivateBatch(digits().x[:1], digits().y[:1])
+VIEW = undefended_view(TASK, PARAMS, BUFFERS, BATCH)
+FULL = full_mask(PARAMS)
+SENT = Outgoing(VIEW.update, FULL, FULL, PARAMS)
+FAST = LeakageGuard(iterations=40, psnr=18.0, ssim=0.99)
+
+
+def rebuilt(view: ServerView, settings: LeakageGuard) -> float:
+    found = reconstruct(view, TASK, attack_of(settings), stream(9, purpose="another attacker"))
+    return score(found, BATCH).psnr.mean
+
+
+def test_noise_grows_until_the_attack_fails_and_no_further() -> None:
+    out = guarded(SENT, VIEW, BATCH, TASK, FAST, stream(0, purpose="x"))
+    before = guard.as_seen(VIEW, SENT, BATCH, 4)
+    assert rebuilt(before, FAST) > 25 and rebuilt(guard.as_seen(VIEW, out, BATCH, 4), FAST) < 22
+    assert not torch.equal(out.update["0.0.weight"], SENT.update["0.0.weight"])
+    lenient = guarded(SENT, VIEW, BATCH, TASK, LeakageGuard(iterations=40, psnr=101.0, ssim=1.0), torch.Generator())
+    assert torch.equal(lenient.update["0.0.weight"], SENT.update["0.0.weight"])
+
+
+@pytest.mark.parametrize("why", ["always leaks", "weak attack", "attack raises", "not finite"])
+def test_in_doubt_the_update_is_withheld_with_the_same_words(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, sent = FAST, SENT
+    if why == "always leaks":
+        settings = LeakageGuard(iterations=40, psnr=0.01, levels=1)
+    elif why == "weak attack":
+        settings = LeakageGuard(iterations=1)
+    elif why == "attack raises":
+
+        def fail(*arguments: Any) -> Any:
+            raise AttackError("pixel 0.123 of the image")
+
+        monkeypatch.setitem(guard.ATTACKS, "sgi", guard.ATTACKS["sgi"]._replace(reconstruct=fail))
+    else:
+        sent = Outgoing({n: t * torch.nan for n, t in SENT.update.items()}, FULL, FULL, PARAMS)
+    with pytest.raises(DefenseError) as caught:
+        guarded(sent, VIEW, BATCH, TASK, settings, stream(0, purpose="x"))
+    assert str(caught.value) == WITHHELD and not re.search(r"\d", WITHHELD) and caught.value.__cause__ is None
+
+
+def test_an_update_of_nothing_needs_no_guard() -> None:
+    empty = Outgoing({n: torch.zeros_like(t) for n, t in PARAMS.items()}, FULL, FULL, PARAMS)
+    assert guarded(empty, VIEW, BATCH, TASK, FAST, torch.Generator()).update.keys() == PARAMS.keys()
+
+
+def test_one_image_above_either_threshold_is_a_leak() -> None:
+    x = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = score(guard_image(x, 0.02), PrivateBatch(x, torch.tensor([0])))
+    assert leaks(found, LeakageGuard(psnr=20.0, ssim=1.0)) and leaks(found, LeakageGuard(psnr=99.0, ssim=0.5))
+    assert not leaks(found, LeakageGuard(psnr=99.0, ssim=1.0))
+
+
+def guard_image(x: torch.Tensor, error: float) -> Any:
+    from core.types import Reconstruction
+
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    return Reconstruction((x + error * noise).clamp(0, 1), None, 0.0, 0)
+
+
+def test_only_an_attack_that_rebuilds_images_can_guard() -> None:
+    assert attack_of(LeakageGuard(iterations=7, images=2)).max_images == 2
+    with pytest.raises(ConfigError, match="did you mean 'sgi'"):
+        attack_of(LeakageGuard(attack="sgj"))
+    others = [name for name, a in guard.ATTACKS.items() if not isinstance(a.settings(), guard.Inversion)]
+    for name in others:
+        with pytest.raises(ConfigError, match="rebuilds images"):
+            attack_of(LeakageGuard(attack=name))

@@ -1,0 +1,46 @@
+"""The guard on real handlers: what leaves is noised or nothing, and only the error says that it was withheld."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client.state import ClientStore
+from core.errors import DefenseError
+from tests.client.test_app import model, send
+from tests.client.test_budget import update_of
+
+ONE: dict[str, Any] = {"local_steps": 1, "batch_size": 1, "leakage-guard.iterations": 40}
+
+
+def test_a_guarded_update_is_noised_and_says_nothing_more(tmp_path: Path) -> None:
+    plain = send(tmp_path / "a", "train", model(), defenses="none", **ONE).content
+    some = {"leakage-guard.psnr": 25.0, "leakage-guard.ssim": 0.999}
+    guarded = send(tmp_path / "b", "train", model(), defenses="leakage-guard", **ONE, **some).content
+    assert set(plain) == set(guarded) and set(guarded["metrics"]) == {"num-examples", "train-seconds"}
+    assert guarded["provenance"]["applied"] == ["leakage-guard"]
+    one, two = update_of(plain), update_of(guarded)
+    assert not torch.equal(one, two) and torch.corrcoef(torch.stack([one, two]))[0, 1] > 0.1
+    assert "score" not in str(guarded["ledger"]) and "psnr" not in str(guarded["ledger"])
+    kept = ClientStore(tmp_path / "b", "run").load(2).state["leakage-guard"]["level"]["level"]
+    assert int(kept) == 4  # whoever does not look next time gets the most noise
+
+
+def test_a_threshold_nothing_meets_lets_everything_through(tmp_path: Path) -> None:
+    high = {"leakage-guard.psnr": 101.0, "leakage-guard.ssim": 1.0}
+    plain = send(tmp_path / "a", "train", model(), defenses="none", **ONE).content
+    guarded = send(tmp_path / "b", "train", model(), defenses="leakage-guard", **ONE, **high).content
+    assert torch.equal(update_of(plain), update_of(guarded))
+
+
+def test_a_withheld_update_leaves_no_reply_and_no_state(tmp_path: Path) -> None:
+    with pytest.raises(DefenseError, match="^leakage-guard: this update is withheld$"):
+        send(tmp_path, "train", model(), defenses="leakage-guard", **ONE, **{"leakage-guard.psnr": 0.01})
+    assert not list(tmp_path.rglob("round-*"))
+
+
+def test_importances_of_what_is_sent_stay_where_noise_covers_the_gradient(tmp_path: Path) -> None:
+    names = ["0.0.weight"]
+    content = send(tmp_path, "train", model(4, names), defenses="leakage-guard", strategy="prunefl", **ONE).content
+    assert len(content["importance"]["tree"].data) < 0.5 * len(content["update"]["tree"].data)
