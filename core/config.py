@@ -51,6 +51,7 @@ class Run(BaseModel):
     fraction: Share = 1.0
     round_seconds: Positive = 600.0
     aggregation: Literal["holders", "as_printed"] = "holders"
+    robust: str = "none"
     values: Literal["float32", "float16", "int8"] = "float32"
     evaluation: Literal["server", "clients"] = "server"
     # local training

@@ -26,6 +26,8 @@ from strategies.locations import LocationSets
 from strategies.masked import MaskedMean, Model
 from strategies.plan import Planner
 from strategies.replies import Listener
+from strategies.robust import SECTIONS as ROBUST_SECTIONS
+from strategies.robust import build_aggregator
 
 
 class Scheme(NamedTuple):
@@ -57,7 +59,10 @@ STRATEGIES: dict[str, Scheme] = {
     "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.Lottery, plan=lotteryfl.plan, validates=True),
 }
 
-SECTIONS: dict[str, type] = {s.section or name: s.settings for name, s in STRATEGIES.items() if s.settings is not None}
+SECTIONS: dict[str, type] = {
+    **{s.section or name: s.settings for name, s in STRATEGIES.items() if s.settings is not None},
+    **ROBUST_SECTIONS,
+}
 
 
 def uses_public(name: str) -> bool:
@@ -77,6 +82,7 @@ def build_strategy(run: Run, raw: Raw, model: Model, listener: Listener | None =
     scheme = STRATEGIES[run.strategy]
     settings = parse_section(raw, scheme.section or run.strategy, scheme.settings) if scheme.settings else None
     made = scheme.strategy(run, model, settings, listener)
+    made.aggregator = build_aggregator(run, raw)
     if ADGP in run.defense_names:
         if scheme.plan is not None or run.strategy == "fed-ltp-iterative":
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")

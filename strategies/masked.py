@@ -27,9 +27,9 @@ from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
 from core.wire import decode_mask, dense_bytes, fingerprint
 from pruning.selection import density
 from strategies.locations import LocationSets
-from strategies.masked_mean import MaskedSum
 from strategies.personal import PersonalMasks
 from strategies.replies import Contribution, Expected, Listener, ReplyError, read_evaluation, read_reply
+from strategies.robust import MEAN, Aggregator, Sum
 from strategies.roster import Member, Roster, sample
 from tasks.data import Examples
 from tasks.task import Task
@@ -88,6 +88,7 @@ class MaskedMean(FedAvg):
         self.mask: Mask | None = None
         self.personal = PersonalMasks()
         self.locations: LocationSets | None = None  # under ADGP
+        self.aggregator: Aggregator = MEAN
         self.stats = RoundStats()
         self.buffers: Tree = {}
         self._expected: Expected | None = None
@@ -193,8 +194,7 @@ class MaskedMean(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check, count, add and drop the replies one by one; then revise the mask."""
         whole = self._require_expected()
-        total = MaskedSum(whole.params)
-        buffers = MaskedSum(whole.buffers)
+        total, buffers = self.aggregator.params(whole.params), self.aggregator.buffers(whole.buffers)
         missing = set(self._asked)
         for reply in replies:
             begin = time.perf_counter()
@@ -217,7 +217,7 @@ class MaskedMean(FedAvg):
         merged = {**apply_mask(params, self.mask), **buffers.result(whole.buffers, "holders")}
         return to_dense(merged), MetricRecord({"clients": self.stats.replies})
 
-    def _add_buffers(self, total: MaskedSum, contribution: Contribution, expected: Expected) -> None:
+    def _add_buffers(self, total: Sum, contribution: Contribution, expected: Expected) -> None:
         if expected.buffers:
             change = map_trees(lambda new, old: new - old, contribution.buffers, expected.buffers)
             total.add(change, full_mask(change), contribution.weight)

@@ -1,0 +1,183 @@
+"""Robust aggregation against slow loops and SciPy, in its limits, and against a client that lies."""
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import trim_mean
+
+import client.app
+from core.config import parse_run
+from core.errors import ConfigError, KeyMismatch
+from core.trees import Tree, apply_mask
+from server.app import assemble
+from server.grid import OrderedGrid
+from server.rounds import federate
+from strategies.masked_mean import PIECE, MaskedSum
+from strategies.robust import (
+    MEAN,
+    ROBUST,
+    Median,
+    NormBound,
+    Sum,
+    TrimmedMean,
+    build_aggregator,
+    by_median,
+    by_norm_bound,
+    by_trimmed_mean,
+)
+from tests.local_grid import LocalGrid, settings
+
+PREVIOUS = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+HONEST = 6
+
+
+def clients(count: int, keep: float, seed: int) -> tuple[list[Tree], list[Tree]]:
+    g = torch.Generator().manual_seed(seed)
+    updates = [{"w": torch.randn(4, generator=g)} for _ in range(count)]
+    masks = [{"w": torch.rand(4, generator=g) < keep} for _ in range(count)]
+    return [apply_mask(u, m) for u, m in zip(updates, masks, strict=True)], masks
+
+
+def merged(total: Sum, updates: list[Tree], masks: list[Tree], previous: Tree = PREVIOUS) -> Tree:
+    for update, mask in zip(updates, masks, strict=True):
+        total.add(update, mask, 7.0)
+    return total.result(previous, "holders")
+
+
+def heard(updates: list[Tree], masks: list[Tree], j: int) -> list[float]:
+    return [u["w"][j].item() for u, m in zip(updates, masks, strict=True) if m["w"][j]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 9])
+@pytest.mark.parametrize("keep", [0.3, 0.7, 1.1])
+def test_the_median_is_that_of_the_standard_library(count: int, keep: float) -> None:
+    updates, masks = clients(count, keep, count)
+    result = merged(by_median(PREVIOUS, Median(quorum=3)), updates, masks)
+    for j, w in enumerate(PREVIOUS["w"].tolist()):
+        said = heard(updates, masks, j)
+        expected = w + statistics.median(said) if len(said) >= 3 else w
+        assert result["w"][j].item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.25, 0.49])
+@pytest.mark.parametrize("keep", [0.6, 1.1])
+def test_the_trimmed_mean_is_scipys(share: float, keep: float) -> None:
+    updates, masks = clients(9, keep, 1)
+    result = merged(by_trimmed_mean(PREVIOUS, TrimmedMean(share, quorum=1)), updates, masks)
+    for j, w in enumerate(PREVIOUS["w"].tolist()):
+        expected = w + trim_mean(heard(updates, masks, j), share)
+        assert result["w"][j].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_norm_bound_is_that_of_the_slow_loop() -> None:
+    updates, masks = clients(5, 0.7, 2)
+    result = merged(by_norm_bound(PREVIOUS, NormBound(0.8)), updates, masks)
+    cut = [u["w"] * min(1.0, 0.8 / u["w"].norm().item()) for u in updates]
+    for j, w in enumerate(PREVIOUS["w"].tolist()):
+        said = [c[j].item() for c, m in zip(cut, masks, strict=True) if m["w"][j]]
+        assert result["w"][j].item() == pytest.approx(w + sum(said) / len(said) if said else w, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [by_trimmed_mean(PREVIOUS, TrimmedMean(0.0, quorum=1)), by_norm_bound(PREVIOUS, NormBound(1e9))],
+    ids=["trimmed-mean", "norm-bound"],
+)
+def test_without_a_cut_it_is_the_mean_of_equals(total: Sum) -> None:
+    updates, masks = clients(5, 0.6, 3)
+    assert torch.allclose(merged(total, updates, masks)["w"], merged(MaskedSum(PREVIOUS), updates, masks)["w"])
+
+
+def lied(value: float) -> tuple[list[Tree], list[Tree]]:
+    """Six honest updates around 1 and two that are far away, on every coordinate."""
+    g = torch.Generator().manual_seed(4)
+    updates = [{"w": 1 + 0.1 * torch.randn(4, generator=g)} for _ in range(HONEST)]
+    liars = [{"w": torch.full((4,), value)}, {"w": torch.full((4,), -value / 3)}]
+    return [*updates, *liars], [{"w": torch.ones(4).bool()} for _ in range(HONEST + 2)]
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@given(size=st.floats(1e2, 1e30))
+def test_two_liars_among_eight_do_not_move_it_out_of_the_honest(name: str, size: float) -> None:
+    updates, masks = lied(size)
+    honest = torch.stack([u["w"] for u in updates[:HONEST]]) + PREVIOUS["w"]
+    plain = merged(MaskedSum(PREVIOUS), updates, masks)["w"]
+    assert ((plain - honest.mean(0)).abs() > 5).all(), "the control: a mean is moved"
+    robust = merged(ROBUST[name].make(PREVIOUS, ROBUST[name].settings()), updates, masks)["w"]
+    if name == "norm-bound":  # no update is longer than 1, so no mean is
+        assert (robust - PREVIOUS["w"]).norm() <= 1 + 1e-6
+    else:
+        assert (robust >= honest.min(0).values - 1e-6).all() and (robust <= honest.max(0).values + 1e-6).all()
+
+
+def test_where_only_a_liar_and_a_friend_speak_nothing_moves() -> None:
+    updates, masks = lied(1e6)
+    for mask in masks[:HONEST]:
+        mask["w"][0] = False
+    for name in ("median", "trimmed-mean"):
+        result = merged(ROBUST[name].make(PREVIOUS, ROBUST[name].settings()), updates, masks)["w"]
+        assert result[0] == PREVIOUS["w"][0] and (result[1:] != PREVIOUS["w"][1:]).all()
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_client_counts_once_whatever_it_claims(name: str) -> None:
+    updates, masks = clients(5, 1.1, 5)
+    rule = ROBUST[name]
+    modest, boastful = (rule.make(PREVIOUS, rule.settings()) for _ in range(2))
+    for i, (update, mask) in enumerate(zip(updates, masks, strict=True)):
+        modest.add(update, mask, 1.0)
+        boastful.add(update, mask, 1e9 if i == 0 else 1.0)
+    assert torch.equal(modest.result(PREVIOUS, "holders")["w"], boastful.result(PREVIOUS, "holders")["w"])
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_shapes_types_and_the_updates_stay_as_they_are(name: str) -> None:
+    rule = ROBUST[name]
+    like = {"a": torch.randn(3, PIECE // 2 + 1), "b": torch.zeros(()), "n": torch.tensor(3), "e": torch.zeros(0)}
+    update = {n: torch.ones_like(t) for n, t in like.items()}
+    before = {n: t.clone() for n, t in update.items()}
+    total = rule.make(like, rule.settings())
+    assert total.result(like, "holders") is like
+    for _ in range(3):
+        total.add(update, {n: torch.ones_like(t).bool() for n, t in like.items()}, 1.0)
+    result = total.result(like, "holders")
+    assert all(result[n].shape == t.shape and result[n].dtype == t.dtype for n, t in like.items())
+    assert all(torch.equal(update[n], before[n]) for n in update)
+    with pytest.raises(KeyMismatch):
+        total.add({"v": torch.zeros(4)}, {"v": torch.ones(4).bool()}, 1)
+
+
+def test_what_a_run_may_ask_for() -> None:
+    def ask(**raw: object) -> object:
+        flat = {key.replace("_", "-"): value for key, value in raw.items()}
+        return build_aggregator(parse_run(flat), flat)
+
+    assert ask() is MEAN and ask(robust="median", min_clients=3) is not MEAN
+    for words, raw in {
+        "trimmed-mean": {"robust": "krum"},
+        "min-clients=3": {"robust": "median"},
+        "aggregation=holders": {"robust": "norm-bound", "aggregation": "as_printed", "min_clients": 3},
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            ask(**raw)
+    assert math.isclose(ROBUST["trimmed-mean"].settings().share, 0.25)
+
+
+def trained(folder: Path, **overrides: object) -> list[float]:
+    """The loss after each round of a small federation."""
+    raw = settings(run_dir=str(folder / "run"), rounds=3, audit_every=0, strategy="fedavg", **overrides)
+    federation = assemble(parse_run({key: value for key, value in raw.items() if "." not in key}), raw)
+    federate(federation, OrderedGrid(LocalGrid(client.app.app, 3, raw, folder / "nodes"), 0.01))
+    return [line["value"] for line in federation.store.metrics() if line["metric"] == "loss"]
+
+
+def test_a_run_is_aggregated_as_its_settings_say(tmp_path: Path) -> None:
+    still = trained(tmp_path / "still", min_clients=3, robust="norm-bound", norm_bound__norm=1e-12)
+    assert max(still) - min(still) < 1e-6, "updates without length leave the model where it was"
+    learned = trained(tmp_path / "median", min_clients=3, robust="median")
+    assert learned[-1] < still[-1] - 0.05
