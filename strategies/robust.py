@@ -171,7 +171,7 @@ def build_aggregator(run: Run, raw: Raw) -> Aggregator:
     if run.aggregation != "holders":
         raise ConfigError(f"robust={run.robust} asks those who speak: set aggregation=holders")
     rule = ROBUST[run.robust]
-    settings = parse_section(raw, run.robust, rule.settings)
+    settings: Any = parse_section(raw, run.robust, rule.settings)
     quorum = getattr(settings, "quorum", QUORUM)
     if quorum > run.min_clients:
         raise ConfigError(
