@@ -84,6 +84,7 @@ class Project:
     def __init__(self, name: str, overlays: Sequence[str], env: dict[str, str]) -> None:
         files = [FILES / f"{part}.yml" for part in ("compose", *(f"compose.{overlay}" for overlay in overlays))]
         self.name, self.env = name, {**os.environ, **env}
+        self._containers: dict[str, str] = {}
         self.command = [*compose_command(), "-p", name, *(part for file in files for part in ("-f", str(file)))]
 
     def call(self, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
@@ -96,11 +97,20 @@ class Project:
         assert done.returncode == 0, f"{' '.join(arguments)}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
-    def container(self, service: str) -> str:
-        return self.do("ps", "-q", service).strip()
+    def up(self, *services: str) -> None:
+        self.do("up", "-d", "--no-build", *services)
+        self._containers = {}
 
-    def state(self, service: str, field: str) -> str:
-        return docker("inspect", "--format", f"{{{{{field}}}}}", self.container(service)).stdout.strip()
+    def container(self, service: str) -> str:
+        """The id of a container, "" without one. Compose is slow to answer: it is asked once after ``up``."""
+        if service not in self._containers:
+            self._containers[service] = self.do("ps", "-q", service).strip()
+        return self._containers[service]
+
+    def states(self, services: Sequence[str], field: str) -> list[str]:
+        """A field of ``docker inspect`` for each service."""
+        containers = [self.container(service) for service in services]
+        return docker("inspect", "--format", f"{{{{{field}}}}}", *containers).stdout.split()
 
     def python(self, service: str, code: str) -> str:
         """What Python says in a service's container."""
