@@ -15,17 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import client.session
+import server.app
+import server.rounds
 from client.app import app as client_app
 from core.config import parse_run
 from server.app import assemble, describe
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
+from tasks.task import Task
+from tasks.training import Evaluation
 
 Tamper = Callable[[Message], Message | None]
 FIRST_NODE = 100
@@ -123,25 +127,52 @@ class InProcessGrid(Grid):
 
 
 @contextmanager
-def data_read_once() -> Iterator[None]:
-    """Clients of one process share a cache of their examples; on their own each message reads them anew."""
-    module: Any = client.session
-    before = module.load_client
-    module.load_client = functools.lru_cache(maxsize=None)(before)
+def _replaced(owner: Any, **functions: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in functions}
     try:
+        for name, function in functions.items():
+            setattr(owner, name, function)
         yield
     finally:
-        module.load_client = before
+        for name, function in before.items():
+            setattr(owner, name, function)
 
 
-def run_in_process(folder: Path, clients: int, **overrides: Any) -> Federation:
+@contextmanager
+def made_once() -> Iterator[None]:
+    """Clients of one process share their examples, first weights and the model's structure, and runs within it the
+    test examples. All are only read; on its own each message makes them anew."""
+    cached, session, app = functools.lru_cache(maxsize=None), client.session, server.app
+    load, start = cached(session.load_client), cached(session.initial)
+    with (
+        _replaced(session, load_client=load, initial=start),
+        _replaced(app, load_test=cached(app.load_test)),
+        _replaced(Task, build=cached(Task.build)),
+    ):
+        yield
+
+
+@contextmanager
+def evaluated_every(rounds: int) -> Iterator[None]:
+    """Only every so many rounds, and after the last: a test set costs seconds on one core."""
+
+    def evaluate(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
+        due = round % rounds == 0 or round == federation.run.rounds
+        return before(federation, round, arrays, grid) if due else None
+
+    before = server.rounds.evaluate_round
+    with _replaced(server.rounds, evaluate_round=evaluate):
+        yield
+
+
+def run_in_process(folder: Path, clients: int, evaluate_every: int = 1, **overrides: Any) -> Federation:
     """A run from its settings; what it measured is in the federation's store and counters."""
     raw = settings(run_dir=str(folder / "run"), **overrides)
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
     describe(federation)
     grid = InProcessGrid(client_app, clients, raw, folder / "nodes")
     try:
-        with data_read_once():
+        with made_once(), evaluated_every(evaluate_every):
             federate(federation, OrderedGrid(grid, 0.0))
     finally:
         federation.auditor.close()

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from deploy import cli_machines
-from deploy.terminal import FAILED, INTERRUPTED, Audit, console, explained
+from deploy.terminal import FAILED, INTERRUPTED, Audit, console, explained, say
 
 EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}
 HELP = """Pruned, defended and audited federated learning on Flower.
@@ -22,6 +22,7 @@ Start here:
     prunella run              4 clients, 10 rounds, a report
     prunella run -c strategy=fedavg -c defenses=none
     prunella report latest    write a run's report again
+    prunella export latest    its model, smaller where whole filters are pruned
 
 On several machines: `prunella keys`, then `prunella superlink`, `prunella supernode` and `prunella submit`.
 
@@ -189,6 +190,30 @@ def audit(
         result = replay(trace, attack, settings or [], out, seed, model=model, truth=truth)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
+    runs: Runs = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Directory for the model; by default export/ in the run.")] = None,
+) -> None:
+    """Write a run's model to be used elsewhere, without the filters and neurons that are pruned whole.
+
+    prunella run -c strategy=magnitude -c magnitude.granularity=filter -c rate=0.5
+
+    prunella export latest
+    """
+    with explained():
+        from deploy.export import export
+        from deploy.runs import find
+        from server.report import write_report
+
+        found = find(runs, run)
+        for line in export(found, out).lines():
+            say(line)
+        if found.status():
+            say(f"report     {write_report(found.path)}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from core.config import Raw, parse_section
 from core.errors import ConfigError, DefenseError, unknown
-from core.trees import Mask, Tree, zeros_like
+from core.trees import Mask, Tree, all_finite, zeros_like
 from privacy import DEFENSES
 from privacy.defense import (
     STAGES,
@@ -197,7 +197,7 @@ def unflatten_state(flat: Tree) -> ChainState:
 
 def _require_finite(name: str, what: str, tree: Tree) -> None:
     for key, tensor in tree.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not all_finite({key: tensor}):
             raise DefenseError(f"{name}: {what} {key} is not finite")
 
 
@@ -255,7 +255,7 @@ def _defend(link: Link, gradient: Tree, step: Step | None, state: State, generat
 def _require_inside(name: str, what: str, mask: Mask, outer: Mask) -> None:
     _require_like(name, what, mask, outer)
     for key in mask:
-        if mask[key].dtype != torch.bool or bool((mask[key] & ~outer[key]).any()):
+        if mask[key].dtype != torch.bool or (mask[key] is not outer[key] and bool((mask[key] & ~outer[key]).any())):
             raise DefenseError(f"{name}: {what} {key} reaches outside the mask it was given")
 
 
@@ -266,7 +266,7 @@ def _check_outgoing(name: str, outgoing: Outgoing, entry: Outgoing) -> None:
     _require_inside(name, "spoken mask", outgoing.spoken, entry.spoken)
     _require_inside(name, "shared mask", outgoing.shared, outgoing.spoken)
     for key, tensor in outgoing.update.items():
-        if bool(torch.count_nonzero(tensor.masked_fill(outgoing.shared[key], 0))):
+        if bool(((tensor != 0) & ~outgoing.shared[key]).any()):
             raise DefenseError(f"{name}: update {key} is not zero outside its shared mask")
 
 

@@ -163,7 +163,12 @@ needed for: from a random image to another image of the same data.</p>
 <div class="charts">{% for chart in run_charts %}{{ chart }}{% endfor %}</div>
 </section>
 
-<section>
+{% if exported %}<section>
+<h2>Exported model</h2>
+<p class="lead">{{ exported }}</p>
+</section>
+
+{% endif %}<section>
 <h2>Every audit</h2>
 {% if audits %}<p class="lead">Scores are of the most leaking image; beneath, the mean over images, and in brackets
 what a random and another image score.{% if audits_left %} The last {{ audits|length }} of

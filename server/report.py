@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from attacks import SECTIONS as ATTACK_SECTIONS
 from core.config import Run, kebab, section_defaults
+from core.errors import ConfigError
 from core.files import write_atomically
 from privacy import SECTIONS as PRIVACY_SECTIONS
 from server.figures import leakage_charts, run_charts
@@ -27,6 +28,7 @@ from server.store import Line, StoreError, check_audit, read_audits, read_metric
 from server.units import NONE, decibels, digits, duration, error, fixed, percent, plural, score, size
 from server.verdict import Verdict, control_of, control_state, level, value, verdict, worst_first
 from strategies import SECTIONS as STRATEGY_SECTIONS
+from tasks.exported import read_description
 
 ROWS = 300  # audits in the table
 OPEN = 6  # picture strips that are seen without a click
@@ -211,6 +213,24 @@ def notices(run: Line, lines: Sequence[Line], damaged: int) -> list[tuple[str, s
     return found
 
 
+def exported(run_dir: Path) -> str:
+    """What `prunella export` wrote into the run and measured, "" where it was not called."""
+    try:
+        model = read_description(run_dir / "export")
+        small, dense, gain = int(model["parameters"]), int(model["dense_parameters"]), float(model["speed_up"])
+        where = f"Round {model['round']}, written by prunella export into export/"
+        units, apart = f"{model['units']} of {model['dense_units']}", float(model["largest_difference"])
+    except (ConfigError, KeyError, ValueError, TypeError):
+        return ""
+    if small == dense:
+        return f"{where}: {small:,} parameters. No whole filter is pruned: nothing gets faster."
+    return (
+        f"{where}: {small:,} of {dense:,} parameters, {units} filters and neurons. A forward pass is "
+        f"{fixed(gain, 2)} times as fast as the dense masked model's (median, batch {model['batch']}, one thread), "
+        f"and its outputs are the same to {digits(apart)}."
+    )
+
+
 def _facts(run: Line) -> list[str]:
     settings = run.get("settings", {})
     names = ("dataset", "model", "strategy", "defenses")
@@ -252,6 +272,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
         "no_pictures": no_pictures(audits),
         "leakage_charts": leakage_charts(audits), "run_charts": run_charts(lines),
+        "exported": exported(run_dir),
         "audits": audit_rows(audits, threats), "audits_left": max(0, len(audits) - ROWS),
         "threat_model": run.get("threat_model") or "This run states no threat model.",
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],

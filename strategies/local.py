@@ -100,12 +100,12 @@ def train(
     for batch in batches:
         x = present(chain, batch.x, state, generator)
         step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, steps)
-        gradient = zeros_like(params)
+        gradient = params  # not used by a defense with an epsilon, which makes it itself: x may be empty
         with drawing(procedure.module, generator):
-            if chain.private is None:  # a defense with an epsilon makes the gradient itself, and x may be empty
+            if chain.private is None:
                 _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
             gradient, state = observe(chain, gradient, received.params, state, generator, step)
-        squares = map_trees(lambda s, g: s + g.square(), squares, gradient)
+        squares = map_trees(lambda s, g: torch.addcmul(s, g, g), squares, gradient)
         params, velocity = sgd_step(params, gradient, velocity, procedure.sgd, received.mask)
         steps += 1
     return Trained(params, buffers, scale(squares, 1 / max(steps, 1)), state, steps)

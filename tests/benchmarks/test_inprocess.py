@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import client.session
-from benchmarks.inprocess import data_read_once, run_in_process, settings
+from benchmarks.inprocess import made_once, run_in_process, settings
 from client.session import Session
 
 
@@ -28,7 +28,7 @@ def test_data_is_read_once_inside_and_as_before_outside(monkeypatch) -> None:
         return before(*args)
 
     monkeypatch.setattr(client.session, "load_client", counting)
-    with data_read_once():
+    with made_once():
         for _ in range(3):
             client.session.load_client("digits", client.session.Partition("iid", 2, 1.0, 0), 0, None)
         assert len(calls) == 1

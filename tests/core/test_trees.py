@@ -56,3 +56,19 @@ def test_one_value_that_is_not_finite_is_found_anywhere(bad: float, dtype: torch
         tree["a"][at] = bad
         assert not trees.all_finite(tree)
     assert not trees.all_finite({"s": torch.tensor(bad)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+def test_masking_has_the_bits_of_where(dtype: torch.dtype) -> None:
+    values = torch.tensor([0.0, -0.0, float("inf"), -1.5, float("nan"), 3.0, -0.0, 2.0])
+    tensor = values.nan_to_num(0, 5, 5).to(dtype) if dtype is torch.int64 else values.to(dtype)
+    for kept in (torch.arange(8) % 2 == 0, torch.arange(8) % 2 == 1):
+        masked = trees.apply_mask({"w": tensor}, {"w": kept})["w"]
+        plain = torch.where(kept, tensor, torch.zeros((), dtype=dtype))
+        assert masked.dtype == dtype and masked.numpy().tobytes() == plain.numpy().tobytes()
+
+
+def test_a_gradient_flows_through_a_mask() -> None:
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    trees.apply_mask({"w": w}, {"w": torch.tensor([True, False])})["w"].sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [1.0, 0.0]

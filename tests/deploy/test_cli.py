@@ -31,7 +31,7 @@ print(*[name for name in ("torch", "flwr", "numpy", "pydantic", "core") if name 
 
 def test_every_command_has_a_help_with_words() -> None:
     listed = RUNNER.invoke(cli.app, ["--help"], env={"COLUMNS": "200"}).output
-    for name in ("run", "simulate", "report", "runs", "audit", "doctor"):
+    for name in ("run", "simulate", "report", "runs", "audit", "export", "doctor"):
         assert name in listed
         assert len(RUNNER.invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).output) > 200
 
@@ -51,6 +51,7 @@ def test_version() -> None:
         ["run", "--app", "/no/such/directory"],
         ["run", "--resume", "never-was"],
         ["report", "never-was"],
+        ["export", "never-was"],
         ["audit", "/no/such/trace"],
         ["audit", "/no/such/trace", "--attack", "magic"],
         ["walk"],

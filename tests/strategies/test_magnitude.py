@@ -30,3 +30,12 @@ def test_what_is_out_stays_out_even_if_a_kept_weight_is_zero() -> None:
     zeroed = {n: torch.zeros_like(p) for n, p in PARAMS.items()}
     again = strategy.revise_mask(2, zeroed, mask)
     assert all(torch.equal(again[n], mask[n]) for n in mask)
+
+
+def test_whole_neurons_go_on_request_and_stay_out() -> None:
+    strategy = Magnitude(Run(rate=0.4), MODEL, Schedule(ramp_rounds=2, granularity="filter"))
+    mask = strategy.first_mask(PARAMS, None, [])
+    for round, rows in ((1, 4), (2, 8), (3, 8)):
+        before, mask = mask, strategy.revise_mask(round, PARAMS, mask)
+        assert mask["0.weight"].any(1).sum() == mask["0.weight"].all(1).sum() == 10 - rows
+        assert bool(mask["1.weight"].all()) and not bool((mask["0.weight"] & ~before["0.weight"]).any())
