@@ -28,6 +28,7 @@ from core.trees import Mask, Tree, apply_mask, full_mask, map_trees, scale, zero
 from privacy.defense import State, Step, StepDefense
 from privacy.gaussian import add_noise
 
+ROUNDING = 1 + 1e-6  # norms are summed up in float32: rather too large by this than too small by a rounding
 Weigh = Callable[[Tensor], Tensor]  # norms [b] to factors [b] with norm * factor <= clip
 
 
@@ -53,26 +54,38 @@ def flat_weight(norms: Tensor, clip: float) -> Tensor:
     return (clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
 
 
+def tensor_norms(gradients: Tree) -> Tensor:
+    """||g_b|| of every tensor of gradients [b, *shape]: [tensors, b] float64, summed up in the gradients' own type."""
+    each = [torch.linalg.vector_norm(t.unsqueeze(-1).flatten(1), dim=1).double() for t in gradients.values()]
+    return torch.stack(each)
+
+
 def example_norms(gradients: Tree) -> Tensor:
-    """||g_b|| over all parameters of gradients [b, *shape]."""
-    each = [torch.linalg.vector_norm(t.unsqueeze(-1).flatten(1).double(), dim=1) for t in gradients.values()]
-    norms: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    """||g_b|| over all parameters."""
+    norms: Tensor = torch.linalg.vector_norm(tensor_norms(gradients), dim=0)
     return norms
 
 
 def _add_weighed(total: Tree, gradients: Tree, weigh: Weigh) -> Tree:
-    for name, tensor in gradients.items():
-        if not bool(torch.isfinite(tensor).all()):
+    each = tensor_norms(gradients)
+    for name, finite in zip(gradients, torch.isfinite(each).all(dim=1).tolist(), strict=True):
+        if not finite:
             raise DefenseError(f"the gradient of {name} is not finite for some example")
-    factors = weigh(example_norms(gradients))
-    return map_trees(lambda t, g: t + torch.einsum("b,b...->...", factors.to(g.dtype), g), total, gradients)
+    factors = weigh(torch.linalg.vector_norm(each, dim=0) * ROUNDING)
+
+    def add(t: Tensor, g: Tensor) -> Tensor:
+        weighed: Tensor = factors.to(g.dtype) @ g.reshape(len(g), t.numel())
+        return t + weighed.view(t.shape)
+
+    return map_trees(add, total, gradients)
 
 
 def clipped_sum(step: Step, weigh: Weigh, inside: Mask) -> Tree:
     """The sum of weighed single gradients on the coordinates ``inside``; zero for an empty batch."""
     total = zeros_like(step.params)
+    whole = {name: bool(mask.all()) for name, mask in inside.items()}
     for gradients in step.per_example():
-        kept = map_trees(lambda g, m: g * m, gradients, inside)
+        kept = {name: g if whole[name] else g * inside[name] for name, g in gradients.items()}
         total = _add_weighed(total, kept, weigh)
     return total
 
