@@ -6,27 +6,31 @@ An attack maps (ServerView, Task, settings, Generator) to a Reconstruction. Only
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from torch import Generator
+from torch import Generator, Tensor
 
-from attacks import gradinversion, label, r_gap, rob
+from attacks import denoise, expectation, gradinversion, label, mia, model_inversion, r_gap, rob, unrolling
 from attacks.dlg import Dlg
 from attacks.idlg import Idlg
 from attacks.ig import Ig
 from attacks.inversion import reconstruct
 from attacks.sgi import Sgi
-from core.types import Reconstruction, ServerView
-from tasks.task import Task
+from core.types import PrivateBatch, Reconstruction
 
 
 class Attack(NamedTuple):
     """A line of ``ATTACKS``: the settings (a frozen dataclass), the attack, what the server is taken to do, whether the
-    attack is adapted to masked updates, and what of its answer counts: one that gives labels has flat images."""
+    attack is adapted to masked updates, and what of its answer counts: one that gives labels has flat images.
+
+    ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Others take
+    keywords, too: ``unrolling`` and ``denoise`` a client's ``earlier`` views.
+    """
 
     settings: type
-    reconstruct: Callable[[ServerView, Task, Any, Generator], Reconstruction]
+    reconstruct: Callable[..., Reconstruction]
     threat: str
     adaptive: bool = False
     gives: Literal["images", "labels"] = "images"
+    needs: tuple[str, ...] = ()
 
 
 ATTACKS: dict[str, Attack] = {
@@ -41,7 +45,36 @@ ATTACKS: dict[str, Attack] = {
     ),
     "r-gap": Attack(r_gap.RGap, r_gap.reconstruct, "honest-but-curious; one image, exact update, invertible layers"),
     "rob": Attack(rob.Rob, rob.reconstruct, "active; plants an imprint module in front of the model; one step"),
+    "model-inversion": Attack(
+        model_inversion.ModelInversion, model_inversion.reconstruct, "honest-but-curious; one typical image per class"
+    ),
+    "unrolling": Attack(
+        unrolling.Unrolling,
+        unrolling.reconstruct,
+        "honest-but-curious; keeps every round, unrolls error feedback",
+        True,
+    ),
+    "expectation": Attack(
+        expectation.Expectation, expectation.reconstruct, "honest-but-curious; expects over the random mask", True
+    ),
+    "denoise": Attack(
+        denoise.Denoise, denoise.reconstruct, "honest-but-curious; knows the noise's covariance", needs=("known",)
+    ),
     "label": Attack(label.Label, label.reconstruct, "honest-but-curious; last layer only", gives="labels"),
 }
 
-SECTIONS: dict[str, type] = {name: attack.settings for name, attack in ATTACKS.items()}
+
+class Probe(NamedTuple):
+    """A line of ``PROBES``: attacks that ask about examples they are given instead of rebuilding some, and so need more
+    than a trace. ``infer`` maps (Model, known members, known outsiders, candidates, settings, Generator) to scores."""
+
+    settings: type
+    infer: Callable[[mia.Model, PrivateBatch, PrivateBatch, PrivateBatch, Any, Generator], Tensor]
+    threat: str
+
+
+PROBES: dict[str, Probe] = {
+    "mia": Probe(mia.Mia, mia.infer, "white box; knows some members and some outsiders"),
+}
+
+SECTIONS: dict[str, type] = {name: line.settings for lines in (ATTACKS, PROBES) for name, line in lines.items()}

@@ -17,7 +17,7 @@ from core.config import Count
 @dataclass(frozen=True)
 class Dlg(Inversion):
     objective: Literal["cosine", "euclidean"] = "euclidean"
-    optimizer: Literal["adam", "lbfgs"] = "lbfgs"
+    optimizer: Literal["auto", "adam", "lbfgs"] = "lbfgs"
     signed: bool = False
     tolerance: Weight = 1e-9  # L-BFGS gets there, and sigmoid networks gain 20 dB from it
     mask_aware: bool = False

@@ -17,8 +17,7 @@ Euclidean distance of ``attacks.objectives``. Without batch norm there is no R_B
 0.5
 """
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,16 +27,16 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.inversion import (
-    Evaluate,
     Guess,
     Inversion,
     Progress,
     Weight,
+    descent,
     evaluator,
     explained,
     first_guess,
     labels_to_try,
-)  # fmt: skip
+)
 from attacks.matching import Target, target_of
 from core.config import Count
 from core.trees import Tree
@@ -45,7 +44,9 @@ from core.types import Reconstruction, ServerView
 from tasks.task import Task
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
+Joint = tuple[Callable[[], Tensor], list[float]]
 _MOMENTUM = 0.1
+_CHUNK = 20  # iterations of L-BFGS between two looks at the stopping rule
 _STEPS_DOWN = (3 / 8, 5 / 8, 7 / 8)
 
 
@@ -54,7 +55,6 @@ class GradInversion(Inversion):
     """``restarts`` is the size of the group; ``bn`` and ``group`` weigh the two priors."""
 
     objective: Literal["cosine", "euclidean"] = "euclidean"
-    optimizer: Literal["adam"] = "adam"
     signed: bool = False
     mask_aware: bool = False
     tolerance: Weight = 1e-9
@@ -121,25 +121,56 @@ def shared_mean(members: Sequence[Tensor]) -> Tensor:
     return torch.stack([member.detach() for member in members]).mean(dim=0)
 
 
+def joint(attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess]) -> Joint:
+    """A closure that puts the gradient of everything that is minimised on all guesses and returns its value, 0-d, and
+    the list in which it leaves each guess's own objective: the priors do not choose between the members."""
+    evaluates = [evaluator(target, attack, guess) for guess in guesses]
+    own = [float("inf")] * len(guesses)
+
+    def evaluate() -> Tensor:
+        middle, total = shared_mean([guess.x for guess in guesses]), target.flat.new_zeros(())
+        for i, (guess, run) in enumerate(zip(guesses, evaluates, strict=True)):
+            value = run()
+            own[i] = float(value)
+            apart = guess.x.detach() - middle
+            total = total + value + attack.group * apart.square().mean()
+            pull = apart * (2 * attack.group / apart.numel())
+            if wanted and attack.bn:
+                gap, slope = statistics_gap(target, wanted, guess.x)
+                total, pull = total + attack.bn * gap, pull + attack.bn * slope
+            guess.x.grad = pull if guess.x.grad is None else guess.x.grad + pull
+        return total
+
+    return evaluate, own
+
+
 def descend(attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess]) -> Reconstruction:
-    """Adam on all guesses at once. What is kept is judged by the distance alone, not by the priors."""
-    plain: Inversion = dataclasses.replace(attack, tv=0.0)
-    evaluates: list[Evaluate] = [evaluator(target, attack if attack.tv else plain, guess) for guess in guesses]
-    optimizer = torch.optim.Adam([v for guess in guesses for v in guess.variables()], lr=attack.learning_rate)
-    milestones = [int(share * attack.iterations) for share in _STEPS_DOWN]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    """All guesses at once, by Adam or L-BFGS as elsewhere; the best of each is kept, and the best of those."""
+    evaluate, own = joint(attack, target, wanted, guesses)
+    variables = [variable for guess in guesses for variable in guess.variables()]
     progress = [Progress(attack, guess) for guess in guesses]
-    for iteration in range(attack.iterations + 1):
-        stops = [member.stop(float(run()), iteration) for member, run in zip(progress, evaluates, strict=True)]
+    newton = descent(attack, target.module) == "lbfgs"
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(variables, lr=attack.learning_rate)
+    if newton:
+        optimizer = torch.optim.LBFGS(
+            variables,
+            max_iter=min(_CHUNK, attack.iterations),
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+    milestones = [int(share * attack.iterations) for share in _STEPS_DOWN]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [] if newton else milestones, gamma=0.1)
+    for iteration in range(0, attack.iterations + 1, _CHUNK if newton else 1):
+        evaluate()
+        stops = [member.stop(value, iteration) for member, value in zip(progress, own, strict=True)]
         if all(stops) or iteration == attack.iterations:
             break
-        middle = shared_mean([guess.x for guess in guesses])
+        if newton:
+            optimizer.step(evaluate)  # type: ignore[arg-type]
+            continue
         for guess in guesses:
-            pull = (guess.x.detach() - middle) * (2 * attack.group / guess.x.numel())
-            if wanted and attack.bn:
-                pull = pull + attack.bn * statistics_gap(target, wanted, guess.x)[1]
-            guess.x.grad = pull if guess.x.grad is None else guess.x.grad + pull
-            if attack.signed:
+            if attack.signed and guess.x.grad is not None:
                 guess.x.grad.sign_()
         optimizer.step()
         schedule.step()

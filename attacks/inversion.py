@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn.functional import softmax
 
 from attacks.labels import label_candidates
@@ -48,12 +48,13 @@ _EXPLAINED = 1e-4  # an update matched this well needs no further start
 class Inversion:
     """``labels`` counts only where the view has none; ``mask_aware`` compares on the recovered support only.
 
-    At batch 1 up to ``labels_tried`` classes are tried, likeliest first, until one explains the update.
+    At batch 1 up to ``labels_tried`` classes are tried, likeliest first, until one explains the update. ``auto`` is
+    Adam, and L-BFGS for a network of sigmoids, on which Adam stays below 16 dB.
     """
 
     objective: Literal["cosine", "euclidean"] = "cosine"
     tv: Weight = 0.0
-    optimizer: Literal["adam", "lbfgs"] = "adam"
+    optimizer: Literal["auto", "adam", "lbfgs"] = "auto"
     signed: bool = True
     learning_rate: Positive = 0.1
     iterations: Count = 300
@@ -179,6 +180,13 @@ def labels_to_try(view: ServerView, target: Target, task: Task, attack: Inversio
     return label_candidates(target, task, view.learning_rate is not None, generator)
 
 
+def descent(attack: Inversion, module: nn.Module) -> Literal["adam", "lbfgs"]:
+    """The optimizer an attack uses on this model."""
+    if attack.optimizer != "auto":
+        return attack.optimizer
+    return "lbfgs" if any(isinstance(layer, nn.Sigmoid) for layer in module.modules()) else "adam"
+
+
 def explained(reconstruction: Reconstruction, attack: Inversion) -> bool:
     return reconstruction.objective <= max(attack.tolerance, _EXPLAINED)
 
@@ -191,7 +199,7 @@ def reconstruct(view: ServerView, task: Task, attack: Inversion, generator: Gene
     """
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     candidates = labels_to_try(view, target, task, attack, generator)
-    descend = by_adam if attack.optimizer == "adam" else by_lbfgs
+    descend = by_adam if descent(attack, target.module) == "adam" else by_lbfgs
 
     def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
         guess = first_guess(target, task, labels, generator)

@@ -200,13 +200,13 @@ def peel(
     return out
 
 
-def reconstruct(view: ServerView, task: Task, attack: RGap, generator: Generator) -> Reconstruction:
-    """The one image [1, C, H, W] behind the view, and its label; nothing is drawn from ``generator``."""
+def solve_image(view: ServerView, task: Task, attack: RGap) -> tuple[Tensor, Tensor, float]:
+    """The one image [1, C, H, W] behind the view as it was trained on, be it outside [0, 1]; its label [1]; and how
+    far the gradient of the two is from the target, relative and squared."""
     target = target_of(view, task.build(), False, 1)
     if view.learning_rate is None or len(target.plan.batches) != 1 or view.batch_size not in (None, 1):
         raise AttackError("R-GAP needs one step on one image and the client's learning rate")
-    module = task.build().double()
-    layers = chain_of(module)
+    layers = chain_of(task.build().double())
     params = {name: tensor.detach().double().cpu() for name, tensor in target.params.items()}
     gradient = split(target.flat.double().cpu(), target.params)
     shapes = _input_shapes(layers, torch.zeros(1, *task.shape, dtype=torch.float64))
@@ -214,11 +214,17 @@ def reconstruct(view: ServerView, task: Task, attack: RGap, generator: Generator
         image = peel(layers, shapes, (params, gradient), attack)
     if not bool(torch.isfinite(image).all()):
         raise AttackError("R-GAP ended in an image that is not finite")
-    x = into_box(image).to(dtype=target.flat.dtype, device=target.flat.device)
-    name = f"{layers[-1][0]}weight"
-    label = _label(gradient[name], gradient.get(f"{layers[-1][0]}bias")).to(target.flat.device)
-    misfit, _ = euclidean(flatten(dummy_gradient(target, x, label)).detach(), target.flat, None)
-    return Reconstruction(x, label, float(misfit), 1)
+    image = image.to(dtype=target.flat.dtype, device=target.flat.device)
+    name = layers[-1][0]
+    label = _label(gradient[f"{name}weight"], gradient.get(f"{name}bias")).to(target.flat.device)
+    misfit, _ = euclidean(flatten(dummy_gradient(target, image, label)).detach(), target.flat, None)
+    return image, label, float(misfit)
+
+
+def reconstruct(view: ServerView, task: Task, attack: RGap, generator: Generator) -> Reconstruction:
+    """The image [1, C, H, W] and its label; nothing is drawn from ``generator``."""
+    image, label, misfit = solve_image(view, task, attack)
+    return Reconstruction(into_box(image), label, misfit, 1)
 
 
 def _label(slope: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,64 @@
+"""SGI in expectation over PriPrune's random mask: the attack adapted to weights that were drawn, not sent.
+
+Threat model: an honest-but-curious server that knows the model, the masked update and that the client trained under
+PriPrune: before training, each coordinate the client had withheld earlier was, by a coin, either the server's weight or
+the client's own stored one (PRI Alg. 3, Eq. 18). So the gradient was not taken at the weights the server sent, and the
+server can only match it in expectation (EOT, Athalye et al. 2018): the dummy gradient is the mean over ``draws`` masks,
+in which a coordinate that did not arrive is, with ``probability``, off by as much as one round typically moves a weight
+(``spread`` times the deviation of the update where it arrived). Coordinates that arrived are known.
+
+Of a full view this is SGI. Not of the papers: ours.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from attacks.adapted import Problem, solve
+from attacks.inversion import Inversion
+from attacks.matching import dummy_gradient, recovered_support, target_of
+from attacks.objectives import flatten
+from core.config import Count, Positive, Share
+from core.trees import Tree, map_trees
+from core.types import Reconstruction, ServerView
+from tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Expectation(Inversion):
+    draws: Count = 4
+    probability: Share = 0.5
+    spread: Positive = 1.0
+
+
+def drawn_params(view: ServerView, attack: Expectation, generator: Generator) -> Tree:
+    """Weights the client may have trained from: those sent, with some of the withheld coordinates moved."""
+    support = recovered_support(view)
+    arrived = torch.cat([view.update[name][support[name]] for name in view.update])
+    scale = attack.spread * float(arrived.square().mean().sqrt()) if len(arrived) else 0.0
+
+    def move(sent: Tensor, here: Tensor) -> Tensor:
+        coin = torch.rand(sent.shape, generator=generator) < attack.probability
+        noise = torch.randn(sent.shape, generator=generator) * scale
+        return sent + torch.where(coin.to(here.device) & ~here, noise.to(sent.device), 0.0)
+
+    return map_trees(move, view.params, support)
+
+
+def reconstruct(view: ServerView, task: Task, attack: Expectation, generator: Generator) -> Reconstruction:
+    """The images [N, C, H, W] and labels [N] that explain the view best in expectation over the mask."""
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    trees = [target.params]
+    if not all(bool(here.all()) for here in recovered_support(view).values()):
+        trees = [drawn_params(view, attack, generator) for _ in range(attack.draws)]
+    drawn = [
+        dataclasses.replace(target, params={name: p.detach().requires_grad_() for name, p in tree.items()})
+        for tree in trees
+    ]
+
+    def dummy(x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([flatten(dummy_gradient(each, x, y)) for each in drawn]).mean(dim=0)
+
+    return solve(Problem(dummy, target.flat, target.support), view, target, task, attack, generator)

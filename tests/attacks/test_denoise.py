@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from attacks import ATTACKS
+from attacks.control import undefended_view
+from attacks.denoise import Channel, Denoise, moments, posterior_mean
+from attacks.leakage import mse
+from core.errors import AttackError
+from core.randomness import stream
+from core.types import PrivateBatch
+from privacy.channel import NaturalChannel, natural_channel
+from tasks.task import Task, initial
+
+ATTACK = ATTACKS["denoise"]
+CNN6 = Task("cnn6", (1, 8, 8), 10)
+
+
+def run(views, known):  # noqa: ANN001, ANN201
+    settings = Denoise(iterations=300)
+    return ATTACK.reconstruct(views[-1], CNN6, settings, stream(0, purpose="attack"), known, views[:-1])
+
+
+def test_the_noise_comes_off_and_more_rounds_take_more_of_it_off(digits, batch) -> None:
+    public = digits.x[:1000]
+    channel = natural_channel(NaturalChannel(kappa=10.0))
+    state = channel.fit(public)
+    known = Channel(public, state["channel"]["variance"])
+    noisy, once, often = [], [], []
+    for i in range(3):
+        truth = batch(i, 1)
+        shown = [channel.apply(truth.x, state, stream(i, round=r, purpose="noise")) for r in range(4)]
+        views = [undefended_view(CNN6, *initial(CNN6, 0), PrivateBatch(x, truth.y)) for x in shown]
+        noisy += mse(truth.x, shown[0].clamp(0, 1))
+        once += mse(truth.x, run(views[:1], known).x)
+        often += mse(truth.x, run(views, known).x)
+    prior = float((batch(0, 3).x - public.mean(dim=0)).square().mean())
+    assert sum(often) < sum(once) < min(sum(noisy), 3 * prior)
+
+
+def test_the_estimate_is_the_conditional_mean_of_drawn_pairs() -> None:
+    """Against least squares on 200,000 drawn pairs, which knows nothing of the formula."""
+    draw = stream(0, purpose="pairs")
+    root = torch.randn((4, 4), generator=draw, dtype=torch.float64)
+    signal, noise = root @ root.T, torch.diag(torch.tensor([0.1, 1.0, 5.0, 0.5], dtype=torch.float64))
+    clean = torch.randn((200_000, 4), generator=draw, dtype=torch.float64) @ root.T + 2
+    noisy = clean + torch.randn((200_000, 4), generator=draw, dtype=torch.float64) * noise.diagonal().sqrt()
+    ones = torch.cat([noisy, torch.ones((len(noisy), 1), dtype=torch.float64)], dim=1)
+    learnt = ones @ torch.linalg.lstsq(ones, clean).solution
+    ours = posterior_mean(noisy, torch.full((4,), 2.0, dtype=torch.float64), signal, noise)
+    assert float((ours - learnt).abs().max()) < 0.15 and float((ours - learnt).square().mean()) < 1e-3
+
+
+def test_no_noise_changes_nothing_and_endless_noise_leaves_the_mean() -> None:
+    x, mean = torch.rand(3, 5, dtype=torch.float64), torch.full((5,), 0.3, dtype=torch.float64)
+    signal = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(posterior_mean(x, mean, signal, 0 * signal), x)
+    torch.testing.assert_close(posterior_mean(x, mean, signal, 1e12 * signal), mean.expand(3, 5), rtol=1e-6, atol=1e-6)
+    nothing = posterior_mean(x, mean, 0 * signal, 0 * signal)
+    torch.testing.assert_close(nothing, mean.expand(3, 5))
+
+
+def test_without_public_images_and_covariance_it_says_what_is_missing(batch) -> None:
+    view = undefended_view(CNN6, *initial(CNN6, 0), batch(0, 1))
+    with pytest.raises(AttackError, match="public images"):
+        ATTACK.reconstruct(view, CNN6, Denoise(), stream(0, purpose="attack"))
+    with pytest.raises(AttackError, match="two public"):
+        moments(torch.zeros(1, 1, 8, 8))

@@ -1,0 +1,85 @@
+import dataclasses
+
+import pytest
+import torch
+
+from attacks import ATTACKS
+from attacks.leakage import psnr
+from attacks.unrolling import Unrolling, together, walk
+from core.errors import AttackError
+from core.randomness import stream
+from core.trees import Tree, full_mask, size
+from core.types import PrivateBatch, ServerView
+from privacy.defense import Outgoing
+from privacy.dgp import DualPruning, dgp
+from tasks.task import Task, initial
+from tasks.training import loss_and_gradient
+
+ATTACK = ATTACKS["unrolling"]
+RATE = 0.1
+
+
+def rounds_of(task: Task, truth: PrivateBatch, rounds: int) -> list[ServerView]:
+    """A client under DGP with error feedback, on the same images in every round; the model follows what it sends."""
+    params, buffers = initial(task, 0)
+    defense, draw, views = dgp(DualPruning()), stream(0, purpose="defense"), []
+    state = defense.init(params)
+    for _ in range(rounds):
+        _, gradient, _ = loss_and_gradient(task.build(), params, buffers, truth.x, truth.y)
+        whole = full_mask(params)
+        update: Tree = {name: -RATE * g for name, g in gradient.items()}
+        sent, state = defense.apply(Outgoing(update, whole, whole, params), state, draw)
+        known = {"num_examples": 1, "batch_size": 1, "steps": 1, "learning_rate": RATE}
+        views.append(ServerView(params, sent.update, shared=sent.shared, buffers=buffers, **known))
+        params = {name: params[name] + sent.update[name] for name in params}
+    return views
+
+
+def test_error_feedback_hides_a_late_round_from_one_view_and_not_from_all(task, batch) -> None:
+    truth = batch(0, 1)
+    views = rounds_of(task, truth, 4)
+    settings = {"labels_tried": 1, "iterations": 200}
+    draw = lambda: stream(0, purpose="attack")  # noqa: E731
+    alone = ATTACKS["sgi"].reconstruct(
+        views[-1], task, dataclasses.replace(ATTACKS["sgi"].settings(), **settings), draw()
+    )
+    attack = Unrolling(**settings)
+    unrolled = ATTACK.reconstruct(views[-1], task, attack, draw(), views[:-1])
+    assert psnr(truth.x, unrolled.x)[0] > 20 and psnr(truth.x, unrolled.x)[0] > psnr(truth.x, alone.x)[0] + 5
+    elsewhere = [dataclasses.replace(view, params=initial(task, 3)[0]) for view in views]
+    wrong = ATTACK.reconstruct(elsewhere[-1], task, attack, draw(), elsewhere[:-1])
+    assert psnr(truth.x, wrong.x)[0] < 20
+
+
+def test_the_walk_sends_what_dgp_sends(task) -> None:
+    draw = stream(0, purpose="x")
+    params = initial(task, 0)[0]
+    defense, whole = dgp(DualPruning()), full_mask(params)
+    state, sent, arrived, gradients = defense.init(params), [], [], []
+    for _ in range(5):
+        update = {name: torch.randn(p.shape, generator=draw) for name, p in params.items()}
+        out, state = defense.apply(Outgoing(update, whole, whole, params), state, draw)
+        flat = lambda tree: torch.cat([t.reshape(-1) for t in tree.values()])  # noqa: E731
+        gradients.append(flat(update))
+        arrived.append(flat(out.shared).float())
+        sent.append(flat(out.update))
+    for ours, theirs in zip(walk(gradients, arrived), sent, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert len(sent[0]) == size(params)
+
+
+def test_of_one_view_it_is_sgi(view, task) -> None:
+    settings = {"labels_tried": 1, "iterations": 40}
+    sgi = dataclasses.replace(ATTACKS["sgi"].settings(), **settings)
+    own = ATTACK.reconstruct(view, task, Unrolling(**settings), stream(0, purpose="attack"))
+    other = ATTACKS["sgi"].reconstruct(view, task, sgi, stream(0, purpose="attack"))
+    assert own.objective == pytest.approx(other.objective, rel=0.2) and torch.equal(own.y, other.y)
+
+
+def test_what_arrived_in_any_round_counts_and_views_must_match(view, task) -> None:
+    double = together([view, view])
+    assert all(torch.equal(double.update[name], 2 * view.update[name]) for name in view.update)
+    with pytest.raises(AttackError, match="different numbers"):
+        ATTACK.reconstruct(
+            view, task, Unrolling(), stream(0, purpose="attack"), [dataclasses.replace(view, batch_size=2)]
+        )
