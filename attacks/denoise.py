@@ -13,7 +13,7 @@ with mean and covariance of the public images: the best linear estimate, and the
 Not of the papers: ours. Errors: ``AttackError`` without what it has to know.
 
 >>> one, two = torch.eye(2, dtype=torch.float64), 3 * torch.eye(2, dtype=torch.float64)
->>> posterior_mean(torch.tensor([[4.0, 0.0]]).double(), torch.zeros(2).double(), one, two).tolist()
+>>> posterior_mean(torch.tensor([[4.0, 0.0]]).double(), torch.zeros(2).double(), one, two).round(decimals=6).tolist()
 [[1.0, 0.0]]
 """
 
@@ -57,7 +57,8 @@ def posterior_mean(noisy: Tensor, mean: Tensor, signal: Tensor, noise: Tensor) -
     A direction with neither signal nor noise is left at the mean.
     """
     both = signal + noise
-    ridge = torch.finfo(both.dtype).eps * len(both) * both.diagonal().mean().clamp_min(torch.finfo(both.dtype).tiny)
+    smallest = torch.finfo(both.dtype)
+    ridge = (smallest.eps * len(both) * both.diagonal().mean()).clamp_min(smallest.tiny)
     weights: Tensor = torch.linalg.solve(both + ridge * torch.eye(len(both), dtype=both.dtype), signal)
     return mean + (noisy - mean) @ weights
 

@@ -37,8 +37,8 @@ def rounds_of(task: Task, truth: PrivateBatch, rounds: int) -> list[ServerView]:
 
 def test_error_feedback_hides_a_late_round_from_one_view_and_not_from_all(task, batch) -> None:
     truth = batch(0, 1)
-    views = rounds_of(task, truth, 4)
-    settings = {"labels_tried": 1, "iterations": 200}
+    views = rounds_of(task, truth, 3)
+    settings = {"labels_tried": 1, "iterations": 120}
     draw = lambda: stream(0, purpose="attack")  # noqa: E731
     alone = ATTACKS["sgi"].reconstruct(
         views[-1], task, dataclasses.replace(ATTACKS["sgi"].settings(), **settings), draw()
