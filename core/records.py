@@ -12,10 +12,11 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from core.errors import WireError
+from core.kept import Kept
 from core.trees import Mask, Tree
-from core.wire import Values, decode, decode_mask, encode, encode_mask
+from core.wire import Reference, Values, decode, decode_kept, decode_mask, encode, encode_mask
 
-STYPE = "prunella.tree.v2"
+STYPE = "prunella.tree.v3"
 KEY = "tree"
 
 
@@ -32,19 +33,25 @@ def unpack(record: ArrayRecord) -> bytes:
     return record[KEY].data
 
 
-def to_coded(tree: Tree, mask: Mask, reference: Mask | None = None, values: Values = "float32") -> ArrayRecord:
+def to_coded(
+    tree: Tree, mask: Mask, reference: Mask | Reference | None = None, values: Values = "float32"
+) -> ArrayRecord:
     return pack(encode(tree, mask, reference, values))
 
 
-def from_coded(record: ArrayRecord, like: Tree, reference: Mask | None = None) -> tuple[Tree, Mask]:
+def from_coded(record: ArrayRecord, like: Tree, reference: Mask | Reference | None = None) -> tuple[Tree, Mask]:
     return decode(unpack(record), like, reference)
 
 
-def mask_to_coded(mask: Mask, reference: Mask | None = None) -> ArrayRecord:
+def kept_from_coded(record: ArrayRecord, like: Tree, reference: Mask | Reference | None = None) -> Kept:
+    return decode_kept(unpack(record), like, reference)
+
+
+def mask_to_coded(mask: Mask, reference: Mask | Reference | None = None) -> ArrayRecord:
     return pack(encode_mask(mask, reference))
 
 
-def mask_from_coded(record: ArrayRecord, like: Tree, reference: Mask | None = None) -> Mask:
+def mask_from_coded(record: ArrayRecord, like: Tree, reference: Mask | Reference | None = None) -> Mask:
     return decode_mask(unpack(record), like, reference)
 
 

@@ -9,8 +9,10 @@ kept. Every function returns a new tree and leaves its inputs alone; unequal nam
 ([1.0, 0.0], 0.6666666666666666)
 """
 
+import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,9 +94,24 @@ def size(tree: Tree) -> int:
     return sum(t.numel() for t in tree.values())
 
 
+def _nonzero(tensor: Tensor) -> int:
+    # NumPy on a processor: it uses one thread. PyTorch's wait for each other at the end of every call, which on a busy
+    # machine takes many times longer than looking at a million flags.
+    on_cpu = tensor.device.type == "cpu" and tensor.dtype == torch.bool
+    return int(np.count_nonzero(tensor.detach().numpy()) if on_cpu else torch.count_nonzero(tensor))
+
+
+def _extremes(tensor: Tensor) -> tuple[float, float]:
+    if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:  # NumPy as above; it has no bfloat16
+        values = tensor.detach().numpy()
+        return float(values.min()), float(values.max())
+    low, high = tensor.aminmax()
+    return float(low), float(high)
+
+
 def count(mask: Mask) -> int:
     """Number of kept coordinates."""
-    return sum(int(torch.count_nonzero(m)) for m in mask.values())
+    return sum(_nonzero(m) for m in mask.values())
 
 
 def density(mask: Mask) -> float:
@@ -111,7 +128,7 @@ def l2(tree: Tree) -> Tensor:
 
 def all_finite(tree: Tree) -> bool:
     """No NaN and no infinity: both show in the extremes, which need no temporary tensor."""
-    return all(bool(torch.isfinite(torch.stack(t.aminmax())).all()) for t in tree.values() if t.numel())
+    return all(all(map(math.isfinite, _extremes(t))) for t in tree.values() if t.numel())
 
 
 def to_device(tree: Tree, device: torch.device | str) -> Tree:

@@ -1,6 +1,6 @@
 """The wire codec: a masked tree as bytes, exact, smaller than dense, and safe to decode from a stranger.
 
-Version 2. ``MAGIC``, version, flags (1 = values follow the masks, 2 = a reference mask is used), header length (u32),
+Version 3. ``MAGIC``, version, flags (1 = values follow the masks, 2 = a reference mask is used), header length (u32),
 the reference's fingerprint (8 bytes, with flag 2), header, frames. The header is a JSON list with one
 ``[name, dtype, shape, mode]`` per tensor in sorted order, and the scale as a fifth entry where values were rounded
 (dtype ``f4/f2`` or ``f4/i1``, ``core.rounding``). ``mode`` says how the mask travels: ``f`` all kept, ``e`` none kept,
@@ -22,18 +22,20 @@ noise, and theirs come out smaller than the bare float32 bytes, header included,
 ([[1.0, 0.0], [0.0, 4.0]], 2)
 """
 
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.coding import Parts, pack_bits, pack_numbers, prefixed
+from core.coding import Parts, Places, pack_bits, pack_numbers, places_of, prefixed
 from core.errors import WireError
 from core.parallel import each
 from core.rounding import Values, round_tree
 from core.trees import Mask, Tree, require_same_names
-from core.wire_decode import decode, decode_mask
+from core.wire_decode import decode, decode_kept, decode_mask
 from core.wire_layout import (
     HAS_REFERENCE,
     HAS_VALUES,
@@ -47,17 +49,31 @@ from core.wire_layout import (
     Mode,
     Numbers,
     Piece,
+    Reference,
     Scalar,
     fingerprint,
     flat_bits,
     flat_numbers,
+    held,
     plan,
 )
 
-__all__ = ["REASONS", "Values", "decode", "decode_mask", "dense_bytes", "encode", "encode_mask", "fingerprint"]
+__all__ = [
+    "REASONS",
+    "Reference",
+    "Values",
+    "decode",
+    "decode_kept",
+    "decode_mask",
+    "dense_bytes",
+    "encode",
+    "encode_mask",
+    "fingerprint",
+]
 
 # Most that a row of the header costs beside its name (rank up to 6), and a frame beside what it carries.
 HEADER_ROW, FRAME_COST = 64, 64
+_NOWHERE: Places = np.zeros(0, np.intp)
 REASONS = ("malformed", "version", "name", "shape", "dtype", "mask", "reference", "length", "value")
 
 
@@ -71,8 +87,13 @@ class _Source:
     reference: dict[str, Bits]
 
 
+def _is_same(a: Bits, b: Bits) -> bool:
+    """One memory: nothing to compare."""
+    return (a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides)
+
+
 def _mode(bits: Bits, reference: Bits | None) -> Mode:
-    if reference is not None and np.array_equal(bits, reference):
+    if reference is not None and (_is_same(bits, reference) or np.array_equal(bits, reference)):
         return "r"
     kept = int(np.count_nonzero(bits))
     if kept == bits.size:
@@ -87,53 +108,64 @@ def _mode(bits: Bits, reference: Bits | None) -> Mode:
 def _mask_bits(piece: Piece, source: _Source) -> list[Bits]:
     mode = source.modes[piece.name]
     if mode == "w":
-        return [piece.of(source.bits).take(np.flatnonzero(piece.of(source.reference)))]
+        return [piece.of(source.bits).take(places_of(piece.of(source.reference)), mode="wrap")]
     return [piece.of(source.bits)] if mode == "b" else []
 
 
-def _kept(piece: Piece, source: _Source) -> Numbers:
+def _kept(piece: Piece, source: _Source, places: Places) -> Numbers:
     numbers = piece.of(source.numbers)
-    if source.modes[piece.name] == "f":
-        return numbers
-    # Several times faster than numbers[bits].
-    return numbers.take(np.flatnonzero(piece.of(source.bits)))
+    # Several times faster than by the flags. "wrap" wraps nothing here and is the mode that checks least.
+    return numbers if source.modes[piece.name] == "f" else numbers.take(places, mode="wrap")
 
 
-def _joined(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
+def _joined(parts: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _frame(frame: Frame, source: _Source) -> Parts:
     bits = [part for piece in frame for part in _mask_bits(piece, source)]
-    masks = pack_bits(_joined(bits)) if bits else []
     if not source.numbers:
-        return prefixed(masks)
-    return prefixed([*masks, *pack_numbers(_joined([_kept(piece, source) for piece in frame]))])
+        return prefixed(pack_bits(_joined(bits)) if bits else [])
+    modes = [source.modes[piece.name] for piece in frame]
+    places = [
+        places_of(piece.of(source.bits)) if mode in "bwr" else _NOWHERE
+        for piece, mode in zip(frame, modes, strict=True)
+    ]
+    # Where a frame carries all its flags as they are, its places are those of its pieces, one behind the other.
+    masks = pack_bits(_joined(bits), _shifted(frame, places) if set(modes) == {"b"} else None) if bits else []
+    values = [_kept(piece, source, at) for piece, at in zip(frame, places, strict=True)]
+    return prefixed([*masks, *pack_numbers(_joined(values))])
 
 
-def _source(tree: Tree, mask: Mask, reference: Mask | None, values: bool) -> _Source:
-    require_same_names(tree, mask, *([reference] if reference is not None else []))
+def _shifted(frame: Frame, places: list[Places]) -> Places:
+    """The places inside the pieces as places inside the frame."""
+    ends = itertools.accumulate((piece.stop - piece.start for piece in frame), initial=0)
+    return _joined([at + end if end else at for at, end in zip(places, ends, strict=False)])
+
+
+def _source(tree: Tree, mask: Mask, reference: Reference | None, values: bool) -> _Source:
+    require_same_names(tree, mask, *([reference.mask] if reference is not None else []))
     names = sorted(tree)
     bits = {name: flat_bits(mask[name]) for name in names}
-    base = {name: flat_bits(reference[name]) for name in names} if reference is not None else {}
+    base = {name: flat_bits(reference.mask[name]) for name in names} if reference is not None else {}
     modes = each(lambda name: _mode(bits[name], base.get(name)), names)
     numbers = {name: flat_numbers(tree[name]) for name in names} if values else {}
     return _Source(numbers, bits, dict(zip(names, modes, strict=True)), base)
 
 
-def _join(source: _Source, rows: dict[str, list[object]], reference: Mask | None) -> bytes:
+def _join(source: _Source, rows: dict[str, list[object]], reference: Reference | None) -> bytes:
     """``rows`` are the lines of the header."""
     uses_reference = reference is not None and any(mode in ("r", "w") for mode in source.modes.values())
     flags = (HAS_VALUES if source.numbers else 0) | (HAS_REFERENCE if uses_reference else 0)
     text = json.dumps([rows[name] for name in sorted(rows)], separators=(",", ":")).encode()
-    mark = fingerprint(reference) if uses_reference and reference is not None else b""
+    mark = reference.mark if uses_reference and reference is not None else b""
     sizes = {name: bits.size for name, bits in source.bits.items()}
     frames = each(lambda frame: _frame(frame, source), plan(sizes, {name: str(row[1]) for name, row in rows.items()}))
     head = [PREFIX.pack(MAGIC, VERSION, flags, len(text)), mark, text]
     return b"".join([*head, *(part for parts in frames for part in parts)])
 
 
-def encode(tree: Tree, mask: Mask, reference: Mask | None = None, values: Values = "float32") -> bytes:
+def encode(tree: Tree, mask: Mask, reference: Mask | Reference | None = None, values: Values = "float32") -> bytes:
     """The coordinates of ``tree`` inside ``mask``; with ``reference``, a mask the receiver already holds.
 
     ``values`` other than float32 rounds (``core.rounding``); float32 keeps every dtype exact.
@@ -142,21 +174,23 @@ def encode(tree: Tree, mask: Mask, reference: Mask | None = None, values: Values
         if tensor.dtype not in NAMES:
             raise WireError("dtype", f"{name}: {tensor.dtype} has no code on the wire")
     codes, scales = round_tree(tree, mask, values)
-    source = _source(codes, mask, reference, values=True)
+    known = held(reference)
+    source = _source(codes, mask, known, values=True)
     rows: dict[str, list[object]] = {}
     for name, tensor in tree.items():
         kind = NAMES[tensor.dtype] + (f"/{NAMES[codes[name].dtype]}" if name in scales else "")
         rows[name] = [name, kind, list(tensor.shape), source.modes[name], *([scales[name]] if name in scales else [])]
-    return _join(source, rows, reference)
+    return _join(source, rows, known)
 
 
-def encode_mask(mask: Mask, reference: Mask | None = None) -> bytes:
+def encode_mask(mask: Mask, reference: Mask | Reference | None = None) -> bytes:
     """A mask without values."""
-    source = _source(mask, mask, reference, values=False)
+    known = held(reference)
+    source = _source(mask, mask, known, values=False)
     rows: dict[str, list[object]] = {
         name: [name, MASK_ONLY, list(bits.shape), source.modes[name]] for name, bits in mask.items()
     }
-    return _join(source, rows, reference)
+    return _join(source, rows, known)
 
 
 def dense_bytes(tree: Tree) -> int:

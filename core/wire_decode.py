@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from core.coding import Reader, unpack_bits, unpack_numbers
+from core.coding import Places, Reader, places_of, unpack_bits, unpack_numbers
 from core.errors import WireError
+from core.kept import Kept, zeros
 from core.parallel import each
 from core.rounding import CODES, WIDE, restore
 from core.trees import Mask, Tree
@@ -30,8 +31,10 @@ from core.wire_layout import (
     Frame,
     Mode,
     Numbers,
-    fingerprint,
+    Piece,
+    Reference,
     flat_bits,
+    held,
     plan,
 )
 
@@ -46,13 +49,14 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Target:
-    """Where frames write to: flat arrays by name. ``numbers`` is empty for a message without values."""
+class _Message:
+    """A blob whose header and lengths are right: what its frames write to, flat arrays by name."""
 
     rows: dict[str, _Row]
-    numbers: dict[str, Numbers]
     bits: dict[str, Bits]
-    reference: dict[str, Bits]
+    reference: Reference | None
+    frames: list[Frame]
+    readers: list[Reader]
 
 
 def _prefix(reader: Reader, values: bool) -> tuple[int, bool]:
@@ -110,65 +114,29 @@ def _check_row(row: list[object], name: str, like: torch.Tensor, values: bool) -
     return _Row(kind, mode, scale[0])
 
 
-def _reference(reader: Reader, used: bool, reference: Mask | None) -> dict[str, Bits]:
+def _reference(reader: Reader, used: bool, reference: Reference | None) -> Reference | None:
     if not used:
-        return {}
+        return None
     mark = bytes(reader.take(8))
-    if reference is None or mark != fingerprint(reference):
+    if reference is None or mark != reference.mark:
         raise WireError("reference", "coded against a mask this side does not hold")
-    return {name: flat_bits(bits) for name, bits in reference.items()}
+    return reference
 
 
-def _empty_bits(name: str, row: _Row, size: int, reference: dict[str, Bits]) -> Bits:
-    if row.mode in ("r", "w") and name not in reference:
-        raise WireError("reference", f"{name}: coded against a mask this side does not hold")
-    if row.mode == "r":
-        return reference[name].copy()
-    return np.full(size, row.mode == "f")
+def _bits(rows: dict[str, _Row], sizes: dict[str, int], reference: Mask) -> dict[str, Bits]:
+    """The masks of modes ``f``, ``e`` and ``r``, the last not copied; zeros to write to for the others."""
+    absent = [name for name, row in rows.items() if row.mode in ("r", "w") and name not in reference]
+    if absent:
+        raise WireError("reference", f"{absent[0]}: coded against a mask this side does not hold")
+    own = {name: size for name, size in sizes.items() if rows[name].mode != "r"}
+    bits = {name: flat.view(np.bool_) for name, flat in zeros(own, dict.fromkeys(own, 1)).items()}
+    for name in own:
+        if rows[name].mode == "f":
+            bits[name][:] = True
+    return {name: bits[name] if name in bits else flat_bits(reference[name]) for name in rows}
 
 
-def _read_masks(reader: Reader, frame: Frame, target: _Target) -> None:
-    """The bits of a frame's pieces in modes ``b`` and ``w``, into place."""
-    places = []
-    for piece in frame:
-        mode = target.rows[piece.name].mode
-        if mode == "b":
-            places.append((piece, np.arange(0)))
-        elif mode == "w":
-            places.append((piece, np.flatnonzero(piece.of(target.reference))))
-    sizes = [piece.stop - piece.start if target.rows[piece.name].mode == "b" else at.size for piece, at in places]
-    sent = np.split(unpack_bits(reader, sum(sizes), frame[0].name), np.cumsum(sizes)[:-1]) if places else []
-    for (piece, at), bits in zip(places, sent, strict=True):
-        if target.rows[piece.name].mode == "b":
-            piece.of(target.bits)[:] = bits
-        else:
-            piece.of(target.bits)[at] = bits
-
-
-def _read_values(reader: Reader, frame: Frame, target: _Target) -> None:
-    where = [np.flatnonzero(piece.of(target.bits)) for piece in frame]
-    width = target.numbers[frame[0].name].itemsize
-    numbers, at = unpack_numbers(reader, sum(places.size for places in where), width, frame[0].name), 0
-    for piece, places in zip(frame, where, strict=True):
-        piece.of(target.numbers)[places] = numbers[at : at + places.size]
-        at += places.size
-
-
-def _read_frame(reader: Reader, frame: Frame, target: _Target) -> None:
-    _read_masks(reader, frame, target)
-    if target.numbers:
-        _read_values(reader, frame, target)
-    reader.end()
-
-
-def _numbers(row: _Row, size: int) -> Numbers:
-    """Zeros from NumPy: it asks for large pages, which PyTorch does not, and first touching 45 MB of small ones costs
-    more than all the decoding."""
-    width = DTYPES[row.kind.split("/")[-1]].itemsize
-    return np.zeros(size, dtype=f"i{width}")
-
-
-def _read(data: bytes, like: Tree, reference: Mask | None, values: bool) -> _Target:
+def _open(data: bytes, like: Tree, reference: Reference | None, values: bool) -> _Message:
     reader = Reader(data)
     length, uses_reference = _prefix(reader, values)
     base = _reference(reader, uses_reference, reference)
@@ -179,30 +147,107 @@ def _read(data: bytes, like: Tree, reference: Mask | None, values: bool) -> _Tar
     frames = plan(sizes, {name: row.kind for name, row in rows.items()})
     readers = [Reader(reader.take(reader.length())) for _ in frames]
     reader.end()
-    bits = {name: _empty_bits(name, row, sizes[name], base) for name, row in rows.items()}
-    numbers = {name: _numbers(row, sizes[name]) for name, row in rows.items()} if values else {}
-    target = _Target(rows, numbers, bits, base)
-    each(lambda part: _read_frame(part[0], part[1], target), list(zip(readers, frames, strict=True)))
-    return target
+    return _Message(rows, _bits(rows, sizes, base.mask if base else {}), base, frames, readers)
 
 
-def _as_mask(bits: dict[str, Bits], like: Tree) -> Mask:
-    return {name: torch.from_numpy(bits[name]).reshape(like[name].shape) for name in like}
+def _read_masks(message: _Message, reader: Reader, frame: Frame) -> list[int]:
+    """The bits of a frame's pieces in modes ``b`` and ``w``, into place; how many coordinates each piece keeps."""
+    places: list[tuple[Piece, Places | None]] = []
+    base = message.reference
+    for piece in frame:
+        mode = message.rows[piece.name].mode
+        if mode == "b":
+            places.append((piece, None))
+        elif mode == "w" and base is not None:
+            places.append((piece, places_of(flat_bits(base.mask[piece.name])[piece.start : piece.stop])))
+    sizes = [piece.stop - piece.start if at is None else at.size for piece, at in places]
+    sent = np.split(unpack_bits(reader, sum(sizes), frame[0].name), np.cumsum(sizes)[:-1]) if places else []
+    for (piece, at), bits in zip(places, sent, strict=True):
+        piece.of(message.bits)[slice(None) if at is None else at] = bits
+    return [
+        base.kept(piece)
+        if base is not None and message.rows[piece.name].mode == "r"
+        else int(np.count_nonzero(piece.of(message.bits)))
+        for piece in frame
+    ]
 
 
-def _as_tensor(numbers: Numbers, row: _Row, like: torch.Tensor) -> torch.Tensor:
-    tensor = torch.from_numpy(numbers).view(DTYPES[row.kind.split("/")[-1]])
-    exact = tensor if row.scale is None else restore(tensor, row.scale, like.dtype)
-    return exact.reshape(like.shape)
+def _read_all_masks(message: _Message) -> tuple[list[int], dict[str, int]]:
+    """How many coordinates are kept, by frame and by tensor."""
+    parts = list(zip(message.readers, message.frames, strict=True))
+    carried = any(row.mode in ("b", "w") for row in message.rows.values())
+
+    def read(part: tuple[Reader, Frame]) -> list[int]:
+        return _read_masks(message, *part)
+
+    found = each(read, parts) if carried else [read(part) for part in parts]
+    kept = dict.fromkeys(message.rows, 0)
+    for frame, counts in zip(message.frames, found, strict=True):
+        for piece, count in zip(frame, counts, strict=True):
+            kept[piece.name] += count
+    return [sum(counts) for counts in found], kept
 
 
-def decode(data: bytes, like: Tree, reference: Mask | None = None) -> tuple[Tree, Mask]:
-    """Tree and mask from bytes; zero outside the mask. ``like`` declares names, shapes and dtypes."""
-    target = _read(data, like, reference, values=True)
-    tree = {name: _as_tensor(target.numbers[name], target.rows[name], like[name]) for name in like}
-    return tree, _as_mask(target.bits, like)
+def _width(kind: str) -> int:
+    return DTYPES[kind.split("/")[-1]].itemsize
 
 
-def decode_mask(data: bytes, like: Tree, reference: Mask | None = None) -> Mask:
+def _read_values(message: _Message, counts: list[int]) -> dict[str, Numbers]:
+    """The kept values of every kind, tensor by tensor."""
+    kinds = [message.rows[frame[0].name].kind for frame in message.frames]
+    ends = {kind: 0 for kind in kinds}
+    jobs = []
+    for reader, frame, kind, kept in zip(message.readers, message.frames, kinds, counts, strict=True):
+        jobs.append((reader, frame[0].name, kind, slice(ends[kind], ends[kind] + kept)))
+        ends[kind] += kept
+    numbers = zeros(ends, {kind: _width(kind) for kind in ends})
+
+    def read(job: tuple[Reader, str, str, slice]) -> None:
+        reader, name, kind, at = job
+        unpack_numbers(reader, at.stop - at.start, _width(kind), name, numbers[kind][at])
+        reader.end()
+
+    each(read, jobs)
+    return numbers
+
+
+def _mask_of(message: _Message, like: Tree) -> Mask:
+    """Names in the order of ``like``; a mask that is the reference's is that very tensor."""
+    return {
+        name: message.reference.mask[name]
+        if message.reference is not None and message.rows[name].mode == "r"
+        else torch.from_numpy(message.bits[name]).reshape(like[name].shape)
+        for name in like
+    }
+
+
+def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> Kept:
+    """What a blob carries, from bytes. ``like`` declares names, shapes and dtypes."""
+    message = _open(data, like, held(reference), values=True)
+    frames, counts = _read_all_masks(message)
+    numbers = _read_values(message, frames)
+    at, values = dict.fromkeys(numbers, 0), {}
+    for name in sorted(like):
+        row, dtype = message.rows[name], DTYPES[message.rows[name].kind.split("/")[-1]]
+        if counts[name]:
+            flat = torch.from_numpy(numbers[row.kind][at[row.kind] : at[row.kind] + counts[name]]).view(dtype)
+            at[row.kind] += counts[name]
+        else:
+            flat = torch.empty(0, dtype=dtype)
+        values[name] = flat if row.scale is None else restore(flat, row.scale, like[name].dtype)
+    return Kept(_mask_of(message, like), {name: values[name] for name in like})
+
+
+def decode(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> tuple[Tree, Mask]:
+    """Tree and mask from bytes; zero outside the mask. Tensors of a message may share one memory."""
+    kept = decode_kept(data, like, reference)
+    return kept.dense(), kept.mask
+
+
+def decode_mask(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> Mask:
     """A mask coded by ``encode_mask``, with the names and shapes of ``like``."""
-    return _as_mask(_read(data, like, reference, values=False).bits, like)
+    message = _open(data, like, held(reference), values=False)
+    _read_all_masks(message)
+    for reader in message.readers:
+        reader.end()
+    return _mask_of(message, like)

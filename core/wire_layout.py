@@ -7,6 +7,7 @@
 import hashlib
 import struct
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from core.trees import Mask
 
 MAGIC = b"PRNL"
-VERSION = 2
+VERSION = 3
 # Coordinates of a frame: its arrays fit a core's second-level cache, and its entropy tables cost well under 0.1 %.
 FRAME = 2**19
 PREFIX = struct.Struct("<4sBBI")
@@ -72,6 +73,29 @@ def fingerprint(mask: Mask) -> bytes:
         digest.update(f"{name}{tuple(mask[name].shape)}".encode())
         digest.update(np.packbits(flat_bits(mask[name])).tobytes())
     return digest.digest()[:8]
+
+
+class Reference:
+    """A mask both sides hold. Whoever codes or decodes many trees against one makes this once."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+        self._kept: dict[Piece, int] = {}
+
+    def kept(self, piece: Piece) -> int:
+        """Coordinates of the piece that the mask keeps."""
+        if piece not in self._kept:
+            self._kept[piece] = int(np.count_nonzero(flat_bits(self.mask[piece.name])[piece.start : piece.stop]))
+        return self._kept[piece]
+
+    @cached_property
+    def mark(self) -> bytes:
+        """The mask's fingerprint."""
+        return fingerprint(self.mask)
+
+
+def held(reference: "Mask | Reference | None") -> Reference | None:
+    return Reference(reference) if isinstance(reference, dict) else reference
 
 
 def plan(sizes: Mapping[str, int], kinds: Mapping[str, str]) -> list[Frame]:

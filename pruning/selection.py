@@ -18,7 +18,7 @@ import torch
 
 from core.errors import KeyMismatch
 from core.selection import keep_largest
-from core.trees import Mask, Tree
+from core.trees import Mask, Tree, count
 
 Scope = Literal["global", "layer"]
 Granularity = Literal["weight", "filter"]
@@ -114,4 +114,4 @@ def split(flat: torch.Tensor, like: Tree) -> Tree:
 def density(mask: Mask, prunable: Set[str]) -> float:
     """Share of the prunable weights that the mask keeps."""
     total = sum(mask[name].numel() for name in prunable)
-    return sum(int(torch.count_nonzero(mask[name])) for name in prunable) / total if total else 1.0
+    return count({name: mask[name] for name in prunable}) / total if total else 1.0

@@ -23,7 +23,7 @@ from torch import nn
 from core.config import Run
 from core.errors import PrunellaError
 from core.records import from_dense, record_bytes, to_coded, to_dense
-from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
+from core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, size
 from core.wire import decode_mask, dense_bytes, fingerprint
 from pruning.selection import density
 from strategies.locations import LocationSets
@@ -203,9 +203,9 @@ class MaskedMean(FedAvg):
             expected = self.expected(node)
             contribution = self._read(reply, node, expected)
             if contribution is not None:
-                total.add(contribution.update, contribution.spoken, contribution.weight)
+                total.add_kept(contribution.kept, contribution.spoken, contribution.weight)
                 self._add_buffers(buffers, contribution, expected)
-                self._count(contribution)
+                self._count(contribution, expected)
                 if self.locations is not None and not self.locations.note(reply, node, whole.mask):
                     self.stats.fail("locations")
             self.stats.aggregate_seconds += time.perf_counter() - begin
@@ -241,15 +241,14 @@ class MaskedMean(FedAvg):
             log(WARNING, "round %d: reply of client %d left out (%s): %s", expected.round, client, error.reason, error)
             return None
 
-    def _count(self, contribution: Contribution) -> None:
-        stats = self.stats
-        self._held[contribution.node] = fingerprint(contribution.base)
+    def _count(self, contribution: Contribution, expected: Expected) -> None:
+        stats, base = self.stats, contribution.base
+        self._held[contribution.node] = expected.mark if base is expected.mask else fingerprint(base)
         stats.replies += 1
         stats.up += contribution.bytes
         stats.train_seconds += contribution.seconds
-        kept = density(contribution.base, frozenset(contribution.base))
-        shared = density(contribution.shared, frozenset(contribution.shared))
-        stats.withheld += 1 - shared / kept if kept else 0.0
+        kept = expected.kept if base is expected.mask else count(base)
+        stats.withheld += 1 - size(contribution.kept.values) / kept if kept else 0.0
         stats.ledgers.append(contribution.ledger)
         self.note(contribution)
         if self.listener is not None:

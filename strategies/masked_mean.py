@@ -16,8 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core import wire_layout
+from core.coding import Places
+from core.kept import Kept
 from core.parallel import each
-from core.trees import Mask, Tree, map_trees, require_same_names
+from core.trees import Mask, Tree, require_same_names
 
 Aggregation = Literal["holders", "as_printed"]
 # Coordinates added at a time: temporaries stay in a core's second-level cache. Whole tensors of them would be fresh
@@ -50,10 +53,11 @@ def _same(a: Mask, b: Mask) -> bool:
 
 
 class MaskedSum:
-    """Running sums of one round. ``add`` in a fixed order gives the same bits every time.
+    """Running sums of one round. ``add`` and ``add_kept`` in a fixed order give the same bits every time.
 
-    Replies in a row that speak for the same coordinates, which is every reply of a scheme without withholding, have
-    their weights added up first. The mask of the last reply is kept, not copied.
+    Replies in a row that share the same coordinates, which is every reply of a scheme without withholding, are added up
+    over these alone, and only their sum moves into the dense one. Replies in a row that speak for the same coordinates
+    have their weights added up first. The masks of the last reply are kept, not copied.
     """
 
     def __init__(self, like: Tree) -> None:
@@ -62,48 +66,88 @@ class MaskedSum:
         self._pieces = _pieces(like)
         self._spoken: Mask | None = None
         self._pending = 0.0
+        self._sum: Kept | None = None
         self.weight = 0.0
         self.replies = 0
 
     def add(self, update: Tree, spoken: Mask, weight: float) -> None:
+        """A dense update. What lies outside ``spoken`` does not count."""
         require_same_names(self.total, update, spoken)
         values, mask = _flat(update), _flat(spoken)
 
         def add_bundle(bundle: tuple[Piece, ...]) -> None:
             for name, at in bundle:
-                self.total[name][at].add_(torch.where(mask[name][at], values[name][at], 0.0).double(), alpha=weight)
+                self.total[name][at].add_(torch.where(mask[name][at], values[name][at], 0.0), alpha=weight)
 
         each(add_bundle, self._pieces)
-        if self._spoken is None or not _same(self._spoken, mask):
-            self._flush()
-            self._spoken = mask
+        self._speak(spoken, weight)
+
+    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None:
+        """An update as it came. Its coordinates are all ``spoken``; the caller has checked that."""
+        require_same_names(self.total, kept.mask, kept.values, spoken)
+        if self._sum is None or not _same(self._sum.mask, kept.mask):
+            self._flush_sum()
+            self._sum = Kept(kept.mask, {name: _doubles(t) for name, t in kept.values.items()})
+        sums = self._sum.values
+
+        def add_bundle(bundle: tuple[Piece, ...]) -> None:
+            for name, at in bundle:
+                sums[name][at].add_(kept.values[name][at], alpha=weight)
+
+        each(add_bundle, _pieces(kept.values))
+        self._speak(spoken, weight)
+
+    def _speak(self, spoken: Mask, weight: float) -> None:
+        if self._spoken is None or not _same(self._spoken, spoken):
+            self._flush_weights()
+            self._spoken = spoken
         self._pending += weight
         self.weight += weight
         self.replies += 1
 
-    def _flush(self) -> None:
-        """The weight of the last mask's replies, where they spoke."""
-        spoken, weight = self._spoken, self._pending
+    def _flush_sum(self) -> None:
+        """The sum over the last replies' coordinates, to where these are."""
+        last, self._sum = self._sum, None
+        if last is None:
+            return
+        total = {name: tensor.numpy() for name, tensor in self.total.items()}
+        sums = {name: tensor.numpy() for name, tensor in last.values.items()}
+
+        def move(piece: wire_layout.Piece, places: Places, at: slice) -> None:
+            piece.of(total)[places] += sums[piece.name][at]
+
+        last.visit(move)
+
+    def _flush_weights(self) -> None:
+        """The weight of the last replies, where they spoke."""
+        if self._spoken is None:
+            return
+        spoken, weight = _flat(self._spoken), self._pending
 
         def add_bundle(bundle: tuple[Piece, ...]) -> None:
             for name, at in bundle:
-                if spoken is not None:
-                    self._speaking[name][at].add_(spoken[name][at].double(), alpha=weight)
+                self._speaking[name][at].add_(spoken[name][at], alpha=weight)
 
-        each(add_bundle, self._pieces if spoken is not None else [])
+        each(add_bundle, self._pieces)
         self._pending = 0.0
 
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree:
         """The next global weights, in the dtype of ``previous``; ``previous`` itself when nobody replied."""
         if self.weight <= 0:
             return previous
-        self._flush()
+        self._flush_sum()
+        self._flush_weights()
         combine = self._holders if aggregation == "holders" else self._as_printed
+        old = {name: tensor.detach().contiguous() for name, tensor in previous.items()}
+        new = {name: torch.empty_like(tensor) for name, tensor in old.items()}
+        flat, out = _flat(old), _flat(new)
 
-        def next_weights(w: Tensor, total: Tensor, speaking: Tensor) -> Tensor:
-            return combine(w.double(), total.reshape(w.shape), speaking.reshape(w.shape)).to(w.dtype)
+        def combine_bundle(bundle: tuple[Piece, ...]) -> None:
+            for name, at in bundle:
+                out[name][at] = combine(flat[name][at].double(), self.total[name][at], self._speaking[name][at])
 
-        return map_trees(next_weights, previous, self.total, self._speaking)
+        each(combine_bundle, self._pieces)
+        return new
 
     def _holders(self, w: Tensor, total: Tensor, speaking: Tensor) -> Tensor:
         return torch.where(speaking > 0, w + total / speaking.clamp(min=torch.finfo(torch.float64).tiny), w)

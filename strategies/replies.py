@@ -13,10 +13,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from core.errors import PrunellaError, WireError
-from core.records import from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
+from core.kept import Kept
+from core.records import from_coded, kept_from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
 from core.trees import Mask, Tree, all_finite, count, full_mask
 from core.wire import REASONS as WIRE_REASONS
-from core.wire import Values, fingerprint
+from core.wire import Reference, Values
 from strategies.local import LocalResult
 from tasks.training import Evaluation
 
@@ -64,19 +65,31 @@ class Expected:
     locations: Mask | None = None
 
     @cached_property
+    def reference(self) -> Reference:
+        """The mask, as what replies are coded against."""
+        return Reference(self.mask)
+
+    @cached_property
+    def kept(self) -> int:
+        """Coordinates the mask keeps."""
+        return count(self.mask)
+
+    @property
     def mark(self) -> bytes:
         """The mask's fingerprint."""
-        return fingerprint(self.mask)
+        return self.reference.mark
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked reply: all the server learns from one client in one round. ``base`` is the mask it trained under."""
+    """A checked reply: all the server learns from one client in one round. ``base`` is the mask it trained under.
+
+    ``kept`` is the update as it came: the shared coordinates and their values.
+    """
 
     node: int
     base: Mask
-    update: Tree
-    shared: Mask
+    kept: Kept
     spoken: Mask
     weight: int
     seconds: float
@@ -86,9 +99,19 @@ class Contribution:
     applied: tuple[str, ...] = ()
     ledger: dict[str, float | int | str] = field(default_factory=dict)
 
+    @property
+    def shared(self) -> Mask:
+        """The coordinates the client sent."""
+        return self.kept.mask
+
+    @cached_property
+    def update(self) -> Tree:
+        """The dense update, zero where nothing was shared; made when first asked for."""
+        return self.kept.dense()
+
 
 def same_mask(a: Mask, b: Mask) -> bool:
-    return all(torch.equal(a[name], b[name]) for name in a)
+    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 
 def build_reply(
@@ -119,7 +142,7 @@ def _check(condition: bool, reason: str, message: str) -> None:
 
 def _inside(inner: Mask, outer: Mask) -> bool:
     return inner is outer or all(
-        torch.equal(inner[n], outer[n]) or not bool((inner[n] & ~outer[n]).any()) for n in inner
+        inner[n] is outer[n] or torch.equal(inner[n], outer[n]) or not bool((inner[n] & ~outer[n]).any()) for n in inner
     )
 
 
@@ -169,7 +192,7 @@ def _base(content: RecordDict, expected: Expected) -> Mask:
     if "base" not in content.array_records:
         return expected.mask
     _check(expected.allowed is not None, "mask", "the reply moves a mask that is fixed this round")
-    base = mask_from_coded(content.array_records["base"], expected.params, expected.mask)
+    base = mask_from_coded(content.array_records["base"], expected.params, expected.reference)
     whole = all(bool((base[name] | ~kept).all()) for name, kept in expected.required.items())
     inside = expected.allowed is not None and _inside(base, expected.allowed)
     _check(
@@ -178,12 +201,12 @@ def _base(content: RecordDict, expected: Expected) -> Mask:
     return base
 
 
-def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[Tree, Mask, Mask, Tree | None]:
+def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[Kept, Mask, Tree | None]:
     arrays = content.array_records
     _check("update" in arrays, "malformed", "the update is missing")
-    update, shared = from_coded(arrays["update"], expected.params, expected.mask)
-    spoken = mask_from_coded(arrays["spoken"], expected.params, expected.mask) if "spoken" in arrays else shared
-    return update, shared, spoken, _importance(content, expected, names)
+    kept = kept_from_coded(arrays["update"], expected.params, expected.reference)
+    spoken = mask_from_coded(arrays["spoken"], expected.params, expected.reference) if "spoken" in arrays else kept.mask
+    return kept, spoken, _importance(content, expected, names)
 
 
 def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
@@ -196,14 +219,15 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
     _check(provenance.get("mask") == expected.mark, "stale", "the reply was trained on another mask")
     try:
-        update, shared, spoken, importance = _decode(content, expected, importance_of)
+        kept, spoken, importance = _decode(content, expected, importance_of)
         base = _base(content, expected)
         buffers = _buffers(content, expected.buffers)
     except WireError as error:
         raise ReplyError(error.reason, str(error)) from error
-    _check(all_finite(update), "nan", "the update is not finite")
-    _check(_inside(shared, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
-    _check(expected.locations is None or _inside(shared, expected.locations), "mask", "values outside the location set")
+    _check(all_finite(kept.values), "nan", "the update is not finite")
+    _check(_inside(kept.mask, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
+    inside = expected.locations is None or _inside(kept.mask, expected.locations)
+    _check(inside, "mask", "values outside the location set")
     _check(
         provenance.get("applied") == list(expected.defenses), "metrics", "other defenses were applied than the run's"
     )
@@ -211,8 +235,7 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     return Contribution(
         node=reply.metadata.src_node_id,
         base=base,
-        update=update,
-        shared=shared,
+        kept=kept,
         spoken=spoken,
         weight=examples,
         seconds=seconds,

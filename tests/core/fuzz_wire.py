@@ -25,7 +25,12 @@ REFERENCE = {name: torch.arange(t.numel()).reshape(t.shape) % 3 > 0 for name, t 
 def seeds() -> list[bytes]:
     tree = {name: torch.arange(t.numel()).reshape(t.shape).to(t.dtype) for name, t in LIKE.items()}
     inside = {name: m & (torch.arange(m.numel()).reshape(m.shape) % 2 > 0) for name, m in REFERENCE.items()}
-    coded = [encode(tree, m, r) for m in (REFERENCE, inside) for r in (None, REFERENCE)]
+    few = {name: m & (torch.arange(m.numel()).reshape(m.shape) % 50 == 1) for name, m in REFERENCE.items()}  # gaps
+    coded = [
+        encode(tree, few),
+        encode_mask(few),
+        *(encode(tree, m, r) for m in (REFERENCE, inside) for r in (None, REFERENCE)),
+    ]
     return [*coded, encode(tree, inside, None, "int8"), encode(tree, inside, None, "float16"), encode_mask(inside)]
 
 

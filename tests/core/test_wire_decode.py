@@ -9,6 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core import coding
 from core.coding import ZSTD, prefixed
 from core.errors import WireError
 from core.trees import Tree, apply_mask, full_mask
@@ -42,7 +43,16 @@ def good_blobs() -> list[bytes]:
         encode(tree, inside, MASKS[1]),
         encode(tree, MASKS[1], MASKS[1], "int8"),
         encode(tree, full_mask(tree), None, "float16"),
+        encode(tree, {n: m & (torch.arange(m.numel()).reshape(m.shape) % 40 == 3) for n, m in MASKS[1].items()}),
     ]
+
+
+def test_the_last_good_blob_has_gaps_and_so_is_damaged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    whole = coding._unpack_gaps
+    monkeypatch.setattr(coding, "_unpack_gaps", lambda *args: calls.append(args) or whole(*args))
+    decode(good_blobs()[-1], LIKE)
+    assert len(calls) == 1
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -104,6 +114,18 @@ def test_a_scale_must_be_a_positive_number(scale: object) -> None:
     assert reason(blob([["w", "f4/i1", [2], "f"]], body), {"w": torch.zeros(2)}) == "value"
     assert reason(blob([["w", "f4", [2], "f", 1.0]], body), {"w": torch.zeros(2)}) == "malformed"
     assert reason(blob([["w", "i8/i1", [2], "f", 1.0]], body), {"w": torch.zeros(2).long()}) == "dtype"
+
+
+def test_gaps_cannot_ask_for_more_than_the_mask() -> None:
+    """A frame that announces a hundred million gaps, packed to a few kilobytes."""
+    like = {"w": torch.zeros(100_000)}
+    gaps = zstandard.ZstdCompressor().compress(bytes(10**8))
+    section = bytes([coding.GAPS[1]]) + (10**8).to_bytes(4, "little") + bytes([ZSTD]) + b"".join(prefixed([gaps]))
+    tracemalloc.start()
+    assert reason(blob([["w", "f4", [100_000], "b"]], b"".join(prefixed([section]))), like) == "length"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
 
 
 def test_padding_bits_must_be_clear() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core import wire_layout
-from core.wire_layout import fingerprint, flat_numbers, plan
+from core.wire_layout import Piece, Reference, fingerprint, flat_numbers, held, plan
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 40), max_size=6), st.integers(1, 17), st.randoms())
@@ -33,3 +33,11 @@ def test_numbers_are_the_bytes_in_row_major_order(dtype: torch.dtype) -> None:
     numbers = flat_numbers(tensor)
     assert numbers.itemsize == dtype.itemsize
     assert torch.equal(torch.from_numpy(numbers.copy()).view(dtype).reshape(3, 2), tensor)
+
+
+def test_a_reference_is_its_mask_and_counts_it() -> None:
+    mask = {"w": torch.tensor([[True, False], [True, True]])}
+    known = held(mask)
+    assert isinstance(known, Reference) and held(known) is known and held(None) is None
+    assert known.mark == fingerprint(mask)
+    assert [known.kept(Piece("w", *ends)) for ends in ((0, 4), (1, 3), (1, 3))] == [3, 1, 1]

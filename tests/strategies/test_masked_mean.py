@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from core.errors import KeyMismatch
+from core.kept import Kept
 from core.trees import Tree, apply_mask
 from strategies.masked_mean import MaskedSum, masked_mean
 
@@ -89,3 +90,40 @@ def test_large_tensors_repeated_masks_and_threads_change_nothing(
 def test_nan_outside_the_spoken_mask_does_not_spread() -> None:
     mean = masked_mean([{"w": torch.full((4,), torch.nan)}], [{"w": torch.zeros(4).bool()}], [1], PREVIOUS, "holders")
     assert torch.equal(mean["w"], PREVIOUS["w"])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("aggregation", ["holders", "as_printed"])
+def test_kept_values_add_up_as_dense_updates_do(
+    monkeypatch: pytest.MonkeyPatch, aggregation: str, workers: int
+) -> None:
+    """Masks that repeat, change, come back, are empty and full; some speak for more than they share."""
+    monkeypatch.setattr("strategies.masked_mean.PIECE", 7)
+    monkeypatch.setattr("core.wire_layout.FRAME", 50)
+    monkeypatch.setattr("core.parallel.threads", lambda: workers)
+    g = torch.Generator().manual_seed(4)
+    previous = {"a": torch.randn(50, 9, generator=g), "b": torch.randn((), generator=g), "c": torch.zeros(0)}
+    masks = [{n: torch.rand(t.shape, generator=g) < keep for n, t in previous.items()} for keep in (0.3, 0.1, 0, 2)]
+    small, large = MaskedSum(previous), MaskedSum(previous)
+    for weight, (shared, spoken) in enumerate(
+        [(0, 0), (0, 0), (1, 3), (1, 1), (0, 0), (2, 3), (3, 3), (0, 3)], start=1
+    ):
+        update = apply_mask({n: torch.randn(t.shape, generator=g) for n, t in previous.items()}, masks[shared])
+        large.add(update, masks[spoken], weight)
+        mask = {n: m.clone() for n, m in masks[shared].items()} if weight % 2 else masks[shared]
+        small.add_kept(Kept(mask, {n: t[mask[n]] for n, t in update.items()}), masks[spoken], weight)
+    got, wanted = small.result(previous, aggregation), large.result(previous, aggregation)
+    assert small.replies == large.replies == 8
+    for name in previous:
+        assert torch.allclose(got[name], wanted[name], rtol=1e-6, atol=1e-7) and got[name].dtype == torch.float32
+    assert not torch.allclose(got["a"], previous["a"])
+
+
+def test_a_dense_and_a_kept_update_add_up() -> None:
+    mask = {"w": torch.tensor([True, False, True, False])}
+    total = MaskedSum(PREVIOUS)
+    total.add_kept(Kept(mask, {"w": torch.tensor([1.0, 2.0])}), mask, 1)
+    total.add({"w": torch.tensor([3.0, 0.0, 4.0, 5.0])}, {"w": torch.tensor([True, False, True, True])}, 1)
+    assert total.result(PREVIOUS, "holders")["w"].tolist() == [3.0, 2.0, 6.0, 9.0]
+    with pytest.raises(KeyMismatch):
+        total.add_kept(Kept({"v": mask["w"]}, {"v": torch.zeros(2)}), mask, 1)

@@ -38,6 +38,9 @@ def test_an_honest_reply_is_read_whole(exchange) -> None:
     assert got.weight > 100 and got.applied == ("dgp",) and got.node == 100
     assert got.bytes == len(unpack(reply.content["update"])) + len(unpack(reply.content["spoken"]))
     assert got.ledger["rounds"] == 1.0
+    update, shared = from_coded(reply.content["update"], expected.params, expected.mask)
+    assert all(torch.equal(got.update[n], update[n]) and torch.equal(got.shared[n], shared[n]) for n in update)
+    assert 0 < sum(t.numel() for t in got.kept.values.values()) < sum(t.numel() for t in update.values())
 
 
 def damage_values(message: Message, expected, change) -> None:
