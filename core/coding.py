@@ -41,14 +41,15 @@ _HUFFMAN = zstandard.ZstdCompressionParameters(
 )
 
 
-_own = threading.local()  # a zstd context is one thread's; making one for every section costs a tenth of the time
+class _Contexts(threading.local):
+    """A zstd context is one thread's, and making one for every section costs a tenth of the time."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
+        self.decompressor = zstandard.ZstdDecompressor()
 
 
-def _compressor() -> zstandard.ZstdCompressor:
-    if not hasattr(_own, "compressor"):
-        _own.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
-    compressor: zstandard.ZstdCompressor = _own.compressor
-    return compressor
+_own = _Contexts()
 
 
 class Reader:
@@ -84,7 +85,7 @@ def prefixed(parts: Parts) -> Parts:
 def pack(data: bytes | memoryview) -> Parts:
     """A section; nothing for nothing, and never more than one byte above raw."""
     if len(data) >= SMALLEST:
-        packed = _compressor().compress(data)
+        packed = _own.compressor.compress(data)
         if _LENGTH.size + len(packed) < len(data):
             return [bytes([ZSTD]), *prefixed([packed])]
     return [bytes([RAW]), data] if data else []
@@ -94,7 +95,7 @@ def _decompress(frame: memoryview, size: int, name: str) -> bytes:
     try:
         if zstandard.get_frame_parameters(frame).content_size != size:
             raise WireError("length", f"{name}: compressed bytes announce another size than {size}")
-        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
+        data = _own.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError("malformed", f"{name}: the compressed bytes are damaged") from error
     if len(data) != size:
@@ -157,26 +158,31 @@ def pack_bits(bits: NDArray[np.bool_], places: Places | None = None) -> Parts:
     return pack(np.packbits(bits).data)
 
 
-def _unpack_gaps(reader: Reader, count: int, width: int, name: str) -> NDArray[np.bool_]:
+def unpack_places(reader: Reader, count: int, name: str) -> Places | None:
+    """The places of the set among ``count`` flags, where gaps follow in the reader; None where flags do."""
+    width = next((width for width, codec in GAPS.items() if count and reader.peek() == codec), 0)
+    if not width:
+        return None
+    reader.take(1)
     entries = reader.length()
     if entries * width >= (count + 7) // 8:
         raise WireError("length", f"{name}: {entries} gaps are more than a mask of {count} is coded with")
     most = 2 ** (8 * width) - 1
     gaps = unpack_numbers(reader, entries, width, name).view(f"u{width}")
     ends = gaps < most
-    places = np.cumsum(gaps + ends.astype(np.int64))
+    places: Places = np.cumsum(gaps + ends.astype(np.intp))
     if places.size and places[-1] > count:
         raise WireError("mask", f"{name}: the gaps lead out of the tensor")
-    bits = np.zeros(count, np.bool_)
-    bits[places[ends] - 1] = True
-    return bits
+    found: Places = places[ends] - 1
+    return found
 
 
 def unpack_bits(reader: Reader, count: int, name: str) -> NDArray[np.bool_]:
-    width = next((width for width, codec in GAPS.items() if count and reader.peek() == codec), 0)
-    if width:
-        reader.take(1)
-        return _unpack_gaps(reader, count, width, name)
+    places = unpack_places(reader, count, name)
+    if places is not None:
+        sparse = np.zeros(count, np.bool_)
+        sparse[places] = True
+        return sparse
     packed = np.frombuffer(unpack(reader, (count + 7) // 8, name), dtype=np.uint8)
     bits = np.unpackbits(packed)
     if bits[count:].any():

@@ -44,7 +44,7 @@ class Kept:
     mask: Mask
     values: Tree
 
-    def visit(self, see: Callable[[Piece, Places, slice], None]) -> None:
+    def visit(self, see: Callable[[Piece, Places | slice, slice], None]) -> None:
         """Call ``see`` for every piece of the tree, on several threads.
 
         It gets the kept places inside the piece, and which of its tensor's values are there. Raises ``KeyMismatch``
@@ -64,7 +64,8 @@ class Kept:
 
         def visit_row(row: list[tuple[Piece, int, int]]) -> None:
             for piece, start, kept in row:
-                see(piece, places_of(piece.of(bits)), slice(start, start + kept))
+                whole = kept == piece.stop - piece.start
+                see(piece, slice(None) if whole else places_of(piece.of(bits)), slice(start, start + kept))
 
         each(visit_row, rows)
 
@@ -74,7 +75,7 @@ class Kept:
         numbers = {name: flat_numbers(values) for name, values in self.values.items()}
         flat = zeros({n: m.numel() for n, m in self.mask.items()}, {n: v.itemsize for n, v in numbers.items()})
 
-        def put(piece: Piece, places: Places, at: slice) -> None:
+        def put(piece: Piece, places: Places | slice, at: slice) -> None:
             piece.of(flat)[places] = numbers[piece.name][at]
 
         self.visit(put)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from core.coding import Places, Reader, places_of, unpack_bits, unpack_numbers
+from core.coding import Places, Reader, places_of, unpack_bits, unpack_numbers, unpack_places
 from core.errors import WireError
 from core.kept import Kept, zeros
 from core.parallel import each
@@ -150,8 +150,24 @@ def _open(data: bytes, like: Tree, reference: Reference | None, values: bool) ->
     return _Message(rows, _bits(rows, sizes, base.mask if base else {}), base, frames, readers)
 
 
-def _read_masks(message: _Message, reader: Reader, frame: Frame) -> list[int]:
-    """The bits of a frame's pieces in modes ``b`` and ``w``, into place; how many coordinates each piece keeps."""
+def _read_gaps(message: _Message, reader: Reader, frame: Frame) -> list[Places] | None:
+    """The bits of a frame that is all in mode ``b`` and coded as gaps, into place, and where each piece has them."""
+    if any(message.rows[piece.name].mode != "b" for piece in frame):
+        return None
+    sizes = [piece.stop - piece.start for piece in frame]
+    places = unpack_places(reader, sum(sizes), frame[0].name)
+    if places is None:
+        return None
+    starts = np.cumsum([0, *sizes[:-1]])
+    parts = np.split(places, np.searchsorted(places, starts[1:]))
+    found = [part - start for part, start in zip(parts, starts, strict=True)]
+    for piece, at in zip(frame, found, strict=True):
+        piece.of(message.bits)[at] = True
+    return found
+
+
+def _read_bits(message: _Message, reader: Reader, frame: Frame) -> None:
+    """The bits of a frame's pieces in modes ``b`` and ``w``, into place."""
     places: list[tuple[Piece, Places | None]] = []
     base = message.reference
     for piece in frame:
@@ -164,32 +180,41 @@ def _read_masks(message: _Message, reader: Reader, frame: Frame) -> list[int]:
     sent = np.split(unpack_bits(reader, sum(sizes), frame[0].name), np.cumsum(sizes)[:-1]) if places else []
     for (piece, at), bits in zip(places, sent, strict=True):
         piece.of(message.bits)[slice(None) if at is None else at] = bits
-    return [
-        base.kept(piece)
-        if base is not None and message.rows[piece.name].mode == "r"
-        else int(np.count_nonzero(piece.of(message.bits)))
-        for piece in frame
-    ]
+
+
+def _count(message: _Message, piece: Piece) -> int:
+    mode, base = message.rows[piece.name].mode, message.reference
+    if mode == "r" and base is not None:
+        return base.kept(piece)
+    return piece.stop - piece.start if mode == "f" else int(np.count_nonzero(piece.of(message.bits)))
 
 
 def _read_all_masks(message: _Message) -> tuple[list[int], dict[str, int]]:
     """How many coordinates are kept, by frame and by tensor."""
-    parts = list(zip(message.readers, message.frames, strict=True))
-    carried = any(row.mode in ("b", "w") for row in message.rows.values())
 
     def read(part: tuple[Reader, Frame]) -> list[int]:
-        return _read_masks(message, *part)
+        found = _read_gaps(message, *part)
+        if found is not None:
+            return [places.size for places in found]
+        _read_bits(message, *part)
+        return [_count(message, piece) for piece in part[1]]
 
-    found = each(read, parts) if carried else [read(part) for part in parts]
+    parts = list(zip(message.readers, message.frames, strict=True))
+    carried = any(row.mode in ("b", "w") for row in message.rows.values())
+    counts = each(read, parts) if carried else [read(part) for part in parts]
     kept = dict.fromkeys(message.rows, 0)
-    for frame, counts in zip(message.frames, found, strict=True):
-        for piece, count in zip(frame, counts, strict=True):
+    for frame, found in zip(message.frames, counts, strict=True):
+        for piece, count in zip(frame, found, strict=True):
             kept[piece.name] += count
-    return [sum(counts) for counts in found], kept
+    return [sum(found) for found in counts], kept
+
+
+def _dtype(kind: str) -> torch.dtype:
+    return DTYPES[kind.split("/")[-1]]
 
 
 def _width(kind: str) -> int:
-    return DTYPES[kind.split("/")[-1]].itemsize
+    return _dtype(kind).itemsize
 
 
 def _read_values(message: _Message, counts: list[int]) -> dict[str, Numbers]:
@@ -228,7 +253,7 @@ def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = No
     numbers = _read_values(message, frames)
     at, values = dict.fromkeys(numbers, 0), {}
     for name in sorted(like):
-        row, dtype = message.rows[name], DTYPES[message.rows[name].kind.split("/")[-1]]
+        row, dtype = message.rows[name], _dtype(message.rows[name].kind)
         if counts[name]:
             flat = torch.from_numpy(numbers[row.kind][at[row.kind] : at[row.kind] + counts[name]]).view(dtype)
             at[row.kind] += counts[name]
@@ -238,10 +263,35 @@ def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = No
     return Kept(_mask_of(message, like), {name: values[name] for name in like})
 
 
+def _read_dense(message: _Message, reader: Reader, frame: Frame, flat: dict[str, Numbers]) -> None:
+    """A frame's values into place, in one go, while what its masks say is in the processor's cache."""
+    places: list[Places | slice] | None = _read_gaps(message, reader, frame)  # type: ignore[assignment]
+    if places is None:
+        _read_bits(message, reader, frame)
+        whole = [message.rows[piece.name].mode == "f" for piece in frame]
+        places = [
+            slice(0, piece.stop - piece.start) if full else places_of(piece.of(message.bits))
+            for piece, full in zip(frame, whole, strict=True)
+        ]
+    counts = [at.stop if isinstance(at, slice) else at.size for at in places]
+    numbers, start = unpack_numbers(reader, sum(counts), flat[frame[0].name].itemsize, frame[0].name), 0
+    for piece, at, count in zip(frame, places, counts, strict=True):
+        piece.of(flat)[at] = numbers[start : start + count]
+        start += count
+    reader.end()
+
+
 def decode(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> tuple[Tree, Mask]:
-    """Tree and mask from bytes; zero outside the mask. Tensors of a message may share one memory."""
-    kept = decode_kept(data, like, reference)
-    return kept.dense(), kept.mask
+    """Tree and mask from bytes, as of ``decode_kept``; zero outside the mask. Tensors may share one memory."""
+    message = _open(data, like, held(reference), values=True)
+    rows = message.rows
+    flat = zeros({n: like[n].numel() for n in rows}, {name: _width(row.kind) for name, row in rows.items()})
+    each(lambda part: _read_dense(message, *part, flat), list(zip(message.readers, message.frames, strict=True)))
+    tree = {}
+    for name, tensor in like.items():
+        row, codes = rows[name], torch.from_numpy(flat[name]).view(_dtype(rows[name].kind))
+        tree[name] = (codes if row.scale is None else restore(codes, row.scale, tensor.dtype)).reshape(tensor.shape)
+    return tree, _mask_of(message, like)
 
 
 def decode_mask(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> Mask:

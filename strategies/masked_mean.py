@@ -113,7 +113,7 @@ class MaskedSum:
         total = {name: tensor.numpy() for name, tensor in self.total.items()}
         sums = {name: tensor.numpy() for name, tensor in last.values.items()}
 
-        def move(piece: wire_layout.Piece, places: Places, at: slice) -> None:
+        def move(piece: wire_layout.Piece, places: Places | slice, at: slice) -> None:
             piece.of(total)[places] += sums[piece.name][at]
 
         last.visit(move)
