@@ -6,7 +6,7 @@ the reference's fingerprint (8 bytes, with flag 2), header, frames. The header i
 (dtype ``f4/f2`` or ``f4/i1``, ``core.rounding``). ``mode`` says how the mask travels: ``f`` all kept, ``e`` none kept,
 ``b`` one bit per coordinate, ``r`` as in the reference mask both sides hold, ``w`` one bit per coordinate that the
 reference keeps. A frame is ``FRAME`` coordinates of the sorted, flattened tensors, fewer before a change of dtype and
-at the end: its length (u32), the bits of its masks (or the gaps between those that are set, where they are few), the planes of its
+at the end: its length (u32), its masks' bits (or the gaps between the set ones, where they are few), the planes of its
 kept values (``core.coding``). Frames do not depend on each other; several threads code them. Hosts are little-endian.
 
 Never larger than dense: a section that does not compress is stored as it is. Pure noise costs the kept values, the mask
