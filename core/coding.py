@@ -8,9 +8,9 @@ zstd runs as an entropy coder: a tiny hash table and matches of seven bytes at l
 such data which cost more than they save: on the sign plane of a ResNet18 update it needed 3 to 4 times the time for 5
 to 8 % more bytes.
 
-Flags are packed eight a byte. Where less than one in ``FEW`` is set, the gaps between the set ones travel instead: their
-number (u32) and their planes, of one byte or of two. zstd spends at least one bit on a byte of eight flags, which from
-there on is more than their entropy; the gaps stay near it.
+Flags are packed eight a byte. Where less than one in ``FEW`` is set, the gaps between the set ones travel instead:
+their number (u32) and their planes, of one byte or of two. zstd spends at least one bit on a byte of eight flags, which
+from there on is more than their entropy; the gaps stay near it.
 
 Reading trusts nothing: the size a frame announces must be the size that is expected *before* anything is allocated, so
 a few bytes cannot ask for more memory than the model needs. Errors are ``WireError``; they name what was read.
