@@ -27,6 +27,7 @@ from torch import Tensor
 
 from core.config import Count, Positive, Raw, Run, parse_section
 from core.errors import ConfigError, unknown
+from core.kept import Kept
 from core.trees import Mask, Tree, map_trees, require_same_names
 from strategies.masked_mean import PIECE, Aggregation, MaskedSum
 
@@ -59,6 +60,7 @@ class Sum(Protocol):
     """What a strategy needs of an aggregation: replies in, weights out."""
 
     def add(self, update: Tree, spoken: Mask, weight: float) -> None: ...
+    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None: ...
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree: ...
 
 
@@ -91,6 +93,9 @@ class Ordered:
         self._updates.append({name: tensor.detach() for name, tensor in update.items()})
         self._spoken.append(spoken)
 
+    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None:
+        self.add(kept.dense(), spoken, weight)
+
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree:
         """The next global weights, in the dtype of ``previous``; ``previous`` itself when nobody replied."""
         if not self._updates:
@@ -122,6 +127,10 @@ class Bounded(MaskedSum):
         size = float(torch.sqrt(sum((t.square().sum() for t in heard.values()), torch.zeros((), dtype=torch.float64))))
         factor = min(1.0, self._norm / size) if size else 1.0
         super().add(map_trees(lambda t: t * factor, heard), spoken, 1.0)
+
+    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None:
+        """Through ``add``: the mean's own way of adding kept values cuts nothing."""
+        self.add(kept.dense(), spoken, weight)
 
 
 def by_median(like: Tree, settings: Median) -> Ordered:

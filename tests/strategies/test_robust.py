@@ -13,6 +13,7 @@ from scipy.stats import trim_mean
 import client.app
 from core.config import parse_run
 from core.errors import ConfigError, KeyMismatch
+from core.kept import Kept
 from core.trees import Tree, apply_mask
 from server.app import assemble
 from server.grid import OrderedGrid
@@ -51,6 +52,20 @@ def merged(total: Sum, updates: list[Tree], masks: list[Tree], previous: Tree = 
 
 def heard(updates: list[Tree], masks: list[Tree], j: int) -> list[float]:
     return [u["w"][j].item() for u, m in zip(updates, masks, strict=True) if m["w"][j]]
+
+
+@pytest.mark.parametrize("rule", ["none", *ROBUST])
+def test_every_rule_adds_kept_values_as_it_adds_dense_updates(rule: str) -> None:
+    """One update is far above the norm bound: no rule may fall back to the plain mean."""
+    make = MaskedSum if rule == "none" else lambda like: ROBUST[rule].make(like, ROBUST[rule].settings())
+    updates, masks = clients(5, 0.8, 3)
+    updates[2] = {"w": updates[2]["w"] * 100}
+    kept = make(PREVIOUS)
+    for update, mask in zip(updates, masks, strict=True):
+        kept.add_kept(Kept(mask, {"w": update["w"][mask["w"]]}), mask, 7.0)
+    wanted = merged(make(PREVIOUS), updates, masks)
+    assert torch.allclose(kept.result(PREVIOUS, "holders")["w"], wanted["w"], rtol=1e-6)
+    assert not torch.equal(wanted["w"], PREVIOUS["w"])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 9])
