@@ -25,10 +25,12 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softmax
 
+from attacks.folded import Evaluation, foldable
+from attacks.folded import evaluator as folded_evaluator
 from attacks.labels import label_candidates
 from attacks.matching import Target, target_of
 from attacks.objectives import OBJECTIVES
-from attacks.priors import into_box, total_variation
+from attacks.priors import into_box, total_variation, total_variation_each
 from attacks.unrolled import linearised
 from core.config import Count, Positive
 from core.errors import AttackError
@@ -187,6 +189,48 @@ def descent(attack: Inversion, module: nn.Module) -> Literal["adam", "lbfgs"]:
     return "lbfgs" if any(isinstance(layer, nn.Sigmoid) for layer in module.modules()) else "adam"
 
 
+def scouted(target: Target, task: Task, short: Inversion, others: Labels, generator: Generator) -> list[float]:
+    """The objectives short descents reach from these labels, in batches of at most ``max_images`` where possible."""
+    guesses = [first_guess(target, task, labels, generator) for labels in others]
+    optimizer = descent(short, target.module)
+    if optimizer != "adam" or any(guess.soft for guess in guesses) or not foldable([target]):
+        descend = by_adam if optimizer == "adam" else by_lbfgs
+        return [descend(short, guess, evaluator(target, short, guess)).objective for guess in guesses]
+    evaluate, best = folded_evaluator([target], short.objective), list[float]()
+    for first in range(0, len(guesses), short.max_images):
+        batch = guesses[first : first + short.max_images]
+        x, y = torch.cat([guess.x.detach() for guess in batch]), torch.cat([guess.y for guess in batch])
+        best += [found.objective for found in together(short, x, y, evaluate)]
+    return best
+
+
+def together(attack: Inversion, x: Tensor, y: Tensor, evaluate: Evaluation) -> list[Reconstruction]:
+    """``by_adam`` of many guesses x [B, C, H, W], y [B] in one batch; each stops by its own rule, the batch when all
+    have. What stopped goes on unseen: its best guess is kept."""
+    x = x.clone()
+    guesses = [Guess(image[None], label[None], False) for image, label in zip(x, y, strict=True)]
+    progress, open_ = [Progress(attack, guess) for guess in guesses], set(range(len(x)))
+    guess = Guess(x, y, False)  # of which every single guess is a view
+    optimizer = torch.optim.Adam(guess.variables(), lr=attack.learning_rate)
+    milestones = [int(share * attack.iterations) for share in _DECAY_AT]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    for iteration in range(attack.iterations + 1):
+        values, slopes = evaluate(x, y)
+        if attack.tv:
+            prior, smooth = total_variation_each(x)
+            values, slopes = values + attack.tv * prior, slopes.add(smooth, alpha=attack.tv)
+        for place, value in enumerate(values.tolist()):
+            if place in open_ and progress[place].stop(value, iteration):
+                open_.remove(place)
+        if not open_ or iteration == attack.iterations:
+            break
+        x.grad = slopes.sign() if attack.signed else slopes
+        optimizer.step()
+        schedule.step()
+        x.clamp_(0.0, 1.0)
+    return [each.best for each in progress]
+
+
 def explained(reconstruction: Reconstruction, attack: Inversion) -> bool:
     return reconstruction.objective <= max(attack.tolerance, _EXPLAINED)
 
@@ -209,7 +253,7 @@ def reconstruct(view: ServerView, task: Task, attack: Inversion, generator: Gene
     others = candidates[1 : attack.labels_tried] if target.plan.images == 1 else []
     if others and not explained(found[0], attack):
         short = dataclasses.replace(attack, iterations=min(_SCOUT, attack.iterations))
-        scouts = [attempt(labels, short).objective for labels in others]
+        scouts = scouted(target, task, short, others, generator)
         found.append(attempt(others[scouts.index(min(scouts))], attack))
     for start in range(len(found), attack.restarts):
         if explained(found[-1], attack):

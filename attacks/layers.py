@@ -243,7 +243,15 @@ class Convolution(Affine):
     def lift(self, x: Tensor) -> Tensor:
         if not self.small(x, x.shape):
             return x
+        return self.patches(x)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """The K = C * kernel inputs of every output place, [N, K, P]."""
         return F.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
+
+    def image(self, patches: Tensor, shape: Any) -> Tensor:
+        """The transpose of ``patches``: what falls on the same pixel is added up."""
+        return F.fold(patches, shape[2:], self.kernel, self.dilation, self.padding, self.stride)
 
     def product(self, weight: Tensor, a: Tensor, shape: Any, bias: Tensor | None) -> Tensor:
         if not self.small(a, shape):
@@ -257,8 +265,7 @@ class Convolution(Affine):
 
     def transposed(self, weight: Tensor, delta: Tensor, shape: Any) -> Tensor:
         if self.small(delta, shape):
-            patches = weight.flatten(1).t() @ delta.flatten(2)
-            return F.fold(patches, shape[2:], self.kernel, self.dilation, self.padding, self.stride)
+            return self.image(weight.flatten(1).t() @ delta.flatten(2), shape)
         return self._library(delta, delta.new_empty(()).expand(shape), weight, (True, False))[0]
 
     def outer(self, weight: Tensor, delta: Tensor, a: Tensor, shape: Any) -> Tensor:

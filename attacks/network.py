@@ -42,7 +42,13 @@ class Pass:
 
 @dataclass(frozen=True)
 class Network:
+    """``alone``: the loss is that of every image by itself, not their mean."""
+
     steps: tuple[Step, ...]
+    alone: bool = False
+
+    def share(self, x: Tensor) -> int:
+        return 1 if self.alone else len(x)
 
     def gradient(self, w: Tree, x: Tensor, y: Tensor) -> Pass:
         """The gradient of the loss in the weights ``w``."""
@@ -53,7 +59,7 @@ class Network:
             values.append(value)
             saved.append(kept)
         probabilities = softmax(values[-1], dim=1)
-        deltas = _Deltas(len(values), _less(probabilities, y) / len(y))
+        deltas = _Deltas(len(values), _less(probabilities, y) / self.share(x))
         gradient: Tree = {}
         for place, step in reversed(list(enumerate(self.steps, start=1))):
             before: Tensor | None = deltas[place]
@@ -77,7 +83,7 @@ class Network:
             moved.append(kept)
         logits = cast(Tensor, dots[-1])  # weights were passed on the way, so this one is not zero
         centred = logits - (at.probabilities * logits).sum(dim=1, keepdim=True)
-        deltas = _Deltas(len(dots), at.probabilities * centred / len(centred))
+        deltas = _Deltas(len(dots), at.probabilities * centred / self.share(centred))
         curvature: Tree = {}
         for place, step in reversed(list(enumerate(self.steps, start=1))):
             before = deltas[place]
@@ -86,7 +92,7 @@ class Network:
                 before, new = step.layer.tangent_backward(w, v, *given, curved)
                 curvature |= new
             deltas.add(step, before)
-        return deltas[0], centred / -len(centred), curvature
+        return deltas[0], centred / -self.share(centred), curvature
 
 
 class _Deltas:

@@ -54,3 +54,19 @@ def euclidean(dummy: Tensor, target: Tensor, support: Tensor | None) -> tuple[Te
 
 
 OBJECTIVES: dict[str, Distance] = {"cosine": cosine, "euclidean": euclidean}
+
+
+def cosine_of(square: Tensor, dot: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``cosine`` from |d|^2, <d, t> and |t|^2: its value, and alpha and beta of its gradient alpha d + beta t."""
+    own, other = square.sqrt().clamp_min(torch.finfo(square.dtype).tiny), target.sqrt()
+    similarity = dot / (own * other)
+    return 1 - similarity, similarity / own / own, -1 / (own * other)
+
+
+def euclidean_of(square: Tensor, dot: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of ``euclidean``."""
+    share = (2 / target).expand_as(square)
+    return ((square - 2 * dot + target) / target).clamp_min(0), share, -share
+
+
+COEFFICIENTS = {"cosine": cosine_of, "euclidean": euclidean_of}

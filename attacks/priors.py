@@ -26,6 +26,13 @@ def total_variation(x: Tensor) -> tuple[Tensor, Tensor]:
     return value, gradient
 
 
+def total_variation_each(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``total_variation`` of every image by itself, [B], and its gradient."""
+    parts = [x.diff(dim=dim).abs().flatten(1) for dim in (-1, -2) if x.shape[dim] > 1]
+    value = torch.stack([part.mean(dim=1) for part in parts]).sum(0) if parts else x.new_zeros(len(x))
+    return value, total_variation(x)[1] * len(x)
+
+
 def into_box(x: Tensor) -> Tensor:
     """The nearest image with all pixels in [0, 1]."""
     return x.clamp(0.0, 1.0)
