@@ -8,8 +8,8 @@ than zero do not count, since pruning makes short rows alike.
 What honest models have: over ``tasks.MODELS`` as drawn, also pruned to 1 %, no row has a second one within a cosine of
 ``ALIKE``; after 300 steps of fast training on MNIST (rate 0.1, momentum 0.9) LeNet-5 has a group of 3.
 
-What this does not see: rows turned apart by noise below that cosine, of which the attack pays most of its bins (noise
-of 0.3 of each weight: 0.1 to 0.6 of a batch of nine still recovered, instead of all), several small groups, trap
+What this does not see: rows turned apart by noise below that cosine, for which the attack pays with most of its bins
+(noise of 0.5 of each weight: 1 to 4 images of a batch of nine recovered, instead of nine), several small groups, trap
 weights (Boenisch et al. 2021), or any other malicious model. It costs one product of each layer's rows with themselves,
 in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer.
 
