@@ -26,6 +26,7 @@ from tests.compose.engine import FILES, ROOT, Project
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(3600)]
 NODES = [f"supernode-{i}" for i in range(4)]
 MEMBERS = ["superlink", "executor", *NODES]
+PORTS = ("PAGE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "FLEET_PORT")
 ROUNDS = 6
 REACH = """
 import socket
@@ -48,23 +49,22 @@ def default_image(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Images, built, and the environment that names them; ports that are free."""
+    """Images, built, and the environment that names them."""
     if reason := engine.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("images")
     base = service("superlink")["build"]["args"]["BASE_IMAGE"].split(":-")[1].rstrip("}")
     if not engine.has(engine.build_settings().get("BASE_IMAGE", base)):
         pytest.skip(f"the base image {base} cannot be had here, and BASE_IMAGE names no other")
-    names = ("PAGE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "FLEET_PORT")
-    found = engine.build_settings() | {name: str(port) for name, port in zip(names, free_ports(4), strict=True)}
-    found["PRUNELLA_VERSION"] = "test"
+    found = engine.build_settings() | {"PRUNELLA_VERSION": "test"}
     Project("build", (), found).do("build", "superlink", "supernode-0", seconds=3000)
     return found | {"PROMETHEUS_IMAGE": engine.prometheus_image(folder / "prometheus", default_image("prometheus"))}
 
 
 @contextmanager
 def federation(settings: dict[str, str], *overlays: str, more: tuple[str, ...] = ()) -> Iterator[Project]:
-    project = Project(f"prunella-{uuid.uuid4().hex[:8]}", overlays, settings)
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+    project = Project(f"prunella-{uuid.uuid4().hex[:8]}", overlays, settings | ports)
     try:
         project.up(*MEMBERS, *more)
         yield project
@@ -97,67 +97,7 @@ def read(project: Project, run: str, name: str) -> list[dict[str, Any]]:
     return [json.loads(text)] if name.endswith(".json") else [json.loads(line) for line in text.splitlines() if line]
 
 
-@pytest.fixture(scope="module")
-def base(settings: dict[str, str]) -> Iterator[Project]:
-    more = ("prometheus",) if settings["PROMETHEUS_IMAGE"] else ()
-    more += ("grafana",) if engine.has(default_image("grafana")) else ()
-    with federation(settings, more=more) as project:
-        wait_for(lambda: healthy(project), "every container to be healthy")
-        yield project
-
-
-def test_nobody_is_root_or_can_write_to_the_image(base: Project) -> None:
-    for name in MEMBERS:
-        assert base.python(name, "import os; print(os.getuid(), os.access('/opt/prunella', os.W_OK))") == "10001 False"
-    assert base.states(MEMBERS, ".HostConfig.ReadonlyRootfs") == ["true"] * len(MEMBERS)
-
-
-def test_a_supernode_reaches_the_fleet_port_and_nothing_else(base: Project) -> None:
-    targets = [("superlink", 9092), ("superlink", 8000), ("control", 8000), ("executor", 9464), ("supernode-1", 9094)]
-    said = base.python("supernode-0", REACH.format(targets=targets)).split()
-    assert said == ["open", "closed", "closed", "closed", "closed"]
-    assert base.python("executor", REACH.format(targets=[("control", 8000)])) == "open"
-
-
-def test_the_job_runs_to_its_end_and_is_seen(base: Project, settings: dict[str, str]) -> None:
-    options = ["--run-id", "job", "-c", f"rounds={ROUNDS}", "-c", "audit-every=3"]
-    run = [*base.command, "run", "--rm", "-T", "submit", *options]
-    job = subprocess.Popen(run, env=base.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    page = f"http://127.0.0.1:{settings['PAGE_PORT']}"
-    seen = ""
-    while job.poll() is None:
-        seen = get(page) or seen
-        time.sleep(1)
-    said = job.communicate()[0]
-    assert job.returncode == 0 and f"round {ROUNDS}/{ROUNDS}" in said, said + base.call("logs", "--tail=30").stdout
-    assert "Prunella live" in seen and "run job" in seen and "<img" not in seen
-    assert read(base, "job", "run.json")[0]["status"] == "completed"
-    rounds = [line for line in read(base, "job", "metrics.jsonl") if line["metric"] == "clients_selected"]
-    assert [line["value"] for line in rounds] == [4.0] * ROUNDS
-    audits = read(base, "job", "audits.jsonl")
-    # Nobody was asked for consent, so nobody gave it: the server attacked its own canary and no client.
-    assert audits and {audit["kind"] for audit in audits} == {"control", "control-defended"}
-    assert "Starting Fleet API (gRPC-rere)" in base.do("logs", "superlink")
-
-
-def test_prometheus_saw_the_rounds(base: Project, settings: dict[str, str]) -> None:
-    if not settings["PROMETHEUS_IMAGE"]:
-        pytest.skip("no image of Prometheus can be had, and it is not installed here")
-    address = f"http://127.0.0.1:{settings['PROMETHEUS_PORT']}/api/v1/query?query="
-    answer = json.loads(get(f"{address}max_over_time(prunella_round%5B30m%5D)"))["data"]["result"]
-    assert [series["metric"]["federation"] for series in answer] == ["compose"]
-    assert ROUNDS - 3 <= float(answer[0]["value"][1]) <= ROUNDS, "it scrapes every 5 s; the last may go unseen"
-    rules = json.loads(get(f"http://127.0.0.1:{settings['PROMETHEUS_PORT']}/api/v1/rules"))["data"]["groups"]
-    assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
-
-
-def test_grafana_has_the_dashboards(base: Project, settings: dict[str, str]) -> None:
-    if not base.container("grafana"):
-        pytest.skip("Grafana's image cannot be had here")
-    address = f"http://admin:admin@127.0.0.1:{settings['GRAFANA_PORT']}/api/search?type=dash-db"
-    wait_for(lambda: len(json.loads(get(address) or "[]")) == 2, "Grafana's two dashboards", 120)
-
-
+# First, while no other federation runs: two of them are too much for a small machine.
 def test_with_tls_and_state_a_federation_outlives_its_containers(settings: dict[str, str], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     prunella = [sys.executable, "-c", "from deploy.cli import app; app()"]
@@ -180,3 +120,64 @@ def test_with_tls_and_state_a_federation_outlives_its_containers(settings: dict[
         assert shown == "node-1", "a SuperNode is shown its own key and no other"
         runs = project.python("executor", "import os; print(*sorted(os.listdir('/runs')))")
         assert runs == "first latest second"
+
+
+@pytest.fixture(scope="module")
+def base(settings: dict[str, str]) -> Iterator[Project]:
+    more = ("prometheus",) if settings["PROMETHEUS_IMAGE"] else ()
+    more += ("grafana",) if engine.has(default_image("grafana")) else ()
+    with federation(settings, more=more) as project:
+        wait_for(lambda: healthy(project), "every container to be healthy")
+        yield project
+
+
+def test_nobody_is_root_or_can_write_to_the_image(base: Project) -> None:
+    for name in MEMBERS:
+        assert base.python(name, "import os; print(os.getuid(), os.access('/opt/prunella', os.W_OK))") == "10001 False"
+    assert base.states(MEMBERS, ".HostConfig.ReadonlyRootfs") == ["true"] * len(MEMBERS)
+
+
+def test_a_supernode_reaches_the_fleet_port_and_nothing_else(base: Project) -> None:
+    targets = [("superlink", 9092), ("superlink", 8000), ("control", 8000), ("executor", 9464), ("supernode-1", 9094)]
+    said = base.python("supernode-0", REACH.format(targets=targets)).split()
+    assert said == ["open", "closed", "closed", "closed", "closed"]
+    assert base.python("executor", REACH.format(targets=[("control", 8000)])) == "open"
+
+
+def test_the_job_runs_to_its_end_and_is_seen(base: Project) -> None:
+    options = ["--run-id", "job", "-c", f"rounds={ROUNDS}", "-c", "audit-every=3"]
+    run = [*base.command, "run", "--rm", "-T", "submit", *options]
+    job = subprocess.Popen(run, env=base.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    page = f"http://127.0.0.1:{base.env['PAGE_PORT']}"
+    seen = ""
+    while job.poll() is None:
+        seen = get(page) or seen
+        time.sleep(1)
+    said = job.communicate()[0]
+    assert job.returncode == 0 and f"round {ROUNDS}/{ROUNDS}" in said, said + base.call("logs", "--tail=30").stdout
+    assert "Prunella live" in seen and "run job" in seen and "<img" not in seen
+    assert read(base, "job", "run.json")[0]["status"] == "completed"
+    rounds = [line for line in read(base, "job", "metrics.jsonl") if line["metric"] == "clients_selected"]
+    assert [line["value"] for line in rounds] == [4.0] * ROUNDS
+    audits = read(base, "job", "audits.jsonl")
+    # Nobody was asked for consent, so nobody gave it: the server attacked its own canary and no client.
+    assert audits and {audit["kind"] for audit in audits} == {"control", "control-defended"}
+    assert "Starting Fleet API (gRPC-rere)" in base.do("logs", "superlink")
+
+
+def test_prometheus_saw_the_rounds(base: Project) -> None:
+    if not base.env["PROMETHEUS_IMAGE"]:
+        pytest.skip("no image of Prometheus can be had, and it is not installed here")
+    address = f"http://127.0.0.1:{base.env['PROMETHEUS_PORT']}/api/v1/query?query="
+    answer = json.loads(get(f"{address}max_over_time(prunella_round%5B30m%5D)"))["data"]["result"]
+    assert [series["metric"]["federation"] for series in answer] == ["compose"]
+    assert ROUNDS - 3 <= float(answer[0]["value"][1]) <= ROUNDS, "it scrapes every 5 s; the last may go unseen"
+    rules = json.loads(get(f"http://127.0.0.1:{base.env['PROMETHEUS_PORT']}/api/v1/rules"))["data"]["groups"]
+    assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
+
+
+def test_grafana_has_the_dashboards(base: Project) -> None:
+    if not base.container("grafana"):
+        pytest.skip("Grafana's image cannot be had here")
+    address = f"http://admin:admin@127.0.0.1:{base.env['GRAFANA_PORT']}/api/search?type=dash-db"
+    wait_for(lambda: len(json.loads(get(address) or "[]")) == 2, "Grafana's two dashboards", 120)
