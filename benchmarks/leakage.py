@@ -23,7 +23,6 @@ first one was stopped.
 import argparse
 import dataclasses
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -48,10 +47,10 @@ from attacks.control import PSNR_FLOOR
 from attacks.guard import guarded
 from attacks.inversion import reconstruct
 from attacks.leakage import score
+from benchmarks.cells import Cache, Row
 from benchmarks.defenses import turns
 from benchmarks.inprocess import run_in_process
 from core.errors import PrunellaError
-from core.files import write_json
 from core.randomness import stream
 from core.trees import full_mask
 from core.types import PrivateBatch, ServerView
@@ -72,7 +71,6 @@ TEST = 1000
 POOL = 256  # images a data defense is fitted on
 RATE = 0.1
 CHAINS = tuple(DEFENSES) + ("dgp,mask-hiding", "top-k,mask-hiding", "channel-natural,dgp")
-Row = dict[str, Any]
 
 
 def model_of(model: str, names: Sequence[str]) -> str:
@@ -226,23 +224,6 @@ def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: st
     }
 
 
-class Cache:
-    """Finished cells, one JSON file each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, about: Row, make: Callable[[], Row]) -> Row:
-        """The cell of these settings, made when it is not there."""
-        key = hashlib.sha256(json.dumps({"version": VERSION, **about}, sort_keys=True).encode()).hexdigest()[:24]
-        path = self.folder / f"{key}.json"
-        if not path.exists():
-            write_json(path, {"about": about, "cell": make()})
-        cell: Row = json.loads(path.read_text())["cell"]
-        return cell
-
-
 def spread(values: Sequence[float]) -> Row:
     """Mean, standard deviation and largest of scores."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -260,7 +241,7 @@ def summary(cells: Sequence[Row], controls: Sequence[Row]) -> Row:
 
 def rows(chosen: argparse.Namespace) -> Iterator[Row]:
     """One row a chain, as they are finished."""
-    cache, data = Cache(Path(chosen.cache)), _test(chosen.dataset, None)
+    cache, data = Cache(Path(chosen.cache), VERSION), _test(chosen.dataset, None)
     if data is None:
         raise SystemExit(f"{chosen.dataset} has no test examples")
     order = torch.randperm(len(data.y), generator=stream(chosen.seed, purpose="leakage-images"))[:POOL]

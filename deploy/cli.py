@@ -6,7 +6,7 @@ typer and rich is imported before a command runs.
 
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -214,6 +214,30 @@ def export(
             say(line)
         if found.status():
             say(f"report     {write_report(found.path)}")
+
+
+@app.command()
+def reproduce(
+    claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="All claims, what they say and whether they run.")] = False,
+    size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
+    out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("docs/results"),
+    cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run goes on.")] = Path(
+        "runs/claims"
+    ),
+    data: Annotated[Path | None, typer.Option(help="Directory with local copies of datasets, by name.")] = None,
+) -> None:
+    """Measure a table or figure of the papers again: measured beside published, with a verdict.
+
+    prunella reproduce --list
+
+    prunella reproduce D3 --data /data
+    """
+    from deploy.claims import reproduce
+
+    chosen = ["--list"] if listed else [claim, "--size", size, "--out", str(out), "--cache", str(cache)]
+    with explained():
+        raise typer.Exit(reproduce([*chosen, *(["--data", str(data)] if data else [])]))
 
 
 @app.command()

@@ -1,0 +1,180 @@
+"""Measures a claim of the papers again: one engine for all of ``benchmarks.claims``.
+
+Cells are kept in ``--cache`` as they are finished, by a digest of measure, settings and seed: a killed run takes up
+where it was, and claims share cells. The positive control of an attack is a cell, too, and runs before those it vouches
+for. Where one fails, nothing is compared: the verdict is "not judged". ``--out`` gets a page, a plot and a JSON.
+
+    python -m benchmarks.reproduce --list
+    python -m benchmarks.reproduce D3 [--size small] [--data shared/data] [--out docs/results]
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import Cache, Row
+from benchmarks.claims import CLAIMS
+from benchmarks.claims.claim import SIZES, Claim, Experiment, Point, Settings, Size
+from benchmarks.claims.verdict import REFUSED, Verdict
+from benchmarks.machine import machine
+from benchmarks.results import Result, listing, write
+from core.errors import ConfigError, PrunellaError, unknown
+
+VERSION = 1
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+USAGE = 2
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement, and what it is called while it runs."""
+
+    settings: Settings
+    seed: int
+    name: str
+
+    def about(self, experiment: Experiment) -> Row:
+        """What its digest is of."""
+        measure = experiment.measure
+        return {"measure": measure.name, "of": measure.version, "settings": self.settings, "seed": self.seed}
+
+
+def control_of(cell: Cell, experiment: Experiment) -> Cell | None:
+    """The cell that must succeed before ``cell`` means anything."""
+    change = experiment.measure.control
+    return None if change is None else Cell(change(cell.settings), cell.seed, f"control, seed {cell.seed}")
+
+
+def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
+    """Every cell of a size, seed by seed, each control before the first cell it vouches for."""
+    sweep, found = experiment.sweeps[size], {}
+    for seed in sweep.seeds:
+        for settings in sweep.cells:
+            name = ", ".join(f"{key} {settings[key]}" for key in experiment.keys)
+            cell = Cell(settings, seed, f"{name}, seed {seed}")
+            for one in (control_of(cell, experiment), cell):
+                if one is not None:
+                    found.setdefault(str(one.about(experiment)), one)
+    return list(found.values())
+
+
+def remaining(taken: Sequence[float], left: int) -> str:
+    """About how long ``left`` cells take, from those of this run.
+
+    >>> remaining([], 3), remaining([10.0, 20.0], 4)
+    ('', ', about 1.0 min left')
+    """
+    return f", about {statistics.fmean(taken) * left / 60:.1f} min left" if taken and left else ""
+
+
+def measured(experiment: Experiment, size: Size, cache: Cache, data: Path | None, say: Say) -> dict[str, Row]:
+    """Every cell's ``found`` and ``seconds``, by what it is about."""
+    todo, done, taken = cells_of(experiment, size), {}, []
+    for number, cell in enumerate(todo, 1):
+        about = cell.about(experiment)
+        new = not cache.has(about)
+
+        def make(cell: Cell = cell) -> Row:
+            begin = time.perf_counter()
+            found = experiment.measure.make(cell.settings, cell.seed, data)
+            return {"found": found, "seconds": time.perf_counter() - begin}
+
+        row = cache.get(about, make)
+        done[str(about)] = row
+        taken += [row["seconds"]] if new else []
+        left = sum(not cache.has(later.about(experiment)) for later in todo[number:])
+        how = f"{row['seconds']:.1f} s" if new else "kept from before"
+        say(f"{number}/{len(todo)} {cell.name}: {how}{remaining(taken, left)}")
+    return done
+
+
+def failed_controls(experiment: Experiment, size: Size, done: dict[str, Row]) -> set[str]:
+    """The cells whose control did not succeed."""
+    works = experiment.measure.works
+    failed = set()
+    for cell in cells_of(experiment, size):
+        control = control_of(cell, experiment)
+        if control is not None and works is not None:
+            found = done[str(control.about(experiment))]["found"]
+            failed |= set() if works(found) else {str(cell.about(experiment))}
+    return failed
+
+
+def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator[Point]:
+    """Every series at every setting over the seeds."""
+    sweep, failed = experiment.sweeps[size], failed_controls(experiment, size, done)
+    for settings in sweep.cells:
+        abouts = [str(Cell(settings, seed, "").about(experiment)) for seed in sweep.seeds]
+        rows = [done[about]["found"] for about in abouts]
+        fixed = tuple(str(settings[key]) for key in experiment.keys)
+        for series in rows[0]:
+            values = {metric: tuple(row[series][metric] for row in rows) for metric in rows[0][series]}
+            yield Point((*fixed, series), values, not failed & set(abouts))
+
+
+def judged(experiment: Experiment, found: Sequence[Point]) -> Verdict:
+    """The claim's own rule, unless a positive control failed."""
+    bad = sum(not point.control for point in found)
+    if bad:
+        text = f"the positive control of {bad} of {len(found)} points failed: the attack does not work here, so its"
+        return Verdict(REFUSED, f"{text} failing elsewhere would prove nothing")
+    return experiment.judge(found)
+
+
+def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say) -> Result:
+    """Measure and judge. Raises ``ConfigError`` when the claim does not run, or not at this size."""
+    experiment = claim.experiment
+    if experiment is None:
+        raise ConfigError(f"{claim.name} cannot be run yet: {claim.missing}")
+    if size not in experiment.sweeps:
+        raise ConfigError(f"{claim.name} has no size {size!r}: choose {', '.join(claim.sizes())}")
+    done = measured(experiment, size, Cache(cache, VERSION), data, say)
+    found = list(points(experiment, size, done))
+    seconds = sum(row["seconds"] for row in done.values())
+    box = {key: value for key, value in machine().items() if key != "platform"}
+    return Result(claim, size, found, judged(experiment, found), seconds, {**box, "data": source(data)})
+
+
+def source(data: Path | None) -> str:
+    return "local Parquet copies" if data is not None else "the hub"
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("claim", nargs="?", default="")
+    parser.add_argument("--list", action="store_true", dest="listed")
+    parser.add_argument("--size", default="small", choices=SIZES)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--cache", type=Path, default=Path("runs/claims"))
+    parser.add_argument("--data", type=Path, default=DATA if DATA.is_dir() else None)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 and one line for what a user can mend."""
+    chosen: Any = options(arguments)
+    if chosen.listed or not chosen.claim:
+        print(listing(CLAIMS.values()))
+        return 0 if chosen.listed else USAGE
+    try:
+        claim = CLAIMS.get(chosen.claim.upper())
+        if claim is None:
+            raise unknown("claim", chosen.claim, CLAIMS)
+        done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda line: print(line, file=sys.stderr))
+        for path in write(done, chosen.out):
+            print(path)
+        print(f"{claim.name} {done.verdict.word}: {done.verdict.reason}")
+    except PrunellaError as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return USAGE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""A measured claim as files: a page, a plot and a JSON, and the list of all claims.
+
+Colours are Okabe and Ito's, which colour-blind eyes tell apart; lines differ in marker and dash too, bars in hatching,
+so that a print in grey is enough.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims.claim import Claim, Experiment, Metric, Point, Size
+from benchmarks.claims.verdict import Verdict
+from core.files import write_atomically
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+
+
+@dataclass(frozen=True)
+class Result:
+    """``seconds`` is the time of all cells, those kept from earlier runs included."""
+
+    claim: Claim
+    size: Size
+    points: Sequence[Point]
+    verdict: Verdict
+    seconds: float
+    machine: dict[str, Any]
+
+    @property
+    def experiment(self) -> Experiment:
+        if self.claim.experiment is None:
+            raise ValueError(f"{self.claim.name} was not measured")
+        return self.claim.experiment
+
+
+def listing(claims: Iterable[Claim]) -> str:
+    """All claims: name, sizes it runs at or that it does not, where it stands, what it says and what was published."""
+    lines = []
+    for claim in claims:
+        state = f"runs: {', '.join(claim.sizes())}" if claim.experiment else f"DOES NOT RUN YET: {claim.missing}"
+        lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [{state}]"]
+        lines.append(f"    published: {claim.published}")
+    return "\n".join(lines)
+
+
+def number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
+
+
+def as_printed(value: float, digits: int) -> str:
+    """A published number with no more digits than it has.
+
+    >>> as_printed(0.44, 4), as_printed(40.0, 1)
+    ('0.44', '40')
+    """
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def cell(point: Point, metric: Metric) -> str:
+    """Mean and spread, and the published number beside it where there is one.
+
+    >>> cell(Point(("a",), {"x": (1.0, 3.0)}), Metric("x", "x", 1, {("a",): 2.5}))
+    '2.0 ± 1.4 (2.5)'
+    """
+    if metric.key not in point.values:
+        return ""
+    spread = point.spread(metric.key)
+    text = number(point.mean(metric.key), metric.digits)
+    text += f" ± {number(spread, metric.digits)}" if math.isfinite(spread) else ""
+    published = metric.published.get(point.label)
+    return text + (f" ({as_printed(published, metric.digits)})" if published is not None else "")
+
+
+def table(result: Result) -> str:
+    """Measured mean ± standard deviation over seeds, published in brackets."""
+    experiment = result.experiment
+    heads = [*experiment.keys, experiment.series]
+    heads += [metric.heading + (" (published)" if metric.published else "") for metric in experiment.metrics]
+    rows = []
+    for point in result.points:
+        row = [*point.label, *(cell(point, metric) for metric in experiment.metrics)]
+        rows.append(row if point.control else [*row[:-1], f"{row[-1]} **control failed**"])
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def page(result: Result, plot: str) -> str:
+    """The page of a claim, Markdown."""
+    claim, experiment = result.claim, result.experiment
+    sweep = experiment.sweeps[result.size]
+    common = {key: value for key, value in sweep.cells[0].items() if key not in experiment.keys}
+    box = result.machine
+    seeds = ", ".join(str(seed) for seed in sweep.seeds)
+    parts = [
+        f"# {claim.name}: {claim.says}",
+        f"{claim.paper}, {claim.where}. Published: {claim.published}.",
+        f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
+        f"![{claim.name}: measured]({plot})",
+        f"Mean ± standard deviation over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",
+        table(result),
+        "## Settings",
+        f"`prunella reproduce {claim.name} --size {result.size}`",
+        sweep.note,
+        "\n".join(f"* {key}: {value}" for key, value in common.items() if key not in experiment.keys),
+        "\n".join(f"* {remark}" for remark in claim.remarks),
+        f"Took {result.seconds:.0f} s in all cells, on {box['processors']} shared CPU cores with a load of "
+        f"{box['load']:.0f}, {box['threads']} threads, Python {box['python']}; images from {box['data']}.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _groups(result: Result, split: int | None) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for point in result.points:
+        found.setdefault("" if split is None else point.label[split], []).append(point)
+    return found
+
+
+def _lines(axes: Any, points: Sequence[Point], metric: Metric, x: int, split: int | None) -> None:
+    """One line a series, error bars of one standard deviation; published numbers as hollow markers."""
+    curves: dict[tuple[str, ...], list[Point]] = {}
+    for point in points:
+        name = tuple(part for i, part in enumerate(point.label) if i not in (x, split))
+        curves.setdefault(name, []).append(point)
+    for i, (name, curve) in enumerate(curves.items()):
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        xs = [float(point.label[x]) for point in curve]
+        means, spreads = [p.mean(metric.key) for p in curve], [p.spread(metric.key) for p in curve]
+        text = ", ".join(name) or "measured"
+        axes.errorbar(xs, means, spreads, capsize=3, linestyle=DASHES[i % len(DASHES)], label=text, **style)
+        known = [(float(p.label[x]), metric.published[p.label]) for p in curve if p.label in metric.published]
+        if known:
+            axes.plot(*zip(*known, strict=True), "kx", label="published" if i == 0 else None, markersize=8)
+
+
+def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None) -> None:
+    """One bar a series; published numbers as crosses."""
+    names = [", ".join(part for i, part in enumerate(p.label) if i != split) for p in points]
+    for i, point in enumerate(points):
+        style = {"color": COLOURS[i % len(COLOURS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
+        spread = point.spread(metric.key)
+        axes.bar(i, point.mean(metric.key), yerr=spread if math.isfinite(spread) else None, capsize=3, **style)
+        if point.label in metric.published:
+            first = not any(p.label in metric.published for p in points[:i])
+            text = "published" if first else None
+            axes.plot(i, metric.published[point.label], "kx", markersize=9, markeredgewidth=2, label=text)
+    axes.set_xticks(range(len(points)), names, rotation=30, ha="right", fontsize=8)
+
+
+def draw(result: Result, path: Path) -> None:
+    """The plot: a row a metric, a panel a group."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    plot = result.experiment.plot
+    metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
+    groups = _groups(result, plot.split)
+    share: Any = "row" if plot.x is not None else False
+    figure = Figure(figsize=(max(4.0, 2.3 * len(groups)), 2.6 * len(metrics)), layout="constrained")
+    panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=share)
+    for row, metric in zip(panels, metrics, strict=True):
+        for axes, (name, points) in zip(row, groups.items(), strict=True):
+            shown = [point for point in points if metric.key in point.values]
+            if plot.x is None:
+                _bars(axes, shown, metric, plot.split)
+            else:
+                _lines(axes, shown, metric, plot.x, plot.split)
+                axes.set_xlabel(plot.x_name, fontsize=9)
+            axes.set_title(name, fontsize=10)
+            axes.grid(axis="y", alpha=0.3)
+            axes.tick_params(labelsize=8)
+        row[0].set_ylabel(metric.heading, fontsize=9)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    with rc_context({"svg.hashsalt": result.claim.name}):
+        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=_undated(path))
+
+
+def _undated(path: Path) -> dict[str, Any]:
+    """No date in the picture: the same numbers give the same file."""
+    return {"Date": None} if path.suffix == ".svg" else {}
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Every number, seed by seed, with settings, verdict and machine."""
+    experiment = result.experiment
+    sweep, metrics = experiment.sweeps[result.size], experiment.metrics
+    return {
+        "claim": result.claim.name,
+        "size": result.size,
+        "verdict": result.verdict.word,
+        "reason": result.verdict.reason,
+        "settings": sweep.cells,
+        "seeds": sweep.seeds,
+        "points": [
+            {
+                "label": point.label,
+                "control": point.control,
+                "values": point.values,
+                "published": {m.key: m.published[point.label] for m in metrics if point.label in m.published},
+            }
+            for point in result.points
+        ],
+        "seconds": result.seconds,
+        "machine": result.machine,
+    }
+
+
+def write(result: Result, out: Path) -> list[Path]:
+    """The files of a claim; a size other than small is in their names."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = result.claim.name if result.size == "small" else f"{result.claim.name}-{result.size}"
+    paths = [out / f"{name}.{suffix}" for suffix in ("md", "svg", "png", "json")]
+    markdown, svg, png, data = paths
+    draw(result, svg)
+    draw(result, png)
+    write_atomically(markdown, lambda p: p.write_text(page(result, svg.name), encoding="utf-8"), 0o644)
+    text = json.dumps(as_json(result), indent=1)
+    write_atomically(data, lambda p: p.write_text(text + "\n", encoding="utf-8"), 0o644)
+    return paths

@@ -1,0 +1,50 @@
+"""Declarations: published tables parse, a claim runs or says why not, all claims of the issue are there."""
+
+import math
+
+import pytest
+
+from benchmarks.claims import CLAIMS
+from benchmarks.claims.claim import Claim, Point, numbers
+from benchmarks.reproduce import cells_of, control_of
+
+NAMES = [
+    f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 3)) for n in range(1, most + 1)
+]
+
+
+def test_all_claims_are_listed_with_what_was_published() -> None:
+    assert sorted(CLAIMS) == sorted(NAMES)
+    assert all(claim.says and claim.published and claim.where and claim.paper for claim in CLAIMS.values())
+
+
+@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.experiment])
+def test_what_runs_has_seeds_cells_metrics_and_published_numbers_of_its_own_labels(name: str) -> None:
+    experiment = CLAIMS[name].experiment
+    assert experiment is not None and CLAIMS[name].sizes()
+    for size, sweep in experiment.sweeps.items():
+        assert len(sweep.seeds) >= 3
+        cells = cells_of(experiment, size)
+        controls = {cell.seed for cell in cells if control_of(cell, experiment) == cell}
+        assert len(cells) == len(sweep.seeds) * len(sweep.cells) + len(controls)
+        assert all(set(experiment.keys) <= set(settings) for settings in sweep.cells)
+        fixed = {tuple(str(settings[key]) for key in experiment.keys) for settings in sweep.cells}
+        for metric in experiment.metrics:
+            assert all(label[:-1] in fixed and math.isfinite(v) for label, v in metric.published.items())
+    assert set(experiment.plot.metrics) <= {metric.key for metric in experiment.metrics}
+
+
+def test_tables_parse_and_a_short_row_does_not() -> None:
+    assert numbers("  a b\nx 1 -\ny .5 2e1") == {("x", "a"): 1.0, ("y", "a"): 0.5, ("y", "b"): 20.0}
+    for wrong in ("  a b\nx 1", "  a\nx one"):
+        with pytest.raises(ValueError):
+            numbers(wrong)
+
+
+def test_a_claim_runs_or_says_why_not() -> None:
+    with pytest.raises(ValueError):
+        Claim("Z1", "Paper", "Table 1", "something", "nothing")
+
+
+def test_a_point_has_no_spread_at_one_seed() -> None:
+    assert math.isnan(Point(("a",), {"x": (1.0,)}).spread("x")) and Point(("a",), {"x": (1.0, 3.0)}).mean("x") == 2.0

@@ -1,0 +1,115 @@
+"""The engine: cells kept over a kill, controls that refuse, files with the numbers, and the list."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import benchmarks.reproduce as engine
+from benchmarks.claims import CLAIMS
+from benchmarks.claims.claim import Claim, Experiment, Measure, Metric, Plot, Sweep
+from benchmarks.claims.verdict import HOLDS, REFUSED, Verdict, falls
+from benchmarks.results import as_json, listing, write
+from core.errors import ConfigError
+
+
+class Laboratory:
+    """A measure that counts its work, and is killed once after ``alive`` cells."""
+
+    def __init__(self, alive: int = 10**9, rebuilt: float = 30.0) -> None:
+        self.made: list[tuple[float, int]] = []
+        self.alive, self.rebuilt = alive, rebuilt
+
+    def make(self, settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+        if len(self.made) == self.alive:
+            self.alive = 10**9
+            raise KeyboardInterrupt
+        self.made.append((settings["rate"], seed))
+        return {"sgi": {"psnr": self.rebuilt - 20 * settings["rate"] + 0.1 * seed}}
+
+    def claim(self, metrics: dict[tuple[str, ...], float] | None = None) -> Claim:
+        measure = Measure("toy", self.make, 1, lambda s: {**s, "rate": 0.0}, lambda f: f["sgi"]["psnr"] >= 20)
+        sweep = Sweep(tuple({"rate": rate} for rate in (0.1, 0.5, 0.9)), note="a toy")
+        experiment = Experiment(
+            measure,
+            {"small": sweep},
+            ("rate",),
+            "attack",
+            (Metric("psnr", "PSNR", 1, metrics or {}),),
+            Plot(("psnr",), x=0, x_name="rate"),
+            lambda points: falls({"toy": [(float(p.label[0]), p.mean("psnr"), p.spread("psnr")) for p in points]}, "x"),
+        )
+        return Claim("T1", "Toy", "Table 1", "falls", "nothing", experiment=experiment)
+
+
+def run(claim: Claim, cache: Path) -> engine.Result:
+    return engine.reproduce(claim, "small", cache, None, lambda line: None)
+
+
+def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
+    laboratory = Laboratory(alive=7)
+    with pytest.raises(KeyboardInterrupt):
+        run(laboratory.claim(), tmp_path)
+    first = run(laboratory.claim(), tmp_path)
+    assert len(laboratory.made) == len(set(laboratory.made)) == 12  # 3 rates and the control, 3 seeds
+    again = run(laboratory.claim(), tmp_path)
+    assert len(laboratory.made) == 12 and as_json(again)["points"] == as_json(first)["points"]
+    assert first.verdict.word == HOLDS and first.seconds == again.seconds
+
+
+def test_the_control_runs_before_what_it_vouches_for(tmp_path: Path) -> None:
+    laboratory = Laboratory()
+    run(laboratory.claim(), tmp_path)
+    assert [rate for rate, seed in laboratory.made if seed == 0][0] == 0.0
+
+
+def test_a_failed_control_refuses_whatever_the_numbers_say(tmp_path: Path) -> None:
+    asked: list[object] = []
+    claim = Laboratory(rebuilt=19.9).claim()
+    result = run(claim, tmp_path)
+    assert claim.experiment is not None and claim.experiment.judge(result.points).word == HOLDS
+    assert result.verdict.word == REFUSED and "control" in result.verdict.reason and not asked
+    page = write(result, tmp_path / "out")[0].read_text()
+    assert "not judged" in page and page.count("control failed") == sum(not p.control for p in result.points) > 0
+
+
+def test_progress_says_how_much_is_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+    engine.reproduce(Laboratory().claim(), "small", tmp_path, None, lines.append)
+    assert len(lines) == 12 and "left" in lines[0] and "left" not in lines[-1] and lines[0].startswith("1/12")
+    lines.clear()
+    engine.reproduce(Laboratory().claim(), "small", tmp_path, None, lines.append)
+    assert all("kept from before" in line for line in lines)
+
+
+def test_the_files_hold_measured_beside_published(tmp_path: Path) -> None:
+    result = run(Laboratory().claim({("0.5", "sgi"): 20.5}), tmp_path)
+    page, svg, png, data = write(result, tmp_path / "out")
+    assert "20.1 ± 0.1 (20.5)" in page.read_text() and "prunella reproduce T1 --size small" in page.read_text()
+    assert svg.read_text().startswith("<?xml") and png.read_bytes()[:4] == b"\x89PNG"
+    kept = json.loads(data.read_text())
+    assert kept["points"][1]["values"]["psnr"] == pytest.approx([20.0, 20.1, 20.2]) and kept["verdict"] == HOLDS
+
+
+def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.strip() == listing(CLAIMS.values())
+    for claim in CLAIMS.values():
+        assert claim.says in listed and (claim.experiment is not None or claim.missing in listed)
+
+
+def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, word in (
+        (["D33"], "did you mean"),
+        (["D7"], "cannot be run yet"),
+        (["L3", "--size", "paper"], "no size"),
+    ):
+        assert engine.main([*arguments, "--cache", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert word in said and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError):
+        engine.reproduce(CLAIMS["D7"], "small", tmp_path, None, print)
+    assert Verdict(HOLDS, "x").word == "holds"
