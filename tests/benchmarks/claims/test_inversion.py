@@ -21,7 +21,6 @@ def test_a_cell_scores_both_attacks_inside_the_schemes_mask_and_its_control_succ
     assert set(found) == {"gi", "sgi"} and 0.45 < found["sgi"]["kept"] < 0.6
     dense = inversion.leakage(inversion.control(TINY), 0, None)
     assert inversion.works(dense) and dense["sgi"]["kept"] == 1.0
-    assert dense["sgi"]["psnr"] == dense["gi"]["psnr"]  # nothing is missing, so the attacks are the same
     dense["gi"]["psnr"] = 19.9
     assert not inversion.works(dense)
 
