@@ -7,7 +7,7 @@ and an attack that diverges ends the cell with an error, since a failure is not 
 
 GI and SGI share everything but the support: GI takes what it misses for zero, SGI compares only where values arrived,
 which it reads off the update itself. Both know the label, which most gradients tell. On sigmoid networks they use the
-Euclidean distance and L-BFGS, elsewhere the cosine and signed Adam. NMI is of 16 grey levels.
+Euclidean distance and L-BFGS, elsewhere what the attack chooses itself. NMI is of 16 grey levels.
 
 The positive control of a cell is the dense one, FedAvg at the same rounds, seed and images: GI and SGI must both
 rebuild it to ``PSNR_FLOOR`` in the mean.

@@ -33,4 +33,4 @@ def test_a_local_copy_is_used_where_there_is_one(tmp_path: Path) -> None:
 
 def test_zhus_network_is_attacked_with_its_own_settings() -> None:
     strong, usual = (inversion.attack_settings("gi", model, 7) for model in ("lenet-zhu", "conv-2"))
-    assert (strong.optimizer, usual.optimizer, usual.iterations, usual.mask_aware) == ("lbfgs", "adam", 7, False)
+    assert (strong.optimizer, strong.objective, usual.iterations, usual.mask_aware) == ("lbfgs", "euclidean", 7, False)
