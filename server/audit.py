@@ -29,7 +29,7 @@ from attacks.control import PSNR_FLOOR
 from attacks.leakage import paired
 from attacks.trace import save_trace
 from core.config import Raw, Run
-from core.errors import AttackError, unknown
+from core.errors import AttackError, ConfigError, unknown
 from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
 from core.trees import Tree, add, apply_mask, subtract
@@ -123,6 +123,11 @@ class Auditor:
     def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, roster: Roster, folder: Path) -> None:
         if run.attack not in ATTACKS:
             raise unknown("attack", run.attack, ATTACKS)
+        if ATTACKS[run.attack].gives == "labels" or ATTACKS[run.attack].needs:
+            # Its images say nothing, or it cannot start: either way a verdict would call a leaking run safe.
+            raise ConfigError(
+                f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
+            )
         self.run, self.task, self.canary, self.roster = run, task, canary, roster
         self.settings = {k: v for k, v in raw.items() if k.startswith(f"{run.attack}.")}
         self.queue = folder / "traces"

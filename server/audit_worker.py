@@ -27,7 +27,7 @@ import torch
 
 from attacks import ATTACKS
 from attacks.leakage import score
-from attacks.trace import load_trace
+from attacks.trace import load_trace, recorded_task
 from core.config import parse_section
 from core.files import read_tree, write_json, write_tree
 from core.randomness import stream
@@ -53,7 +53,8 @@ class Result:
 
 def _rebuild(folder: Path) -> Reconstruction:
     job = json.loads((folder / JOB).read_text())
-    view, task, _ = load_trace(folder / VIEW)
+    task = recorded_task(folder / VIEW)  # written by our own server, which has built this model already
+    view, _, _ = load_trace(folder / VIEW, task)
     attack = ATTACKS[job["attack"]]
     settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
     return attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"))

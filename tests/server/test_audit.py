@@ -11,6 +11,7 @@ from flwr.app import Message, MetricRecord
 import client.app
 from attacks.trace import load_trace
 from core.config import parse_run
+from core.errors import ConfigError
 from core.files import read_tree
 from core.records import to_dense
 from server.app import assemble, describe
@@ -155,6 +156,12 @@ def test_audits_of_rounds_done_again_are_forgotten(tmp_path: Path) -> None:
     federation, _ = go(tmp_path, "scores")
     federation.auditor.recover(1, [])
     assert not federation.auditor.jobs and not list((tmp_path / "run" / "traces").glob("*/job.json"))
+
+
+@pytest.mark.parametrize("attack", ["label", "denoise"])
+def test_an_attack_that_cannot_judge_a_run_is_refused(tmp_path: Path, attack: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be judged by it"):
+        go(tmp_path, None, attack=attack)
 
 
 def test_a_control_that_fails_is_called_so(tmp_path: Path) -> None:
