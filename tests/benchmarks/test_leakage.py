@@ -63,5 +63,5 @@ def test_an_attack_that_fails_is_counted_and_not_scored() -> None:
 
 def test_zhus_network_is_attacked_with_its_own_settings() -> None:
     assert bench.attack_settings("ig", "lenet-zhu", 7).optimizer == "lbfgs"
-    assert bench.attack_settings("sgi", "cnn", 7).optimizer == "adam"
+    assert bench.attack_settings("sgi", "cnn", 7).optimizer == "auto"
     assert bench.attack_settings("sgi", "cnn", 7).iterations == 7
