@@ -93,6 +93,8 @@ def prunella(tmp_path: Path, smallest_app: Path) -> Iterator[Callable[..., Comma
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(Command(process, tag, runs))
         return started[-1]
