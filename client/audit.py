@@ -12,7 +12,6 @@ three digits each. An attack on more images than were used is refused.
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from attacks.leakage import paired, score
 from client.session import Session
 from client.state import ANSWERS_PER_ROUND
 from core.records import flatten, from_dense, to_dense
@@ -58,6 +57,8 @@ def answer(session: Session, content: RecordDict) -> RecordDict:
     rebuilt = _reconstruction(content.array_records["reconstruction"], session.task.shape, len(private.y))
     if rebuilt is None:
         return _outcome("refused")
+    from attacks.leakage import paired, score  # most messages are no audit, and each is a new process
+
     leakage = score(rebuilt, private)
     scores = {name: float(f"{value:.{DIGITS}g}") for name, value in flatten(leakage.to_dict()).items()}
     reply = _outcome("scored", scores=MetricRecord({**scores}))

@@ -6,7 +6,6 @@ defense the attack rebuilds what was trained on, and is scored against the origi
 
 from dataclasses import replace
 
-from attacks.guard import guarded
 from client.audit import truth
 from client.session import Session
 from core.trees import to_device
@@ -26,6 +25,8 @@ def after_training(session: Session, round: int, received: Received, result: Loc
     settings = session.procedure.chain.guard
     if settings is None:
         return result
+    from attacks.guard import guarded  # a run without a guard need not load the attacks
+
     private, run = truth(session, round), session.run
     private = PrivateBatch(private.x.to(session.device), private.y.to(session.device))
     batch = min(run.batch_size, len(session.examples))

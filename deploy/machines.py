@@ -20,7 +20,7 @@ from deploy.keys import Keys, check_superlink, present
 from deploy.ports import LOOPBACK
 from deploy.processes import Process
 from deploy.services import NO_INSTALL, Value, toml_line
-from deploy.warm import PRELOAD, SERVER_AFTER
+from deploy.warm import CLIENT_AFTER, SERVER_AFTER
 
 FLEET, CONTROL = 9092, 8000
 LINK, NODE, EXECUTOR = "superlink", "supernode", "executor"
@@ -209,8 +209,9 @@ def node_processes(node: Node, config: Path) -> list[Process]:
     if node.warm:
         serve = ("--insecure", "--runtime-api-address", f"{LOOPBACK}:{node.port}")
         logs = [str(node.home / "logs" / f"{name}.log") for name in (EXECUTOR, "client")]
-        after = len(PRELOAD)
-        processes.append(Process(EXECUTOR, "flower-superexec", serve, logs[0], env, (node.port,), after, logs[1]))
+        processes.append(
+            Process(EXECUTOR, "flower-superexec", serve, logs[0], env, (node.port,), CLIENT_AFTER, logs[1])
+        )
     return processes
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from deploy.ports import LOOPBACK
 from deploy.processes import CONTROL, Process
 from deploy.runs import RunDir
-from deploy.warm import PRELOAD, SERVER_AFTER
+from deploy.warm import CLIENT_AFTER, SERVER_AFTER
 
 Value = str | int | float | bool
 NO_INSTALL = "--disable-runtime-dependency-installation"
@@ -97,7 +97,7 @@ def deployment(run: RunDir, ports: Ports, node_configs: list[Path], warm: bool) 
     if warm:
         processes += [superexec(run, "server-exec", "server", "superlink", ports.control, SERVER_AFTER)]
         processes += [
-            superexec(run, f"client-exec-{i}", f"client-{i}", f"node-{i}", port, len(PRELOAD))
+            superexec(run, f"client-exec-{i}", f"client-{i}", f"node-{i}", port, CLIENT_AFTER)
             for i, port in enumerate(ports.nodes)
         ]
     return processes

@@ -51,9 +51,10 @@ FLOWER = (
     "h11",
     "encodings.idna",
 )
-# What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after all.
-PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pydantic", "safetensors.torch")
-SERVER_AFTER = 1
+# What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after the first
+# ``CLIENT_AFTER``: the rest, which optimizers and scoring need, is imported while they start and find each other.
+PRELOAD = ("torch", "pydantic", "safetensors.torch", "torch._dynamo", "sklearn.datasets")
+SERVER_AFTER, CLIENT_AFTER = 1, 3
 SIGNS_OFF = "supernode"  # the name ``deploy.machines`` gives; those of a run on one machine are numbered
 # One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
 # that, a fork could not use it.

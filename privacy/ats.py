@@ -26,12 +26,12 @@ Errors: ``DefenseError`` for images that are not finite. A heuristic, no ε.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cosine_similarity, cross_entropy
-from torchvision.transforms.v2 import functional as transforms
 
 from core.config import Count
 from core.errors import ConfigError, DefenseError
@@ -72,6 +72,13 @@ class TransformationSearch:
             raise ConfigError("ats.policies must lie between 1 and ats.candidates")
 
 
+def _transforms() -> Any:
+    """torchvision's functions; imported when needed, since every message a client answers is a new process."""
+    from torchvision.transforms.v2 import functional
+
+    return functional
+
+
 def _move(x: Tensor, sign: float, name: str, strength: float) -> Tensor:
     amount = sign * strength
     across = [amount * x.shape[-1], 0.0] if name == "translate-x" else [0.0, 0.0]
@@ -79,7 +86,7 @@ def _move(x: Tensor, sign: float, name: str, strength: float) -> Tensor:
     shear = [amount if name == "shear-x" else 0.0, amount if name == "shear-y" else 0.0]
     angle = amount if name == "rotate" else 0.0
     shift = [int(round(a + d)) for a, d in zip(across, down, strict=True)]
-    moved: Tensor = transforms.affine(x, angle=angle, translate=[float(s) for s in shift], scale=1.0, shear=shear)
+    moved: Tensor = _transforms().affine(x, angle=angle, translate=[float(s) for s in shift], scale=1.0, shear=shear)
     return moved
 
 
@@ -100,13 +107,13 @@ def transform(x: Tensor, name: str, strength: float, sign: float) -> Tensor:
         grey = x.mean(dim=(1, 2, 3), keepdim=True)
         results[name] = grey + (x - grey) * (1 + sign * strength)
     elif name == "sharpness":
-        results[name] = transforms.adjust_sharpness(x, 1 + sign * strength) if min(x.shape[-2:]) > 2 else x
+        results[name] = _transforms().adjust_sharpness(x, 1 + sign * strength) if min(x.shape[-2:]) > 2 else x
     elif name == "posterize":
-        results[name] = transforms.posterize(eight, int(strength)).to(x.dtype) / 255
+        results[name] = _transforms().posterize(eight, int(strength)).to(x.dtype) / 255
     elif name == "solarize":
         results[name] = torch.where(x >= strength, 1 - x, x)
     elif name == "equalize":
-        results[name] = transforms.equalize(eight).to(x.dtype) / 255
+        results[name] = _transforms().equalize(eight).to(x.dtype) / 255
     return results[name].clamp(0, 1)
 
 

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from scipy.optimize import brentq
 from torch import Generator, Tensor
 
 from core.config import Count, Positive
@@ -98,6 +97,8 @@ def log_capacity(log_spectrum: Tensor, log_variance: float) -> float:
 
 def solve_variance(spectrum: Tensor, kappa: float) -> float:
     """The sigma with f(sigma) = kappa. Brackets: ln(1 + x) <= x from above, ln(1 + x) >= ln x from below."""
+    from scipy.optimize import brentq  # slow to import, and every message a client answers is a new process
+
     positive = spectrum[spectrum > 0].double()
     if positive.numel() == 0:
         raise DefenseError("the images do not differ from each other: their covariance is zero and no channel fits it")

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
-from scipy.optimize import brentq
 from torch import Generator, Tensor
 
 from core.config import Count, Positive
@@ -80,6 +78,8 @@ def _from_file(settings: PersonalizedChannel, height: int, width: int) -> Tensor
     try:
         if settings.importance.endswith(".npy"):
             return torch.from_numpy(np.load(settings.importance, allow_pickle=False).astype(np.float64))
+        from PIL import Image
+
         with Image.open(settings.importance) as picture:
             grey = np.asarray(picture.convert("L").resize((width, height)), dtype=np.float64) / 255
     except (OSError, ValueError, TypeError):
@@ -102,6 +102,8 @@ def importance_map(settings: PersonalizedChannel, height: int, width: int) -> Te
 
 def solve_printed(spectrum: Tensor, beta: Tensor, kappa: float) -> float:
     """The sigma of Eq. 20's quotient; ``spectrum`` that of diag(beta)^-1 Sigma_D, ``beta`` flattened with channels."""
+    from scipy.optimize import brentq
+
     positive = spectrum[spectrum > 0].double()
     if positive.numel() == 0:
         raise DefenseError("the images do not differ from each other: their covariance is zero and no channel fits it")

@@ -7,7 +7,7 @@ import pytest
 from deploy import services
 from deploy.processes import CONTROL
 from deploy.runs import RunDir, create
-from deploy.warm import PRELOAD, SERVER_AFTER
+from deploy.warm import CLIENT_AFTER, SERVER_AFTER
 
 PORTS = services.Ports.of([20001, 20002, 20003, 20004])
 
@@ -27,7 +27,7 @@ def test_warm_federation(run: RunDir) -> None:
     assert list(found) == ["superlink", "supernode-0", "supernode-1", "server-exec", "client-exec-0", "client-exec-1"]
     assert all("process" in found[name].args for name in ("superlink", "supernode-0"))
     assert found["supernode-0"].wait_for == (20002,) and found["client-exec-1"].wait_for == (20004,)
-    assert found["server-exec"].after == SERVER_AFTER and found["client-exec-0"].after == len(PRELOAD)
+    assert found["server-exec"].after == SERVER_AFTER and found["client-exec-0"].after == CLIENT_AFTER
     homes = [found[name].env["FLWR_HOME"] for name in ("superlink", "supernode-0", "supernode-1")]
     assert len(set(homes)) == 3, "SuperNodes that share a home install the bundle at once and fail"
     assert found["client-exec-1"].env["FLWR_HOME"] == found["supernode-1"].env["FLWR_HOME"]
