@@ -44,20 +44,18 @@ import client.session
 import server.app
 from attacks import ATTACKS
 from attacks.control import PSNR_FLOOR
-from attacks.guard import guarded
 from attacks.inversion import reconstruct
 from attacks.leakage import score
 from benchmarks.cells import Cache, Row
 from benchmarks.defenses import turns
 from benchmarks.inprocess import run_in_process
+from benchmarks.views import LEARNS, RATE, Sender, model_of, seen, sender, warmed
 from core.errors import PrunellaError
 from core.randomness import stream
 from core.trees import full_mask
-from core.types import PrivateBatch, ServerView
+from core.types import PrivateBatch
 from privacy import DEFENSES
-from privacy.chain import ChainState, build_chain, present, start
-from privacy.leakage_guard import NAME as GUARD
-from privacy.leakage_guard import unguarded
+from privacy.chain import build_chain, start
 from strategies.local import Procedure, Received, local_update
 from tasks.data import Examples, batches, load_client, load_test, make_task
 from tasks.task import Task, initial
@@ -65,21 +63,10 @@ from tasks.training import Sgd
 
 VERSION = 1  # of what a cell means: a change forgets the cells of before
 WARM = 5
-LEARNS = {"priprune"}
 REPEAT, STEPS = 3, 5
 TEST = 1000
 POOL = 256  # images a data defense is fitted on
-RATE = 0.1
 CHAINS = tuple(DEFENSES) + ("dgp,mask-hiding", "top-k,mask-hiding", "channel-natural,dgp")
-
-
-def model_of(model: str, names: Sequence[str]) -> str:
-    """The model a chain runs on: ``precode`` needs its bottleneck in it.
-
-    >>> model_of("cnn", ["precode"]), model_of("cnn", ["dgp"])
-    ('precode-cnn', 'cnn')
-    """
-    return f"precode-{model}" if "precode" in names else model
 
 
 _test = functools.lru_cache(maxsize=1)(load_test)
@@ -162,45 +149,14 @@ class Bench:
 
 
 @functools.lru_cache(maxsize=2)
-def prepared(bench: Bench, defenses: str, model: str, images: int) -> tuple[Task, Procedure, Received, ChainState]:
-    """A chain and its state; a chain that learns took ``WARM`` steps on images of the pool that are not attacked."""
+def prepared(bench: Bench, defenses: str, model: str, images: int) -> Sender:
+    """A client behind a chain; one that learns took ``WARM`` steps on images of the pool that are not attacked."""
     names = defenses.split(",")
     task = dataclasses.replace(bench.task, model=model_of(model, names))
     params, buffers = initial(task, bench.seed)
-    chain, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
-    procedure = Procedure(task.build(), Sgd(RATE), chain, 1)
-    state = start(chain, bench.pool.x[:POOL], received.params, {})
-    for turn in range(WARM if LEARNS & set(names) else 0):
-        generator = stream(bench.seed, round=turn, purpose="leakage-warm")
-        state = local_update(procedure, received, iter([bench.one(images + turn)]), state, generator).state
-    return task, procedure, received, state
-
-
-def sent(bench: Bench, defenses: str, model: str, number: int, images: int) -> tuple[Task, ServerView, PrivateBatch]:
-    """The view of image ``number`` under a chain, and what the chain showed the model."""
-    task, procedure, received, state = prepared(bench, defenses, model, images)
-    private = bench.one(number)
-    generator = stream(bench.seed, round=number, purpose="leakage-defense")
-    shown = present(procedure.chain, private.x, state, stream(bench.seed, round=number, purpose="leakage-defense"))
-    guard = procedure.chain.guard
-    if guard is not None:
-        state = {**state, GUARD: unguarded(state[GUARD])}
-    out = local_update(procedure, received, iter([private]), state, generator)
-    view = ServerView(
-        params=received.params,  # no ``shared``: zeros of gradient defenses are to be recovered from the values, too
-        update=out.outgoing.update,
-        buffers=received.buffers,
-        num_examples=1,
-        labels=private.y,
-        steps=1,
-        batch_size=1,
-        learning_rate=RATE,
-        defenses=out.applied,
-    )
-    if guard is not None:  # as the client does it: the attack that decides is seeded by the client
-        truth, secret = PrivateBatch(private.x, private.y), stream(bench.seed, round=number, purpose="leakage-guard")
-        view = dataclasses.replace(view, update=guarded(out.outgoing, view, truth, task, guard, secret).update)
-    return task, view, PrivateBatch(shown, private.y)
+    client = sender(task, Received(params, full_mask(params), buffers), defenses, {}, bench.pool.x[:POOL], 1)
+    others = [bench.one(images + turn) for turn in range(WARM if LEARNS & set(names) else 0)]
+    return warmed(client, others, lambda turn: stream(bench.seed, round=turn, purpose="leakage-warm"))
 
 
 def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: str, number: int) -> Row:
@@ -209,8 +165,9 @@ def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: st
     private = bench.one(number)
     begin = time.process_time()
     try:
-        task, view, trained_on = sent(bench, defenses, chosen.model, number, chosen.images)
-        rebuilt = reconstruct(view, task, settings, stream(bench.seed, round=number, purpose="leakage-attack"))
+        client = prepared(bench, defenses, chosen.model, chosen.images)
+        view, trained_on = seen(client, private, lambda p: stream(bench.seed, round=number, purpose=f"leakage-{p}"))
+        rebuilt = reconstruct(view, client.task, settings, stream(bench.seed, round=number, purpose="leakage-attack"))
     except PrunellaError as error:  # withheld, nothing arrived, or the attack diverged: no score, and never a zero
         return {"failed": str(error), "seconds": time.process_time() - begin}
     found, there = score(rebuilt, PrivateBatch(private.x, private.y)), score(rebuilt, trained_on)

@@ -29,18 +29,15 @@ from attacks.leakage import score
 from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.inprocess import run_in_process
 from benchmarks.leakage import data_kept
+from benchmarks.views import seen, sender
 from core.randomness import stream
 from core.trees import density
-from core.types import PrivateBatch, ServerView
-from privacy.chain import build_chain, start
+from core.types import PrivateBatch
 from server.checkpoint import Checkpoint, load
-from strategies.local import Procedure, Received, local_update
+from strategies.local import Received
 from tasks.data import Examples, load_test, make_task
-from tasks.task import Task
-from tasks.training import Sgd
 
 ARMS = {"gi": "ig", "sgi": "sgi"}
-RATE = 0.1
 DENSE = "fedavg"
 
 
@@ -72,24 +69,6 @@ def attacked_images(settings: Settings, seed: int, data: Path | None) -> Example
     return Examples(test.x[chosen], test.y[chosen])
 
 
-def seen(task: Task, received: Received, private: Examples, seed: int) -> ServerView:
-    """What the server sees of one local step on one image."""
-    chain = build_chain(["none"], {})
-    procedure, generator = Procedure(task.build(), Sgd(RATE), chain, 1), stream(seed, purpose="claim-defense")
-    state = start(chain, private.x, received.params, {})
-    done = local_update(procedure, received, iter([private]), state, generator)
-    return ServerView(
-        params=received.params,
-        update=done.outgoing.update,
-        buffers=received.buffers,
-        num_examples=1,
-        labels=private.y,
-        steps=1,
-        batch_size=1,
-        learning_rate=RATE,
-    )
-
-
 def attack_settings(arm: str, model: str, iterations: int) -> Any:
     strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model else {}
     return dataclasses.replace(ATTACKS[ARMS[arm]].settings(), iterations=iterations, **strong)  # type: ignore[type-var]
@@ -103,12 +82,14 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     params = {name: saved.tree[name] for name in saved.mask}
     buffers = {name: t for name, t in saved.tree.items() if name not in params}
     received, private = Received(params, saved.mask, buffers), attacked_images(settings, seed, data)
+    client = sender(task, received, "none", {}, private.x, 1)
     found: Found = {}
     for arm in ARMS:
         rows = []
         for number in range(len(private)):
             one = Examples(private.x[number : number + 1], private.y[number : number + 1])
-            view, how = seen(task, received, one, seed), attack_settings(arm, task.model, settings["iterations"])
+            how = attack_settings(arm, task.model, settings["iterations"])
+            view = seen(client, one, lambda purpose: stream(seed, purpose=f"claim-{purpose}")).view
             rebuilt = reconstruct(view, task, how, stream(seed, round=number, purpose="claim-attack"))
             rows.append(score(rebuilt, PrivateBatch(one.x, one.y)))
         found[arm] = {
