@@ -17,7 +17,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,14 +102,16 @@ def _opacus(task: Task, data: Examples, steps: int) -> Work:
     return work
 
 
-def epochs(model: str, steps: int, repeat: int) -> dict[str, Any]:
-    """Every defense's training time over plain SGD's on ``model``."""
-    task, g = Task(model, (3, 32, 32), 10), stream(0, purpose="images")
+def epochs(
+    model: str, steps: int, repeat: int, defenses: Sequence[str] = DEFENSES, seed: int = 0
+) -> dict[str, dict[str, Any]]:
+    """Every defense's training time over plain SGD's on ``model``; DP-SGD where the model has no batch norm."""
+    task, g = Task(model, (3, 32, 32), 10), stream(seed, purpose="images")
     data = Examples(torch.rand(IMAGES, 3, 32, 32, generator=g), torch.randint(10, (IMAGES,), generator=g))
     arms: dict[str, Work] = {}
     fitted: dict[str, float] = {}
     has_buffers = bool(initial(task, 0)[1])
-    for name in ("none", *DEFENSES, *(() if has_buffers else ("dp-sgd",))):
+    for name in ("none", *defenses, *(() if has_buffers else ("dp-sgd",))):
         arms[name], fitted[name] = _epoch(task, [name], data, steps)
     arms["opacus"] = _opacus(task, data, steps)
     return {"arms": turns(arms, "none", repeat), "fit_seconds": {k: v for k, v in fitted.items() if "channel" in k}}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.claims.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep
 from benchmarks.claims.inversion import LEAKAGE
+from benchmarks.claims.priprune_defense import CLAIMS as DEFENSES
 from benchmarks.claims.verdict import Verdict, at_least, falls, worst
 
 PAPER = "PriPrune"
@@ -124,31 +125,7 @@ CLAIMS = (
         missing=AUDIT,
     ),
     Claim("P5", PAPER, "Fig. 5b, 5d", "leakage grows with training rounds", "a figure; no numbers", missing=AUDIT),
-    Claim(
-        "P6",
-        PAPER,
-        "Fig. 6",
-        "Largest protects most and costs most accuracy; pseudo-pruning improves the trade-off of each",
-        "a figure; no numbers",
-        missing="the privacy-accuracy plane of the six defenses is not yet declared",
-    ),
-    Claim(
-        "P7",
-        PAPER,
-        "Fig. 8",
-        "PriPrune is as accurate as no defense and leaks like a fixed rate of 60 %",
-        "a figure; no numbers",
-        missing="fixed rates against PriPrune are not yet declared",
-    ),
-    Claim(
-        "P8",
-        PAPER,
-        "Table 2",
-        "PriPrune lowers NMI of every scheme at equal accuracy",
-        "NMI base to base + PriPrune, FEMNIST: PruneFL 0.22 to 0.12, FedDST 0.21 to 0.13, SynFlow 0.22 to 0.15, SNIP "
-        "0.23 to 0.13; CIFAR-10: 0.29 to 0.24, 0.25 to 0.18, 0.25 to 0.21, 0.24 to 0.22",
-        missing="attacks on defended updates of a trained federation are not yet declared",
-    ),
+    *DEFENSES,
     Claim(
         "P9",
         PAPER,

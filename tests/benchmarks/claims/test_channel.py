@@ -1,9 +1,38 @@
-"""Claims of this file are listed, and those that do not run say what is missing."""
+"""The channel paper's declarations: verdicts on made-up measurements, and what does not run says why."""
+
+import pytest
 
 from benchmarks.claims import CLAIMS
 from benchmarks.claims.channel import CLAIMS as DECLARED
+from benchmarks.claims.channel import KAPPAS, judge_inversion, judge_time
+from benchmarks.claims.channel_time import OPACUS
+from benchmarks.claims.claim import Point
+from benchmarks.claims.verdict import HOLDS, NOT, TREND
 
 
 def test_they_are_in_the_list_and_say_what_is_missing() -> None:
     assert DECLARED and all(CLAIMS[claim.name] is claim for claim in DECLARED)
     assert all(claim.missing for claim in DECLARED if claim.experiment is None)
+
+
+@pytest.mark.parametrize(
+    ("channel", "private", "word"), [(1.05, 1.6, HOLDS), (1.2, 1.6, TREND), (1.05, 1.2, TREND), (1.5, 1.6, NOT)]
+)
+def test_c5_asks_a_channel_for_little_time_and_dp_sgd_for_much(channel: float, private: float, word: str) -> None:
+    ratios = {"channel-natural": 1.01, "channel-white": channel, OPACUS: private}
+    points = [Point((model, arm), {"ratio": (r,) * 3}) for model in ("lenet", "resnet10") for arm, r in ratios.items()]
+    assert judge_time(points).word == word
+
+
+def inversion(slope: float, lead: float) -> list[Point]:
+    points = [Point(("none", "none", "ig"), {"mse": (0.01,) * 3})]
+    for channel in ("natural", "white", "personalized"):
+        for kappa in KAPPAS:
+            level = 0.5 - slope * kappa / 1000 + (0.0 if channel == "natural" else lead)
+            points.append(Point((channel, str(kappa), "ig"), {"mse": (level, level + 0.01, level - 0.01)}))
+    return points
+
+
+@pytest.mark.parametrize(("slope", "lead", "word"), [(1, 0.1, HOLDS), (-1, 0.1, NOT), (1, -0.1, NOT)])
+def test_c3_asks_mse_to_fall_with_kappa_and_natural_to_be_the_least(slope: float, lead: float, word: str) -> None:
+    assert judge_inversion(inversion(slope, lead)).word == word

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.claims import fed_ltp
 from benchmarks.claims.claim import Point
 from benchmarks.claims.verdict import HOLDS, NOT, TREND
+from privacy.accounting import Charge, ltp_printed
 
 
 def allowed(public: str) -> tuple[float, float]:
@@ -22,6 +23,27 @@ def test_the_inferred_retention_is_the_only_one_the_table_allows() -> None:
     assert (round(low, 4), round(high, 4)) == (0.7367, 0.7389) and low < 1 - fed_ltp.FIRST["femnist"] < high
     low, high = allowed("cifar10")
     assert low > high  # nothing gives all 20: the remark on the page says so
+
+
+def test_the_published_epsilon_counts_one_step_a_round() -> None:
+    """The remark on L2's page: 5.35 is Eq. (20) as printed with one of the 300 local steps counted."""
+    for steps, laplace, expected in ((300, 0.0, 9.68), (1, 10.0, 5.33), (300, 10.0, 11.25)):
+        one = Charge("", "", noise=1.4, sampling=15 / 955, steps=steps, laplace=laplace)
+        assert ltp_printed(one, 100, 1e-3) == pytest.approx(expected, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("mib", "epsilon", "accuracy", "word"),
+    [(0.5, 0.5, 0.1, HOLDS), (0.5, 1.0, 0.1, NOT), (0.9, 0.5, 0.1, NOT), (0.5, 0.5, -0.1, NOT)],
+)
+def test_l2_asks_for_half_the_bytes_half_the_epsilon_and_no_less_accuracy(
+    mib: float, epsilon: float, accuracy: float, word: str
+) -> None:
+    points = [Point(("dp-fed", "iid"), {"mib": (10.0,) * 3, "epsilon": (1.0,) * 3, "best": (0.7,) * 3})]
+    for method in fed_ltp.LTP:
+        values = {"mib": (10 * mib,) * 3, "epsilon": (epsilon,) * 3, "best": (0.7 + accuracy,) * 3}
+        points.append(Point((method, "iid"), values))
+    assert fed_ltp.judge_private(points).word == word
 
 
 def test_masks_keep_what_the_formula_says_to_the_weight() -> None:

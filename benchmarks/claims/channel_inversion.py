@@ -1,0 +1,73 @@
+"""What gradient inversion rebuilds of images that went through a channel (CHN Fig. 14): the cells of C3.
+
+A cell is one channel at one kappa, fitted on one of ``clients`` clients with the same distribution; its first
+``images`` images are attacked, each from the update of one step at batch 1, at the model's initial weights, where
+attacks are strongest. Scores are means over all images, against the client's own images and not the noisy ones the
+model was shown; an attack that diverges ends the cell with an error. The attack knows the label, and that pixels lie in
+[0, 1]. It is IG with the Euclidean distance and L-BFGS on sigmoid networks, with what IG chooses itself elsewhere.
+
+The positive control is the cell without a channel: IG must rebuild it to ``PSNR_FLOOR`` in the mean.
+"""
+
+import statistics
+from pathlib import Path
+
+import torch
+
+from attacks.control import PSNR_FLOOR
+from attacks.inversion import reconstruct
+from attacks.leakage import score
+from benchmarks.claims.claim import Found, Measure, Settings
+from benchmarks.claims.inversion import attack_settings, place
+from benchmarks.views import seen, sender
+from core.randomness import stream
+from core.trees import full_mask
+from core.types import PrivateBatch
+from strategies.local import Received
+from tasks.data import Examples, Partition, load_client, make_task
+from tasks.task import initial
+
+NONE = "none"
+SERIES = "ig"
+
+
+def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell, as one series: the attack."""
+    torch.set_num_threads(1)
+    name, channel = settings["dataset"], settings["channel"]
+    root = data / name if data is not None and (data / name).is_dir() else None
+    own = load_client(name, Partition("iid", clients=settings["clients"], seed=seed), 0, root)
+    task = make_task(settings["model"], place(name, data), None)
+    params, buffers = initial(task, seed)
+    defense = NONE if channel == NONE else f"channel-{channel}"
+    raw = {} if channel == NONE else {f"{defense}.kappa": float(settings["kappa"])}
+    one = sender(task, Received(params, full_mask(params), buffers), defense, raw, own.x, 1)
+    how, rows, shown = attack_settings("gi", task.model, settings["iterations"]), [], []
+    for number in range(settings["images"]):
+        private = Examples(own.x[number : number + 1], own.y[number : number + 1])
+        got = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
+        found = reconstruct(got.view, task, how, stream(seed, round=number, purpose="claim-attack"))
+        rows.append(score(found, PrivateBatch(private.x, private.y)))
+        shown.append(float((got.shown.x - private.x).square().mean()))
+    return {
+        SERIES: {
+            "mse": statistics.fmean(row.mse.mean for row in rows),
+            "mse_least": min(row.mse.mean for row in rows),
+            "psnr": statistics.fmean(row.psnr.mean for row in rows),
+            "ssim": statistics.fmean(row.ssim.mean for row in rows),
+            "mse_other": statistics.fmean(row.mse.other for row in rows),
+            "noise": statistics.fmean(shown),
+        }
+    }
+
+
+def control(settings: Settings) -> Settings:
+    return {**settings, "channel": NONE, "kappa": NONE}
+
+
+def works(found: Found) -> bool:
+    """IG rebuilds the images that went through no channel."""
+    return found[SERIES]["psnr"] >= PSNR_FLOOR
+
+
+MEASURE = Measure("channel-inversion", rebuilt, control=control, works=works)
