@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.claims import CLAIMS
 from benchmarks.claims.claim import Claim, Point, numbers
-from benchmarks.reproduce import cells_of, control_of
+from benchmarks.reproduce import cells_of
 
 NAMES = [
     f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 3)) for n in range(1, most + 1)
@@ -25,8 +25,10 @@ def test_what_runs_has_seeds_cells_metrics_and_published_numbers_of_its_own_labe
     for size, sweep in experiment.sweeps.items():
         assert len(sweep.seeds) >= 3
         cells = cells_of(experiment, size)
-        controls = {cell.seed for cell in cells if control_of(cell, experiment) == cell}
-        assert len(cells) == len(sweep.seeds) * len(sweep.cells) + len(controls)
+        change = experiment.measure.control
+        wanted = {str(settings) for settings in sweep.cells}
+        wanted |= {str(change(settings)) for settings in sweep.cells} if change is not None else set()
+        assert len(cells) == len(sweep.seeds) * len(wanted)
         assert all(set(experiment.keys) <= set(settings) for settings in sweep.cells)
         fixed = {tuple(str(settings[key]) for key in experiment.keys) for settings in sweep.cells}
         for metric in experiment.metrics:
