@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Generator, Tensor
 
-from attacks import denoise, expectation, gradinversion, label, mia, model_inversion, r_gap, rob, unrolling
+from attacks import denoise, expectation, ggl, gradinversion, label, mia, model_inversion, r_gap, rob, rog, unrolling
 from attacks.dlg import Dlg
 from attacks.idlg import Idlg
 from attacks.ig import Ig
 from attacks.inversion import reconstruct
 from attacks.sgi import Sgi
 from core.types import PrivateBatch, Reconstruction
+from tasks.task import Task
 
 
 class Attack(NamedTuple):
@@ -22,7 +23,8 @@ class Attack(NamedTuple):
     attack is adapted to masked updates, and what of its answer counts: one that gives labels has flat images.
 
     ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Others take
-    keywords, too: ``unrolling`` and ``denoise`` a client's ``earlier`` views.
+    keywords, too: ``unrolling`` and ``denoise`` a client's ``earlier`` views. ``ready`` raises ``AttackError`` where a
+    file the settings name is missing or does not fit the task.
     """
 
     settings: type
@@ -31,6 +33,7 @@ class Attack(NamedTuple):
     adaptive: bool = False
     gives: Literal["images", "labels"] = "images"
     needs: tuple[str, ...] = ()
+    ready: Callable[[Any, Task], None] | None = None
 
 
 ATTACKS: dict[str, Attack] = {
@@ -45,6 +48,20 @@ ATTACKS: dict[str, Attack] = {
     ),
     "r-gap": Attack(r_gap.RGap, r_gap.reconstruct, "honest-but-curious; one image, exact update, invertible layers"),
     "rob": Attack(rob.Rob, rob.reconstruct, "active; plants an imprint module in front of the model; one step"),
+    "ggl": Attack(
+        ggl.Ggl,
+        ggl.reconstruct,
+        "honest-but-curious; knows the mask; a generator learnt from public images",
+        adaptive=True,
+        ready=ggl.ready,
+    ),
+    "rog": Attack(
+        rog.Rog,
+        rog.reconstruct,
+        "honest-but-curious; knows the mask; few unknowns and a repair learnt from public images",
+        adaptive=True,
+        ready=rog.ready,
+    ),
     "model-inversion": Attack(
         model_inversion.ModelInversion, model_inversion.reconstruct, "honest-but-curious; one typical image per class"
     ),

@@ -193,6 +193,29 @@ def audit(
 
 
 @app.command()
+def prior(
+    kind: Annotated[Literal["ggl", "rog"], typer.Argument(help="The attack that brings it along.")],
+    dataset: Annotated[str, typer.Option(help="Public images, as in the setting dataset.")] = "digits",
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("prior.safetensors"),
+    split: Annotated[Literal["test", "train"], typer.Option(help="train: of a dataset that no client holds.")] = "test",
+    data: Annotated[Path | None, typer.Option(help="Directory with a local copy of the dataset.")] = None,
+    like: Annotated[str, typer.Option(help="Resize the images to those of this dataset.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="The run's seed: its canaries are not learnt from.")] = 0,
+) -> None:
+    """Learn from public images what the attacks ggl and rog bring along: a minute or less.
+
+    prunella prior ggl --dataset mnist --out ggl.safetensors
+
+    prunella audit TRACE --attack ggl -c ggl.prior=ggl.safetensors
+    """
+    with explained():
+        from deploy.prior import prior
+
+        for line in prior(kind, dataset, out, split=split, data=data, like=like, seed=seed).lines():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
 def export(
     run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
     runs: Runs = Path("runs"),

@@ -28,7 +28,7 @@ from attacks import ATTACKS
 from attacks.control import PSNR_FLOOR
 from attacks.leakage import paired
 from attacks.trace import save_trace
-from core.config import Raw, Run
+from core.config import Raw, Run, parse_section
 from core.errors import AttackError, ConfigError, unknown
 from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
@@ -101,6 +101,21 @@ def rebuilt_control(scores: Outcome) -> bool:
     return bool(scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR)
 
 
+def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
+    """The attack's own settings, for the worker; a file they name by its full path, since it works elsewhere.
+
+    Raises ``ConfigError`` where that file is missing or does not fit the task.
+    """
+    line, settings = ATTACKS[name], {k: v for k, v in raw.items() if k.startswith(f"{name}.")}
+    if line.ready is None:
+        return settings
+    try:
+        line.ready(parse_section(raw, name, line.settings), task)
+    except AttackError as error:
+        raise ConfigError(f"attack={name}: {error}") from None
+    return settings | {f"{name}.prior": str(Path(str(settings[f"{name}.prior"])).absolute())}
+
+
 @dataclass(frozen=True)
 class Job:
     """An attack under way, as ``job.json`` keeps it. ``client`` is the client's number, None for a canary."""
@@ -129,7 +144,7 @@ class Auditor:
                 f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
             )
         self.run, self.task, self.canary, self.roster = run, task, canary, roster
-        self.settings = {k: v for k, v in raw.items() if k.startswith(f"{run.attack}.")}
+        self.settings = ready_settings(run.attack, raw, task)
         self.queue = folder / "traces"
         self.pictures = folder / "pictures"
         self.jobs: list[Job] = []

@@ -9,16 +9,20 @@ import torch
 from flwr.app import Message, MetricRecord
 
 import client.app
+from attacks import rog
 from attacks.trace import load_trace
 from core.config import parse_run
 from core.errors import ConfigError
 from core.files import read_tree
+from core.randomness import stream
 from core.records import to_dense
 from server.app import assemble, describe
-from server.audit import rebuilt_control
+from server.audit import ready_settings, rebuilt_control
 from server.audit_worker import serve
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
+from tasks.data import load_test
+from tasks.task import Task
 from tests.local_grid import LocalGrid, settings
 
 QUICK = {"rounds": 2, "audit_every": 2, "batch_size": 2, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}
@@ -162,6 +166,22 @@ def test_audits_of_rounds_done_again_are_forgotten(tmp_path: Path) -> None:
 def test_an_attack_that_cannot_judge_a_run_is_refused(tmp_path: Path, attack: str) -> None:
     with pytest.raises(ConfigError, match="cannot be judged by it"):
         go(tmp_path, None, attack=attack)
+
+
+def test_an_attack_whose_prior_is_missing_is_refused_and_one_that_is_there_goes_by_its_full_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="attack=ggl: ggl needs a network"):
+        go(tmp_path, None, attack="ggl")
+    monkeypatch.chdir(tmp_path)
+    digits = load_test("digits", None)
+    assert digits is not None
+    rog.save(Path("rog.safetensors"), rog.train(digits.x[:64], stream(0, purpose="prior"), epochs=1, width=4))
+    task = Task("cnn", (1, 8, 8), 10)
+    settings = ready_settings("rog", {"rog.prior": "rog.safetensors", "rog.restarts": 2, "sgi.tv": 0.1}, task)
+    assert settings == {"rog.prior": str(tmp_path / "rog.safetensors"), "rog.restarts": 2}
+    with pytest.raises(ConfigError, match="on images"):
+        ready_settings("rog", settings, Task("cnn", (1, 28, 28), 10))
 
 
 def test_a_control_that_fails_is_called_so(tmp_path: Path) -> None:
