@@ -14,7 +14,11 @@ IIP is the share of pairs whose reconstruction is nearer (MSE) to its own image 
 Label accuracy is the share of reconstructed labels that are in the batch, counted with multiplicity.
 
 Each score stands beside two baselines made and paired the same way: uniform noise, and "other", each image given for
-its neighbour in the truth; when there is one image only, a flat image of its mean stands in, for IIP as well.
+its neighbour in the truth; when there is one image only, a flat image of its mean stands in, for IIP as well. An
+attacker who knows more has a better one: ``prior``, such as a mean of public images, then stands for "other".
+
+RDLV, of a similarity, is how far the reconstruction is ahead of what the attacker had before: (score - other) / other.
+LPIPS needs weights from elsewhere: ``attacks.lpips``.
 
 Errors: ``AttackError`` on shapes that do not fit and on NaN or infinity: a failed evaluation is never zero leakage.
 """
@@ -139,6 +143,16 @@ def other_images(truth: Tensor) -> Tensor:
     return truth.roll(1, dims=0) if len(truth) > 1 else truth.mean().expand_as(truth).clone()
 
 
+def rdlv(similarity: Stat) -> float | None:
+    """Relative data leakage value, (sim(rec, image) - sim(prior, image)) / sim(prior, image), of the means; 0 tells
+    nothing new. None where the prior has no similarity at all, of which nothing is a multiple.
+
+    >>> rdlv(Stat(mean=0.9, worst=0.95, random=0.0, other=0.3)), rdlv(Stat(0.9, 0.95, 0.0, 0.0))
+    (2.0000000000000004, None)
+    """
+    return (similarity.mean - similarity.other) / similarity.other if similarity.other > 0 else None
+
+
 def identifiable(truth: Tensor, pairs: Pairs, guess: Tensor) -> float:
     """IIP, over the pairs."""
     candidates = truth if len(truth) > 1 else torch.cat([truth, other_images(truth)])
@@ -159,6 +173,28 @@ def label_accuracy(truth: Tensor, guess: Tensor) -> float:
     return int(shared.sum()) / len(guess)
 
 
+@dataclass(frozen=True)
+class LabelLeakage:
+    """``accuracy`` of the named labels, ``chance`` that of naming them at random, and how often that is as good."""
+
+    accuracy: float
+    chance: float
+    as_good: float
+
+    @property
+    def told(self) -> bool:
+        """Whether the update told the labels: fewer than one guess in twenty is as good."""
+        return self.as_good < 0.05
+
+
+def label_leakage(named: Tensor, truth: Tensor, classes: int, draws: int = 2000) -> LabelLeakage:
+    """Of labels [B] named for a batch with labels ``truth`` [N], beside ``draws`` of B labels uniformly at random."""
+    guesses = torch.randint(classes, (draws, len(named)), generator=stream(0, purpose="label baseline"))
+    own = label_accuracy(truth.cpu(), named.cpu())
+    random = torch.tensor([label_accuracy(truth.cpu(), guess) for guess in guesses])
+    return LabelLeakage(own, float(random.mean()), float((random >= own - 1e-6).float().mean()))
+
+
 def _checked(reconstruction: Reconstruction, truth: PrivateBatch) -> tuple[Tensor, Tensor]:
     guess, real = reconstruction.x.detach().cpu().float(), truth.x.detach().cpu().float()
     if guess.dim() != 4 or guess.shape[1:] != real.shape[1:] or not len(guess) or not len(real):
@@ -168,23 +204,31 @@ def _checked(reconstruction: Reconstruction, truth: PrivateBatch) -> tuple[Tenso
     return guess, real
 
 
-def _stat(score: Score, up: bool, matched: tuple[Tensor, Tensor], random: tuple[Tensor, Tensor], real: Tensor) -> Stat:
+Matched = tuple[Tensor, Tensor]
+
+
+def _stat(score: Score, up: bool, matched: Matched, random: Matched, other_pair: Matched) -> Stat:
     values = score(*matched)
-    noise, other = score(*random), score(real, other_images(real))
+    noise, other = score(*random), score(*other_pair)
     means = [float(np.mean(scores)) for scores in (values, noise, other)]
     if not np.isfinite([*values, *means]).all():
         raise AttackError("a leakage score is not finite: this evaluation failed")
     return Stat(means[0], max(values) if up else min(values), means[1], means[2])
 
 
-def score(reconstruction: Reconstruction, truth: PrivateBatch, levels: int = LEVELS) -> Leakage:
-    """Every score of ``reconstruction`` against ``truth``; the inputs are left alone and may lie on any device."""
+def score(
+    reconstruction: Reconstruction, truth: PrivateBatch, levels: int = LEVELS, prior: Tensor | None = None
+) -> Leakage:
+    """Every score of ``reconstruction`` against ``truth``; the inputs are left alone and may lie on any device.
+
+    ``prior`` [C, H, W], where there is one, is the image the baseline "other" gives for every one."""
     if not 2 <= levels <= 256:
         raise AttackError("levels must lie between 2 and 256")
     guess, real = _checked(reconstruction, truth)
     pairs = assign(real, guess)
     noise = torch.rand(guess.shape, generator=stream(0, purpose="leakage baseline"))
     matched, random = paired(real, guess, pairs), paired(real, noise, assign(real, noise))
+    other = other_images(real) if prior is None else prior.detach().cpu().float().expand_as(real)
     scores: dict[str, tuple[Score, bool]] = {
         "psnr": (psnr, True),
         "nmi": (lambda t, g: nmi(t, g, levels), True),
@@ -192,7 +236,7 @@ def score(reconstruction: Reconstruction, truth: PrivateBatch, levels: int = LEV
         "ssim": (ssim, True),
         "mse": (mse, False),
     }
-    stats = {name: _stat(function, up, matched, random, real) for name, (function, up) in scores.items()}
+    stats = {name: _stat(function, up, matched, random, (real, other)) for name, (function, up) in scores.items()}
     labels = None if reconstruction.y is None else label_accuracy(truth.y.cpu(), reconstruction.y.cpu())
     iip = identifiable(real, pairs, guess)
     return Leakage(**stats, iip=iip, label_accuracy=labels, images=len(pairs), assignment=pairs)

@@ -177,17 +177,24 @@ def audit(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
     model: Annotated[str, typer.Option(help="package.module:function, where the trace names one: its code runs.")] = "",
     truth: Annotated[Path | None, typer.Option(help="Safetensors file of the images x and labels y, to score.")] = None,
+    known: Annotated[Path | None, typer.Option(help="Safetensors file of what denoise or mia must know.")] = None,
+    earlier: Annotated[
+        list[Path] | None, typer.Option(help="The same client's earlier traces, oldest first; may be repeated.")
+    ] = None,
 ) -> None:
     """Attack a recorded view again: what would this server have rebuilt?
 
     prunella audit runs/latest/traces/round-000005-control --attack ig -c ig.iterations=2000
 
     prunella audit traces/round-000001-node-7.safetensors --model my_app.model:build --truth batch.safetensors
+
+    prunella audit TRACE --attack mia --known members-and-outsiders.safetensors --truth asked.safetensors
     """
     with explained():
-        from deploy.replay import replay
+        from deploy.replay import PROBES, Sources, judge, replay
 
-        result = replay(trace, attack, settings or [], out, seed, model=model, truth=truth)
+        sources = Sources(trace, out, model, truth, known, tuple(earlier or ()))
+        result = (judge if attack in PROBES else replay)(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -2,7 +2,8 @@
 
 A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction, and its
 objective says how well it explains the update. Scores need the truth, which only its owner has: a safetensors file of
-x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one.
+x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one. What an attack must know besides the view
+comes from files of the user's, too: ``deploy.known``.
 
 A trace may name a model by its import path. It is built, and its code run, only where the user names the same model.
 """
@@ -18,20 +19,23 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.utils import save_image
 
-from attacks import ATTACKS
-from attacks.leakage import Leakage, score
+from attacks import ATTACKS, PROBES, SECTIONS
+from attacks.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
+from attacks.lpips import lpips
+from attacks.mia import MembershipLeakage
 from attacks.trace import load_trace, recorded_task
 from core.config import Raw, check_sections, parse_section, section_defaults
-from core.errors import unknown
+from core.errors import AttackError, unknown
 from core.files import read_tree
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction, ServerView
 from deploy.errors import UsageError
+from deploy.known import asked_of, keywords, probe
 from deploy.settings import parse
 from tasks.task import Task
 
 VIEW, TRUTH = "view.safetensors", "truth.safetensors"
-SCORES = ("psnr", "ssim", "nmi", "mse")
+SCORES = ("psnr", "ssim", "nmi", "ami", "mse")
 SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
 
 
@@ -44,8 +48,10 @@ class Replay:
     adaptive: bool
     view: ServerView
     answer: Reconstruction
-    pictures: Path
+    pictures: Path | None
     leakage: Leakage | None = None
+    labels: LabelLeakage | None = None
+    perceptual: str = ""
 
     def lines(self) -> list[str]:
         """What to tell the user."""
@@ -56,8 +62,19 @@ class Replay:
             f"attack     {self.attack} ({adapted}): {self.threat}",
             f"rebuilt    {len(self.answer.x)} images{labels}",
             f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
-            f"pictures   {self.pictures}",
-            *self.scores(),
+            *([] if self.pictures is None else [f"pictures   {self.pictures}"]),
+            *(self.scores() if ATTACKS[self.attack].gives == "images" else self.verdict()),
+        ]
+
+    def verdict(self) -> list[str]:
+        """What an attack that names labels found out."""
+        if self.labels is None:
+            return ["scores     none: they need the truth (--truth)"]
+        found = self.labels
+        words = "the update tells which classes the batch had" if found.told else "a guess is as good too often"
+        return [
+            f"labels     {found.accuracy:.3g} named (guessing {found.chance:.3g})",
+            f"verdict    {words}: {found.as_good:.2%} of guesses are as good",
         ]
 
     def scores(self) -> list[str]:
@@ -69,15 +86,22 @@ class Replay:
             f"{name:<10} {{mean:.4g}}, worst {{worst:.4g}} (random {{random:.4g}}, other {{other:.4g}})"
             for name in SCORES
         )
-        return [line.format(**found[name]) for line, name in zip(told, SCORES, strict=True)]
+        lines = [line.format(**found[name]) for line, name in zip(told, SCORES, strict=True)]
+        ahead, own = rdlv(self.leakage.ssim), self.leakage.label_accuracy
+        lines.append(
+            f"rdlv       {'undefined: the other image has no SSIM' if ahead is None else f'{ahead:.4g} of SSIM'}"
+        )
+        lines.append(f"lpips      {self.perceptual}")
+        lines.append(f"iip        {self.leakage.iip:.4g}")
+        return [*lines, *([] if own is None else [f"labels     {own:.4g} named"])]
 
 
 def settings_of(name: str, given: Sequence[str]) -> Raw:
     """``-c ig.iterations=200`` typed by the attack's defaults. Raises ``ConfigError``."""
-    if name not in ATTACKS:
-        raise unknown("attack", name, ATTACKS)
-    raw = parse(given, section_defaults(name, ATTACKS[name].settings))
-    check_sections(raw, {name: ATTACKS[name].settings})
+    if name not in SECTIONS:
+        raise unknown("attack", name, SECTIONS)
+    raw = parse(given, section_defaults(name, SECTIONS[name]))
+    check_sections(raw, {name: SECTIONS[name]})
     return raw
 
 
@@ -124,18 +148,79 @@ def task_of(file: Path, model: str) -> Task | None:
     return task
 
 
-def replay(
-    trace: Path, name: str, given: Sequence[str], out: Path, seed: int, *, model: str = "", truth: Path | None = None
-) -> Replay:
-    """Attack the view in ``trace`` and write the pictures into ``out``."""
-    settings: Any = parse_section(settings_of(name, given), name, ATTACKS[name].settings)
-    file, title = find(trace)
-    batch = truth_of(truth, file)
-    view, task, _ = load_trace(file, task_of(file, model))
-    attack = ATTACKS[name]
-    answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"))
+@dataclass(frozen=True)
+class Sources:
+    """Where things are: traces and files of the user's, the model they vouch for, and where pictures go."""
+
+    trace: Path
+    out: Path
+    model: str = ""
+    truth: Path | None = None
+    known: Path | None = None
+    earlier: tuple[Path, ...] = ()
+
+    def views(self) -> tuple[ServerView, Task, list[ServerView]]:
+        """The view, its task and the earlier views of the same task."""
+        file, _ = find(self.trace)
+        view, task, _ = load_trace(file, task_of(file, self.model))
+        return view, task, [load_trace(find(each)[0], task)[0] for each in self.earlier]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What membership inference found."""
+
+    threat: str
+    leakage: MembershipLeakage
+
+    def lines(self) -> list[str]:
+        """What to tell the user."""
+        found = self.leakage
+        return [
+            f"attack     mia: {self.threat}",
+            f"asked      {found.members} members and {found.outsiders} outsiders",
+            f"auc        {found.auc:.3f} (guessing 0.5)",
+            f"tpr        {found.tpr:.3f} of the members at a false-positive rate of 0.1 % (guessing 0.001)",
+        ]
+
+
+def perceived(truth: PrivateBatch, answer: Reconstruction, leakage: Leakage) -> str:
+    """LPIPS, mean and worst, or why it is left out."""
+    pairs = leakage.assignment
+    try:
+        found = lpips(truth.x[[t for t, _ in pairs]], answer.x[[g for _, g in pairs]])
+    except AttackError as error:
+        return f"left out: {error}"
+    return f"mean {sum(found) / len(found):.4g}, worst {min(found):.4g}"
+
+
+def judge(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
+    """Membership inference against the weights a view ends with."""
+    settings: Any = parse_section(settings_of(name, given), name, SECTIONS[name])
+    known, asked = asked_of(sources.known, "--known"), asked_of(sources.truth, "--truth")
+    view, task, _ = sources.views()
+    found = probe(view, task, settings, known, asked, stream(seed, purpose="replay"))
+    return Membership(PROBES[name].threat, found)
+
+
+def replay(sources: Sources, name: str, given: Sequence[str], seed: int) -> Replay:
+    """Attack the view in ``sources.trace`` and write the pictures into ``sources.out``."""
+    if name in PROBES:
+        raise UsageError(f"{name} asks about examples instead of rebuilding some")
+    settings: Any = parse_section(settings_of(name, given), name, SECTIONS[name])
+    file, title = find(sources.trace)
+    batch = truth_of(sources.truth, file)
+    view, task, earlier = sources.views()
+    attack, more = ATTACKS[name], keywords(name, sources.known, earlier)
+    answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu())
-    pictures = out / f"{title}-{name}.png"
+    if attack.gives == "labels":
+        named = None if batch is None or answer.y is None else label_leakage(answer.y, batch.y, task.classes)
+        return Replay(name, attack.threat, attack.adaptive, view, answer, None, labels=named)
+    pictures = sources.out / f"{title}-{name}.png"
     save(answer.x, pictures)
-    leakage = score(answer, batch) if batch is not None else None
-    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures, leakage)
+    if batch is None:
+        return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)
+    leakage = score(answer, batch)
+    told = perceived(batch, answer, leakage)
+    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures, leakage, perceptual=told)

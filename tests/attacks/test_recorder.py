@@ -16,7 +16,7 @@ from benchmarks.inprocess import FIRST_NODE, InProcessGrid, Tamper
 from core.errors import AttackError
 from core.files import write_tree
 from deploy.errors import UsageError
-from deploy.replay import replay
+from deploy.replay import Sources, replay
 from tasks.task import Task
 from tests.quickstart import BATCH, LEARNING_RATE, Net, app, load
 
@@ -48,9 +48,8 @@ def test_a_quick_start_app_is_recorded_attacked_and_scored(tmp_path: Path) -> No
     x, y = load(0)
     write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
     settings = ["sgi.iterations=120", "sgi.labels-tried=1"]
-    shown = replay(
-        tmp_path / "traces" / names[0], "sgi", settings, tmp_path, 0, model=MODEL, truth=tmp_path / "truth.safetensors"
-    )
+    sources = Sources(tmp_path / "traces" / names[0], tmp_path, MODEL, tmp_path / "truth.safetensors")
+    shown = replay(sources, "sgi", settings, 0)
     assert shown.leakage is not None and shown.leakage.psnr.mean > 20 > shown.leakage.psnr.other
     assert shown.answer.y is not None and shown.answer.y.tolist() == y.tolist()
     assert any(line.startswith("psnr") and "random" in line for line in shown.lines())
@@ -60,9 +59,9 @@ def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> No
     start(record(FedAvg(), Recorder(TASK, tmp_path, HOW)), tmp_path)
     trace = tmp_path / "round-000001-node-100.safetensors"
     with pytest.raises(AttackError, match="no entry of MODELS"):
-        replay(trace, "sgi", [], tmp_path, 0)
+        replay(Sources(trace, tmp_path), "sgi", [], 0)
     with pytest.raises(UsageError, match="not of 'tests.other:build'"):
-        replay(trace, "sgi", [], tmp_path, 0, model="tests.other:build")
+        replay(Sources(trace, tmp_path, "tests.other:build"), "sgi", [], 0)
 
 
 def test_another_model_is_told_before_the_first_round(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import pytest
 import torch
 from PIL import Image
 
+from attacks.control import undefended_view
 from attacks.trace import save_trace
-from core.errors import ConfigError
+from core.errors import AttackError, ConfigError
 from core.files import write_tree
 from core.randomness import stream
-from core.types import ServerView
+from core.types import PrivateBatch, ServerView
 from deploy.errors import UsageError
-from deploy.replay import find, replay, save, settings_of
+from deploy.replay import Sources, find, replay, save, settings_of
 from tasks.models import MODELS
 from tasks.task import Task, initial
 
@@ -45,8 +46,8 @@ def record(path: Path, x: torch.Tensor, label: int) -> Path:
 def test_an_undefended_view_is_rebuilt_and_drawn(tmp_path: Path) -> None:
     x = torch.rand(1, 1, 8, 8, generator=stream(0, purpose="image"))
     trace = record(tmp_path / "mine.safetensors", x, 3)
-    few = replay(trace, "ig", ["ig.iterations=2"], tmp_path, 0)
-    many = replay(trace, "ig", ["ig.iterations=300"], tmp_path, 0)
+    few = replay(Sources(trace, tmp_path), "ig", ["ig.iterations=2"], 0)
+    many = replay(Sources(trace, tmp_path), "ig", ["ig.iterations=300"], 0)
     assert many.answer.objective < few.answer.objective
     assert (many.answer.x - x).square().mean() < (few.answer.x - x).square().mean()
     assert Image.open(many.pictures).size[0] >= 128 and many.pictures.name == "mine-ig.png"
@@ -77,7 +78,7 @@ def test_a_trace_may_be_named_by_its_directory(tmp_path: Path) -> None:
 def test_files_that_are_no_traces_and_places_that_take_no_picture(tmp_path: Path) -> None:
     for missing in (tmp_path / "missing.safetensors", tmp_path):
         with pytest.raises(UsageError, match="no trace"):
-            replay(missing, "ig", [], tmp_path, 0)
+            replay(Sources(missing, tmp_path), "ig", [], 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         save(torch.zeros(1, 1, 8, 8), tmp_path / "file" / "x.png")
@@ -88,11 +89,45 @@ def test_scores_need_the_truth_and_a_canary_has_it_beside_it(tmp_path: Path) -> 
     folder = tmp_path / "round-000005-control"
     folder.mkdir()
     trace = record(folder / "view.safetensors", x, 3)
-    without = replay(trace, "ig", ["ig.iterations=2"], tmp_path, 0)
+    without = replay(Sources(trace, tmp_path), "ig", ["ig.iterations=2"], 0)
     assert without.leakage is None and "--truth" in without.lines()[-1]
     write_tree(folder / "truth.safetensors", {"x": x, "y": torch.tensor([3])})
-    scored = replay(folder, "ig", ["ig.iterations=2"], tmp_path, 0)
+    scored = replay(Sources(folder, tmp_path), "ig", ["ig.iterations=2"], 0)
     assert scored.leakage is not None
     assert scored.leakage.mse.mean == pytest.approx(float((scored.answer.x - x).square().mean()))
+    assert "AlexNet's weights" in scored.perceptual or scored.perceptual.startswith("mean")
+    names = [line.split()[0] for line in scored.lines()]
+    assert names[5:] == ["psnr", "ssim", "nmi", "ami", "mse", "rdlv", "lpips", "iip", "labels"]
     with pytest.raises(UsageError, match="no safetensors file of images"):
-        replay(trace, "ig", [], tmp_path, 0, truth=trace)
+        replay(Sources(trace, tmp_path, truth=trace), "ig", [], 0)
+
+
+def test_labels_get_a_verdict_and_their_grey_images_none(tmp_path: Path) -> None:
+    """Sixteen labels of two classes are told; the one label of a single image could be a lucky guess."""
+    task, x = Task("cnn", (1, 8, 8), 10), torch.rand(16, 1, 8, 8, generator=stream(0, purpose="image"))
+    batch = PrivateBatch(x, torch.tensor([2] * 12 + [7] * 4))
+    view = undefended_view(task, *initial(task, 0), batch)
+    save_trace(tmp_path / "many.safetensors", view, task, {})
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": batch.y})
+    many, single, known = (tmp_path / f"{name}.safetensors" for name in ("many", "one", "truth"))
+    told = replay(Sources(many, tmp_path, truth=known), "label", [], 0)
+    text = "\n".join(told.lines())
+    assert told.labels is not None and told.labels.told and "tells which classes" in text and "psnr" not in text
+    assert told.labels.chance == pytest.approx(0.2, abs=0.03)  # 12 and 4 of 16: 1.6 of each class are drawn
+    assert not list(tmp_path.glob("*.png"))
+    first = PrivateBatch(x[:1], batch.y[:1])
+    save_trace(single, undefended_view(task, *initial(task, 0), first), task, {})
+    write_tree(known, {"x": first.x, "y": first.y})
+    one = replay(Sources(single, tmp_path, truth=known), "label", [], 0)
+    assert one.labels is not None and one.labels.accuracy == 1 and not one.labels.told
+    assert "--truth" in replay(Sources(single, tmp_path), "label", [], 0).lines()[-1]
+
+
+def test_rob_is_replayed_where_the_user_vouches_for_its_model(tmp_path: Path) -> None:
+    task, x = Task("attacks.rob:cnn", (1, 28, 28), 10), torch.rand(1, 1, 28, 28, generator=stream(0, purpose="x")) / 4
+    view = undefended_view(task, *initial(task, 0), PrivateBatch(x, torch.tensor([1])))
+    save_trace(tmp_path / "rob.safetensors", view, task, {})
+    found = replay(Sources(tmp_path / "rob.safetensors", tmp_path, task.model), "rob", [], 0)
+    torch.testing.assert_close(found.answer.x, x, rtol=1e-3, atol=1e-3)
+    with pytest.raises(AttackError, match="pass its task"):
+        replay(Sources(tmp_path / "rob.safetensors", tmp_path), "rob", [], 0)

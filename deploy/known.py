@@ -1,0 +1,77 @@
+"""What an attack must know besides a view, as files the user names for ``prunella audit``.
+
+``--known`` is a safetensors file: for denoise, ``public`` images [M, C, H, W] and the channel's ``noise``, a covariance
+[d, d] or a variance (0-d); for mia, examples ``x`` [N, C, H, W] with labels ``y`` [N] and ``member`` [N], whether each
+was trained on. ``--earlier`` are the same client's earlier traces, oldest first. Nothing is unpickled.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Generator, Tensor
+
+from attacks import ATTACKS, PROBES
+from attacks.denoise import Channel
+from attacks.mia import MembershipLeakage, Model, membership_leakage
+from core.files import read_tree
+from core.trees import Tree, add
+from core.types import PrivateBatch, ServerView
+from deploy.errors import UsageError
+from tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Examples with what is known, or to be judged, of their membership [N], bool."""
+
+    batch: PrivateBatch
+    member: Tensor
+
+    def part(self, member: bool) -> PrivateBatch:
+        rows = self.member == member
+        return PrivateBatch(self.batch.x[rows], self.batch.y[rows])
+
+
+def tensors(path: Path, names: Sequence[str]) -> Tree:
+    """These tensors of a safetensors file. Raises ``UsageError``."""
+    try:
+        tree, _ = read_tree(path)
+        return {name: tree[name] for name in names}
+    except (OSError, SafetensorError, KeyError):
+        raise UsageError(f"{path} is no safetensors file of {', '.join(names)}") from None
+
+
+def keywords(name: str, known: Path | None, earlier: Sequence[ServerView]) -> dict[str, Any]:
+    """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
+    takes = inspect.signature(ATTACKS[name].reconstruct).parameters
+    if earlier and "earlier" not in takes:
+        raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
+    if known is not None and "known" not in takes:
+        raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
+    if known is None and "known" in ATTACKS[name].needs:
+        raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
+    given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
+    return given | ({"known": Channel(**tensors(known, ("public", "noise")))} if known is not None else {})
+
+
+def asked_of(path: Path | None, option: str) -> Asked:
+    """Examples whose membership is known. Raises ``UsageError``."""
+    if path is None:
+        raise UsageError(f"mia needs {option} FILE with tensors x, y and member: it asks about examples")
+    tree = tensors(path, ("x", "y", "member"))
+    if not len(tree["x"]) == len(tree["y"]) == len(tree["member"]):
+        raise UsageError(f"{path}: x, y and member are not of one length")
+    return Asked(PrivateBatch(tree["x"].float(), tree["y"].long()), tree["member"].bool())
+
+
+def probe(
+    view: ServerView, task: Task, settings: Any, known: Asked, asked: Asked, generator: Generator
+) -> MembershipLeakage:
+    """Membership of ``asked`` in the data the view's model was trained on: its weights after the update."""
+    model = Model(task, add(view.params, view.update), view.received_buffers or view.buffers)
+    scores = PROBES["mia"].infer(model, known.part(True), known.part(False), asked.batch, settings, generator)
+    return membership_leakage(scores[asked.member], scores[~asked.member])
