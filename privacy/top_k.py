@@ -40,7 +40,10 @@ class TopK:
 
 def top_mask(values: Tensor, inside: Tensor, keep: float) -> Tensor:
     """True at the ceil(keep * n) largest magnitudes of the n coordinates of ``inside``; equal ones go by index."""
-    ranked = values.abs()[inside]
+    magnitude = values.abs()
+    if bool(inside.all()):  # nothing pruned: gathering and scattering a large layer would cost more than ranking it
+        return keep_largest(magnitude, part_of(keep, magnitude.numel(), up=True))
+    ranked = magnitude[inside]
     sent = torch.zeros_like(inside)
     sent[inside] = keep_largest(ranked, part_of(keep, ranked.numel(), up=True))
     return sent

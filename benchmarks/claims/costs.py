@@ -114,6 +114,7 @@ def search_time(settings: Settings, seed: int, data: Path | None) -> Found:
     Values are normal: how long a search takes hardly depends on them, and all three search the same ones.
     """
     del data
+    torch.set_num_threads(1)
     params, _ = initial(Task(settings["model"], SHAPE, CLASSES), seed)
     generator = stream(seed, purpose="search")
     values = {name: torch.randn(t.shape, generator=generator) for name, t in params.items()}
