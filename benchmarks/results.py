@@ -94,7 +94,8 @@ def page(result: Result, plot: str) -> str:
     """The page of a claim, Markdown."""
     claim, experiment = result.claim, result.experiment
     sweep = experiment.sweeps[result.size]
-    common = {key: value for key, value in sweep.cells[0].items() if key not in experiment.keys}
+    alike = {key: all(cell.get(key) == value for cell in sweep.cells) for key, value in sweep.cells[0].items()}
+    common = {key: value for key, value in sweep.cells[0].items() if alike[key] and key not in experiment.keys}
     box = result.machine
     seeds = ", ".join(str(seed) for seed in sweep.seeds)
     parts = [
@@ -107,7 +108,7 @@ def page(result: Result, plot: str) -> str:
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",
         sweep.note,
-        "\n".join(f"* {key}: {value}" for key, value in common.items() if key not in experiment.keys),
+        "\n".join(f"* {key}: {value}" for key, value in common.items()),
         "\n".join(f"* {remark}" for remark in claim.remarks),
         f"Took {result.seconds:.0f} s in all cells, on {box['processors']} shared CPU cores with a load of "
         f"{box['load']:.0f}, {box['threads']} threads, Python {box['python']}; images from {box['data']}.",
@@ -140,17 +141,34 @@ def _lines(axes: Any, points: Sequence[Point], metric: Metric, x: int, split: in
 
 
 def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None) -> None:
-    """One bar a series; published numbers as crosses."""
-    names = [", ".join(part for i, part in enumerate(p.label) if i != split) for p in points]
-    for i, point in enumerate(points):
-        style = {"color": COLOURS[i % len(COLOURS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
+    """One bar a point, published numbers as crosses. Where more than the series tells points apart, the bars of a
+    series have its colour and those of one setting stand together; else every bar has its own."""
+    rests = [tuple(part for i, part in enumerate(p.label) if i != split) for p in points]
+    grouped = any(len(rest) > 1 for rest in rests)
+    series = list(dict.fromkeys(rest[-1] for rest in rests))
+    groups = list(dict.fromkeys(rest[:-1] for rest in rests)) if grouped else []
+    for i, (point, rest) in enumerate(zip(points, rests, strict=True)):
+        kind = series.index(rest[-1]) if grouped else i
+        wide = 0.8 / len(series) if grouped else 0.8
+        x = groups.index(rest[:-1]) + (kind + 0.5) * wide - 0.4 if grouped else float(i)
+        style = {"color": COLOURS[kind % len(COLOURS)], "hatch": HATCHES[kind % len(HATCHES)], "edgecolor": "white"}
+        named = grouped and all(other[-1] != rest[-1] for other in rests[:i])
         spread = point.spread(metric.key)
-        axes.bar(i, point.mean(metric.key), yerr=spread if math.isfinite(spread) else None, capsize=3, **style)
+        text = rest[-1] if named else None
+        error = spread if math.isfinite(spread) else None
+        axes.bar(x, point.mean(metric.key), wide, yerr=error, capsize=1.5 if grouped else 3, label=text, **style)
         if point.label in metric.published:
             first = not any(p.label in metric.published for p in points[:i])
             text = "published" if first else None
-            axes.plot(i, metric.published[point.label], "kx", markersize=9, markeredgewidth=2, label=text)
-    axes.set_xticks(range(len(points)), names, rotation=30, ha="right", fontsize=8)
+            axes.plot(x, metric.published[point.label], "kx", markersize=9, markeredgewidth=2, label=text)
+    names = [", ".join(group) for group in groups] if grouped else [", ".join(rest) for rest in rests]
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+
+
+def _width(groups: dict[str, list[Point]], bars: bool) -> float:
+    """Inches of all panels: room for every bar."""
+    most = max(len(points) for points in groups.values())
+    return len(groups) * max(2.3, 0.2 * most if bars else 0.0)
 
 
 def draw(result: Result, path: Path) -> None:
@@ -162,7 +180,7 @@ def draw(result: Result, path: Path) -> None:
     metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
     groups = _groups(result, plot.split)
     share: Any = "row" if plot.x is not None else False
-    figure = Figure(figsize=(max(4.0, 2.3 * len(groups)), 2.6 * len(metrics)), layout="constrained")
+    figure = Figure(figsize=(max(4.0, _width(groups, plot.x is None)), 2.6 * len(metrics)), layout="constrained")
     panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=share)
     for row, metric in zip(panels, metrics, strict=True):
         for axes, (name, points) in zip(row, groups.items(), strict=True):
@@ -176,9 +194,11 @@ def draw(result: Result, path: Path) -> None:
             axes.grid(axis="y", alpha=0.3)
             axes.tick_params(labelsize=8)
         row[0].set_ylabel(metric.heading, fontsize=9)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    if labels:
-        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    named: dict[str, Any] = {}
+    for axes in panels.flat:
+        named |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if named:
+        figure.legend(list(named.values()), list(named), loc="outside right upper", fontsize=8)
     with rc_context({"svg.hashsalt": result.claim.name}):
         figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=_undated(path))
 

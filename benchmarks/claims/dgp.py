@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from benchmarks.claims.claim import Claim, Experiment, Measure, Metric, Plot, Point, Sweep, numbers
 from benchmarks.claims.costs import search_time, traffic
+from benchmarks.claims.dgp_attacks import D1, D2, D6
+from benchmarks.claims.dgp_training import D5
 from benchmarks.claims.verdict import Verdict, at_most, within, worst
 
 PAPER = "DGP"
@@ -109,50 +111,18 @@ D4 = Claim(
     ),
     remarks=(
         "Ratios are medians over turns in which every arm runs once, in processor time of one thread. Top-k here is "
-        "this project's exact selection with ties by index; `torch.topk`, PyTorch's own, is printed beside it: on the two "
-        "large models ours takes a quarter of its time, so that what is slow over ours (ADGP) is not slow over PyTorch's.",
+        "this project's exact selection with ties by index; `torch.topk`, PyTorch's own, is printed beside it. On the "
+        "two large models ours takes a quarter of its time: what is slow over ours is not slow over PyTorch's.",
     ),
 )
 
 CLAIMS = (
-    Claim(
-        "D1",
-        PAPER,
-        "Table 1",
-        "DGP resists IG, GI, R-GAP and Rob at the accuracy of no defense; every other defense fails one of them",
-        "ResNet18, SSIM: IG none 0.954, Top-k 0.769, Outpost 0.640, DGP 0.287; GI none 0.918, Top-k 0.697, DGP 0.199; "
-        "Rob none 0.933, Soteria 0.933, Top-k 0.038, DGP 0.051; R-GAP none 0.965, DGP 0.248; accuracy 93.62 %, "
-        "DGP 93.40 %",
-        missing="the sweep of defenses and attacks is in benchmarks.leakage, not yet declared as a claim",
-    ),
-    Claim(
-        "D2",
-        PAPER,
-        "Table 2",
-        "more pruned (k1 + k2) resists Rob better, a larger k1 / k2 resists IG better; both cost accuracy",
-        "Rob, 48/80/96 %: LPIPS 0.426/0.527/0.531, SSIM 0.146/0.051/0.029, accuracy 93.42/93.40/92.91 %. IG, p = 1/15, "
-        "1/7, 1/3: LPIPS 0.316/0.351/0.383, SSIM 0.287/0.250/0.234, accuracy 93.40/93.21/92.82 %",
-        missing="the sweep over k1 and k2 is not yet declared",
-    ),
+    D1,
+    D2,
     D3,
     D4,
-    Claim(
-        "D5",
-        PAPER,
-        "Fig. 4",
-        "with error feedback DGP trains like the baseline; without it accuracy falls, or training fails",
-        "a figure; no numbers",
-        missing="training curves with and without error feedback are not yet declared",
-    ),
-    Claim(
-        "D6",
-        PAPER,
-        "Tables 5 and 6",
-        "DGP lowers SSIM under Rob and IG for four models on CIFAR-10 and CIFAR-100",
-        "CIFAR-10, SSIM none/DGP: Rob CNN6 0.9273/0.1335, LeNet (Zhu) 0.9293/0.2364, ResNet18 0.9328/0.0511, VGG11 "
-        "0.9328/0.0464; IG 0.7735/0.4375, 0.6745/0.3785, 0.9539/0.2866, 0.8084/0.3269",
-        missing="not yet declared; CIFAR-100 also needs its dataset",
-    ),
+    D5,
+    D6,
     Claim(
         "D7",
         PAPER,
