@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from client.audit import answer
-from client.budget import account, require_charged, require_uncovered_is_allowed
+from client.budget import account, epsilon_next, noisy_correct, require_charged, require_uncovered_is_allowed
 from client.download import proposed, receive_locations, receive_model
 from client.guard import after_training, before_training
 from client.session import Session
@@ -159,7 +159,7 @@ def train(message: Message, context: Context) -> Message:
     proposal = proposed(session.procedure.chain, result.state, content)
     if proposal is not None:
         reply[RECORD] = mask_to_coded(proposal, mask)
-    reply["ledger"] = ConfigRecord({**line(ledger, session.accounts.elsewhere())})
+    reply["ledger"] = ConfigRecord({**line(ledger, session.accounts.elsewhere()), **epsilon_next(session, ledger)})
     return Message(reply, reply_to=message)
 
 
@@ -185,17 +185,25 @@ def initial(message: Message, context: Context) -> Message:
 @app.evaluate()
 @guarded
 def evaluate(message: Message, context: Context) -> Message:
-    """Loss and accuracy of the global model on the fifth of this client's examples it never trains on."""
-    session = Session(context)
-    require_uncovered_is_allowed(session, "evaluation=clients", "set evaluation=server")
+    """Loss and accuracy of the global model on the fifth of this client's examples it never trains on. Under an epsilon
+    only the accuracy, of a noisy count."""
+    session, of = Session(context), _round_of(message.content)
+    if not session.privacy.validation_noise:
+        mend = "set evaluation=server, or privacy.validation-noise for noisy counts"
+        require_uncovered_is_allowed(session, "evaluation=clients", mend)
     if session.run.evaluation != "clients":
         raise ConfigError("this run evaluates on the server: set evaluation=clients to ask clients")
-    if not session.store.claim("evaluations", str(_round_of(message.content)), ANSWERS_PER_ROUND):
+    if not session.store.claim("evaluations", str(of), ANSWERS_PER_ROUND):
         raise ConfigError("this round was evaluated already")
     received, _ = _receive(session, message.content)
     held_out = session.held_out
     x, y = held_out.x.to(session.device), held_out.y.to(session.device)
     result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
+    if session.procedure.chain.private is not None:
+        correct = noisy_correct(session, of, received, round(result.accuracy * result.examples))
+        share = min(max(correct / result.examples, 0.0), 1.0)
+        metrics = MetricRecord({"num-examples": result.examples, "accuracy": share})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
     # Rounded: every further digit would only serve somebody who asks about single examples.
     loss, accuracy = round(result.loss, 3), round(result.accuracy, 3)
     metrics = MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})

@@ -7,18 +7,18 @@ for nothing; another one under the same name is refused (``privacy.ledger.spend`
 
 from client.session import Session
 from client.state import Memory
-from core.config import parse_section
 from core.errors import DefenseError
-from privacy.accounting import Privacy
+from privacy.accounting import Charge
 from privacy.chain import flatten_state
-from privacy.ledger import Ledger, charge, digest, record
+from privacy.ledger import Ledger, answer, charge, digest, merge, projected, record
+from privacy.noisy_count import noisy_count
 from strategies.local import Received
 
 
 def account(session: Session, memory: Memory, received: Received, request: str, steps: int) -> Ledger:
     """The ledger as it will be after ``steps`` local steps for ``request``. Raises ``DefenseError`` past the budget."""
     procedure, examples = session.procedure, len(session.examples)
-    privacy, elsewhere = parse_section(session.raw, "privacy", Privacy), session.accounts.elsewhere()
+    privacy, elsewhere = session.privacy, session.accounts.elsewhere()
     if procedure.chain.private is None:
         return record(memory.ledger, procedure.chain, steps, None, privacy, elsewhere)
     batch = min(session.run.batch_size, examples)
@@ -27,6 +27,38 @@ def account(session: Session, memory: Memory, received: Received, request: str, 
     made = digest([received.params, received.mask, flatten_state({**memory.state, "scheme": memory.scheme})], text)
     new = charge(procedure.chain, (request, made), steps, examples, batch)
     return record(memory.ledger, procedure.chain, steps, new, privacy, elsewhere)
+
+
+def _validation_charge(session: Session, request: str, made: str) -> Charge | None:
+    """What telling a noisy count costs in this run; None where it tells none."""
+    private, scale = session.procedure.chain.private, session.privacy.validation_noise
+    if private is None or not scale or session.run.evaluation != "clients":
+        return None
+    return Charge(request, made, noise=private.noise_multiplier, sampling=1.0, steps=0, laplace=scale)
+
+
+def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
+    """What the ledger line tells the server of the next round: the epsilon it would bring, where there is a budget. So
+    the server need not ask a client that would refuse."""
+    batch, count = min(session.run.batch_size, len(session.examples)), len(session.examples)
+    training = charge(session.procedure.chain, ("next", ""), session.run.local_steps, count, batch)
+    if training is None or not session.privacy.epsilon_budget:
+        return {}
+    validation = _validation_charge(session, "next", "")
+    again = [training] + ([validation] if validation is not None else [])
+    total = projected(ledger, again, session.privacy, session.accounts.elsewhere())
+    return {} if total is None else {"epsilon_next": total}
+
+
+def noisy_correct(session: Session, round: int, received: Received, correct: int) -> int:
+    """The number of held-out examples that are labelled right, with noise, and charged before it is told."""
+    tensors = [received.params, received.mask, received.buffers]
+    new = _validation_charge(session, f"validation {round}", digest(tensors, session.accounts.name))
+    if new is None:
+        raise DefenseError("evaluation=clients would tell exact scores, which ε does not cover")
+    known = merge(session.store.load(round + 1).ledger, session.accounts.charged())
+    session.accounts.write(answer(known, new, session.privacy, session.accounts.elsewhere()))
+    return noisy_count(correct, new.laplace, session.generator(round, "validation"))
 
 
 def require_charged(session: Session, done: int, charged: int) -> None:

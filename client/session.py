@@ -19,10 +19,11 @@ from flwr.app import Context
 
 from client.accounts import Accounts
 from client.state import ClientStore
-from core.config import Raw, Run, parse_run
+from core.config import Raw, Run, parse_run, parse_section
 from core.errors import ConfigError
 from core.randomness import stream
 from core.trees import Tree
+from privacy.accounting import Privacy
 from privacy.chain import Chain, build_chain
 from strategies import validates
 from strategies.local import Procedure
@@ -100,8 +101,13 @@ class Session:
 
     @cached_property
     def accounts(self) -> Accounts:
-        """What all runs have let through of the examples this one trains on."""
-        return Accounts(self.store.home, self.store.folder.name, self.examples.x)
+        """What all runs have let through of the examples this one trains on or, where it evaluates, tells scores of."""
+        told = self._all if self.run.evaluation == "clients" else self.examples
+        return Accounts(self.store.home, self.store.folder.name, told.x)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        return parse_section(self.raw, "privacy", Privacy)
 
     @cached_property
     def task(self) -> Task:

@@ -57,6 +57,7 @@ def rows(run: Line, metrics: Sequence[Line], audits: Sequence[Line]) -> Rows:
     found += [("density", f"{state.density:.3f}")] if state.density is not None else []
     found += wire_row(state) + failure_row(metrics) + leakage_rows(audits)
     found += [("privacy", verdict(audits).headline)] if audits else []
+    found += [("note", str(run["note"]))] if run.get("note") else []
     return found + ([("error", str(run["error"]))] if run.get("error") else [])
 
 

@@ -32,15 +32,22 @@ Accountant = Literal["rdp", "pld", "zcdp"]
 
 @dataclass(frozen=True)
 class Privacy:
-    """``epsilon_budget`` 0: none. A round that would pass it is refused before it starts."""
+    """``epsilon_budget`` 0: none. A round that would pass it is refused before it starts.
+
+    ``validation_noise`` is the scale, in examples, of the Laplace noise on the number of held-out examples a client
+    gets right, which is what it tells of them under an epsilon; 0: it tells nothing.
+    """
 
     epsilon_budget: float = 0.0
     delta: Positive = 1e-5
     accountant: Accountant = "rdp"
+    validation_noise: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon_budget < math.inf and 0 < self.delta < 1):
             raise ConfigError("privacy.epsilon-budget must not be negative, and privacy.delta must lie in (0, 1)")
+        if not 0 <= self.validation_noise < math.inf:
+            raise ConfigError("privacy.validation-noise must be a finite number that is not negative; 0: no answers")
 
 
 @dataclass(frozen=True)

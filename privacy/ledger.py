@@ -149,6 +149,26 @@ def record(
     )
 
 
+def answer(ledger: Ledger, new: Charge, privacy: Privacy, elsewhere: Ledger) -> Ledger:
+    """The ledger after one noisy answer that is no round; raises where it must not be given.
+
+    An answer about examples of which a round without an epsilon took is refused: noise would promise nothing.
+    """
+    if not (ledger.covered and elsewhere.covered):
+        raise DefenseError("not every round on these examples, in any run, had an ε: their scores stay here")
+    charges = spend(ledger.charges, new)
+    total = _epsilon((*charges, *elsewhere.charges), True, privacy)
+    return dataclasses.replace(ledger, charges=charges, epsilon=total, delta=privacy.delta)
+
+
+def projected(ledger: Ledger, again: Iterable[Charge], privacy: Privacy, elsewhere: Ledger) -> float | None:
+    """The epsilon if these were charged once more, as they will be next round; None where there is none."""
+    if not (ledger.covered and elsewhere.covered):
+        return None
+    total = epsilon((*ledger.charges, *elsewhere.charges, *again), privacy.delta, privacy.accountant)
+    return total if math.isfinite(total) else None
+
+
 def merge(ledger: Ledger, spent: Ledger) -> Ledger:
     """``ledger``, perhaps of an earlier round, with all that was ever spent."""
     known = {charge.request for charge in ledger.charges}

@@ -77,6 +77,7 @@ def describe(federation: Federation) -> None:
         id=federation.folder.name,
         status="running",
         error=None,
+        note=None,
         settings=dict(federation.raw),
         versions=versions(),
         model_parameters=sum(t.numel() for t in initial(federation.task, 0)[0].values()),

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 
 import torch
@@ -11,12 +11,14 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from core.config import Raw, Run
+from core.config import Raw, Run, parse_section
 from core.errors import ConfigError, PrunellaError
 from core.records import from_dense, to_dense
 from core.trees import Tree
+from privacy.accounting import Privacy
 from server import checkpoint as checkpoints
 from server.audit import Auditor
+from server.budget import past_budget, too_few
 from server.checkpoint import Checkpoint
 from server.exporter import Exporter
 from server.numbers import audit_rows, counter_rows, ledger_rows, round_rows
@@ -177,6 +179,18 @@ def drain(federation: Federation, grid: Grid) -> None:
     take_audits(federation, grid)
 
 
+def refused(federation: Federation, round: int) -> str | None:
+    """Why the round must not take place; else None, and clients that could not afford it are asked no more."""
+    run, roster = federation.run, federation.strategy.roster
+    budget = parse_section(federation.raw, "privacy", Privacy).epsilon_budget
+    over = past_budget(federation.ledgers, budget)
+    if new := over.keys() - roster.spent:
+        log(WARNING, "round %d would bring clients %s past privacy.epsilon-budget = %g: they are asked no more",
+            round, ", ".join(map(str, sorted(new))), budget)  # fmt: skip
+    roster.spent = frozenset(over)
+    return too_few((member.client for member in roster.members.values()), over, run.min_clients, budget, round)
+
+
 def federate(federation: Federation, grid: Grid) -> None:
     """The whole run."""
     run = federation.run
@@ -186,6 +200,10 @@ def federate(federation: Federation, grid: Grid) -> None:
     federation.strategy.roster.wait_for(grid, max(run.min_clients, run.expected_clients), run.round_seconds)
     arrays = to_dense(tree)
     for round in range(start + 1, run.rounds + 1):
+        if reason := refused(federation, round):
+            log(WARNING, "%s", reason)
+            federation.store.write_run(note=reason)
+            break
         arrays = one_round(federation, grid, round, arrays)
         take_audits(federation, grid)
     drain(federation, grid)

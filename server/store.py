@@ -1,6 +1,6 @@
 """The run store: a directory of plain files that outlives the process and needs no service to read.
 
-    run.json        what was run: id, status, error, settings, versions, times (ISO 8601, UTC), threat model, claims
+    run.json        what was run: id, status, error, note, settings, versions, times (ISO 8601), threat model, claims
     metrics.jsonl   one number a line, append-only: round, time (Unix seconds), metric, labels, value
     audits.jsonl    one audit a line, append-only (``Audit``)
     pictures/       safetensors "original" and "reconstruction" [N, C, H, W] in [0, 1], only of clients that consented
@@ -48,6 +48,7 @@ RUN_KEYS = (
     "id",
     "status",
     "error",
+    "note",
     "settings",
     "versions",
     "model_parameters",

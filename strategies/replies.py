@@ -35,7 +35,7 @@ REASONS = (
 MAX_EXAMPLES = 10**9
 UNREACHABLE = (3, 4, 5)  # Flower: message unavailable, reply unavailable, node unavailable
 MAX_CLAIMS = 2_000  # characters
-LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "delta")
+LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "epsilon_next", "delta")
 
 
 class ReplyError(PrunellaError):
@@ -248,16 +248,18 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
 
 
 def read_evaluation(reply: Message) -> Evaluation:
-    """What a client measured on its held-out examples, or ``ReplyError``."""
+    """What a client measured on its held-out examples, or ``ReplyError``. The loss is NaN where it told none, as under
+    an epsilon."""
     if reply.has_error():
         reason = "unreachable" if reply.error.code in UNREACHABLE else "client-error"
         raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
     metrics = reply.content.metric_records.get("metrics", MetricRecord())
-    loss, accuracy, examples = (metrics.get(name) for name in ("loss", "accuracy", "num-examples"))
+    accuracy, examples = (metrics.get(name) for name in ("accuracy", "num-examples"))
+    loss = metrics.get("loss", 0.0)
     _check(isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a count")
     _check(isinstance(loss, int | float) and 0 <= loss < math.inf, "metrics", "the loss is not a finite number")
     _check(isinstance(accuracy, int | float) and 0 <= accuracy <= 1, "metrics", "the accuracy is not a share")
-    return Evaluation(float(str(loss)), float(str(accuracy)), int(str(examples)))
+    return Evaluation(float(str(metrics.get("loss", math.nan))), float(str(accuracy)), int(str(examples)))
 
 
 Listener = Callable[[Contribution], None]

@@ -43,10 +43,11 @@ def read_hello(reply: Message) -> Member:
 
 
 class Roster:
-    """The members of a run, refreshed before every round."""
+    """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
+        self.spent: frozenset[int] = frozenset()
         self._asked: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
 
     def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
@@ -59,7 +60,8 @@ class Roster:
                 if reply.metadata.src_node_id in fresh and not reply.has_error():
                     self._admit(read_hello(reply), online)
             self._put_off([node for node in fresh if node not in self.members])
-        return sorted(self.members[node] for node in online if node in self.members)
+        there = (self.members[node] for node in online if node in self.members)
+        return sorted(member for member in there if member.client not in self.spent)
 
     def find(self, client: int | None) -> Member | None:
         """The member with this number, of those seen so far."""

@@ -40,7 +40,7 @@ def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) ->
     assert set(content) == {"update", "spoken", "metrics", "provenance", "ledger"}
     assert set(content["metrics"]) == {"num-examples", "train-seconds"}
     assert set(content["provenance"]) == {"round", "mask", "applied", "values"}
-    assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon", "delta"}
+    assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon", "epsilon_next", "delta"}
     assert content["provenance"]["applied"] == ["dgp"]
 
 

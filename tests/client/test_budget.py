@@ -84,6 +84,63 @@ def test_scores_of_private_examples_do_not_leave_under_an_epsilon(tmp_path: Path
         send(tmp_path, "evaluate", model(), evaluation="clients", **PRIVATE)
 
 
+def counts(folder: Path, round: int = 1, scale: float = 2.0, content: RecordDict | None = None) -> RecordDict:
+    noise = {"evaluation": "clients", "privacy.validation-noise": scale}
+    return send(folder, "evaluate", content or model(round), **noise, **PRIVATE).content
+
+
+def test_under_an_epsilon_a_noisy_count_leaves_and_is_charged(tmp_path: Path) -> None:
+    noise = {"evaluation": "clients", "privacy.validation-noise": 2.0}
+    send(tmp_path, "train", model(1), **noise, **PRIVATE)
+    told = counts(tmp_path)["metrics"]
+    assert set(told) == {"num-examples", "accuracy"} and 0 <= told["accuracy"] <= 1
+    spent = send(tmp_path, "train", model(2), **noise, **PRIVATE).content["ledger"]["epsilon"]
+    node = session(tmp_path, {"partition-id": 0}, evaluation="clients")
+    rate = node.run.batch_size / len(node.examples)
+    charges = [Charge("", "", 1.0, rate, 4), Charge("", "", 1.0, 1.0, 0, laplace=2.0)]
+    assert spent == pytest.approx(epsilon(charges, 1e-5, "rdp"))
+
+
+def test_a_count_is_noise_drawn_once_and_is_that_of_the_model(tmp_path: Path) -> None:
+    first = counts(tmp_path, scale=2.0)["metrics"]["accuracy"]
+    assert counts(tmp_path, scale=2.0)["metrics"]["accuracy"] == first
+    exact = send(tmp_path / "a", "evaluate", model(), evaluation="clients", defenses="none").content["metrics"]
+    close = counts(tmp_path / "b", scale=1e-3)["metrics"]["accuracy"]
+    assert close == pytest.approx(exact["accuracy"], abs=1e-3)
+    with pytest.raises(DefenseError, match="another model"):
+        counts(tmp_path / "b", scale=1e-3, content=other_model(1))
+
+
+def test_a_count_past_the_budget_is_refused_before_it_is_told(tmp_path: Path) -> None:
+    noise = {"evaluation": "clients", "privacy.validation-noise": 1.0, "privacy.epsilon-budget": 0.5}
+    with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
+        send(tmp_path, "evaluate", model(), **noise, **PRIVATE)
+    assert not list(tmp_path.rglob("accounts/*"))
+
+
+def test_examples_that_were_only_held_out_are_in_the_account_of_their_scores(tmp_path: Path) -> None:
+    counts(tmp_path)
+    later = send(tmp_path, "train", model(1), **PRIVATE, run_dir="/x/later").content["ledger"]["epsilon"]
+    node = session(tmp_path, {"partition-id": 0})
+    rate = node.run.batch_size / len(node.examples)
+    charges = [Charge("", "", 1.0, rate, 2), Charge("", "", 1.0, 1.0, 0, laplace=2.0)]
+    assert later == pytest.approx(epsilon(charges, 1e-5, "rdp"))
+
+
+def test_scores_of_examples_a_heuristic_trained_on_stay(tmp_path: Path) -> None:
+    send(tmp_path, "train", model(1), evaluation="clients", defenses="dgp")
+    with pytest.raises(DefenseError, match="stay here"):
+        counts(tmp_path)
+
+
+def test_the_line_tells_what_the_next_round_would_bring_where_there_is_a_budget(tmp_path: Path) -> None:
+    budget = {**PRIVATE, "privacy.epsilon-budget": 50.0}
+    first = send(tmp_path, "train", model(1), **budget).content["ledger"]
+    second = send(tmp_path, "train", model(2), **budget).content["ledger"]
+    assert first["epsilon_next"] == pytest.approx(second["epsilon"])
+    assert "epsilon_next" not in send(tmp_path / "b", "train", model(1), **PRIVATE).content["ledger"]
+
+
 def test_a_scheme_that_prunes_by_private_scores_is_refused_under_an_epsilon(tmp_path: Path) -> None:
     with pytest.raises(DefenseError, match="choose another strategy"):
         send(tmp_path, "train", model(), strategy="lotteryfl", **PRIVATE)

@@ -242,6 +242,15 @@ def test_clients_evaluate_on_what_they_hold_out(tmp_path: Path) -> None:
     assert federation.test is not None
 
 
+def test_clients_evaluate_under_an_epsilon_by_noisy_counts_without_a_loss(tmp_path: Path) -> None:
+    noise = {"evaluation": "clients", "privacy__validation_noise": 5.0}
+    federation = go(tmp_path, clients=2, defenses="dp-sgd", strategy="random", rounds=2, local_steps=1, **noise)
+    assert len(series(federation, "accuracy_ratio")) == 2 and not series(federation, "loss")
+    without = go(tmp_path / "b", clients=2, defenses="dp-sgd", strategy="random", rounds=2, local_steps=1)
+    spent, less = (series(f, "privacy_epsilon", stat="worst") for f in (federation, without))
+    assert spent[1] > less[1]
+
+
 def test_a_damaged_value_changes_the_result_so_the_checks_above_can_fail(tmp_path: Path) -> None:
     def scale(message: Message) -> Message:
         if "update" in message.content and message.metadata.src_node_id == 100:
