@@ -18,6 +18,7 @@ from typing import Any
 POLL = 0.1
 OBJECT_BACKOFF = 0.05
 HEARTBEAT = 10  # the least the SuperLink accepts; a dead SuperNode is missed after two
+_FLOWERS_HEARTBEAT = 30
 
 Spawn = Callable[[list[str]], None]
 
@@ -90,6 +91,15 @@ def faster_supernode(poll: float) -> None:
         replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
 
+def faster_tasks() -> None:
+    """A ClientApp that crashed is missed after 20 s without a heartbeat, not after 60; as long as before to start.
+
+    Only where tasks are kept in memory, so at SuperNodes: a SuperLink that is killed has its database back in seconds,
+    and its ServerApp must not count as dead meanwhile.
+    """
+    replace("flwr.supercore.corestate.in_memory_corestate", "HEARTBEAT_PATIENCE", 2 * HEARTBEAT / _FLOWERS_HEARTBEAT)
+
+
 def faster_objects() -> None:
     """A tensor that its sender has not uploaded yet is asked for again after 0.05 s, not after 1 s."""
     for function in ("pull_objects", "pull_and_inflate_object_from_tree"):
@@ -119,6 +129,7 @@ def quiet_superlink() -> None:
 def apply(spawn: Spawn, poll: float = POLL) -> None:
     """All of the above. ``spawn`` receives the command line of a task. Raises ``PatchError``."""
     faster_supernode(poll)
+    faster_tasks()
     faster_objects()
     forked_tasks(spawn)
     quiet_superlink()

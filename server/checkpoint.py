@@ -1,17 +1,20 @@
 """Checkpoints: after every round all it takes to go on, written atomically, two kept.
 
 One safetensors file per round holds the global weights, buffers, mask and what the scheme remembers; its metadata
-holds the round, the settings that must not change, and cumulative counters. Randomness needs no state: every stream is
-drawn from seed and round.
+holds the round, the settings that must not change, and cumulative counters, and a checksum (CRC-32) over all of it:
+safetensors alone notices a file that was cut short, but no bit that changed. Randomness needs no state: every stream
+is drawn from seed and round.
 """
 
 import json
 import re
+import zlib
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.common.logger import log
 
 from core.config import Raw
@@ -47,6 +50,14 @@ def _rounds(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in matches if match)
 
 
+def _checksum(notes: str, tree: Tree) -> str:
+    value = zlib.crc32(notes.encode())
+    for name in sorted(tree):
+        value = zlib.crc32(name.encode(), value)
+        value = zlib.crc32(tree[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value)
+    return f"{value:08x}"
+
+
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write, then drop all but the last ``KEPT``. When the disk is full the older ones are still there."""
     parts = {"model": checkpoint.tree, "mask": checkpoint.mask, "scheme": checkpoint.scheme}
@@ -57,13 +68,16 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "counters": checkpoint.counters,
         "ledgers": checkpoint.ledgers,
     }
-    write_tree(_path(folder, checkpoint.round), tree, {"checkpoint": json.dumps(notes)})
+    text = json.dumps(notes)
+    write_tree(_path(folder, checkpoint.round), tree, {"checkpoint": text, "checksum": _checksum(text, tree)})
     for old in [r for r in _rounds(folder) if r <= checkpoint.round][:-KEPT]:
         _path(folder, old).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Checkpoint:
     flat, metadata = read_tree(path)
+    if metadata["checksum"] != _checksum(metadata["checkpoint"], flat):
+        raise PrunellaError("the checksum does not fit")
     notes = json.loads(metadata["checkpoint"])
     parts: dict[str, Tree] = {"model": {}, "mask": {}, "scheme": {}}
     for name, tensor in flat.items():

@@ -3,6 +3,9 @@
 Flower's own ``send_and_receive`` polls every three seconds and returns all replies as one list. Pulling them in a fixed
 order instead gives two things at once: the server never holds more than one decoded reply, and the sum of a round has
 the same bits every time. A reply that is early waits at the SuperLink.
+
+A message lives as long as somebody waits for its answer, and ``LATE`` seconds more. Flower keeps it for twelve hours,
+and a SuperNode works on one message after the other: without that, a straggler trains for rounds that are long over.
 """
 
 import time
@@ -12,6 +15,8 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+
+LATE = 5.0  # seconds in which the answers to a message that nobody waits for any more are still fetched
 
 
 class OrderedGrid(Grid):
@@ -44,14 +49,26 @@ class OrderedGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Replies in message order, lazily. After ``timeout`` seconds only what is already there is taken."""
+        messages = list(messages)
+        if timeout is not None:
+            for message in messages:
+                message.metadata.ttl = time.time() - message.metadata.created_at + timeout + LATE
         ids = [message_id for message_id in self._grid.push_messages(messages) if message_id is not None]
         return self._receive(ids, None if timeout is None else time.monotonic() + timeout)
 
     def _receive(self, ids: list[str], end: float | None) -> Iterator[Message]:
-        for message_id in ids:
+        for number, message_id in enumerate(ids):
             while True:
+                if end is not None and time.monotonic() >= end:
+                    yield from self._rest(ids[number:])
+                    return
                 replies = list(self._grid.pull_messages([message_id]))
                 yield from replies
-                if replies or (end is not None and time.monotonic() >= end):
+                if replies:
                     break
                 time.sleep(self._poll)
+
+    def _rest(self, ids: list[str]) -> list[Message]:
+        """What is there after the deadline, in one go: were they asked for one by one, the last would expire."""
+        found = {reply.metadata.reply_to_message_id: reply for reply in self._grid.pull_messages(ids)}
+        return [found[message_id] for message_id in ids if message_id in found]

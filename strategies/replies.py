@@ -33,7 +33,8 @@ REASONS = (
     "timeout",
 )
 MAX_EXAMPLES = 10**9
-UNREACHABLE = (3, 4, 5)  # Flower: message unavailable, reply unavailable, node unavailable
+# Flower's codes for what the SuperLink answers in a client's place: the message or the reply expired; the node is gone.
+UNANSWERED = {3: "timeout", 4: "timeout", 5: "unreachable"}
 MAX_CLAIMS = 2_000  # characters
 LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "epsilon_next", "delta")
 
@@ -212,7 +213,7 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
 def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
     """The contribution in a reply, or ``ReplyError``."""
     if reply.has_error():
-        reason = "unreachable" if reply.error.code in UNREACHABLE else "client-error"
+        reason = UNANSWERED.get(reply.error.code, "client-error")
         raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
     content = reply.content
     provenance = content.config_records.get("provenance", ConfigRecord())
@@ -251,7 +252,7 @@ def read_evaluation(reply: Message) -> Evaluation:
     """What a client measured on its held-out examples, or ``ReplyError``. The loss is NaN where it told none, as under
     an epsilon."""
     if reply.has_error():
-        reason = "unreachable" if reply.error.code in UNREACHABLE else "client-error"
+        reason = UNANSWERED.get(reply.error.code, "client-error")
         raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
     metrics = reply.content.metric_records.get("metrics", MetricRecord())
     accuracy, examples = (metrics.get(name) for name in ("accuracy", "num-examples"))

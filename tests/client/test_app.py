@@ -19,12 +19,18 @@ TASK = Task("cnn", (1, 8, 8), 10)
 
 
 def send(
-    tmp_path: Path, kind: str, content: RecordDict, node: dict[str, Any] | None = None, **overrides: Any
+    tmp_path: Path,
+    kind: str,
+    content: RecordDict,
+    node: dict[str, Any] | None = None,
+    state: RecordDict | None = None,
+    **overrides: Any,
 ) -> Message:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     config = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 1, **(node or {})}
     message = Message(content, dst_node_id=5, message_type=kind)
-    return app(message, Context(1, 5, config, RecordDict(), settings(**{"run_dir": "/x/run", **overrides})))
+    kept = RecordDict() if state is None else state
+    return app(message, Context(1, 5, config, kept, settings(**{"run_dir": "/x/run", **overrides})))
 
 
 def model(round: int = 1, importance: list[str] | None = None, keep: float = 1.0) -> RecordDict:
@@ -142,6 +148,16 @@ def test_a_model_with_an_imprint_module_is_refused_before_it_is_trained(tmp_path
         with pytest.raises(Exception, match="imprint.encode"):
             send(tmp_path, kind, content, model="attacks.rob:cnn")
     assert not list(tmp_path.rglob("round-*"))
+
+
+def test_flowers_own_state_stays_empty(tmp_path: Path) -> None:
+    """It lives in the SuperNode's memory, is sent with every message, and is lost without a word when it is large."""
+    state = RecordDict()
+    for round in (1, 2):
+        content = send(tmp_path, "train", model(round=round), state=state, defenses="dgp").content
+        assert content["ledger"]["rounds"] == round, "what is remembered is on the disk"
+    send(tmp_path, "query.hello", RecordDict({"hello": ConfigRecord()}), state=state)
+    assert not state
 
 
 def test_the_state_of_a_round_is_on_disk_before_the_reply(tmp_path: Path) -> None:

@@ -41,6 +41,25 @@ def test_the_last_two_are_kept_and_a_damaged_one_falls_back_and_is_named(tmp_pat
         load(tmp_path)
 
 
+def test_no_bit_of_a_file_can_change_unnoticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for round in (1, 2):
+        save(tmp_path, checkpoint(round))
+    newest = sorted(tmp_path.iterdir())[-1]
+    good = newest.read_bytes()
+    padding = (
+        good.index(b"}", good.rindex(b"data_offsets")) + 2
+    )  # spaces between the header and the tensors say nothing
+    for position in [*range(0, padding, 7), *range(len(good) - 16, len(good))]:
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << position % 8
+        newest.write_bytes(damaged)
+        got = load(tmp_path)
+        assert got is not None and got.round == 1, position
+    assert newest.name in caplog.text
+    newest.write_bytes(good)
+    assert (got := load(tmp_path)) is not None and got.round == 2
+
+
 def test_a_write_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, checkpoint(1))
 

@@ -1,8 +1,11 @@
+import time
+
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.app.constants import DEFAULT_TTL
 from flwr.supercore.task_identity import TaskIdentity
 
-from server.grid import OrderedGrid
+from server.grid import LATE, OrderedGrid
 
 
 class Slow:
@@ -14,15 +17,18 @@ class Slow:
         self.pulled: list[str] = []
 
     def push_messages(self, messages):
+        self.pushed = list(messages)
         return list(self.ready_after)
 
     def pull_messages(self, ids):
         self.polls += 1
-        (message_id,) = ids
-        if self.ready_after[message_id] > self.polls:
-            return []
-        self.pulled.append(message_id)
-        return [Message(RecordDict(), dst_node_id=int(message_id[1:]), message_type="train")]
+        self.pulled += (ready := [each for each in ids if self.ready_after[each] <= self.polls])
+        return [self.reply(each) for each in reversed(ready)]
+
+    def reply(self, message_id: str) -> Message:
+        message = Message(RecordDict(), dst_node_id=int(message_id[1:]), message_type="train")
+        message.metadata.__dict__["_reply_to_message_id"] = message_id
+        return message
 
     def extra(self) -> str:
         return "delegated"
@@ -46,6 +52,24 @@ def test_after_the_deadline_only_what_is_there_is_taken() -> None:
     inner = Slow({"m1": 10**9, "m2": 0, "m3": 10**9})
     replies = list(OrderedGrid(inner, poll=0.001).send_and_receive([], timeout=0.05))
     assert [r.metadata.dst_node_id for r in replies] == [2]
+
+
+def test_after_the_deadline_the_order_is_still_that_of_the_messages() -> None:
+    inner = Slow({"m1": 10**9, "m2": 0, "m3": 0, "m4": 0})
+    replies = list(OrderedGrid(inner, poll=0.001).send_and_receive([], timeout=0.0))
+    assert [r.metadata.dst_node_id for r in replies] == [2, 3, 4] and inner.polls == 1
+
+
+def test_a_message_expires_soon_after_nobody_waits_for_it() -> None:
+    inner, started = Slow({}), time.time()
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_created_at"] -= 3.0
+    OrderedGrid(inner).send_and_receive([message], timeout=5.0)
+    expires = message.metadata.created_at + message.metadata.ttl
+    assert inner.pushed == [message] and 0 <= expires - started - 5.0 - LATE < 1.0
+    untouched = Message(RecordDict(), dst_node_id=1, message_type="train")
+    OrderedGrid(inner).send_and_receive([untouched])
+    assert untouched.metadata.ttl == DEFAULT_TTL
 
 
 def test_everything_else_is_the_wrapped_grids() -> None:
