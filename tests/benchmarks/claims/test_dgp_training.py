@@ -24,5 +24,5 @@ def test_a_cell_is_a_curve_and_every_arm_runs() -> None:
     cell = {**cells("digits", 20, 0.1)[1], "clients": 2}
     found = curve(cell, 0, None)
     assert list(found) == ["10", "20"] and all(0 <= row["accuracy"] <= 1 for row in found.values())
-    assert found != curve({**cell, "arm": "dgp 96 % without feedback"}, 0, None)
+    assert found != curve({**cell, "arm": "dgp without feedback"}, 0, None)
     assert {cell["arm"] for cell in cells("digits", 20, 0.1)} == set(ARMS) and dgp_training.EVERY == 10
