@@ -136,7 +136,7 @@ def _apply(batch: Tensor, state: State, generator: Generator, settings: Personal
     fitted = state["channel"]
     check_fitted(batch, fitted, describe(settings.kappa, settings.batch, batch, as_printed=settings.as_printed))
     noise = torch.randn(batch.shape, generator=generator, dtype=batch.dtype).to(batch.device)
-    return batch + noise * fitted["deviation"].to(device=batch.device, dtype=batch.dtype)
+    return batch.addcmul(noise, fitted["deviation"].to(device=batch.device, dtype=batch.dtype))
 
 
 def personalized_channel(settings: PersonalizedChannel) -> DataDefense:
