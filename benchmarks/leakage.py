@@ -91,14 +91,17 @@ def data_kept() -> Iterator[None]:
 
 
 def federation(chosen: argparse.Namespace, defenses: str) -> Row:
-    """One run: accuracies and megabytes, and the largest epsilon of a client."""
+    """One run: accuracies and megabytes, and the largest epsilon of a client; or why no client sent anything."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     fixed = {"strategy": "fedavg", "audit_every": 0, "partition": "dirichlet", "values": "float32"}
     asked = {"dataset": chosen.dataset, "rounds": chosen.rounds, "local_steps": chosen.steps}
     asked |= {"batch_size": chosen.batch, "learning_rate": chosen.learning_rate, "seed": chosen.seed}
     asked |= {"model": model_of(chosen.model, defenses.split(",")), "defenses": defenses}
     with tempfile.TemporaryDirectory() as folder, data_kept():
-        done = run_in_process(Path(folder), chosen.clients, **fixed, **asked)
+        try:
+            done = run_in_process(Path(folder), chosen.clients, **fixed, **asked)
+        except PrunellaError as error:  # every client withheld its update: no accuracy, and never a zero
+            return {"failed": str(error)}
         lines, counters, ledgers = done.store.metrics(), done.counters, list(done.ledgers.values())
     values: dict[str, list[float]] = {}
     for line in lines:
@@ -238,8 +241,10 @@ def lines(found: Sequence[Row], attacks: Sequence[str]) -> tuple[list[str], list
     made = []
     for row in found:
         fed = row["federation"]
-        epsilon = f" (ε {fed['epsilon']:.1f})" if fed["epsilon"] is not None else ""
-        numbers = [f"{fed['accuracy']:.3f}", f"{fed['megabytes_up']:.2f}", f"{fed['megabytes_down']:.2f}"]
+        epsilon = f" (ε {fed['epsilon']:.1f})" if fed.get("epsilon") is not None else ""
+        numbers = ["withheld", "–", "–"]
+        if "failed" not in fed:
+            numbers = [f"{fed['accuracy']:.3f}", f"{fed['megabytes_up']:.2f}", f"{fed['megabytes_down']:.2f}"]
         numbers.append(f"{row['seconds']['ratio']:.2f}")
         scores = [cell_text(row[attack], kind) for attack in attacks for kind in ("psnr", "ssim")]
         control = ", ".join(f"{row[attack]['control']}/{row[attack]['images']}" for attack in attacks)

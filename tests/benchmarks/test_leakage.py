@@ -65,3 +65,13 @@ def test_zhus_network_is_attacked_with_its_own_settings() -> None:
     assert bench.attack_settings("ig", "lenet-zhu", 7).optimizer == "lbfgs"
     assert bench.attack_settings("sgi", "cnn", 7).optimizer == "auto"
     assert bench.attack_settings("sgi", "cnn", 7).iterations == 7
+
+
+def test_a_federation_in_which_every_client_withholds_is_named_and_has_no_accuracy() -> None:
+    small = [*SMALL, "--rounds", "3", "--steps", "2"]
+    chosen = bench.options([*small, "--learning-rate", "1e30"])
+    fed = bench.federation(chosen, "dgp")
+    assert list(fed) == ["failed"] and "no valid reply" in fed["failed"]
+    row = {"defenses": "dgp", "federation": fed, "seconds": {"ratio": 1.0}}
+    assert bench.lines([row], [])[1][0][1:4] == ["withheld", "–", "–"]
+    assert "accuracy" in bench.federation(bench.options(small), "dgp")
