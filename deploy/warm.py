@@ -55,6 +55,7 @@ FLOWER = (
 # ``CLIENT_AFTER``: the rest, which optimizers and scoring need, is imported while they start and find each other.
 PRELOAD = ("torch", "pydantic", "safetensors.torch", "torch._dynamo", "sklearn.datasets")
 SERVER_AFTER, CLIENT_AFTER = 1, 3
+SUPERNODE = "flower-supernode"
 SIGNS_OFF = "supernode"  # the name ``deploy.machines`` gives; those of a run on one machine are numbered
 # One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
 # that, a fork could not use it.
@@ -234,6 +235,7 @@ def warm_up(zygote: Zygote, poll: float) -> None:
         for module in FLOWER:
             importlib.import_module(module)
         zygote.entries = entry_points()
+        zygote.entries[SUPERNODE] = patches.supernode_entry(zygote.entries[SUPERNODE])
         patches.apply(zygote.request_task, poll)
     except (ImportError, patches.PatchError) as error:
         zygote.launcher.send(json.dumps({"error": str(error)}).encode())

@@ -335,4 +335,8 @@ class Auditor:
             return
         (self.queue / STOP).touch()
         self._worker.terminate()
-        self._worker.wait(timeout=10)
+        try:
+            self._worker.wait(timeout=60)
+        except subprocess.TimeoutExpired:  # on a machine with too much to do; the run has ended well all the same
+            self._worker.kill()
+            self._worker.wait()

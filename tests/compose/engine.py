@@ -26,7 +26,11 @@ def missing() -> str:
     """Why there is no engine here; "" when there is one."""
     if not shutil.which("docker"):
         return "no docker on this machine"
-    if docker("info").returncode:
+    try:
+        answers = docker("info").returncode == 0
+    except subprocess.TimeoutExpired:
+        answers = False
+    if not answers:
         return "`docker info` fails: no engine runs, or this user may not use it"
     return "" if compose_command() else "neither `docker compose` nor `docker-compose` is installed"
 

@@ -62,9 +62,9 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus,
 assert isinstance(node.time, patches.CappedTime)
 assert connection.HEARTBEAT_DEFAULT_INTERVAL == heartbeat.HEARTBEAT_DEFAULT_INTERVAL == patches.HEARTBEAT
 tasks = importlib.import_module('flwr.supercore.corestate.in_memory_corestate')
-assert tasks.HEARTBEAT_PATIENCE * tasks.HEARTBEAT_DEFAULT_INTERVAL == 2 * patches.HEARTBEAT
-on_disk = importlib.import_module('flwr.supercore.corestate.sql_corestate')
-assert on_disk.HEARTBEAT_PATIENCE * on_disk.HEARTBEAT_DEFAULT_INTERVAL == 60
+patience = lambda: tasks.HEARTBEAT_PATIENCE * tasks.HEARTBEAT_DEFAULT_INTERVAL
+assert patience() == 60  # of a SuperLink with its ServerApp
+assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
 assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
 assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
 for quiet in (False, True):

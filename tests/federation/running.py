@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -40,9 +41,13 @@ def rounds(folder: Path) -> int:
 
 
 def find(process: subprocess.Popen[str], needle: str) -> psutil.Process:
-    family = psutil.Process(process.pid).children(recursive=True)
-    (found,) = [p for p in family if needle in p.name() or needle in " ".join(p.cmdline())]
-    return found
+    """The one process under ``process`` whose name or command line holds ``needle``."""
+    found = []
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # a zombie has no command line
+            found += [each] if needle in each.name() or needle in " ".join(each.cmdline()) else []
+    (one,) = found
+    return one
 
 
 def failures(run: Path) -> dict[int, dict[str, float]]:

@@ -1,6 +1,7 @@
 """The audit round trip over an in-process Grid; the worker is a fork of the tests, once the real process."""
 
 import multiprocessing
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,28 @@ def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(tmp_path: Pa
     old, new = ({a["kind"]: [a[k] for k in told] for a in audits} for audits in (answered, after.store.audits()))
     assert len(old) == 3 and old == new
     assert after.counters == before.counters
+
+
+def test_a_worker_that_does_not_end_is_killed_and_the_run_ends_well(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path, "deny", audit_every=0)
+    did: list[str] = []
+
+    class Stubborn:
+        def terminate(self) -> None:
+            did.append("terminate")
+
+        def kill(self) -> None:
+            did.append("kill")
+
+        def wait(self, timeout: float | None = None) -> None:
+            if "kill" not in did:
+                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+            did.append("wait")
+
+    federation.auditor.queue.mkdir()
+    federation.auditor._worker = Stubborn()  # type: ignore[assignment]
+    federation.auditor.close()
+    assert did == ["terminate", "kill", "wait"]
 
 
 def test_a_worker_that_cannot_start_fails_its_audits_and_not_the_run(
