@@ -2,7 +2,8 @@
 
 Cells are kept in ``--cache`` as they are finished, by a digest of measure, settings and seed: a killed run takes up
 where it was, and claims share cells. The positive control of an attack is a cell, too, and runs before those it vouches
-for. Where one fails, nothing is compared: the verdict is "not judged". ``--out`` gets a page, a plot and a JSON.
+for. Where one fails, nothing is compared: the verdict is "not judged". ``--out`` gets a page, a plot and a JSON,
+and ``README.md`` there, the list of all claims, is written anew.
 
     python -m benchmarks.reproduce --list
     python -m benchmarks.reproduce D3 [--size small] [--data shared/data] [--out docs/results]
@@ -23,6 +24,7 @@ from benchmarks.claims.claim import SIZES, Claim, Experiment, Point, Settings, S
 from benchmarks.claims.verdict import REFUSED, Verdict
 from benchmarks.machine import machine
 from benchmarks.results import Result, listing, write
+from benchmarks.results_index import write_index
 from core.errors import ConfigError, PrunellaError, unknown
 
 VERSION = 1
@@ -56,7 +58,7 @@ def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
     sweep, found = experiment.sweeps[size], {}
     for seed in sweep.seeds:
         for settings in sweep.cells:
-            name = ", ".join(f"{key} {settings[key]}" for key in experiment.keys)
+            name = ", ".join(f"{key} {settings[key]}" for key in (*experiment.keys, "arm") if key in settings)
             cell = Cell(settings, seed, f"{name}, seed {seed}")
             for one in (control_of(cell, experiment), cell):
                 if one is not None:
@@ -149,6 +151,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("claim", nargs="?", default="")
     parser.add_argument("--list", action="store_true", dest="listed")
+    parser.add_argument("--index", action="store_true", help="only write the README.md of --out anew")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--cache", type=Path, default=Path("runs/claims"))
@@ -159,6 +162,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 and one line for what a user can mend."""
     chosen: Any = options(arguments)
+    if chosen.index:
+        print(write_index(CLAIMS.values(), chosen.out))
+        return 0
     if chosen.listed or not chosen.claim:
         print(listing(CLAIMS.values()))
         return 0 if chosen.listed else USAGE
@@ -167,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if claim is None:
             raise unknown("claim", chosen.claim, CLAIMS)
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda line: print(line, file=sys.stderr))
-        for path in write(done, chosen.out):
+        for path in (*write(done, chosen.out), write_index(CLAIMS.values(), chosen.out)):
             print(path)
         print(f"{claim.name} {done.verdict.word}: {done.verdict.reason}")
     except PrunellaError as error:
