@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Experiment, Metric, Point, Size
+from benchmarks.claims.claim import Claim, Experiment, Metric, Point, Settings, Size
 from benchmarks.claims.verdict import Verdict
 from core.files import write_atomically
 
@@ -90,12 +90,25 @@ def table(result: Result) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
 
 
+def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
+    """Every setting but ``keys``, which the table has, and ``arm``, the name of a series; with all values it takes.
+
+    >>> described([{"model": "lenet", "steps": 4, "seed": 0}, {"model": "cnn", "steps": 1, "seed": 0}], ["model"])
+    {'steps': '4 or 1', 'seed': '0'}
+    """
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        for key, value in cell.items():
+            known = found.setdefault(key, [])
+            known += [str(value)] if str(value) not in known and value != {} else []
+    return {key: " or ".join(values) for key, values in found.items() if key not in (*keys, "arm") and values}
+
+
 def page(result: Result, plot: str) -> str:
     """The page of a claim, Markdown."""
     claim, experiment = result.claim, result.experiment
     sweep = experiment.sweeps[result.size]
-    alike = {key: all(cell.get(key) == value for cell in sweep.cells) for key, value in sweep.cells[0].items()}
-    common = {key: value for key, value in sweep.cells[0].items() if alike[key] and key not in experiment.keys}
+    said = described(sweep.cells, experiment.keys)
     box = result.machine
     seeds = ", ".join(str(seed) for seed in sweep.seeds)
     parts = [
@@ -108,7 +121,7 @@ def page(result: Result, plot: str) -> str:
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",
         sweep.note,
-        "\n".join(f"* {key}: {value}" for key, value in common.items()),
+        "\n".join(f"* {key}: {value}" for key, value in said.items()),
         "\n".join(f"* {remark}" for remark in claim.remarks),
         f"Took {result.seconds:.0f} s in all cells, on {box['processors']} shared CPU cores with a load of "
         f"{box['load']:.0f}, {box['threads']} threads, Python {box['python']}; images from {box['data']}.",
@@ -186,7 +199,7 @@ def draw(result: Result, path: Path) -> None:
         for axes, (name, points) in zip(row, groups.items(), strict=True):
             shown = [point for point in points if metric.key in point.values]
             if plot.x is None:
-                _bars(axes, shown, metric, plot.split)
+                _bars(axes, shown, metric, plot.split, order)
             else:
                 _lines(axes, shown, metric, plot.x, plot.split)
                 axes.set_xlabel(plot.x_name, fontsize=9)

@@ -9,8 +9,10 @@ model was shown; an attack that diverges ends the cell with an error. The attack
 The positive control is the cell without a channel: IG must rebuild it to ``PSNR_FLOOR`` in the mean.
 """
 
+import dataclasses
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,7 +44,7 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
     defense = NONE if channel == NONE else f"channel-{channel}"
     raw = {} if channel == NONE else {f"{defense}.kappa": float(settings["kappa"])}
     one = sender(task, Received(params, full_mask(params), buffers), defense, raw, own.x, 1)
-    how, rows, shown = attack_settings("gi", task.model, settings["iterations"]), [], []
+    how, rows, shown = strong(task.model, settings["iterations"]), [], []
     for number in range(settings["images"]):
         private = Examples(own.x[number : number + 1], own.y[number : number + 1])
         got = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
@@ -59,6 +61,11 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
             "noise": statistics.fmean(shown),
         }
     }
+
+
+def strong(model: str, iterations: int) -> Any:
+    """IG as elsewhere, and as patient as DLG: L-BFGS on a sigmoid network still gains 20 dB below IG's tolerance."""
+    return dataclasses.replace(attack_settings("gi", model, iterations), tolerance=1e-9)
 
 
 def control(settings: Settings) -> Settings:

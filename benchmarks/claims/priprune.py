@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.claims.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep
 from benchmarks.claims.inversion import LEAKAGE
+from benchmarks.claims.priprune_bound import P2, P5, P10
 from benchmarks.claims.priprune_defense import CLAIMS as DEFENSES
 from benchmarks.claims.verdict import Verdict, at_least, falls, worst
 
@@ -107,7 +108,7 @@ CLAIMS = (
         experiment=experiment(judge_rate),
         remarks=REMARK,
     ),
-    Claim("P2", PAPER, "Fig. 4b", "leakage falls as the batch grows", "a figure; no numbers", missing=AUDIT),
+    P2,
     Claim(
         "P3",
         PAPER,
@@ -125,7 +126,7 @@ CLAIMS = (
         "a figure; parameters 3,815,566 to 25,324,350 (Conv) and 1,125,642 to 9,385,994 (VGG)",
         missing=AUDIT,
     ),
-    Claim("P5", PAPER, "Fig. 5b, 5d", "leakage grows with training rounds", "a figure; no numbers", missing=AUDIT),
+    P5,
     *DEFENSES,
     Claim(
         "P9",
@@ -135,12 +136,5 @@ CLAIMS = (
         "NMI 0.118 to 0.171 over three weights; the least at (10, 10, 2e-6)",
         missing="the search over PriPrune's weights is not yet declared",
     ),
-    Claim(
-        "P10",
-        PAPER,
-        "Theorem 4.1, Fig. 5",
-        "the bound on leakage moves with rate, batch, size and rounds as measured leakage does",
-        "a formula; privacy/bounds.py has it as printed and corrected",
-        missing="the bound beside measured leakage is not yet declared",
-    ),
+    P10,
 )

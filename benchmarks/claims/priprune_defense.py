@@ -20,9 +20,9 @@ SMALL: Settings = {
     "rounds": 6,
     "local_steps": 10,
     "batch_size": 20,
-    "learning_rate": 0.1,
+    "learning_rate": 0.05,
     "images": 2,
-    "iterations": 150,
+    "iterations": 100,
     "rate": RATE,
 }
 LARGE: Settings = {
@@ -38,9 +38,9 @@ LARGE: Settings = {
 }
 COMMON: dict[Size, Settings] = {"small": SMALL, "paper": LARGE}
 NOTE = {
-    "small": "MNIST in place of FEMNIST and CIFAR-10, a CNN of 105,000 weights in place of Conv-2, 4 clients, 6 rounds "
-    "of 10 steps where the paper has 20,000 of one; 2 images a seed at batch 1 with known labels, attacked behind the "
-    "client's own state after the last round. Learning rate and iterations were chosen on the undefended federation.",
+    "small": "MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weights in place of Conv-2, 4 clients, 6 "
+    "rounds of 10 steps where the paper has 20,000 of one; 2 images a seed at batch 1 with known labels, attacked "
+    "behind the client's own state after the last round. At this learning rate undefended FedAvg trains at every seed.",
     "paper": "10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels.",
 }
 EQUAL = 0.02  # accuracies this near count as equal

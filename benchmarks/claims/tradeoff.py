@@ -7,7 +7,8 @@ training images. Weights, state and masks are those of the end of training; the 
 
 A cell's settings: ``scheme`` and ``rate`` of the base pruning, ``defenses`` (a chain) and ``options`` (its settings by
 section, ``{"largest.rate": 0.3}``), ``arm`` (what the series is called), the run's settings, ``images`` and
-``iterations``. Scores are means over all images, none left out; an attack that diverges ends the cell with an error.
+``iterations``. Scores are means over all images, none left out; an attack that diverges ends the cell with an error,
+and an update that is zero everywhere is answered with uniform noise.
 SGI reads off the update itself which coordinates arrived; GI takes what it misses for zero. Both know the label.
 
 accuracy   of the global model after the last round, on at most a thousand test images
@@ -40,7 +41,7 @@ from benchmarks.views import Sender, seen, sender
 from client.state import ClientStore
 from core.randomness import stream
 from core.trees import count
-from core.types import PrivateBatch
+from core.types import PrivateBatch, Reconstruction, ServerView
 from privacy.chain import ChainState, start
 from server.checkpoint import Checkpoint, load
 from strategies.local import Received
@@ -113,9 +114,16 @@ def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[
         got = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
         for arm in ARMS:
             how = attack_settings(arm, one.task.model, settings["iterations"])
-            rebuilt = reconstruct(got.view, one.task, how, stream(seed, round=number, purpose="claim-attack"))
+            rebuilt = guess(got.view, one.task, how, stream(seed, round=number, purpose="claim-attack"))
             found[arm].append(score(rebuilt, PrivateBatch(private.x, private.y)))
     return found
+
+
+def guess(view: ServerView, task: Task, how: Any, generator: torch.Generator) -> Reconstruction:
+    """The attack's answer, or uniform noise where the update is zero everywhere: nothing arrived to be attacked."""
+    if any(bool(tensor.any()) for tensor in view.update.values()):
+        return reconstruct(view, task, how, generator)
+    return Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
 
 
 def means(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
