@@ -199,7 +199,7 @@ def draw(result: Result, path: Path) -> None:
         for axes, (name, points) in zip(row, groups.items(), strict=True):
             shown = [point for point in points if metric.key in point.values]
             if plot.x is None:
-                _bars(axes, shown, metric, plot.split, order)
+                _bars(axes, shown, metric, plot.split)
             else:
                 _lines(axes, shown, metric, plot.x, plot.split)
                 axes.set_xlabel(plot.x_name, fontsize=9)

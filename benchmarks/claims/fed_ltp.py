@@ -145,21 +145,8 @@ ACCURACY = {
     "fed-spa, p = 0.4": 0.6921,
     "dp-fed": 0.7041,
 }
-MEGABYTES = {
-    "fed-ltp, iterative": 31.66,
-    "fed-ltp, one-shot": 35.30,
-    "fed-spa, p = 1": 64.36,
-    "fed-spa, p = 0.4": 45.05,
-    "dp-fed": 64.36,
-}
-EPSILON = {
-    "fed-ltp, iterative": 5.35,
-    "fed-ltp, one-shot": 5.35,
-    "fed-spa, p = 1": 9.71,
-    "fed-spa, p = 0.4": 6.60,
-    "dp-fed": 9.71,
-}
 LTP = ("fed-ltp, iterative", "fed-ltp, one-shot")
+BYTES = {"mib": "bytes"}
 HALVED = 0.551  # 5.35 / 9.71, the larger of the paper's own ratios of epsilon and (35.30 / 64.36) of megabytes
 
 
@@ -177,7 +164,7 @@ def judge_private(points: Sequence[Point]) -> Verdict:
             pairs[method] = list(zip(ours.values["best"], base.values["best"], strict=True))
             for metric, found in ratios.items():
                 found[method] = ours.mean(metric) / base.mean(metric)
-    parts = [at_most(found, HALVED, f"{metric} over DP-Fed's") for metric, found in ratios.items()]
+    parts = [at_most(found, HALVED, f"{BYTES.get(metric, metric)} over DP-Fed's") for metric, found in ratios.items()]
     return worst([*parts, at_least(pairs, "accuracy over DP-Fed's")])
 
 
@@ -190,7 +177,9 @@ L2 = Claim(
     paper=PAPER,
     where="Table 3",
     says="Fed-LTP halves the megabytes and epsilon of DP-Fed at the same accuracy or better",
-    published="accuracy, MB and epsilon on Fashion-MNIST with FEMNIST as public data, IID",
+    published="Fashion-MNIST, FEMNIST public, IID: iterative 72.25 %, 31.66 MB, epsilon 5.35; one-shot 73.65 %, "
+    "35.30 MB, 5.35; Fed-SPA 74.40 %, 64.36 MB, 9.71 at p = 1 and 69.21 %, 45.05 MB, 6.60 at p = 0.4; DP-Fed 70.41 %, "
+    "64.36 MB, 9.71",
     experiment=Experiment(
         measure=Measure("private-training", private_training),
         sweeps={
@@ -207,8 +196,8 @@ L2 = Claim(
         metrics=(
             Metric("best", "best accuracy", 4, iid(ACCURACY)),
             Metric("last", "last accuracy", 4),
-            Metric("mib", "MiB a client, both ways", 2, iid(MEGABYTES)),
-            Metric("epsilon", "epsilon, RDP accountant", 3, iid(EPSILON)),
+            Metric("mib", "MiB a client, both ways", 2),
+            Metric("epsilon", "epsilon, RDP accountant", 3),
             Metric("zcdp", "epsilon, zCDP without sampling", 1),
         ),
         plot=Plot(("best", "mib", "epsilon")),
