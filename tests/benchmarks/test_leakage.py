@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import benchmarks.leakage as bench
-from core.errors import ConfigError
+import client.app
+from core.errors import ConfigError, DefenseError
 from privacy import DEFENSES
 
 SMALL = ["--dataset", "digits", "--defenses", "dgp", "--images", "2", "--iterations", "40", "--clients", "2"]
@@ -67,11 +68,16 @@ def test_zhus_network_is_attacked_with_its_own_settings() -> None:
     assert bench.attack_settings("sgi", "cnn", 7).iterations == 7
 
 
-def test_a_federation_in_which_every_client_withholds_is_named_and_has_no_accuracy() -> None:
-    small = [*SMALL, "--rounds", "3", "--steps", "2"]
-    chosen = bench.options([*small, "--learning-rate", "1e30"])
+def test_a_federation_in_which_every_client_withholds_is_named_and_has_no_accuracy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def not_finite(*arguments: Any) -> Any:
+        raise DefenseError("chain: gradient is not finite")
+
+    chosen = bench.options([*SMALL, "--rounds", "3"])
+    assert "accuracy" in bench.federation(chosen, "dgp")
+    monkeypatch.setattr(client.app, "local_update", not_finite)
     fed = bench.federation(chosen, "dgp")
-    assert list(fed) == ["failed"] and "no valid reply" in fed["failed"]
+    assert list(fed) == ["failed"] and "no valid reply in 3 rounds, last: client-error" in fed["failed"]
     row = {"defenses": "dgp", "federation": fed, "seconds": {"ratio": 1.0}}
     assert bench.lines([row], [])[1][0][1:4] == ["withheld", "–", "–"]
-    assert "accuracy" in bench.federation(bench.options(small), "dgp")
