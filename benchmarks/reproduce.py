@@ -13,7 +13,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,16 @@ def failed_controls(experiment: Experiment, size: Size, done: dict[str, Row]) ->
     return failed
 
 
+def in_order(series: Iterable[str]) -> list[str]:
+    """Names of series as they are, numbers by size: a cell that was kept comes back in the order of text.
+
+    >>> in_order(["10", "100", "20"]), in_order(["dgp", "adgp"])
+    (['10', '20', '100'], ['dgp', 'adgp'])
+    """
+    names = list(series)
+    return sorted(names, key=float) if all(name.isdecimal() for name in names) else names
+
+
 def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator[Point]:
     """Every series at every setting over the seeds."""
     sweep, failed = experiment.sweeps[size], failed_controls(experiment, size, done)
@@ -115,7 +125,7 @@ def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator
         abouts = [str(Cell(settings, seed, "").about(experiment)) for seed in sweep.seeds]
         rows = [done[about]["found"] for about in abouts]
         fixed = tuple(str(settings[key]) for key in experiment.keys)
-        for series in rows[0]:
+        for series in in_order(rows[0]):
             values = {metric: tuple(row[series][metric] for row in rows) for metric in rows[0][series]}
             yield Point((*fixed, series), values, not failed & set(abouts))
 
