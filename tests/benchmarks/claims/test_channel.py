@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.claims import CLAIMS
 from benchmarks.claims.channel import CLAIMS as DECLARED
-from benchmarks.claims.channel import KAPPAS, judge_inversion, judge_time
+from benchmarks.claims.channel import KAPPAS, judge_inversion, judge_kappa, judge_time
 from benchmarks.claims.channel_time import OPACUS
 from benchmarks.claims.claim import Point
 from benchmarks.claims.verdict import HOLDS, NOT, TREND
@@ -36,3 +36,12 @@ def inversion(slope: float, lead: float) -> list[Point]:
 @pytest.mark.parametrize(("slope", "lead", "word"), [(1, 0.1, HOLDS), (-1, 0.1, NOT), (1, -0.1, NOT)])
 def test_c3_asks_mse_to_fall_with_kappa_and_natural_to_be_the_least(slope: float, lead: float, word: str) -> None:
     assert judge_inversion(inversion(slope, lead)).word == word
+
+
+@pytest.mark.parametrize(("gain", "leak", "word"), [(0.1, -0.01, HOLDS), (-0.1, -0.01, NOT), (0.1, 0.01, NOT)])
+def test_c1_asks_accuracy_and_leak_to_grow_with_kappa(gain: float, leak: float, word: str) -> None:
+    points = [Point(("none", "natural"), {"accuracy": (0.9,) * 3, "mse_strongest": (0.0,) * 3})]
+    for i, kappa in enumerate(KAPPAS):
+        values = {"accuracy": (0.5 + gain * i,) * 3, "mse_strongest": (0.1 + leak * i,) * 3}
+        points.append(Point((str(kappa), "natural"), values))
+    assert judge_kappa(points).word == word

@@ -65,3 +65,12 @@ def judged(change: float, off: float = 0.5) -> str:
 )
 def test_the_verdict_asks_for_printed_digits_and_exact_counts(change: float, off: float, word: str) -> None:
     assert judged(change, off) == word
+
+
+@pytest.mark.parametrize(("lead", "word"), [(0.1, HOLDS), (-0.1, NOT)])
+def test_l1_asks_both_variants_to_beat_both_baselines(lead: float, word: str) -> None:
+    points = []
+    for partition in ("iid", "dirichlet"):
+        points += [Point((method, partition), {"best": (0.6, 0.7, 0.65)}) for method in fed_ltp.BASELINES]
+        points += [Point((method, partition), {"best": (0.6 + lead, 0.7 + lead, 0.65)}) for method in fed_ltp.LTP]
+    assert fed_ltp.judge_utility(points).word == word
