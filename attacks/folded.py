@@ -15,6 +15,7 @@ an outer product too, and its two factors are used. Batch norm sees every image 
 Equal to one guess at a time (``attacks.unrolled``) up to rounding.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -29,6 +30,7 @@ from attacks.objectives import COEFFICIENTS, split
 from core.errors import AttackError
 from core.trees import Mask, Tree
 
+_DIRECT = 1 << 15  # floats of an image's patches from which on the library convolves
 _OUTER = 1e-6  # relative error up to which a target is an outer product
 
 
@@ -55,10 +57,10 @@ class Matrices:
 
 @dataclass
 class Kept:
-    """What the passes of a folded layer leave each other, for one evaluation."""
+    """What the passes of a folded layer leave each other, for one evaluation. ``a`` [B, K, P] is made when needed."""
 
-    a: Tensor
-    shape: Any
+    x: Tensor
+    a: Tensor | None = None
     delta: Tensor | None = None
     gradient: Tensor | None = None
     grams: tuple[Tensor, Tensor] | None = None
@@ -67,7 +69,7 @@ class Kept:
 
 
 class FoldedAffine(Layer):
-    """A linear or convolution layer whose weight gradients are one for each image."""
+    """A linear layer, or a small convolution on its patches, whose weight gradients are one for each image."""
 
     def __init__(self, layer: Affine, target: Tree, support: Tree | None) -> None:
         self.layer, self.weights = layer, layer.weights
@@ -76,19 +78,35 @@ class FoldedAffine(Layer):
         self.support = None if support is None else support[layer.weight].flatten(1)
         self.bias_support = None if support is None else support.get(layer.bias)
 
-    def forms(self, a: Tensor) -> bool:
+    def forms(self, inputs: int, places: int) -> bool:
         """Whether the gradient itself is cheaper than products with it."""
-        outputs, (inputs, places) = self.target.dense.shape[1], a.shape[1:]
+        outputs = self.target.dense.shape[1]
         return self.support is not None or 2 * places * (inputs + outputs) > 3 * inputs * outputs
 
-    def up(self, weight: Tensor, a: Tensor) -> Tensor:
-        """W a, for a [B, K, P]."""
-        return weight.flatten(1) @ a if a.shape[2] > 1 else (a.squeeze(2) @ weight.flatten(1).t()).unsqueeze(2)
-
-    def down(self, weight: Tensor, delta: Tensor) -> Tensor:
-        """W^T delta, for delta [B, O, P]."""
+    def up(self, weight: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
+        """W a, as the layer's output."""
+        a = self.lift(x) if a is None else a
         flat = weight.flatten(1)
-        return flat.t() @ delta if delta.shape[2] > 1 else (delta.squeeze(2) @ flat).unsqueeze(2)
+        y = flat @ a if a.shape[2] > 1 else (a.squeeze(2) @ flat.t()).unsqueeze(2)
+        return self.shaped(y, x.shape)
+
+    def down(self, weight: Tensor, delta: Tensor, shape: Any, more: Tensor | None = None) -> Tensor:
+        """W^T delta and ``more`` patches, as the layer's input of this shape."""
+        flat, delta = weight.flatten(1), _columns(delta)
+        patches = flat.t() @ delta if delta.shape[2] > 1 else (delta.squeeze(2) @ flat).unsqueeze(2)
+        return self.drop(patches if more is None else patches.add_(more), shape)
+
+    def outer(self, kept: Kept) -> Tensor:
+        """Every image's gradient, [B, O, K]."""
+        return _columns(cast(Tensor, kept.delta)) @ cast(Tensor, kept.a).mT
+
+    def each_up(self, direction: Tensor, kept: Kept) -> Tensor:
+        """``up`` with weights [B, O, K] of every image's own."""
+        return self.shaped(direction @ cast(Tensor, kept.a), kept.x.shape)
+
+    def both_down(self, weight: Tensor, delta_dot: Tensor, direction: Tensor, kept: Kept) -> Tensor:
+        """``down`` of ``delta_dot``, and of ``kept.delta`` with weights [B, O, K] of every image's own."""
+        return self.down(weight, delta_dot, kept.x.shape, direction.mT @ _columns(cast(Tensor, kept.delta)))
 
     def lift(self, x: Tensor) -> Tensor:
         return self.layer.patches(x) if isinstance(self.layer, Convolution) else x.unsqueeze(2)
@@ -101,28 +119,38 @@ class FoldedAffine(Layer):
             return y.reshape(*y.shape[:2], *self.layer.out(shape))
         return y.squeeze(2)
 
+    def lifted(self, x: Tensor) -> Tensor | None:
+        """``a`` where the forward pass takes it."""
+        return self.lift(x)
+
+    def size(self, x: Tensor) -> tuple[int, int]:
+        """K and P."""
+        return x.shape[1], 1
+
     def forward(self, w: Tree, x: Tensor) -> tuple[Tensor, Any]:
-        a = self.lift(x)
-        y = self.up(w[self.layer.weight], a)
+        kept = Kept(x, self.lifted(x))
+        y = self.up(w[self.layer.weight], x, kept.a)
         if self.layer.bias in self.weights:
-            y = y.add_(w[self.layer.bias][:, None])
-        return self.shaped(y, x.shape), Kept(a, x.shape)
+            y = y.add_(_over_places(w[self.layer.bias], y))
+        return y, kept
 
     def backward(self, w: Tree, saved: Any, delta: Tensor, inner: bool) -> tuple[Tensor | None, Tree]:
         kept: Kept = saved
-        kept.delta = delta.flatten(2) if delta.dim() > 2 else delta.unsqueeze(2)
-        before = self.drop(self.down(w[self.layer.weight], kept.delta), kept.shape) if inner else None
-        if self.forms(kept.a):
-            kept.gradient = kept.delta @ kept.a.mT
+        kept.delta = delta
+        before = self.down(w[self.layer.weight], delta, kept.x.shape) if inner else None
+        if self.forms(*self.size(kept.x)):
+            kept.gradient = self.outer(kept)
             if self.support is not None:
                 kept.gradient = kept.gradient * self.support
             sums = _sums(kept.gradient, self.target.dense)
         else:
-            kept.grams = kept.a.mT @ kept.a, kept.delta.mT @ kept.delta
-            kept.aimed = self.target.times(kept.a)
-            sums = torch.stack([(kept.grams[0] * kept.grams[1]).sum((1, 2)), (kept.delta * kept.aimed).sum((1, 2))])
+            a, flat = self.lift(kept.x) if kept.a is None else kept.a, _columns(delta)
+            kept.a, kept.grams = a, (a.mT @ a, flat.mT @ flat)
+            kept.aimed = self.target.times(a)
+            sums = torch.stack([(kept.grams[0] * kept.grams[1]).sum((1, 2)), (flat * kept.aimed).sum((1, 2))])
         if self.bias is not None:
-            kept.bias = kept.delta.sum(2) if self.bias_support is None else kept.delta.sum(2) * self.bias_support
+            total = _columns(delta).sum(2)
+            kept.bias = total if self.bias_support is None else total * self.bias_support
             sums = sums + _sums(kept.bias, self.bias)
         return before, {self.layer.weight: sums}
 
@@ -132,32 +160,77 @@ class FoldedAffine(Layer):
         direction = None
         if kept.gradient is not None:
             direction = torch.addcmul(beta * self.target.dense, kept.gradient, alpha)
-            y_dot = direction @ kept.a
+            y_dot = self.each_up(direction, kept)
         else:
-            grams, delta = cast(tuple[Tensor, Tensor], kept.grams), cast(Tensor, kept.delta)
+            grams, delta = cast(tuple[Tensor, Tensor], kept.grams), _columns(cast(Tensor, kept.delta))
             y_dot = torch.addcmul(beta * cast(Tensor, kept.aimed), delta @ grams[0], alpha)
+            y_dot = self.shaped(y_dot, kept.x.shape)
         if kept.bias is not None and self.bias is not None:
-            y_dot = y_dot + alpha * kept.bias[:, :, None] + beta * self.bias[:, :, None]
+            y_dot = y_dot + _over_places(alpha[:, 0] * kept.bias + beta[:, 0] * self.bias, y_dot)
         if x_dot is not None:
-            y_dot = y_dot + self.up(w[self.layer.weight], self.lift(x_dot))
-        return self.shaped(y_dot, kept.shape), (alpha, beta, direction)
+            y_dot = y_dot + self.up(w[self.layer.weight], x_dot, None)
+        return y_dot, (alpha, beta, direction)
 
     def tangent_backward(
         self, w: Tree, v: Tree, saved: Any, moved: Any, delta: Tensor, delta_dot: Tensor, curved: bool
     ) -> tuple[Tensor, Tree]:
         kept: Kept = saved
         alpha, beta, direction = moved
-        flat, flat_dot = (
-            cast(Tensor, kept.delta),
-            delta_dot.flatten(2) if delta_dot.dim() > 2 else delta_dot[:, :, None],
-        )
-        patches = self.down(w[self.layer.weight], flat_dot)
         if direction is not None:
-            patches = patches + direction.mT @ flat
-        else:
-            grams = cast(tuple[Tensor, Tensor], kept.grams)
-            patches = patches + alpha * (kept.a @ grams[1]) + beta * self.target.transposed(flat)
-        return self.drop(patches, kept.shape), {}
+            return self.both_down(w[self.layer.weight], delta_dot, direction, kept), {}
+        grams, flat = cast(tuple[Tensor, Tensor], kept.grams), _columns(cast(Tensor, kept.delta))
+        patches = alpha * (cast(Tensor, kept.a) @ grams[1]) + beta * self.target.transposed(flat)
+        return self.down(w[self.layer.weight], delta_dot, kept.x.shape, patches), {}
+
+
+class FoldedConvolution(FoldedAffine):
+    """A convolution: on its patches where they are few, which spares calls; else by the library's convolutions, which
+    take a group for every image where images have weights of their own."""
+
+    layer: Convolution
+
+    def size(self, x: Tensor) -> tuple[int, int]:
+        return x.shape[1] * math.prod(self.layer.kernel), math.prod(self.layer.out(x.shape))
+
+    def direct(self, shape: Any) -> bool:
+        return bool(shape[1] * math.prod(self.layer.kernel) * math.prod(self.layer.out(shape)) > _DIRECT)
+
+    def lifted(self, x: Tensor) -> Tensor | None:
+        return None if self.direct(x.shape) else self.lift(x)
+
+    def up(self, weight: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
+        if not self.direct(x.shape):
+            return super().up(weight, x, a)
+        return self.layer.convolve(x, weight)
+
+    def down(self, weight: Tensor, delta: Tensor, shape: Any, more: Tensor | None = None) -> Tensor:
+        if not self.direct(shape):
+            return super().down(weight, delta, shape, more)
+        inner = self.layer.transpose(delta, weight, shape)
+        return inner if more is None else inner + self.drop(more, shape)
+
+    def outer(self, kept: Kept) -> Tensor:
+        if not self.direct(kept.x.shape):
+            return super().outer(kept)
+        delta, images = cast(Tensor, kept.delta), len(kept.x)
+        like = delta.new_empty(()).expand(images * delta.shape[1], kept.x.shape[1], *self.layer.kernel)
+        return self.layer.correlate(_beside(delta), _beside(kept.x), like, images).view(*delta.shape[:2], -1)
+
+    def each_up(self, direction: Tensor, kept: Kept) -> Tensor:
+        if not self.direct(kept.x.shape):
+            return super().each_up(direction, kept)
+        weights = direction.reshape(-1, kept.x.shape[1], *self.layer.kernel)
+        y = self.layer.convolve(_beside(kept.x), weights, len(kept.x))
+        return y.view(len(kept.x), -1, *y.shape[2:])
+
+    def both_down(self, weight: Tensor, delta_dot: Tensor, direction: Tensor, kept: Kept) -> Tensor:
+        shape = kept.x.shape
+        if not self.direct(shape):
+            return super().both_down(weight, delta_dot, direction, kept)
+        weights, delta = direction.reshape(-1, shape[1], *self.layer.kernel), cast(Tensor, kept.delta)
+        wide = torch.Size((1, shape[0] * shape[1], *shape[2:]))
+        own = self.layer.transpose(_beside(delta), weights, wide, shape[0]).view(shape)
+        return own.add_(self.layer.transpose(delta_dot, weight, shape))
 
 
 class FoldedNorm(Layer):
@@ -168,19 +241,16 @@ class FoldedNorm(Layer):
         self.target = {name: target[name] for name in layer.weights}
         self.support = None if support is None else {name: support[name] for name in layer.weights}
 
-    def beside(self, x: Tensor) -> Tensor:
-        return x.flatten(0, 1).unsqueeze(0)
-
     def repeated(self, w: Tree, images: int) -> Tree:
         return {name: w[name].repeat(images) for name in self.weights}
 
     def forward(self, w: Tree, x: Tensor) -> tuple[Tensor, Any]:
         many = self.repeated(w, len(x))
-        y, saved = self.layer.forward(many, self.beside(x))
+        y, saved = self.layer.forward(many, _beside(x))
         return y.view(x.shape), [saved, many, x.shape, {}]
 
     def backward(self, w: Tree, saved: Any, delta: Tensor, inner: bool) -> tuple[Tensor | None, Tree]:
-        before, gradient = self.layer.backward(saved[1], saved[0], self.beside(delta), inner)
+        before, gradient = self.layer.backward(saved[1], saved[0], _beside(delta), inner)
         for name, found in gradient.items():
             each = found.view(len(delta), -1)
             saved[3][name] = each if self.support is None else each * self.support[name]
@@ -193,15 +263,30 @@ class FoldedNorm(Layer):
 
     def tangent(self, w: Tree, v: Tree, saved: Any, x_dot: Tensor | None) -> tuple[Tensor | None, Any]:
         direction = self.direction(v, saved)
-        dot = None if x_dot is None else self.beside(x_dot)
+        dot = None if x_dot is None else _beside(x_dot)
         y_dot, moved = self.layer.tangent(saved[1], direction, saved[0], dot)
         return cast(Tensor, y_dot).view(saved[2]), (moved, direction)
 
     def tangent_backward(
         self, w: Tree, v: Tree, saved: Any, moved: Any, delta: Tensor, delta_dot: Tensor, curved: bool
     ) -> tuple[Tensor, Tree]:
-        given = saved[1], moved[1], saved[0], moved[0], self.beside(delta), self.beside(delta_dot), False
+        given = saved[1], moved[1], saved[0], moved[0], _beside(delta), _beside(delta_dot), False
         return self.layer.tangent_backward(*given)[0].view(saved[2]), {}
+
+
+def _columns(delta: Tensor) -> Tensor:
+    """[B, O, P], P = 1 for a vector."""
+    return delta.flatten(2) if delta.dim() > 2 else delta.unsqueeze(2)
+
+
+def _beside(x: Tensor) -> Tensor:
+    """The images' channels side by side, as channels of one image."""
+    return x.flatten(0, 1).unsqueeze(0)
+
+
+def _over_places(vector: Tensor, y: Tensor) -> Tensor:
+    """[O] or [B, O], broadcast over the places of y."""
+    return vector[..., None, None] if y.dim() > 2 else vector
 
 
 def _sums(gradient: Tensor, target: Tensor) -> Tensor:
@@ -255,6 +340,8 @@ def folded(network: Network, target: Tree, support: Mask | None) -> Network:
     """The network with a gradient for each image; ``target`` has [B, ...] or [1, ...] of every parameter."""
 
     def fold(layer: Layer | None) -> Layer | None:
+        if isinstance(layer, Convolution) and layer.groups == 1:
+            return FoldedConvolution(layer, target, support)
         if isinstance(layer, Affine):
             return FoldedAffine(layer, target, support)
         return FoldedNorm(layer, target, support) if isinstance(layer, BatchNorm) else layer

@@ -10,13 +10,17 @@ Adam follows Geiping's published settings: the sign of the image gradient, and t
 5/8 and 7/8 of the iterations. L-BFGS counts its iterations, not its function calls, and is kept in the box at the end
 only, since a clipped step would spoil its curvature.
 
+Guesses of one image each, be they restarts or the views of several clients in one round (``reconstruct_views``),
+descend in batches of at most ``max_images``, which bounds the memory. A long attack can be stopped and taken up again
+(``attacks.resume``).
+
 Stops early when the objective is below ``tolerance`` or has not improved by a thousandth for ``patience`` iterations.
 
 Shapes: images [N, C, H, W] in [0, 1], soft labels [N, K]. Errors: ``AttackError``, names and shapes only.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -31,6 +35,7 @@ from attacks.labels import label_candidates
 from attacks.matching import Target, target_of
 from attacks.objectives import OBJECTIVES
 from attacks.priors import into_box, total_variation, total_variation_each
+from attacks.resume import Descent, Shelf, Slot
 from attacks.unrolled import linearised
 from core.config import Count, Positive
 from core.errors import AttackError
@@ -44,6 +49,7 @@ _START = (0.5, 0.25)  # mean and deviation of the first guess, clipped to the bo
 _IMPROVEMENT = 1e-3
 _SCOUT = 60  # iterations of a first look at a label; the right one is ahead long before
 _EXPLAINED = 1e-4  # an update matched this well needs no further start
+NOWHERE = Slot()
 
 
 @dataclass(frozen=True)
@@ -138,25 +144,38 @@ class Progress:
         return objective <= self.attack.tolerance or self.stale >= self.attack.patience
 
 
-def by_adam(attack: Inversion, guess: Guess, evaluate: Evaluate) -> Reconstruction:
-    optimizer = torch.optim.Adam(guess.variables(), lr=attack.learning_rate)
-    milestones = [int(share * attack.iterations) for share in _DECAY_AT]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+def by_adam(attack: Inversion, guess: Guess, evaluate: Evaluate, slot: Slot = NOWHERE) -> Reconstruction:
+    over = slot.over()
+    if over is not None:
+        return over[0]
+    optimizer, schedule = _adam(attack, guess)
     progress = Progress(attack, guess)
-    for iteration in range(attack.iterations):
-        if progress.stop(float(evaluate()), iteration):
-            return progress.best
+    state = Descent(optimizer, guess.variables(), [progress])
+    schedule.last_epoch = begin = slot.take_up(state)[0]
+    for iteration in range(begin, attack.iterations + 1):
+        slot.keep(state, iteration, [0])
+        if progress.stop(float(evaluate()), iteration) or iteration == attack.iterations:
+            break
         if attack.signed and guess.x.grad is not None:
             guess.x.grad.sign_()
         optimizer.step()
         schedule.step()
         with torch.no_grad():
             guess.x.clamp_(0.0, 1.0)
-    progress.stop(float(evaluate()), attack.iterations)
+    slot.finish(state)
     return progress.best
 
 
-def by_lbfgs(attack: Inversion, guess: Guess, evaluate: Evaluate) -> Reconstruction:
+def _adam(attack: Inversion, guess: Guess) -> tuple[torch.optim.Adam, torch.optim.lr_scheduler.MultiStepLR]:
+    optimizer = torch.optim.Adam(guess.variables(), lr=attack.learning_rate)
+    milestones = [int(share * attack.iterations) for share in _DECAY_AT]
+    return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+
+
+def by_lbfgs(attack: Inversion, guess: Guess, evaluate: Evaluate, slot: Slot = NOWHERE) -> Reconstruction:
+    over = slot.over()
+    if over is not None:
+        return over[0]
     optimizer = torch.optim.LBFGS(
         guess.variables(),
         max_iter=min(_LBFGS_CHUNK, attack.iterations),
@@ -165,11 +184,14 @@ def by_lbfgs(attack: Inversion, guess: Guess, evaluate: Evaluate) -> Reconstruct
         line_search_fn="strong_wolfe",
     )
     progress = Progress(attack, guess)
-    for iteration in range(0, attack.iterations, _LBFGS_CHUNK):
-        if progress.stop(float(evaluate()), iteration):
-            return progress.best
+    state = Descent(optimizer, guess.variables(), [progress])
+    for iteration in range(slot.take_up(state)[0], attack.iterations + _LBFGS_CHUNK, _LBFGS_CHUNK):
+        slot.keep(state, iteration, [0])
+        done = min(iteration, attack.iterations)
+        if progress.stop(float(evaluate()), done) or done == attack.iterations:
+            break
         optimizer.step(evaluate)  # type: ignore[no-untyped-call]
-    progress.stop(float(evaluate()), attack.iterations)
+    slot.finish(state)
     return progress.best
 
 
@@ -189,32 +211,49 @@ def descent(attack: Inversion, module: nn.Module) -> Literal["adam", "lbfgs"]:
     return "lbfgs" if any(isinstance(layer, nn.Sigmoid) for layer in module.modules()) else "adam"
 
 
-def scouted(target: Target, task: Task, short: Inversion, others: Labels, generator: Generator) -> list[float]:
-    """The objectives short descents reach from these labels, in batches of at most ``max_images`` where possible."""
-    guesses = [first_guess(target, task, labels, generator) for labels in others]
-    optimizer = descent(short, target.module)
-    if optimizer != "adam" or any(guess.soft for guess in guesses) or not foldable([target]):
-        descend = by_adam if optimizer == "adam" else by_lbfgs
-        return [descend(short, guess, evaluator(target, short, guess)).objective for guess in guesses]
-    evaluate, best = folded_evaluator([target], short.objective), list[float]()
-    for first in range(0, len(guesses), short.max_images):
-        batch = guesses[first : first + short.max_images]
+def descents(
+    targets: Sequence[Target], attack: Inversion, guesses: Sequence[Guess], shelf: Shelf
+) -> list[Reconstruction]:
+    """Every guess's descent towards its target, or towards the one there is: in batches of at most ``max_images``
+    guesses where the engine can fold them, else one after the other."""
+    each = list(targets) if len(targets) > 1 else [targets[0]] * len(guesses)
+    if descent(attack, each[0].module) != "adam" or any(guess.soft for guess in guesses) or not foldable(targets):
+        descend = by_adam if descent(attack, each[0].module) == "adam" else by_lbfgs
+        return [
+            descend(attack, guess, evaluator(target, attack, guess), _slot(shelf, attack, [target], [guess]))
+            for guess, target in zip(guesses, each, strict=True)
+        ]
+    best: list[Reconstruction] = []
+    for first in range(0, len(guesses), attack.max_images):
+        batch, wanted = guesses[first : first + attack.max_images], each[first : first + attack.max_images]
         x, y = torch.cat([guess.x.detach() for guess in batch]), torch.cat([guess.y for guess in batch])
-        best += [found.objective for found in together(short, x, y, evaluate)]
+        evaluate = folded_evaluator(wanted if len(targets) > 1 else targets, attack.objective)
+        best += together(attack, x, y, evaluate, _slot(shelf, attack, wanted, batch))
     return best
 
 
-def together(attack: Inversion, x: Tensor, y: Tensor, evaluate: Evaluation) -> list[Reconstruction]:
+def _slot(shelf: Shelf, attack: Inversion, targets: Sequence[Target], guesses: Sequence[Guess]) -> Slot:
+    variables = [variable for guess in guesses for variable in guess.variables()]
+    return shelf.slot(attack, [*variables, *(target.flat for target in targets)])
+
+
+def together(
+    attack: Inversion, x: Tensor, y: Tensor, evaluate: Evaluation, slot: Slot = NOWHERE
+) -> list[Reconstruction]:
     """``by_adam`` of many guesses x [B, C, H, W], y [B] in one batch; each stops by its own rule, the batch when all
     have. What stopped goes on unseen: its best guess is kept."""
+    over = slot.over()
+    if over is not None:
+        return over
     x = x.clone()
     guesses = [Guess(image[None], label[None], False) for image, label in zip(x, y, strict=True)]
     progress, open_ = [Progress(attack, guess) for guess in guesses], set(range(len(x)))
-    guess = Guess(x, y, False)  # of which every single guess is a view
-    optimizer = torch.optim.Adam(guess.variables(), lr=attack.learning_rate)
-    milestones = [int(share * attack.iterations) for share in _DECAY_AT]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-    for iteration in range(attack.iterations + 1):
+    optimizer, schedule = _adam(attack, Guess(x, y, False))  # of which every single guess is a view
+    state = Descent(optimizer, [x], progress)
+    begin, left = slot.take_up(state)
+    schedule.last_epoch, open_ = begin, open_ if left is None else set(left)
+    for iteration in range(begin, attack.iterations + 1):
+        slot.keep(state, iteration, open_)
         values, slopes = evaluate(x, y)
         if attack.tv:
             prior, smooth = total_variation_each(x)
@@ -228,6 +267,7 @@ def together(attack: Inversion, x: Tensor, y: Tensor, evaluate: Evaluation) -> l
         optimizer.step()
         schedule.step()
         x.clamp_(0.0, 1.0)
+    slot.finish(state)
     return [each.best for each in progress]
 
 
@@ -235,28 +275,68 @@ def explained(reconstruction: Reconstruction, attack: Inversion) -> bool:
     return reconstruction.objective <= max(attack.tolerance, _EXPLAINED)
 
 
-def reconstruct(view: ServerView, task: Task, attack: Inversion, generator: Generator) -> Reconstruction:
+def reconstruct(
+    view: ServerView, task: Task, attack: Inversion, generator: Generator, shelf: Shelf | None = None
+) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that best explain the view, over all starts.
 
     At batch 1, where the likeliest label does not explain the update, the others are scouted with short descents and
-    the most promising one gets a full one.
+    the most promising one gets a full one. ``shelf`` is where a long attack is taken up again.
     """
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    target, shelf = target_of(view, task.build(), attack.mask_aware, attack.max_images), shelf or Shelf()
     candidates = labels_to_try(view, target, task, attack, generator)
-    descend = by_adam if descent(attack, target.module) == "adam" else by_lbfgs
 
-    def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
-        guess = first_guess(target, task, labels, generator)
-        return descend(settings, guess, evaluator(target, settings, guess))
+    def attempts(labels: Labels, settings: Inversion) -> list[Reconstruction]:
+        return descents([target], settings, [first_guess(target, task, each, generator) for each in labels], shelf)
 
-    found = [attempt(candidates[0], attack)]
+    found = [_alone(target, attack, first_guess(target, task, candidates[0], generator), shelf)]
     others = candidates[1 : attack.labels_tried] if target.plan.images == 1 else []
     if others and not explained(found[0], attack):
         short = dataclasses.replace(attack, iterations=min(_SCOUT, attack.iterations))
-        scouts = scouted(target, task, short, others, generator)
-        found.append(attempt(others[scouts.index(min(scouts))], attack))
-    for start in range(len(found), attack.restarts):
-        if explained(found[-1], attack):
-            break
-        found.append(attempt(candidates[start % len(candidates)], attack))
+        scouts = [each.objective for each in attempts(others, short)]
+        chosen = others[scouts.index(min(scouts))]
+        found.append(_alone(target, attack, first_guess(target, task, chosen, generator), shelf))
+    if attack.restarts > len(found) and not explained(found[-1], attack):
+        found += _restarts(found, candidates, attack, attempts)
     return min(found, key=lambda reconstruction: reconstruction.objective)
+
+
+def _alone(target: Target, attack: Inversion, guess: Guess, shelf: Shelf) -> Reconstruction:
+    descend = by_adam if descent(attack, target.module) == "adam" else by_lbfgs
+    return descend(attack, guess, evaluator(target, attack, guess), _slot(shelf, attack, [target], [guess]))
+
+
+def _restarts(
+    found: Sequence[Reconstruction],
+    candidates: Labels,
+    attack: Inversion,
+    attempts: Callable[[Labels, Inversion], list[Reconstruction]],
+) -> list[Reconstruction]:
+    """The starts that are left, a batch at a time, until one explains the update."""
+    more: list[Reconstruction] = []
+    left = [candidates[start % len(candidates)] for start in range(len(found), attack.restarts)]
+    width = attack.max_images if len(found[0].x) == 1 else 1
+    for first in range(0, len(left), width):
+        more += attempts(left[first : first + width], attack)
+        if any(explained(each, attack) for each in more):
+            break
+    return more
+
+
+def reconstruct_views(
+    views: Sequence[ServerView], task: Task, attack: Inversion, generator: Generator, shelf: Shelf | None = None
+) -> list[Reconstruction]:
+    """The views of several clients in one round attacked together, ``restarts`` starts each: one image and one step a
+    client, from the same weights. Raises ``AttackError`` for other views: attack those one by one."""
+    targets = [target_of(view, task.build(), attack.mask_aware, attack.max_images) for view in views]
+    if not targets or not foldable(targets):
+        raise AttackError("these views cannot be attacked in one batch: other weights, another support or more images")
+    guesses, each = [], []
+    for view, target in zip(views, targets, strict=True):
+        labels = labels_to_try(view, target, task, attack, generator)
+        for start in range(attack.restarts):
+            guesses.append(first_guess(target, task, labels[start % len(labels)], generator))
+            each.append(target)
+    found = descents(each, attack, guesses, shelf or Shelf())
+    rows = [found[first : first + attack.restarts] for first in range(0, len(found), attack.restarts)]
+    return [min(row, key=lambda reconstruction: reconstruction.objective) for row in rows]

@@ -246,8 +246,12 @@ class Convolution(Affine):
         return self.patches(x)
 
     def patches(self, x: Tensor) -> Tensor:
-        """The K = C * kernel inputs of every output place, [N, K, P]."""
-        return F.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
+        """The K = C * kernel inputs of every output place, [N, K, P]; the library's unfold takes twice as long."""
+        (high, wide), (down, right) = self.padding, cast(tuple[int, int], self.stride)
+        x, (height, width) = F.pad(x, (wide, wide, high, high)), self.out(x.shape)
+        n, c, row, column = x.stride()
+        steps = (n, c, row * self.dilation[0], column * self.dilation[1], row * down, column * right)
+        return x.as_strided((*x.shape[:2], *self.kernel, height, width), steps).reshape(len(x), -1, height * width)
 
     def image(self, patches: Tensor, shape: Any) -> Tensor:
         """The transpose of ``patches``: what falls on the same pixel is added up."""
@@ -266,15 +270,29 @@ class Convolution(Affine):
     def transposed(self, weight: Tensor, delta: Tensor, shape: Any) -> Tensor:
         if self.small(delta, shape):
             return self.image(weight.flatten(1).t() @ delta.flatten(2), shape)
-        return self._library(delta, delta.new_empty(()).expand(shape), weight, (True, False))[0]
+        return self._library(delta, delta.new_empty(()).expand(shape), weight, (True, False), self.groups)[0]
 
     def outer(self, weight: Tensor, delta: Tensor, a: Tensor, shape: Any) -> Tensor:
         if self.small(a, shape):
             products = delta.flatten(2) @ a.transpose(1, 2)
             return (products.sum(0) if len(a) > 1 else products[0]).view(weight.shape)
-        return self._library(delta, a, weight, (False, True))[1]
+        return self._library(delta, a, weight, (False, True), self.groups)[1]
 
-    def _library(self, delta: Tensor, x: Tensor, weight: Tensor, which: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
+    def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+        """W a by the library, whatever the size; ``groups`` images side by side, each with weights of its own."""
+        return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups)
+
+    def transpose(self, delta: Tensor, weight: Tensor, shape: Any, groups: int = 1) -> Tensor:
+        """W^T delta, for inputs of this shape."""
+        return self._library(delta, delta.new_empty(()).expand(shape), weight, (True, False), groups)[0]
+
+    def correlate(self, delta: Tensor, x: Tensor, like: Tensor, groups: int = 1) -> Tensor:
+        """The weight gradient, of the shape of ``like``."""
+        return self._library(delta, x, like, (False, True), groups)[1]
+
+    def _library(
+        self, delta: Tensor, x: Tensor, weight: Tensor, which: tuple[bool, bool], groups: int = 1
+    ) -> tuple[Tensor, Tensor]:
         return _aten.convolution_backward(  # type: ignore[no-any-return]
             delta,
             x,
@@ -285,7 +303,7 @@ class Convolution(Affine):
             self.dilation,
             False,
             (0, 0),
-            self.groups,
+            groups,
             (*which, False),
         )
 

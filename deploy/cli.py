@@ -181,6 +181,7 @@ def audit(
     earlier: Annotated[
         list[Path] | None, typer.Option(help="The same client's earlier traces, oldest first; may be repeated.")
     ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Directory from which a long attack is taken up again.")] = None,
 ) -> None:
     """Attack a recorded view again: what would this server have rebuilt?
 
@@ -193,7 +194,7 @@ def audit(
     with explained():
         from deploy.replay import PROBES, Sources, judge, replay
 
-        sources = Sources(trace, out, model, truth, known, tuple(earlier or ()))
+        sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep)
         result = (judge if attack in PROBES else replay)(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,8 @@
 
 ``--known`` is a safetensors file: for denoise, ``public`` images [M, C, H, W] and the channel's ``noise``, a covariance
 [d, d] or a variance (0-d); for mia, examples ``x`` [N, C, H, W] with labels ``y`` [N] and ``member`` [N], whether each
-was trained on. ``--earlier`` are the same client's earlier traces, oldest first. Nothing is unpickled.
+was trained on. ``--earlier`` are the same client's earlier traces, oldest first. ``--keep`` is a folder in which a long
+attack keeps where it is, so that the same command takes it up again. Nothing is unpickled.
 """
 
 import inspect
@@ -17,6 +18,7 @@ from torch import Generator, Tensor
 from attacks import ATTACKS, PROBES
 from attacks.denoise import Channel
 from attacks.mia import MembershipLeakage, Model, membership_leakage
+from attacks.resume import Shelf
 from core.files import read_tree
 from core.trees import Tree, add
 from core.types import PrivateBatch, ServerView
@@ -45,16 +47,19 @@ def tensors(path: Path, names: Sequence[str]) -> Tree:
         raise UsageError(f"{path} is no safetensors file of {', '.join(names)}") from None
 
 
-def keywords(name: str, known: Path | None, earlier: Sequence[ServerView]) -> dict[str, Any]:
+def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], keep: Path | None = None) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     takes = inspect.signature(ATTACKS[name].reconstruct).parameters
     if earlier and "earlier" not in takes:
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
+    if keep is not None and "shelf" not in takes:
+        raise UsageError(f"{name} cannot be taken up again: --keep is for dlg, idlg, ig and sgi")
     if known is None and "known" in ATTACKS[name].needs:
         raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
+    given |= {"shelf": Shelf(keep)} if keep is not None else {}
     return given | ({"known": Channel(**tensors(known, ("public", "noise")))} if known is not None else {})
 
 

@@ -158,6 +158,7 @@ class Sources:
     truth: Path | None = None
     known: Path | None = None
     earlier: tuple[Path, ...] = ()
+    keep: Path | None = None
 
     def views(self) -> tuple[ServerView, Task, list[ServerView]]:
         """The view, its task and the earlier views of the same task."""
@@ -211,7 +212,7 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int) -> Repl
     file, title = find(sources.trace)
     batch = truth_of(sources.truth, file)
     view, task, earlier = sources.views()
-    attack, more = ATTACKS[name], keywords(name, sources.known, earlier)
+    attack, more = ATTACKS[name], keywords(name, sources.known, earlier, sources.keep)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu())
     if attack.gives == "labels":

@@ -43,10 +43,14 @@ SMALL = [
 ]
 
 
+@pytest.mark.parametrize("direct", [0, 1 << 30], ids=["convolutions", "patches"])
 @pytest.mark.parametrize(
     "model, masked, objective", [*SMALL, ("conv-1", False, "cosine"), ("resnet10", False, "cosine")]
 )
-def test_a_batch_is_its_guesses_one_by_one(model: str, masked: bool, objective: str) -> None:
+def test_a_batch_is_its_guesses_one_by_one(
+    model: str, masked: bool, objective: str, direct: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attacks.folded._DIRECT", direct)
     many = targets(model, masked, 2)
     x = torch.rand((2, *SHAPE), generator=stream(7, purpose="guess")).double()
     y = torch.tensor([3, 1])

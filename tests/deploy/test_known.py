@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from attacks.control import undefended_view
+from attacks.resume import Shelf
 from attacks.trace import save_trace
 from core.files import write_tree
 from core.randomness import stream
@@ -85,6 +86,9 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             keywords(name, known, earlier)
+    with pytest.raises(UsageError, match="taken up again"):
+        keywords("r-gap", None, [], tmp_path)
+    assert keywords("sgi", None, [], tmp_path) == {"shelf": Shelf(tmp_path)}
     assert keywords("unrolling", None, [view]) == {"earlier": [view]}
     (tmp_path / "garbage").write_bytes(b"\x80\x04.")
     for path in (tmp_path / "garbage", tmp_path / "missing"):
