@@ -25,7 +25,7 @@ from deploy.runs import RunDir, create, locked, new_id, point_latest, prepare
 
 EVERY = 1.0  # seconds between two looks at the status: each is a line in the SuperLink's log
 PATIENCE = 120.0  # seconds a SuperLink may be away in the middle of a run
-START = 20.0  # seconds a SuperLink may take to answer
+START = 60.0  # seconds a SuperLink may take to answer: on a busy machine it needs more than 20 to begin
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def test_the_watcher_takes_a_sample_a_round_and_keeps_failures() -> None:
 def test_a_result_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = samples(leak=0.1)
     result = {"supernodes": 4, "rounds": 100, "seconds": 1.0, "memory": summary(seen), "samples": seen}
-    result |= {"files": [35, 110], "processes": 3, "failures": 0.0}
+    result |= {"files": [35, 110], "processes": 3, "failures": 0.0, "status": "completed"}
     show(result)
     plot(result, tmp_path / "soak.png")
     shown = capsys.readouterr().out
