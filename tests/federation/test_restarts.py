@@ -1,0 +1,109 @@
+"""A federation that outlives its members: the SuperLink and a SuperNode are killed, and both come back by themselves.
+
+The commands of docs/deployment.md on loopback, with TLS and registered keys.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.ports import free_ports
+from server.store import read_run
+from tests.federation.running import ROOT, failures, series
+
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
+NAMES, ROUNDS = ("north", "south"), 9
+
+
+class Place:
+    """A directory in which ``prunella`` commands run, each with a log of its own."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.control, self.fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
+
+    def start(self, log: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from deploy.cli import app; app()", *arguments]
+        with (self.folder / log).open("w") as out:
+            process = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out, text=True)
+        self._stack.callback(end, process)
+        return process
+
+    def said(self, log: str) -> str:
+        return (self.folder / log).read_text(errors="replace")
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def kill(command: subprocess.Popen[str], name: str) -> None:
+    """SIGKILL to Flower's own process of that name under a ``prunella`` command."""
+    family = psutil.Process(command.pid).children(recursive=True)
+    (found,) = [each for each in family if each.status() != psutil.STATUS_ZOMBIE and each.name() == name]
+    found.kill()
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 300) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"gave up waiting for {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        place = Place(tmp_path, stack)
+        made = place.start("keys.log", "keys", "--name", "north", "--name", "south", "--host", "127.0.0.1")
+        assert made.wait(60) == 0, place.said("keys.log")
+        yield place
+
+
+def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) -> None:
+    link = place.start("link.log", "superlink", "--fleet", place.fleet, "--control", place.control)
+    register = place.start("register.log", "register", "--superlink", place.control)
+    assert register.wait(90) == 0, place.said("register.log") + place.said("link.log")
+    nodes = {}
+    for number, name in enumerate(NAMES):
+        which = ("--name", name, "--client-id", str(number), "--clients", "2")
+        nodes[name] = place.start(f"{name}.log", "supernode", "--superlink", place.fleet, *which)
+    options = ("-c", f"rounds={ROUNDS}", "-c", "audit-every=0", "-c", "strategy=random", "--run-id", "long")
+    submit = place.start("submit.log", "submit", "--superlink", place.control, *options)
+    run = place.folder / "runs" / "long"
+
+    def reached(number: int) -> None:
+        done = f"round {number} of {place.folder}"
+        wait_for(lambda: submit.poll() is not None or len(series(run, "round")) >= number, done)
+        assert submit.poll() is None, place.said("submit.log") + place.said("link.log")
+
+    reached(2)
+    kill(link, "superlink")
+    reached(5)
+    kill(nodes["south"], "supernode")
+    assert submit.wait(500) == 0, place.said("submit.log") + place.said("link.log") + place.said("south.log")
+    assert read_run(run)["status"] == "completed"
+    assert series(run, "round") == list(range(1, ROUNDS + 1)), "no round was lost, and none was done twice"
+    assert series(run, "clients_selected") == [2.0] * ROUNDS, "rounds wait for the two they need"
+    # Whom the SuperLink's end, or its own, met in mid-round was missed for that round and no other.
+    lost = [reason for reasons in failures(run).values() for reason in reasons.items()]
+    assert len(lost) <= 2 and {reason for reason, _ in lost} <= {"unreachable", "client-error"}
+    assert "superlink was killed by SIGKILL; starting it again" in place.said("link.log")
+    south = place.said("south.log")
+    assert "supernode was killed by SIGKILL; starting it again" in south
+    # Its key counted as online for a while; it was refused, and kept trying.
+    assert "trying again in" in south and south.count("SuperNode ID:") >= 2
