@@ -231,7 +231,7 @@ def cell_text(found: Row, kind: str, suffix: str = "") -> str:
         return "nothing arrived"
     one = found[kind + suffix]
     digits = 1 if kind == "psnr" else 2
-    return f"{one['mean']:.{digits}f} ± {one['deviation']:.{digits}f} (worst {one['worst']:.{digits}f})"
+    return f"{one['mean']:.{digits}f} ± {one['deviation']:.{digits}f} ({one['worst']:.{digits}f})"
 
 
 def lines(found: Sequence[Row], attacks: Sequence[str]) -> tuple[list[str], list[list[str]]]:
