@@ -23,7 +23,7 @@ from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.claims.inversion import DENSE, attack_settings, attacked_images, global_model, place
 from benchmarks.views import seen, sender
 from core.randomness import stream
-from core.trees import apply_mask
+from core.trees import apply_mask, size
 from core.types import PrivateBatch
 from privacy.bounds import priprune_corrected, priprune_printed
 from strategies.local import Received
@@ -85,6 +85,7 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
             "nmi": statistics.fmean(row.nmi.mean for row in rows),
             "psnr": statistics.fmean(row.psnr.mean for row in rows),
             "nmi_random": statistics.fmean(row.nmi.random for row in rows),
+            "parameters": float(size(params)),
             **bounds(settings, task, received, others(settings, seed, data)),
         }
     }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.claims.bounded import BOUNDED, START
 from benchmarks.claims.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep
-from benchmarks.claims.verdict import HOLDS, NOT, TREND, Verdict, falls, rank_correlation
+from benchmarks.claims.verdict import HOLDS, NOT, TREND, Verdict, falls, rank_correlation, worst
 
 PAPER = "PriPrune"
 RATE = 0.3
@@ -162,4 +162,43 @@ P10 = Claim(
     published="a formula; the text: measured leakage and bound 'qualitatively align'",
     experiment=experiment(by_all, ("rate", "attacked", "rounds"), Plot(("nmi", "printed", "corrected")), judge_bound),
     remarks=("Model size is not varied here.", *REMARK),
+)
+CONV = ("conv-1", "conv-2", "conv-4", "conv-6")
+
+
+def by_model(size: Size) -> list[Settings]:
+    return [{**cell(size, scheme), "model": model} for scheme in SCHEMES[size] for model in CONV]
+
+
+def judge_size(points: Sequence[Point]) -> Verdict:
+    """P4: NMI grows with the parameters, from the first model to the last by a smaller factor than they do."""
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    factors = []
+    for scheme in dict.fromkeys(p.label[0] for p in points):
+        line = [p for p in points if p.label[0] == scheme]
+        curves[scheme] = [(-p.mean("parameters"), p.mean("nmi"), p.spread("nmi")) for p in line]
+        first, last = (line[i].mean("nmi") / line[i].mean("parameters") for i in (0, -1))
+        factors.append(last < first)
+    grown = falls(curves, "NMI from the largest model down")
+    word = HOLDS if all(factors) else NOT
+    slow = Verdict(word, f"NMI per parameter is lower at the largest model for {sum(factors)} of {len(factors)}")
+    return worst([grown, slow])
+
+
+P4 = Claim(
+    name="P4",
+    paper=PAPER,
+    where="Fig. 5a, 5c",
+    says="leakage grows with the model, less than proportionally",
+    published="a figure; parameters 3,815,566 to 25,324,350 (Conv) and 1,125,642 to 9,385,994 (VGG)",
+    experiment=Experiment(
+        BOUNDED,
+        {"paper": Sweep(tuple(by_model("paper")), note=NOTE["paper"] + " Conv-1 to Conv-6 only.")},
+        ("scheme", "model"),
+        "attack",
+        (*METRICS, Metric("parameters", "parameters", 0)),
+        Plot(("nmi",), split=0),
+        judge_size,
+    ),
+    remarks=("No small size: four million parameters and more do not fit the 15 minutes.", *REMARK),
 )

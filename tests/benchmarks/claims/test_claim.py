@@ -30,9 +30,10 @@ def test_what_runs_has_seeds_cells_metrics_and_published_numbers_of_its_own_labe
         wanted |= {str(change(settings)) for settings in sweep.cells} if change is not None else set()
         assert len(cells) == len(sweep.seeds) * len(wanted)
         assert all(set(experiment.keys) <= set(settings) for settings in sweep.cells)
-        fixed = {tuple(str(settings[key]) for key in experiment.keys) for settings in sweep.cells}
-        for metric in experiment.metrics:
-            assert all(label[:-1] in fixed and math.isfinite(v) for label, v in metric.published.items())
+    every = [settings for sweep in experiment.sweeps.values() for settings in sweep.cells]
+    fixed = {tuple(str(settings[key]) for key in experiment.keys) for settings in every}
+    for metric in experiment.metrics:
+        assert all(label[:-1] in fixed and math.isfinite(v) for label, v in metric.published.items())
     assert set(experiment.plot.metrics) <= {metric.key for metric in experiment.metrics}
 
 

@@ -13,8 +13,11 @@ from benchmarks.claims.priprune_defense import (
     judge_adaptive,
     judge_planes,
     judge_table,
+    judge_weights,
     planes,
+    searched,
     table,
+    weighted,
 )
 from benchmarks.claims.verdict import HOLDS, NOT
 
@@ -52,3 +55,19 @@ def test_p7_asks_for_the_leak_of_60_percent_at_equal_accuracy(nmi: float, accura
 def test_p8_asks_every_scheme_to_leak_less_at_equal_accuracy(nmi: float, accuracy: float, word: str) -> None:
     points = [point(scheme, NONE, 0.9, 0.8) for scheme in SCHEMES]
     assert judge_table([*points, *(point(scheme, PRIPRUNE, nmi, accuracy) for scheme in SCHEMES)]).word == word
+
+
+def test_p9_has_the_papers_grid_and_its_least_number() -> None:
+    table = searched()
+    assert (
+        len(table) == len(weighted("paper")) == 27
+        and min(table.values()) == table["10", "10", "2e-06", PRIPRUNE] == 0.118
+    )
+    assert table["1", "1", "2e-05", PRIPRUNE] == 0.171 == max(table.values())
+    assert {cell["options"]["priprune.lambda-pri"] for cell in weighted("small")} == {1, 10, 15}
+
+
+@pytest.mark.parametrize(("slope", "word"), [(-0.01, HOLDS), (0.01, NOT)])
+def test_p9_asks_nmi_to_fall_with_the_privacy_weight(slope: float, word: str) -> None:
+    points = [Point((str(p), "5", "2e-06", PRIPRUNE), {"nmi_strongest": (0.5 + slope * p,) * 3}) for p in (1, 10, 15)]
+    assert judge_weights(points).word == word
