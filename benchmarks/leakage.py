@@ -64,6 +64,7 @@ from tasks.training import Sgd
 VERSION = 1  # of what a cell means: a change forgets the cells of before
 WARM = 5
 REPEAT, STEPS = 3, 5
+STILL = 1e-6  # the learning rate of timed steps: their time does not depend on it, and none may diverge
 TEST = 1000
 POOL = 256  # images a data defense is fitted on
 CHAINS = tuple(DEFENSES) + ("dgp,mask-hiding", "top-k,mask-hiding", "channel-natural,dgp")
@@ -125,7 +126,7 @@ def seconds(bench: "Bench", chosen: argparse.Namespace, defenses: str) -> Row:
         task = dataclasses.replace(bench.task, model=model_of(chosen.model, names))
         params, buffers = initial(task, bench.seed)
         made, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
-        procedure = Procedure(task.build(), Sgd(RATE), made, chosen.batch)
+        procedure = Procedure(task.build(), Sgd(STILL), made, chosen.batch)
         state, few = start(made, bench.pool.x, params, {}), min(chosen.steps, STEPS)
         drawn = list(batches(bench.pool, chosen.batch, few, stream(bench.seed, purpose="leakage-time")))
         return lambda: local_update(procedure, received, iter(drawn), state, stream(0, purpose="leakage-time"))
