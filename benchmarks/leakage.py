@@ -49,7 +49,7 @@ from attacks.leakage import score
 from benchmarks.cells import Cache, Row
 from benchmarks.defenses import turns
 from benchmarks.inprocess import run_in_process
-from benchmarks.views import LEARNS, RATE, Sender, model_of, seen, sender, warmed
+from benchmarks.views import LEARNS, Sender, model_of, seen, sender, warmed
 from core.errors import PrunellaError
 from core.randomness import stream
 from core.trees import full_mask
