@@ -24,6 +24,7 @@ from tasks.task import Task
 
 _HELD_OUT = 10  # one public image in so many is not learnt, and judges what was
 _MOST = 6000
+_LOOKS = 20_000  # images a repair looks at while it learns: half a minute or so at 32x32
 Kind = Literal["ggl", "rog"]
 
 
@@ -73,7 +74,7 @@ def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> L
         without = torch.stack([means.get(int(y), rest.x.mean(0)) for y in judged.y])
         ggl.save(out, network)
     else:
-        repair = rog.train(rest.x, draw)
+        repair = rog.train(rest.x, draw, epochs=max(2, min(20, _LOOKS // len(rest.x))))
         with torch.no_grad():
             without = repair.enlarge(torch.nn.functional.interpolate(judged.x, repair.small(), mode="area"))
             made = repair(without)
