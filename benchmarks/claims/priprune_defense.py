@@ -170,7 +170,7 @@ def table(size: Size) -> list[Settings]:
 SIZES: tuple[Size, ...] = ("small", "paper")
 BOTH = (
     "NMI is of 16 grey levels. SGI is the paper's attack; where GI, which takes what it misses for zero, rebuilds an "
-    "image better, `better attack` is GI's score: a server can run both, and the verdict is on that.",
+    "image better by PSNR, `better attack` is GI's score: a server can run both, and the verdict is on that.",
 )
 WITHHELD = (
     "PriPrune has this project's default weights (15, 7e-6, 5) for every scheme: at the paper's 2e-5 it withholds next "
