@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from deploy import services, settings
 from deploy.errors import UsageError
-from deploy.patches import POLL
+from deploy.patches import POLL, poll_for
 from deploy.ports import LOOPBACK, PortError, free_ports, is_free
 from deploy.processes import Backend, Exit, Stock, Warm
 from deploy.progress import Follower, View
@@ -226,10 +226,11 @@ def terminated() -> Iterator[None]:
 def backend_for(request: Request, run: RunDir) -> Backend:
     if request.stock:
         return Stock()
-    env = {**ENV, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(POLL)}
+    poll = POLL if request.simulate else poll_for(request.supernodes)
+    env = {**ENV, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll)}
     if request.simulate:  # virtual clients have no configuration of their own
         env |= {"PRUNELLA_STATE_DIR": str(run.path / "nodes"), "PRUNELLA_AUDIT": request.audit}
-    return Warm(run.log("warm"), env, PRELOAD, POLL)
+    return Warm(run.log("warm"), env, PRELOAD, poll)
 
 
 def launch(

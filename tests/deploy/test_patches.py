@@ -64,6 +64,9 @@ assert connection.HEARTBEAT_DEFAULT_INTERVAL == heartbeat.HEARTBEAT_DEFAULT_INTE
 tasks = importlib.import_module('flwr.supercore.corestate.in_memory_corestate')
 patience = lambda: tasks.HEARTBEAT_PATIENCE * tasks.HEARTBEAT_DEFAULT_INTERVAL
 assert patience() == 60  # of a SuperLink with its ServerApp
+on_disk = importlib.import_module('flwr.supercore.corestate.sql_corestate')
+assert on_disk.HEARTBEAT_PATIENCE * on_disk.HEARTBEAT_DEFAULT_INTERVAL == 60
+assert on_disk.HEARTBEAT_DEFAULT_INTERVAL == tasks.HEARTBEAT_DEFAULT_INTERVAL == patches.TASK_STARTS
 assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
 assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
 assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
