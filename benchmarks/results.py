@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Experiment, Metric, Point, Settings, Size
+from benchmarks.claims.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Size
 from benchmarks.claims.verdict import Verdict
 from core.files import write_atomically
 
@@ -136,13 +136,20 @@ def _groups(result: Result, split: int | None) -> dict[str, list[Point]]:
     return found
 
 
-def _lines(axes: Any, points: Sequence[Point], metric: Metric, x: int, split: int | None) -> None:
-    """One line a series, error bars of one standard deviation; published numbers as hollow markers."""
-    curves: dict[tuple[str, ...], list[Point]] = {}
+def _curves(points: Sequence[Point], plot: Plot) -> dict[Label, list[Point]]:
+    """Points by what tells lines apart."""
+    found: dict[Label, list[Point]] = {}
     for point in points:
-        name = tuple(part for i, part in enumerate(point.label) if i not in (x, split))
-        curves.setdefault(name, []).append(point)
-    for i, (name, curve) in enumerate(curves.items()):
+        found.setdefault(tuple(p for i, p in enumerate(point.label) if i not in (plot.x, plot.split)), []).append(point)
+    return found
+
+
+def _lines(axes: Any, points: Sequence[Point], metric: Metric, plot: Plot, names: Sequence[Label]) -> None:
+    """One line a series, in the style of its place in ``names``, error bars of one standard deviation; published
+    numbers as crosses."""
+    x, seen = plot.x or 0, False
+    for name, curve in _curves(points, plot).items():
+        i = names.index(name)
         style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         xs = [float(point.label[x]) for point in curve]
         means, spreads = [p.mean(metric.key) for p in curve], [p.spread(metric.key) for p in curve]
@@ -150,7 +157,8 @@ def _lines(axes: Any, points: Sequence[Point], metric: Metric, x: int, split: in
         axes.errorbar(xs, means, spreads, capsize=3, linestyle=DASHES[i % len(DASHES)], label=text, **style)
         known = [(float(p.label[x]), metric.published[p.label]) for p in curve if p.label in metric.published]
         if known:
-            axes.plot(*zip(*known, strict=True), "kx", label="published" if i == 0 else None, markersize=8)
+            axes.plot(*zip(*known, strict=True), "kx", label=None if seen else "published", markersize=8)
+            seen = True
 
 
 def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None) -> None:
@@ -201,7 +209,7 @@ def draw(result: Result, path: Path) -> None:
             if plot.x is None:
                 _bars(axes, shown, metric, plot.split)
             else:
-                _lines(axes, shown, metric, plot.x, plot.split)
+                _lines(axes, shown, metric, plot, list(_curves(result.points, plot)))
                 axes.set_xlabel(plot.x_name, fontsize=9)
             axes.set_title(name, fontsize=10)
             axes.grid(axis="y", alpha=0.3)
