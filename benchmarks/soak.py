@@ -164,7 +164,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
         seen = [each for each in result["samples"] if kind in each["memory"]]
         axes.plot([each["round"] for each in seen], [each["memory"][kind] for each in seen], label=kind, linewidth=1)
     axes.set(xlabel="round", ylabel="memory, MB", ylim=(0, None))
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
 
 
