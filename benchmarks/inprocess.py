@@ -9,6 +9,7 @@ error reply, as Flower does it.
 """
 
 import functools
+import logging
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -165,6 +166,18 @@ def evaluated_every(rounds: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Flower's log tells errors only: what was left out stands in the counters."""
+    flower = logging.getLogger("flwr")
+    before = flower.level
+    flower.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        flower.setLevel(before)
+
+
 def run_in_process(folder: Path, clients: int, evaluate_every: int = 1, **overrides: Any) -> Federation:
     """A run from its settings; what it measured is in the federation's store and counters."""
     raw = settings(run_dir=str(folder / "run"), **overrides)
@@ -172,7 +185,7 @@ def run_in_process(folder: Path, clients: int, evaluate_every: int = 1, **overri
     describe(federation)
     grid = InProcessGrid(client_app, clients, raw, folder / "nodes")
     try:
-        with made_once(), evaluated_every(evaluate_every):
+        with quiet(), made_once(), evaluated_every(evaluate_every):
             federate(federation, OrderedGrid(grid, 0.0))
     finally:
         federation.auditor.close()

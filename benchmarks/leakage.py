@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import logging
 import os
 import platform
 import statistics
@@ -93,7 +92,6 @@ def data_kept() -> Iterator[None]:
 
 def federation(chosen: argparse.Namespace, defenses: str) -> Row:
     """One run: accuracies and megabytes, and the largest epsilon of a client; or why no client sent anything."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     fixed = {"strategy": "fedavg", "audit_every": 0, "partition": "dirichlet", "values": "float32"}
     asked = {"dataset": chosen.dataset, "rounds": chosen.rounds, "local_steps": chosen.steps}
     asked |= {"batch_size": chosen.batch, "learning_rate": chosen.learning_rate, "seed": chosen.seed}

@@ -15,7 +15,6 @@ stopped goes on where it was.
 import argparse
 import hashlib
 import json
-import logging
 import multiprocessing
 import os
 import platform
@@ -55,7 +54,6 @@ def measure(case: Case) -> Row:
     """One run."""
     scheme, rate, common, clients = case
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     own = {"evaluation": "clients"} if scheme == "lotteryfl" else {}
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

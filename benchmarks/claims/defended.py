@@ -17,7 +17,6 @@ The positive control is the same attack, model and images under no defense: ``PS
 
 import dataclasses
 import functools
-import logging
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -156,7 +155,6 @@ def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, num
 
 def accuracy(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
     """Of the global model after the federation of a cell, on the first 1000 test images."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     own = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0}
     asked = {key: settings[key] for key in FEDERATION if key != "clients"}
     raw = {key.replace(".", "__").replace("-", "_"): value for key, value in settings["raw"].items()}

@@ -4,7 +4,6 @@ A cell is one federation; its series are rounds. One local step a round, so that
 the paper. ``accuracy`` is of the global model on the held-out examples of the server.
 """
 
-import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ ARMS = {
 def curve(settings: Settings, seed: int, data: Path | None) -> Found:
     """Accuracy of every ``EVERY``-th round of one federation."""
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     defenses, raw = ARMS[settings["arm"]]
     own = {key.replace(".", "__").replace("-", "_"): value for key, value in raw.items()}
     fixed = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0, "seed": seed}

@@ -14,7 +14,6 @@ rebuild it to ``PSNR_FLOOR`` in the mean.
 """
 
 import dataclasses
-import logging
 import statistics
 import tempfile
 from pathlib import Path
@@ -48,7 +47,6 @@ def place(dataset: str, data: Path | None) -> str:
 
 def global_model(settings: Settings, seed: int, data: Path | None) -> Checkpoint:
     """What a federation under the scheme holds after its last round."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": "none", "audit_every": 0}
     asked = {key: settings[key] for key in ("model", "rounds", "local_steps", "batch_size", "learning_rate")}
     run = {"dataset": place(settings["dataset"], data), "partition": "dirichlet", "seed": seed, **own, **asked}

@@ -10,7 +10,6 @@ epsilon   the ledger's: the largest of any client, by the accountant named in th
 zcdp      the same charges without amplification by sampling, as zCDP composes them
 """
 
-import logging
 import tempfile
 from pathlib import Path
 
@@ -53,7 +52,6 @@ def run_settings(settings: Settings, seed: int, data: Path | None) -> dict[str, 
 def private_training(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: the partition."""
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     clients = settings["clients"]
     with tempfile.TemporaryDirectory() as folder, data_kept():
         done = run_in_process(Path(folder), clients, **run_settings(settings, seed, data))

@@ -21,7 +21,6 @@ its images to ``PSNR_FLOOR`` in the mean.
 """
 
 import dataclasses
-import logging
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -73,7 +72,6 @@ def as_keyword(name: str) -> str:
 
 def federation(settings: Settings, seed: int, data: Path | None) -> Trained:
     """One whole run. Raises ``RuntimeError`` when a client failed: its accuracy would be that of another federation."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     fixed = {"partition": "dirichlet", "alpha": ALPHA, "audit_every": 0, "dataset": place(settings["dataset"], data)}
     own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": settings["defenses"], "seed": seed}
     own |= {key: settings[key] for key in RUN} | {as_keyword(k): v for k, v in settings["options"].items()}
