@@ -159,7 +159,7 @@ def train(message: Message, context: Context) -> Message:
     proposal = proposed(session.procedure.chain, result.state, content)
     if proposal is not None:
         reply[RECORD] = mask_to_coded(proposal, mask)
-    reply["ledger"] = ConfigRecord({**line(ledger, session.accounts.elsewhere()), **epsilon_next(session, ledger)})
+    reply["ledger"] = ConfigRecord({**line(ledger, session.elsewhere), **epsilon_next(session, ledger)})
     return Message(reply, reply_to=message)
 
 

@@ -18,7 +18,7 @@ from strategies.local import Received
 def account(session: Session, memory: Memory, received: Received, request: str, steps: int) -> Ledger:
     """The ledger as it will be after ``steps`` local steps for ``request``. Raises ``DefenseError`` past the budget."""
     procedure, examples = session.procedure, len(session.examples)
-    privacy, elsewhere = session.privacy, session.accounts.elsewhere()
+    privacy, elsewhere = session.privacy, session.elsewhere
     if procedure.chain.private is None:
         return record(memory.ledger, procedure.chain, steps, None, privacy, elsewhere)
     batch = min(session.run.batch_size, examples)
@@ -46,7 +46,7 @@ def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
         return {}
     validation = _validation_charge(session, "next", "")
     again = [training] + ([validation] if validation is not None else [])
-    total = projected(ledger, again, session.privacy, session.accounts.elsewhere())
+    total = projected(ledger, again, session.privacy, session.elsewhere)
     return {} if total is None else {"epsilon_next": total}
 
 
@@ -57,7 +57,7 @@ def noisy_correct(session: Session, round: int, received: Received, correct: int
     if new is None:
         raise DefenseError("evaluation=clients would tell exact scores, which ε does not cover")
     known = merge(session.store.load(round + 1).ledger, session.accounts.charged())
-    session.accounts.write(answer(known, new, session.privacy, session.accounts.elsewhere()))
+    session.accounts.write(answer(known, new, session.privacy, session.elsewhere))
     return noisy_count(correct, new.laplace, session.generator(round, "validation"))
 
 

@@ -25,6 +25,7 @@ from core.randomness import stream
 from core.trees import Tree
 from privacy.accounting import Privacy
 from privacy.chain import Chain, build_chain
+from privacy.ledger import Ledger
 from strategies import validates
 from strategies.local import Procedure
 from strategies.roster import CONSENTS, Consent
@@ -104,6 +105,11 @@ class Session:
         """What all runs have let through of the examples this one trains on or, where it evaluates, tells scores of."""
         told = self._all if self.run.evaluation == "clients" else self.examples
         return Accounts(self.store.home, self.store.folder.name, told.x)
+
+    @cached_property
+    def elsewhere(self) -> Ledger:
+        """What other runs have let through of these examples; what this one writes down does not change it."""
+        return self.accounts.elsewhere()
 
     @cached_property
     def privacy(self) -> Privacy:

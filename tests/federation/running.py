@@ -1,6 +1,7 @@
-"""``prunella run`` as a process of its own, for tests that do something to it."""
+"""``prunella run`` as a process of its own, for tests that do something to it, and the end of others."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,15 @@ def start(folder: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=600)
     return process.returncode, output
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

@@ -5,7 +5,6 @@ Needs root and iproute2. Every address is inside namespaces made here; they are 
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from server.store import read_metrics, read_run
+from tests.federation.running import ROOT, end
 
 pytestmark = pytest.mark.federation
-ROOT = Path(__file__).parents[2]
 CENTRE, SITES = "centre", ("north", "south")
 # The centre's address on the link to each site; it has another one there that no certificate names.
 ADDRESS = {"north": "10.199.1.1", "south": "10.199.2.1"}
@@ -89,15 +88,6 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 90) ->
     while not condition():
         assert time.monotonic() < end, f"gave up waiting for {what}"
         time.sleep(0.05)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def make_keys(folder: Path, *arguments: str) -> None:

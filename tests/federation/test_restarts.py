@@ -4,7 +4,6 @@ The commands of docs/deployment.md on loopback, with TLS and registered keys.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 
 from deploy.ports import free_ports
 from server.store import read_run
-from tests.federation.running import ROOT, failures, series
+from tests.federation.running import ROOT, end, failures, series
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
 NAMES, ROUNDS = ("north", "south"), 9
@@ -40,15 +39,6 @@ class Place:
 
     def said(self, log: str) -> str:
         return (self.folder / log).read_text(errors="replace")
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def kill(command: subprocess.Popen[str], name: str) -> None:
