@@ -6,8 +6,8 @@ r from it. A unit i is the more useful to the defender the more x must move when
 gradient [out, F] to zero. The paper of DGP prunes 80 % ("80"); the authors' code 1 %. Every other gradient leaves
 unchanged: an attack on an earlier layer (Rob) reads on undisturbed.
 
-Departure: where |r_i| is zero the ratio is taken over 1e-12; a unit that depends on nothing is pruned first. F
-backward passes per step. With a mask on the update it is a heuristic, no ε.
+Departure: where |r_i| is zero the ratio is taken over 1e-12; a unit that depends on nothing is pruned first. Its
+cost is that of the norms (``tasks.sensitivity``). With a mask on the update it is a heuristic, no ε.
 
 >>> r, norms = torch.tensor([[1.0, 1.0, 2.0, 1.0]]), torch.tensor([[4.0, 1.0, 1.0, 3.0]])
 >>> pruned_units(r, norms, 0.5).tolist()

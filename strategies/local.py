@@ -16,7 +16,8 @@ from privacy.chain import Chain, ChainState, check_model, compose, observe, pres
 from privacy.defense import Outgoing, Step
 from strategies.plan import Plan
 from tasks.data import Examples
-from tasks.per_example import per_example_gradients, representation_sensitivity
+from tasks.per_example import per_example_gradients
+from tasks.sensitivity import representation_sensitivity
 from tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
 
 NOTHING = Plan()

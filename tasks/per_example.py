@@ -1,6 +1,6 @@
-"""Gradients of single examples, and how a model's representation depends on its input: what some defenses ask for.
+"""Gradients of single examples: what some defenses ask for.
 
-Both are pure functions of the model; no statistics are updated. Batch norm in training mode mixes the examples of a
+A pure function of the model; no statistics are updated. Batch norm in training mode mixes the examples of a
 batch, so that no example has a gradient of its own: refused.
 
 >>> from torch import nn
@@ -19,13 +19,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from core.errors import ConfigError, DefenseError
+from core.errors import DefenseError
 from core.trees import Tree, size
 from tasks.models.precode import take_divergence
 from tasks.training import mode
 
 FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
-PASSES = 32  # backward passes of the representation at a time
 
 
 def per_example_gradients(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Iterator[Tree]:
@@ -46,34 +45,3 @@ def per_example_gradients(module: nn.Module, params: Tree, buffers: Tree, x: Ten
             with mode(module, True):
                 gradients = each(leaves, images, labels)
             yield {name: gradients[name] for name in params}
-
-
-def representation_sensitivity(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> tuple[str, Tensor, Tensor]:
-    """Weight name of the last linear layer, its input r [B, F], and the norm of dr_f/dx for every example [B, F].
-
-    F backward passes: this is what makes Soteria slow.
-    """
-    linear = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not linear:
-        raise ConfigError("soteria needs a model whose last layer is linear")
-    name, layer = linear[-1]
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    state = {key: t.detach().clone() for key, t in {**dict(module.named_buffers()), **buffers}.items()}
-    image = x.detach().clone().requires_grad_()
-    try:
-        with mode(module, True), torch.enable_grad():
-            functional_call(module, ({k: t.detach() for k, t in params.items()}, state), (image,))
-    finally:
-        hook.remove()
-    features = seen[0]
-    norms = torch.cat(
-        [_norms(features, image, part) for part in torch.split(torch.arange(features.shape[1]), PASSES)], dim=1
-    )
-    return f"{name}.weight" if name else "weight", features.detach(), norms
-
-
-def _norms(features: Tensor, image: Tensor, part: Tensor) -> Tensor:
-    """||d features[:, f] / d image|| for f in ``part``, [B, len(part)]."""
-    columns = [torch.autograd.grad(features[:, f].sum(), image, retain_graph=True)[0] for f in part.tolist()]
-    return torch.stack([column.flatten(1).norm(dim=1) for column in columns], dim=1)

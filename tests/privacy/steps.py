@@ -5,7 +5,8 @@ from torch import nn
 
 from core.trees import Mask, Tree, full_mask
 from privacy.defense import Step
-from tasks.per_example import per_example_gradients, representation_sensitivity
+from tasks.per_example import per_example_gradients
+from tasks.sensitivity import representation_sensitivity
 
 
 class Net(nn.Module):

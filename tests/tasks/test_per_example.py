@@ -1,4 +1,4 @@
-"""Single gradients against a loop and against Opacus, and the representation's Jacobian against autograd."""
+"""Single gradients against a loop and against Opacus."""
 
 import pytest
 import torch
@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tasks.per_example
-from core.errors import ConfigError, DefenseError
+from core.errors import DefenseError
 from core.trees import Tree
-from tasks.per_example import per_example_gradients, representation_sensitivity
+from tasks.per_example import per_example_gradients
 
 
 def net_of(*layers: nn.Module) -> tuple[nn.Sequential, Tree]:
@@ -53,19 +53,3 @@ def test_no_example_no_gradient_and_batch_norm_is_refused() -> None:
     mixed, params = net_of(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(DefenseError, match="batch norm"):
         list(per_example_gradients(mixed, params, {}, X, Y))
-
-
-def test_sensitivity_equals_the_jacobian_of_the_representation() -> None:
-    net, params = conv()
-    name, features, norms = representation_sensitivity(net, params, {}, X)
-    body = net[:-1]
-    assert name == "5.weight" and torch.allclose(features, body(X))
-    for i in range(len(X)):
-        jacobian = torch.autograd.functional.jacobian(lambda x: body(x[None])[0], X[i])
-        torch.testing.assert_close(norms[i], jacobian.flatten(1).norm(dim=1), rtol=1e-4, atol=1e-6)
-
-
-def test_a_model_without_a_linear_layer_has_no_representation() -> None:
-    net, params = net_of(nn.Conv2d(1, 3, 4), nn.Flatten())
-    with pytest.raises(ConfigError, match="linear"):
-        representation_sensitivity(net, params, {}, X)

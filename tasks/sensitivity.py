@@ -1,0 +1,142 @@
+"""How strongly a model's representation depends on its input: what Soteria ranks units by.
+
+The representation r [B, F] is the input of the last linear layer. Wanted is ||dr_f / dx|| for every example and unit.
+Backwards that is F passes, one a unit. Behind convolutions and pooling a unit sees a small window of the image, and
+pixels whose windows do not meet can be moved together: with v one at every such pixel, each entry of J v is one entry
+of J, so that the sum of (J v)^2 over all sets of pixels is the square wanted (Curtis, Powell and Reid, 1974). A unit
+behind two 3x3 convolutions, the second of stride 2, sees 5x5 pixels: 25 passes for a grey image, however many units.
+
+Which rows and which columns a unit sees is found by running images with one row or column that is not a number. Where
+that says nothing (a layer hides it), where examples mix (batch norm), where the windows are so large that units are
+fewer than sets, or where a set moved with alternating signs gives something else, the units are taken one by one.
+
+>>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+>>> params = {name: p.detach() for name, p in net.named_parameters()}
+>>> name, features, norms = representation_sensitivity(net, params, {}, torch.ones(5, 1, 2, 2))
+>>> name, tuple(features.shape), torch.allclose(norms[0], params["1.weight"].norm(dim=1))
+('2.weight', (5, 3), True)
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+
+from core.errors import ConfigError
+from core.trees import Tree
+from tasks.models.precode import take_divergence
+from tasks.training import mode
+
+SEEDS = 4  # sets of pixels moved at a time: more no longer save time, and cost memory
+Representation = Callable[[Tensor], Tensor]
+
+
+def representation_sensitivity(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> tuple[str, Tensor, Tensor]:
+    """Weight name of the last linear layer, its input r [B, F], and the norm of dr_f/dx for every example [B, F].
+
+    x [B, C, H, W]. No statistics are updated. ``ConfigError`` without a linear layer.
+    """
+    linear = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ConfigError("soteria needs a model whose last layer is linear")
+    name, layer = linear[-1]
+    seen: list[Tensor] = []
+
+    def representation(image: Tensor) -> Tensor:
+        state = {key: t.detach().clone() for key, t in {**dict(module.named_buffers()), **buffers}.items()}
+        seen.clear()
+        functional_call(module, ({k: t.detach() for k, t in params.items()}, state), (image,))
+        take_divergence(module)
+        return seen[0]
+
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        with mode(module, True):
+            norms = _by_pixels(representation, x.detach())
+            features, backwards = _by_units(representation, x.detach(), norms is None)
+    finally:
+        hook.remove()
+    return f"{name}.weight" if name else "weight", features, backwards if norms is None else norms
+
+
+def _by_units(representation: Representation, x: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+    """r [B, F], and if ``wanted`` the norms [B, F] by one backward pass a unit."""
+    image = x.clone().requires_grad_(wanted)
+    with torch.set_grad_enabled(wanted):
+        features = representation(image)
+    columns = [
+        torch.autograd.grad(features[:, f].sum(), image, retain_graph=True)[0].flatten(1).norm(dim=1)
+        for f in range(features.shape[1] if wanted else 0)
+    ]
+    return features.detach(), torch.stack(columns, dim=1) if columns else torch.zeros(0)
+
+
+def _by_pixels(representation: Representation, x: Tensor) -> Tensor | None:
+    """The norms [B, F] by moving sets of pixels together; None where that is not known to be right, or not cheaper."""
+    seen = _rows_and_columns(representation, x[:1])
+    if seen is None:
+        return None
+    rows, columns = (_sets(part) for part in seen)
+    if len(rows) * len(columns) * x.shape[1] >= seen[0].shape[1]:
+        return None
+
+    def moved(v: Tensor) -> Tensor:
+        result: Tensor = jvp(representation, (x,), (v.expand_as(x),))[1]
+        return result
+
+    def squares(directions: Tensor) -> Tensor:  # [S, C, H, W] to [S, B, F]; every pass sees the same random draws
+        with torch.random.fork_rng():
+            result: Tensor = vmap(moved, randomness="same")(directions)
+        return result.square()
+
+    spots = (rows.abs()[:, None, :, None] * columns.abs()[None, :, None, :]).flatten(0, 1)  # [S, H, W]
+    channels = torch.eye(x.shape[1])[:, None, :, None, None]
+    directions = (spots[None, :, None] * channels).flatten(0, 1).to(x)  # [C S, C, H, W]
+    signed = directions[0] * (rows[0][:, None] * columns[0]).to(x)
+    try:
+        with torch.no_grad():
+            first, other = squares(torch.stack([directions[0], signed]))
+            if not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.max())):
+                return None
+            total: Tensor = first
+            for part in torch.split(directions[1:], SEEDS):
+                total = total + squares(part).sum(0)
+            return total.sqrt()
+    except NotImplementedError:  # a layer without forward differentiation
+        return None
+
+
+def _rows_and_columns(representation: Representation, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Which rows [H, F] and which columns [W, F] of an image like x [1, C, H, W] each unit sees, or None."""
+    height, width = x.shape[2:]
+    probes = torch.zeros_like(x).repeat(1 + height + width, 1, 1, 1)
+    for row in range(height):
+        probes[1 + row, :, row] = torch.nan
+    for column in range(width):
+        probes[1 + height + column, :, :, column] = torch.nan
+    with torch.no_grad(), torch.random.fork_rng():
+        clean, rows, columns = torch.split(representation(probes).isnan(), [1, height, width])
+    if bool(clean.any()) or not bool(rows.any(0).all()) or not bool(columns.any(0).all()):
+        return None
+    return rows, columns
+
+
+def _sets(sees: Tensor) -> Tensor:
+    """Lines [L, F] of pixels into as few sets as a greedy choice finds, no two of a set seen by one unit: [S, L], 0
+    outside, 1 and -1 in turns inside.
+
+    >>> _sets(torch.tensor([[True, False], [True, True], [False, True]])).tolist()
+    [[1.0, 0.0, -1.0], [0.0, 1.0, 0.0]]
+    """
+    meets = (sees.float() @ sees.float().T > 0).tolist()
+    sets: list[list[int]] = []
+    for line in range(len(sees)):
+        room = [members for members in sets if not any(meets[line][other] for other in members)]
+        if not room:
+            sets.append([])
+        (room or sets[-1:])[0].append(line)
+    found = torch.zeros(len(sets), len(sees))
+    for number, members in enumerate(sets):
+        found[number, members] = torch.tensor([(-1.0) ** turn for turn in range(len(members))])
+    return found
