@@ -42,10 +42,10 @@ def _check(scores: Tensor, *counts: int) -> None:
 
 def _ordered_bits(values: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """uint32 in the order of the float32 ``values``; -0.0 becomes 0.0 first, since the two are equal."""
-    if values.size and float(values.min()) > 0:
-        bits: np.ndarray[Any, Any] = values.view(np.uint32)
+    least = float(values.min()) if values.size else 0.0
+    bits: np.ndarray[Any, Any] = (values if least > 0 else values + np.float32(0)).view(np.uint32)
+    if least >= 0:
         return bits
-    bits = (values + np.float32(0)).view(np.uint32)
     return bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
 
 
@@ -117,4 +117,33 @@ def keep_between(scores: Tensor, top: int, bottom: int) -> Tensor:
     kept[_first(at_top, first)] = False
     under = bottom - int(torch.count_nonzero(flat < low))
     kept[_first(flat == low, under, first if low == high else 0)] = False
+    return kept.reshape(scores.shape)
+
+
+def keep_among(scores: Tensor, among: Tensor, top: int, count: int) -> Tensor:
+    """True at the ``count`` largest scores of ``among``, or all it has, once the ``top`` largest of all are left out.
+
+    Scores must be finite and not negative: those out of question are multiplied by zero and ranked with the others,
+    which is faster than to gather the others.
+
+    >>> keep_among(torch.tensor([9.0, 5.0, 5.0, 1.0]), torch.tensor([True, False, True, True]), 1, 1).tolist()
+    [False, False, True, False]
+    """
+    _check(scores, top)
+    least, most = (float(end) for end in torch.aminmax(scores)) if scores.numel() else (0.0, 0.0)
+    if least < 0 or most == math.inf:
+        raise ValueError(f"scores of shape {tuple(scores.shape)} must be finite and not negative")
+    flat, allowed = scores.reshape(-1), among.reshape(-1)
+    if top:
+        (threshold,) = kth_values(flat, [flat.numel() - top + 1])
+        over = flat > threshold
+        allowed = allowed & ~over
+        allowed[_first(flat == threshold, top - int(torch.count_nonzero(over)))] = False
+    wanted = min(count, int(torch.count_nonzero(allowed)))
+    if not wanted:
+        return torch.zeros_like(among)
+    asked = flat * allowed
+    (threshold,) = kth_values(asked, [flat.numel() - wanted + 1])
+    kept = asked > threshold
+    kept[_first((asked == threshold) & allowed, wanted - int(torch.count_nonzero(kept)))] = True
     return kept.reshape(scores.shape)

@@ -33,7 +33,7 @@ from torch import Generator, Tensor
 
 from core.config import Rate, Share
 from core.errors import ConfigError, DefenseError
-from core.selection import keep_largest, part_of
+from core.selection import keep_among, part_of
 from core.trees import Mask, Tree, add, apply_mask, full_mask, intersect, map_trees, subtract, zeros_like
 from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 from privacy.top_k import top_mask
@@ -103,12 +103,18 @@ def check_locations(locations: Mask, inside: Mask, settings: AlignedPruning, bef
 
 def aligned_mask(values: Tensor, inside: Tensor, locations: Tensor, settings: AlignedPruning) -> Tensor:
     """True where one layer is sent: the k largest in the set once the own top-k1 is dropped."""
-    total = int(inside.sum())
-    allowed = inside & locations & ~top_mask(values, inside, settings.top) if settings.top else inside & locations
-    ranked = values.abs()[allowed]
+    magnitude = values.abs()
+    if bool(inside.all()):  # nothing pruned: no gathering and scattering
+        return keep_among(magnitude, locations, *_counts(magnitude.numel(), settings))
+    ranked = magnitude[inside]
     sent = torch.zeros_like(inside)
-    sent[allowed] = keep_largest(ranked, min(ranked.numel(), part_of(settings.keep, total, up=True)))
+    sent[inside] = keep_among(ranked, locations[inside], *_counts(ranked.numel(), settings))
     return sent
+
+
+def _counts(total: int, settings: AlignedPruning) -> tuple[int, int]:
+    """k1 and k in coordinates."""
+    return part_of(settings.top, total, up=True), part_of(settings.keep, total, up=True)
 
 
 def with_locations(state: State, locations: Mask, inside: Mask, settings: AlignedPruning) -> State:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import core.selection
-from core.selection import keep_between, keep_largest, keep_smallest, kth_values, part_of
+from core.selection import keep_among, keep_between, keep_largest, keep_smallest, kth_values, part_of
 
 values = st.lists(st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 2.0, torch.inf]), min_size=1, max_size=12)
 
@@ -91,3 +91,41 @@ def test_a_large_tensor_is_selected_exactly(dtype: torch.dtype) -> None:
     assert keep_largest(flat, 1234).nonzero().flatten().tolist() == sorted(order[:1234])
     rest = sorted(order[1234:], key=lambda i: (float(flat[i]), i))
     assert keep_between(flat, 1234, 9000).nonzero().flatten().tolist() == sorted(rest[9000:])
+
+
+def among_by_sorting(scores: list[float], among: list[bool], top: int, count: int) -> list[bool]:
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    left = [i for i in order[top:] if among[i]][:count]
+    return [i in left for i in range(len(scores))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 2.0, 3.0]), st.booleans()), max_size=14), st.integers(0, 14))
+def test_among_equals_a_full_sort_without_the_top(rows: list[tuple[float, bool]], count: int) -> None:
+    scores, among = [s for s, _ in rows], [a for _, a in rows]
+    for top in {0, min(1, len(rows)), len(rows) // 2, len(rows)}:
+        found = keep_among(torch.tensor(scores), torch.tensor(among, dtype=torch.bool), top, count)
+        assert found.tolist() == among_by_sorting(scores, among, top, count)
+
+
+@pytest.mark.parametrize("decimals", [1, 6])
+def test_among_of_a_large_tensor_is_exact(decimals: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(100, 100, generator=g).round(decimals=decimals).abs()
+    among = torch.rand(100, 100, generator=g) < 0.4
+    flat, places = scores.flatten().tolist(), among.flatten().tolist()
+    for top, count in ((500, 2000), (0, 4000), (9000, 5000)):
+        found = keep_among(scores, among, top, count)
+        order = sorted(range(10_000), key=lambda i: (-flat[i], i))
+        assert found.flatten().nonzero().flatten().tolist() == sorted([i for i in order[top:] if places[i]][:count])
+    assert found.shape == scores.shape
+
+
+def test_among_refuses_what_it_cannot_rank() -> None:
+    both = torch.ones(2, dtype=torch.bool)
+    for wrong in ([torch.nan, 1.0], [torch.inf, 1.0], [-1.0, 1.0]):
+        with pytest.raises(ValueError, match="NaN|finite"):
+            keep_among(torch.tensor(wrong), both, 1, 1)
+    with pytest.raises(ValueError, match="cannot choose"):
+        keep_among(torch.tensor([1.0, 2.0]), both, 3, 1)
+    assert keep_among(torch.tensor(2.0), torch.tensor(True), 0, 1).tolist() is True

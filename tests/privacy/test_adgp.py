@@ -47,6 +47,17 @@ def test_equals_the_loop(rows: list[tuple[float, bool]]) -> None:
     assert found.tolist() == by_loop(values.tolist(), places.tolist(), top, keep)
 
 
+def test_a_large_pruned_layer_equals_a_full_sort() -> None:
+    g = torch.Generator().manual_seed(0)
+    values = torch.randn(80, 100, generator=g).round(decimals=1)  # many ties
+    inside, places = torch.rand(80, 100, generator=g) < 0.8, torch.rand(80, 100, generator=g) < 0.4
+    found = aligned_mask(values, inside, places, SETTINGS)
+    kept, total = inside.flatten().nonzero().flatten(), int(inside.sum())
+    top, keep = -(-total * 5 // 100), -(-total * 20 // 100)
+    expected = by_loop(values[inside].tolist(), places[inside].tolist(), top, keep)
+    assert found.flatten()[kept].tolist() == expected and int(found.sum()) == sum(expected) > 1000
+
+
 def test_a_set_of_all_is_dgp_with_the_same_shares_and_what_is_sent_lies_in_the_set() -> None:
     state = adgp(SETTINGS).init(LIKE)
     whole = Outgoing(LIKE, FULL, FULL, LIKE)
