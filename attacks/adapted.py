@@ -25,6 +25,7 @@ from attacks.inversion import (
 from attacks.matching import Target
 from attacks.objectives import OBJECTIVES
 from attacks.priors import total_variation
+from attacks.resume import Shelf
 from core.types import Reconstruction, ServerView
 from tasks.task import Task
 
@@ -34,11 +35,13 @@ _SCOUT = 60  # iterations of a first look at a label, as in ``attacks.inversion`
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """``wanted`` [M] is what arrived, ``support`` [M] where it is compared, ``dummy`` what a guess would have sent."""
+    """``wanted`` [M] is what arrived, ``support`` [M] where it is compared, ``dummy`` what a guess would have sent;
+    the labels are read from ``target``."""
 
     dummy: Dummy
     wanted: Tensor
     support: Tensor | None
+    target: Target
 
 
 def evaluator(problem: Problem, attack: Inversion, guess: Guess) -> Evaluate:
@@ -61,15 +64,17 @@ def evaluator(problem: Problem, attack: Inversion, guess: Guess) -> Evaluate:
 
 
 def solve(
-    problem: Problem, view: ServerView, target: Target, task: Task, attack: Inversion, generator: Generator
+    problem: Problem, view: ServerView, task: Task, attack: Inversion, generator: Generator, shelf: Shelf | None = None
 ) -> Reconstruction:
-    """The best explanation over the labels ``target`` suggests; at batch 1 the others are scouted, as in the engine."""
+    """The best explanation over the labels the target suggests; at batch 1 the others are scouted, as in the engine."""
+    target, shelf = problem.target, shelf or Shelf()
     candidates = labels_to_try(view, target, task, attack, generator)
     descend = by_adam if descent(attack, target.module) == "adam" else by_lbfgs
 
     def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
         guess = first_guess(target, task, labels, generator)
-        return descend(settings, guess, evaluator(problem, settings, guess))
+        slot = shelf.slot(settings, [*guess.variables(), problem.wanted])
+        return descend(settings, guess, evaluator(problem, settings, guess), slot)
 
     found = [attempt(candidates[0], attack)]
     others = candidates[1 : attack.labels_tried] if target.plan.images == 1 else []

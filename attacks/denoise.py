@@ -75,7 +75,7 @@ def reconstruct(
     if known is None:
         raise AttackError("denoise must be told public images and the channel's covariance: it cannot replay a trace")
     solved = [solve_image(each, task, attack) for each in (*earlier, view)]
-    noisy = torch.stack([image for image, _, _ in solved]).double().mean(dim=0).flatten(1)
+    noisy = torch.stack([image.cpu() for image, _, _ in solved]).double().mean(dim=0).flatten(1)
     mean, signal = moments(known.public.cpu())
     noise = known.noise.double().cpu() / len(solved)
     noise = noise if noise.dim() else noise * torch.eye(len(mean), dtype=torch.float64)

@@ -20,6 +20,7 @@ from attacks.adapted import Problem, solve
 from attacks.inversion import Inversion
 from attacks.matching import dummy_gradient, recovered_support, target_of
 from attacks.objectives import flatten
+from attacks.resume import Shelf
 from core.config import Count, Positive, Share
 from core.trees import Tree, map_trees
 from core.types import Reconstruction, ServerView
@@ -47,9 +48,11 @@ def drawn_params(view: ServerView, attack: Expectation, generator: Generator) ->
     return map_trees(move, view.params, support)
 
 
-def reconstruct(view: ServerView, task: Task, attack: Expectation, generator: Generator) -> Reconstruction:
+def reconstruct(
+    view: ServerView, task: Task, attack: Expectation, generator: Generator, shelf: Shelf | None = None
+) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best in expectation over the mask."""
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     trees = [target.params]
     if not all(bool(here.all()) for here in recovered_support(view).values()):
         trees = [drawn_params(view, attack, generator) for _ in range(attack.draws)]
@@ -61,4 +64,4 @@ def reconstruct(view: ServerView, task: Task, attack: Expectation, generator: Ge
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([flatten(dummy_gradient(each, x, y)) for each in drawn]).mean(dim=0)
 
-    return solve(Problem(dummy, target.flat, target.support), view, target, task, attack, generator)
+    return solve(Problem(dummy, target.flat, target.support, target), view, task, attack, generator, shelf)

@@ -25,9 +25,10 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import binary_cross_entropy, one_hot
 
 from attacks.inversion import Weight
-from attacks.latent import Search, candidates, search_latent
+from attacks.latent import Latent, Search, candidates, search_latent
 from attacks.learnt import filled, read_prior, save_prior
 from attacks.matching import target_of
+from attacks.resume import Shelf
 from core.errors import AttackError
 from core.types import PrivateBatch, Reconstruction, ServerView
 from tasks.models.layers import Shape
@@ -120,12 +121,13 @@ def ready(attack: Ggl, task: Task) -> None:
     load(attack.prior, task.shape, task.classes)
 
 
-def reconstruct(view: ServerView, task: Task, attack: Ggl, generator: Generator) -> Reconstruction:
+def reconstruct(
+    view: ServerView, task: Task, attack: Ggl, generator: Generator, shelf: Shelf | None = None
+) -> Reconstruction:
     """The images [N, C, H, W] the generator can make that explain the view best, and their labels [N]."""
     network = load(attack.prior, task.shape, task.classes)
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     network = network.to(target.flat.device)
     labels = candidates(view, target, task, attack, generator)
     z = torch.randn((*labels.shape, network.latent), generator=generator).to(labels.device)
-    found = search_latent(target, attack, network.decode, z, labels, weight=attack.weight)
-    return Reconstruction(found.x, found.y, found.objective, found.iterations)
+    return search_latent(target, attack, Latent(network.decode, attack.weight), z, labels, shelf)

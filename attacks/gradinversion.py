@@ -27,6 +27,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.inversion import (
+    NOWHERE,
     Guess,
     Inversion,
     Progress,
@@ -36,8 +37,10 @@ from attacks.inversion import (
     explained,
     first_guess,
     labels_to_try,
+    slot_of,
 )
 from attacks.matching import Target, target_of
+from attacks.resume import Descent, Shelf, Slot
 from core.config import Count
 from core.trees import Tree
 from core.types import Reconstruction, ServerView
@@ -77,13 +80,14 @@ def batch_statistics(module: nn.Module, view: ServerView) -> Statistics:
     the later ones weighing more; exact at one step. Where no buffer came back: the running statistics it sent.
     """
     found: Statistics = {}
+    device = next(iter(view.params.values())).device
     for name, layer in norms(module).items():
         momentum = _MOMENTUM if layer.momentum is None else layer.momentum
         left = (1 - momentum) ** (view.steps or 1)
         pair = []
         for kind in ("running_mean", "running_var"):
             key = f"{name}.{kind}" if name else kind
-            sent = view.buffers.get(key, getattr(layer, kind)).detach()
+            sent = view.buffers.get(key, getattr(layer, kind)).detach().to(device)
             back = view.received_buffers.get(key)
             pair.append(sent if back is None else (back - left * sent) / (1 - left))
         found[name] = (pair[0], pair[1].clamp_min(0).sqrt())
@@ -144,8 +148,13 @@ def joint(attack: GradInversion, target: Target, wanted: Statistics, guesses: Se
     return evaluate, own
 
 
-def descend(attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess]) -> Reconstruction:
+def descend(
+    attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess], slot: Slot = NOWHERE
+) -> Reconstruction:
     """All guesses at once, by Adam or L-BFGS as elsewhere; the best of each is kept, and the best of those."""
+    over = slot.over()
+    if over is not None:
+        return min(over, key=lambda best: best.objective)
     evaluate, own = joint(attack, target, wanted, guesses)
     variables = [variable for guess in guesses for variable in guess.variables()]
     progress = [Progress(attack, guess) for guess in guesses]
@@ -161,7 +170,10 @@ def descend(attack: GradInversion, target: Target, wanted: Statistics, guesses: 
         )
     milestones = [int(share * attack.iterations) for share in _STEPS_DOWN]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [] if newton else milestones, gamma=0.1)
-    for iteration in range(0, attack.iterations + 1, _CHUNK if newton else 1):
+    state = Descent(optimizer, variables, progress)
+    schedule.last_epoch = begin = slot.take_up(state)[0]
+    for iteration in range(begin, attack.iterations + 1, _CHUNK if newton else 1):
+        slot.keep(state, iteration, range(len(guesses)))
         evaluate()
         stops = [member.stop(value, iteration) for member, value in zip(progress, own, strict=True)]
         if all(stops) or iteration == attack.iterations:
@@ -177,17 +189,22 @@ def descend(attack: GradInversion, target: Target, wanted: Statistics, guesses: 
         with torch.no_grad():
             for guess in guesses:
                 guess.x.clamp_(0.0, 1.0)
+    slot.finish(state)
     return min((member.best for member in progress), key=lambda best: best.objective)
 
 
-def reconstruct(view: ServerView, task: Task, attack: GradInversion, generator: Generator) -> Reconstruction:
+def reconstruct(
+    view: ServerView, task: Task, attack: GradInversion, generator: Generator, shelf: Shelf | None = None
+) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best, over up to ``labels_tried`` labels."""
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    shelf = shelf or Shelf()
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     wanted = batch_statistics(target.module, view)
     found: list[Reconstruction] = []
     for labels in labels_to_try(view, target, task, attack, generator)[: attack.labels_tried]:
         guesses = [first_guess(target, task, labels, generator) for _ in range(attack.restarts)]
-        found.append(descend(attack, target, wanted, guesses))
+        slot = slot_of(shelf, attack, [target], guesses)
+        found.append(descend(attack, target, wanted, guesses, slot))
         if explained(found[-1], attack):
             break
     return min(found, key=lambda reconstruction: reconstruction.objective)

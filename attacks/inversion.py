@@ -73,6 +73,7 @@ class Inversion:
     patience: Count = 200
     tolerance: Weight = 1e-6
     max_images: Count = 16
+    bf16: bool = False
 
 
 Evaluate = Callable[[], Tensor]
@@ -220,7 +221,7 @@ def descents(
     if descent(attack, each[0].module) != "adam" or any(guess.soft for guess in guesses) or not foldable(targets):
         descend = by_adam if descent(attack, each[0].module) == "adam" else by_lbfgs
         return [
-            descend(attack, guess, evaluator(target, attack, guess), _slot(shelf, attack, [target], [guess]))
+            descend(attack, guess, evaluator(target, attack, guess), slot_of(shelf, attack, [target], [guess]))
             for guess, target in zip(guesses, each, strict=True)
         ]
     best: list[Reconstruction] = []
@@ -228,11 +229,11 @@ def descents(
         batch, wanted = guesses[first : first + attack.max_images], each[first : first + attack.max_images]
         x, y = torch.cat([guess.x.detach() for guess in batch]), torch.cat([guess.y for guess in batch])
         evaluate = folded_evaluator(wanted if len(targets) > 1 else targets, attack.objective)
-        best += together(attack, x, y, evaluate, _slot(shelf, attack, wanted, batch))
+        best += together(attack, x, y, evaluate, slot_of(shelf, attack, wanted, batch))
     return best
 
 
-def _slot(shelf: Shelf, attack: Inversion, targets: Sequence[Target], guesses: Sequence[Guess]) -> Slot:
+def slot_of(shelf: Shelf, attack: Inversion, targets: Sequence[Target], guesses: Sequence[Guess]) -> Slot:
     variables = [variable for guess in guesses for variable in guess.variables()]
     return shelf.slot(attack, [*variables, *(target.flat for target in targets)])
 
@@ -283,7 +284,7 @@ def reconstruct(
     At batch 1, where the likeliest label does not explain the update, the others are scouted with short descents and
     the most promising one gets a full one. ``shelf`` is where a long attack is taken up again.
     """
-    target, shelf = target_of(view, task.build(), attack.mask_aware, attack.max_images), shelf or Shelf()
+    target, shelf = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16), shelf or Shelf()
     candidates = labels_to_try(view, target, task, attack, generator)
 
     def attempts(labels: Labels, settings: Inversion) -> list[Reconstruction]:
@@ -303,7 +304,7 @@ def reconstruct(
 
 def _alone(target: Target, attack: Inversion, guess: Guess, shelf: Shelf) -> Reconstruction:
     descend = by_adam if descent(attack, target.module) == "adam" else by_lbfgs
-    return descend(attack, guess, evaluator(target, attack, guess), _slot(shelf, attack, [target], [guess]))
+    return descend(attack, guess, evaluator(target, attack, guess), slot_of(shelf, attack, [target], [guess]))
 
 
 def _restarts(
@@ -328,7 +329,7 @@ def reconstruct_views(
 ) -> list[Reconstruction]:
     """The views of several clients in one round attacked together, ``restarts`` starts each: one image and one step a
     client, from the same weights. Raises ``AttackError`` for other views: attack those one by one."""
-    targets = [target_of(view, task.build(), attack.mask_aware, attack.max_images) for view in views]
+    targets = [target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16) for view in views]
     if not targets or not foldable(targets):
         raise AttackError("these views cannot be attacked in one batch: other weights, another support or more images")
     guesses, each = [], []

@@ -23,10 +23,11 @@ from attacks.inversion import Inversion, Weight, descent, labels_to_try
 from attacks.matching import Target
 from attacks.objectives import OBJECTIVES
 from attacks.priors import total_variation_each
+from attacks.resume import Descent, Shelf, Slot
 from attacks.unrolled import linearised
 from core.config import Count, Positive
 from core.errors import AttackError
-from core.types import ServerView
+from core.types import Reconstruction, ServerView
 from tasks.task import Task
 
 Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to images [M, C, H, W]
@@ -50,16 +51,16 @@ class Search:
     patience: Count = 100
     tolerance: Weight = 1e-6
     max_images: Count = 16
+    bf16: bool = False
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best start: images [N, C, H, W], labels [N] and the distance reached."""
+class Latent:
+    """What is searched: a decoder, the weight of the penalty on its z, and whether z are pixels, kept in [0, 1]."""
 
-    x: Tensor
-    y: Tensor
-    objective: float
-    iterations: int
+    decode: Decode
+    weight: float = 0.0
+    box: bool = False
 
 
 def candidates(view: ServerView, target: Target, task: Task, search: Search, generator: Generator) -> Tensor:
@@ -99,13 +100,12 @@ class _Problem:
 
     z: Tensor
     y: Tensor
-    decode: Decode
+    latent: Latent
     evaluate: Evaluation
-    tv: float
-    weight: float
+    tv: float = 0.0
 
     def images(self) -> Tensor:
-        made = self.decode(self.z.flatten(0, 1), self.y.flatten())
+        made = self.latent.decode(self.z.flatten(0, 1), self.y.flatten())
         return made.view(*self.z.shape[:2], *made.shape[1:])
 
     def step(self) -> tuple[Tensor, Tensor]:
@@ -120,54 +120,58 @@ class _Problem:
             total = total + self.tv * rough.view(x.shape[:2]).mean(1)
             slope = slope + smooth.view(x.shape) * (self.tv / x.shape[1])
         (self.z.grad,) = torch.autograd.grad(x, self.z, slope)
-        if self.weight:
+        if self.latent.weight:
             z, size = self.z.detach(), self.z[0].numel()
-            total = total + self.weight * z.square().flatten(1).mean(1)
-            self.z.grad = self.z.grad + z * (2 * self.weight / size)
+            total = total + self.latent.weight * z.square().flatten(1).mean(1)
+            self.z.grad = self.z.grad + z * (2 * self.latent.weight / size)
         return distance, total
 
 
 class _Best:
-    """The start and moment of the lowest distance so far, and whether to stop."""
+    """The start and moment of the lowest distance so far, and whether to stop: ``attacks.resume.Progress``."""
 
     def __init__(self, problem: _Problem, search: Search) -> None:
         self.problem, self.search, self.stale = problem, search, 0
-        self.found, self.mark = Found(torch.empty(0), torch.empty(0), float("inf"), 0), float("inf")
+        self.best, self.mark = Reconstruction(torch.empty(0), None, float("inf"), 0), float("inf")
 
     def stop(self, distance: Tensor, iteration: int, chunk: int = 1) -> bool:
         if not bool(torch.isfinite(distance).all()):
             raise AttackError("the objective is not finite: the attack diverged")
         place = int(distance.argmin())
         value = float(distance[place])
-        if value < self.found.objective:
+        if value < self.best.objective:
             with torch.no_grad():
                 x = self.problem.images()[place]
-            self.found = Found(x.detach().clone(), self.problem.y[place].clone(), value, iteration)
+            self.best = Reconstruction(x.detach().clone(), self.problem.y[place].clone(), value, iteration)
         self.stale = 0 if value < self.mark * (1 - _IMPROVEMENT) else self.stale + chunk
         self.mark = min(self.mark, value) if self.stale == 0 else self.mark
         return value <= self.search.tolerance or self.stale >= self.search.patience
 
 
-def _by_adam(problem: _Problem, search: Search, box: bool) -> Found:
+def _by_adam(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
     optimizer = torch.optim.Adam([problem.z], lr=search.learning_rate)
     milestones = [int(share * search.iterations) for share in (3 / 8, 5 / 8, 7 / 8)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.3)
     best = _Best(problem, search)
-    for iteration in range(search.iterations + 1):
+    state = Descent(optimizer, [problem.z], [best])
+    schedule.last_epoch = begin = slot.take_up(state)[0]
+    for iteration in range(begin, search.iterations + 1):
+        slot.keep(state, iteration, [0])
         distance, _ = problem.step()
         if best.stop(distance, iteration) or iteration == search.iterations:
             break
-        if box and problem.z.grad is not None:
+        if problem.latent.box and problem.z.grad is not None:
             problem.z.grad.sign_()  # z are pixels: as Geiping
         optimizer.step()
         schedule.step()
-        if box:
+        if problem.latent.box:
             with torch.no_grad():
                 problem.z.clamp_(0.0, 1.0)
-    return best.found
+    slot.finish(state)
+    return best.best
 
 
-def _by_lbfgs(problem: _Problem, search: Search) -> Found:
+def _by_lbfgs(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
     optimizer = torch.optim.LBFGS(
         [problem.z],
         max_iter=min(_CHUNK, search.iterations),
@@ -176,26 +180,30 @@ def _by_lbfgs(problem: _Problem, search: Search) -> Found:
         line_search_fn="strong_wolfe",
     )
     best = _Best(problem, search)
-    for iteration in range(0, search.iterations + _CHUNK, _CHUNK):
+    state = Descent(optimizer, [problem.z], [best])
+    for iteration in range(slot.take_up(state)[0], search.iterations + _CHUNK, _CHUNK):
+        slot.keep(state, iteration, [0])
         if best.stop(problem.step()[0], min(iteration, search.iterations), _CHUNK) or iteration >= search.iterations:
             break
         optimizer.step(lambda: problem.step()[1].sum())  # type: ignore[no-untyped-call]
-    return best.found
+    slot.finish(state)
+    return best.best
 
 
 def search_latent(
-    target: Target, search: Search, decode: Decode, z: Tensor, y: Tensor, *, weight: float = 0.0, box: bool = False
-) -> Found:
-    """From the starts z [S, N, ...] with labels y [S, N]. ``box``: z are pixels, kept in [0, 1] by Adam."""
-    evaluate = evaluation(target, search.objective)
-
-    def problem(rows: slice) -> _Problem:
-        return _Problem(z[rows].clone().requires_grad_(), y[rows], decode, evaluate, search.tv, weight)
-
-    width = max(1, search.max_images // z.shape[1])
+    target: Target, search: Search, latent: Latent, z: Tensor, y: Tensor, shelf: Shelf | None = None
+) -> Reconstruction:
+    """The best of the starts z [S, N, ...] with labels y [S, N]: images [N, C, H, W] and labels [N]."""
+    evaluate, shelf = evaluation(target, search.objective), shelf or Shelf()
     by_newton = descent(Inversion(optimizer=search.optimizer), target.module) == "lbfgs"
-    starts = [
-        slice(first, first + (1 if by_newton else width)) for first in range(0, len(z), 1 if by_newton else width)
-    ]
-    found = [_by_lbfgs(problem(s), search) if by_newton else _by_adam(problem(s), search, box) for s in starts]
+    width = 1 if by_newton else max(1, search.max_images // z.shape[1])
+    found: list[Reconstruction] = []
+    for first in range(0, len(z), width):
+        rows = slice(first, first + width)
+        problem = _Problem(z[rows].clone().requires_grad_(), y[rows], latent, evaluate, search.tv)
+        with torch.no_grad():  # the images stand for the decoder: another network is another attack
+            slot = shelf.slot(search, [problem.z, problem.y, problem.images(), target.flat])
+        over = slot.over()
+        descend = _by_lbfgs if by_newton else _by_adam
+        found.append(descend(problem, search, slot) if over is None else over[0])
     return min(found, key=lambda each: each.objective)

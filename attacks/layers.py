@@ -221,6 +221,10 @@ class Linear(Affine):
 
 
 class Convolution(Affine):
+    """``bf16``: what the library convolves is rounded to bfloat16 first; what comes out is as wide as before."""
+
+    bf16 = False
+
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         super().__init__(name, module.bias is not None)
         self.kernel, self.stride, self.dilation = _pair(module.kernel_size), module.stride, module.dilation
@@ -259,7 +263,8 @@ class Convolution(Affine):
 
     def product(self, weight: Tensor, a: Tensor, shape: Any, bias: Tensor | None) -> Tensor:
         if not self.small(a, shape):
-            return F.conv2d(a, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+            y = self.convolve(a, weight, self.groups)
+            return y if bias is None else y.add_(_per_channel(bias))
         y = (
             weight.flatten(1) @ a
             if bias is None
@@ -280,7 +285,10 @@ class Convolution(Affine):
 
     def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
         """W a by the library, whatever the size; ``groups`` images side by side, each with weights of its own."""
-        return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups)
+        rest = None, self.stride, self.padding, self.dilation, groups
+        if self.bf16:
+            return F.conv2d(x.bfloat16(), weight.bfloat16(), *rest).to(x.dtype)
+        return F.conv2d(x, weight, *rest)
 
     def transpose(self, delta: Tensor, weight: Tensor, shape: Any, groups: int = 1) -> Tensor:
         """W^T delta, for inputs of this shape."""
@@ -293,19 +301,11 @@ class Convolution(Affine):
     def _library(
         self, delta: Tensor, x: Tensor, weight: Tensor, which: tuple[bool, bool], groups: int = 1
     ) -> tuple[Tensor, Tensor]:
-        return _aten.convolution_backward(  # type: ignore[no-any-return]
-            delta,
-            x,
-            weight,
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            (0, 0),
-            groups,
-            (*which, False),
-        )
+        rest = None, self.stride, self.padding, self.dilation, False, (0, 0), groups, (*which, False)
+        if not self.bf16:
+            return _aten.convolution_backward(delta, x, weight, *rest)  # type: ignore[no-any-return]
+        inner, outer, _ = _aten.convolution_backward(delta.bfloat16(), x.bfloat16(), weight.bfloat16(), *rest)
+        return tuple(t if t is None else t.to(delta.dtype) for t in (inner, outer))  # type: ignore[return-value]
 
 
 class BatchNorm(Layer):

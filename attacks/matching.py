@@ -48,7 +48,8 @@ class Plan:
 class Target:
     """The problem an attack solves. ``flat`` is the target gradient, zero outside ``support`` (None: all compared).
 
-    ``network``: the module with its derivatives by hand, None where only autograd knows them."""
+    ``network``: the module with its derivatives by hand, None where only autograd knows them. ``bf16``: convolutions,
+    and under autograd matrix products, in bfloat16."""
 
     module: nn.Module
     params: Tree
@@ -58,6 +59,7 @@ class Target:
     support: Tensor | None
     plan: Plan
     network: Network | None = None
+    bf16: bool = False
 
 
 def check_tree(kind: str, tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
@@ -123,7 +125,7 @@ def recovered_support(view: ServerView) -> Mask:
     return view.shared if view.shared is not None else {name: u != 0 for name, u in view.update.items()}
 
 
-def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int) -> Target:
+def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:
     """The matching problem; ``module`` is put in the client's training mode, but for what draws at random there
     (dropout, a variational bottleneck): the draw is unknown, its mean is what an attack can use."""
     check_view(view, module)
@@ -140,13 +142,16 @@ def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images:
     params = {name: view.params[name].detach().clone().requires_grad_() for name in view.update}
     # Batch norm writes into the buffers it is given, its integer counter included, so all are copied for each step.
     buffers = {n: b.detach().to(flat.device) for n, b in module.named_buffers()} | dict(view.buffers)
-    return Target(module, params, buffers, view.mask, flat, compared, plan_of(view, max_images), network_of(module))
+    plan, network = plan_of(view, max_images), network_of(module, bf16)
+    return Target(module, params, buffers, view.mask, flat, compared, plan, network, bf16)
 
 
 def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor) -> Tree:
     """Gradient of the mean cross-entropy at ``params``; differentiable in x, y (labels or probabilities) and params."""
     buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
-    loss = cross_entropy(functional_call(target.module, (params, buffers), (x,)), y)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=target.bf16):
+        logits = functional_call(target.module, (params, buffers), (x,))
+    loss = cross_entropy(logits.to(x.dtype), y)
     gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)
     return dict(zip(params, gradients, strict=True))
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import relu as relu_function
 from torch.nn.functional import softmax
 
-from attacks.layers import Layer, relu, rule_of
+from attacks.layers import Convolution, Layer, relu, rule_of
 from core.trees import Tree
 
 
@@ -130,8 +130,9 @@ def _layer(node: fx.Node, module: nn.Module) -> Layer | None:
     return relu() if node.target in (torch.relu, relu_function) and len(node.args) == 1 else None
 
 
-def network_of(module: nn.Module) -> Network | None:
-    """The module, in its present mode, as a network; None where something in it has no rule."""
+def network_of(module: nn.Module, bf16: bool = False) -> Network | None:
+    """The module, in its present mode, as a network, its convolutions in bfloat16 or not; None where something in it
+    has no rule."""
     try:
         graph = fx.symbolic_trace(module).graph
         graph.eliminate_dead_code()
@@ -151,6 +152,8 @@ def network_of(module: nn.Module) -> Network | None:
         layer = None if plus else _layer(node, module)
         if not plus and (layer is None or len(inputs) != 1):
             return None
+        if isinstance(layer, Convolution):
+            layer.bf16 = bf16
         steps.append(Step(layer, inputs))
         places[node] = len(steps)
     return _checked(steps, nodes, places, module)

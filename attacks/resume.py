@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -25,9 +25,6 @@ from core.errors import AttackError
 from core.files import read_tree, write_tree
 from core.trees import Tree
 from core.types import Reconstruction
-
-if TYPE_CHECKING:
-    from attacks.inversion import Progress
 
 FORMAT = "prunella.descent.v1"
 EVERY = 50  # iterations between two savings; fewer where they are long
@@ -42,13 +39,21 @@ def fingerprint(settings: object, tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
+class Progress(Protocol):
+    """What a descent remembers of a guess: the best answer so far, and how long there was no better one."""
+
+    best: Reconstruction
+    stale: int
+    mark: float
+
+
 @dataclass(frozen=True)
 class Descent:
     """What is written down of a running descent: its optimizer and variables, and the ``Progress`` of every guess."""
 
     optimizer: Optimizer
     variables: Sequence[Tensor]
-    progress: Sequence["Progress"]
+    progress: Sequence[Progress]
 
     def pack(self) -> tuple[Tree, dict[str, Any]]:
         tree: Tree = {f"variable/{i}": v for i, v in enumerate(self.variables)}

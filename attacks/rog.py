@@ -14,17 +14,18 @@ file serves every model and defense; z is found by signed Adam or L-BFGS.
 Train one with ``train`` or ``prunella prior rog``; name its file in ``rog.prior``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
-from attacks.latent import Search, candidates, search_latent
+from attacks.latent import Latent, Search, candidates, search_latent
 from attacks.learnt import filled, read_prior, save_prior
 from attacks.matching import target_of
 from attacks.priors import into_box
+from attacks.resume import Shelf
 from core.errors import AttackError
 from core.types import Reconstruction, ServerView
 from tasks.models.layers import Shape
@@ -110,12 +111,15 @@ def ready(attack: Rog, task: Task) -> None:
     load(attack.prior, task.shape)
 
 
-def reconstruct(view: ServerView, task: Task, attack: Rog, generator: Generator) -> Reconstruction:
+def reconstruct(
+    view: ServerView, task: Task, attack: Rog, generator: Generator, shelf: Shelf | None = None
+) -> Reconstruction:
     """The repaired images [N, C, H, W] and their labels [N]."""
     network = load(attack.prior, task.shape)
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     network = network.to(target.flat.device)
     labels = candidates(view, target, task, attack, generator)
     z = into_box(0.5 + torch.randn((*labels.shape, task.shape[0], *network.small()), generator=generator) / 4)
-    found = search_latent(target, attack, lambda z, y: network.enlarge(z), z.to(labels.device), labels, box=True)
-    return Reconstruction(network(into_box(found.x)), found.y, found.objective, found.iterations)
+    latent = Latent(lambda z, y: network.enlarge(z), box=True)
+    found = search_latent(target, attack, latent, z.to(labels.device), labels, shelf)
+    return replace(found, x=network(into_box(found.x)))

@@ -22,6 +22,7 @@ from attacks.adapted import Problem, solve
 from attacks.inversion import Inversion
 from attacks.matching import Target, dummy_gradient, recovered_support, target_gradient, target_of
 from attacks.objectives import flatten
+from attacks.resume import Shelf
 from core.errors import AttackError
 from core.trees import add
 from core.types import Reconstruction, ServerView
@@ -43,7 +44,7 @@ class Round:
 
 
 def round_of(view: ServerView, module: nn.Module, attack: Unrolling) -> Round:
-    target = target_of(view, module, False, attack.max_images)
+    target = target_of(view, module, False, attack.max_images, attack.bf16)
     support = recovered_support(view)
     arrived = flatten(support[name] for name in view.update).to(target.flat.dtype)
     return Round(target, flatten(target_gradient(view).values()) * arrived, arrived)
@@ -73,7 +74,12 @@ def together(views: Sequence[ServerView]) -> ServerView:
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Unrolling, generator: Generator, earlier: Sequence[ServerView] = ()
+    view: ServerView,
+    task: Task,
+    attack: Unrolling,
+    generator: Generator,
+    earlier: Sequence[ServerView] = (),
+    shelf: Shelf | None = None,
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that best explain this view and the ``earlier`` ones, oldest first."""
     views = [*earlier, view]
@@ -85,7 +91,7 @@ def reconstruct(
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat(walk([flatten(dummy_gradient(each.target, x, y)) for each in rounds], arrived))
 
-    summed = target_of(together(views), task.build(), False, attack.max_images)
+    summed = target_of(together(views), task.build(), False, attack.max_images, attack.bf16)
     # Both sides are zero where nothing arrived, so that everything is compared.
-    problem = Problem(dummy, torch.cat([each.sent for each in rounds]), None)
-    return solve(problem, view, summed, task, attack, generator)
+    problem = Problem(dummy, torch.cat([each.sent for each in rounds]), None, summed)
+    return solve(problem, view, task, attack, generator, shelf)

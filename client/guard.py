@@ -9,7 +9,7 @@ from dataclasses import replace
 from client.audit import truth
 from client.session import Session
 from core.trees import to_device
-from core.types import PrivateBatch, ServerView
+from core.types import ServerView
 from privacy.chain import ChainState
 from privacy.leakage_guard import NAME, unguarded
 from strategies.local import LocalResult, Received
@@ -28,7 +28,7 @@ def after_training(session: Session, round: int, received: Received, result: Loc
     from attacks.guard import guarded  # a run without a guard need not load the attacks
 
     private, run = truth(session, round), session.run
-    private = PrivateBatch(private.x.to(session.device), private.y.to(session.device))
+    private = private.on(session.device)
     batch = min(run.batch_size, len(session.examples))
     view = ServerView(
         params=received.params,

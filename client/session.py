@@ -20,6 +20,7 @@ from flwr.app import Context
 from client.accounts import Accounts
 from client.state import ClientStore
 from core.config import Raw, Run, parse_run, parse_section
+from core.device import pick_device
 from core.errors import ConfigError
 from core.randomness import stream
 from core.trees import Tree
@@ -76,15 +77,6 @@ def read_node(config: Mapping[str, object]) -> Node:
         consent=consent,
         seed=int(str(seed)) if seed is not None else None,
     )
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not one PyTorch knows: use auto, cpu or cuda") from error
 
 
 class Session:

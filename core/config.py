@@ -66,6 +66,7 @@ class Run(BaseModel):
     rate: Rate = 0.3
     defenses: str = "priprune"
     attack: str = "sgi"
+    attack_device: str = "auto"
     audit_every: Annotated[int, Field(ge=0)] = 5
     audit_clients: Count = 1
     audit_workers: Count = 2

@@ -1,10 +1,12 @@
 """What a curious server may see and what it must not, as two types that never meet outside scoring."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from core.trees import Mask, Tree
+from core.trees import Mask, Tree, to_device
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,17 @@ class ServerView:
     weight_decay: float = 0.0
     defenses: tuple[str, ...] = ()
 
+    def on(self, device: torch.device) -> "ServerView":
+        """The same view with its tensors on ``device``."""
+        moved: dict[str, Any] = {}
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device)
+            elif isinstance(value, dict):
+                moved[name] = to_device(value, device)
+        return replace(self, **moved)
+
     def describe(self) -> str:
         """The threat model in one line: which fields the server had."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -46,6 +59,9 @@ class PrivateBatch:
 
     x: Tensor
     y: Tensor
+
+    def on(self, device: torch.device) -> "PrivateBatch":
+        return PrivateBatch(self.x.to(device), self.y.to(device))
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ def audit(
         list[Path] | None, typer.Option(help="The same client's earlier traces, oldest first; may be repeated.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(help="Directory from which a long attack is taken up again.")] = None,
+    device: Annotated[str, typer.Option(help="Where the attack runs: auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Attack a recorded view again: what would this server have rebuilt?
 
@@ -194,7 +195,7 @@ def audit(
     with explained():
         from deploy.replay import PROBES, Sources, judge, replay
 
-        sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep)
+        sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         result = (judge if attack in PROBES else replay)(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -55,7 +55,8 @@ def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], keep:
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
     if keep is not None and "shelf" not in takes:
-        raise UsageError(f"{name} cannot be taken up again: --keep is for dlg, idlg, ig and sgi")
+        able = [n for n, line in ATTACKS.items() if "shelf" in inspect.signature(line.reconstruct).parameters]
+        raise UsageError(f"{name} is over in one go: --keep is for {', '.join(able)}")
     if known is None and "known" in ATTACKS[name].needs:
         raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
@@ -77,6 +78,8 @@ def probe(
     view: ServerView, task: Task, settings: Any, known: Asked, asked: Asked, generator: Generator
 ) -> MembershipLeakage:
     """Membership of ``asked`` in the data the view's model was trained on: its weights after the update."""
+    device = next(iter(view.params.values())).device
     model = Model(task, add(view.params, view.update), view.received_buffers or view.buffers)
-    scores = PROBES["mia"].infer(model, known.part(True), known.part(False), asked.batch, settings, generator)
+    members, outsiders, batch = (each.on(device) for each in (known.part(True), known.part(False), asked.batch))
+    scores = PROBES["mia"].infer(model, members, outsiders, batch, settings, generator).cpu()
     return membership_leakage(scores[asked.member], scores[~asked.member])

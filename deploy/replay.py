@@ -25,6 +25,7 @@ from attacks.lpips import lpips
 from attacks.mia import MembershipLeakage
 from attacks.trace import load_trace, recorded_task
 from core.config import Raw, check_sections, parse_section, section_defaults
+from core.device import pick_device
 from core.errors import AttackError, unknown
 from core.files import read_tree
 from core.randomness import stream
@@ -159,12 +160,14 @@ class Sources:
     known: Path | None = None
     earlier: tuple[Path, ...] = ()
     keep: Path | None = None
+    device: str = "auto"
 
     def views(self) -> tuple[ServerView, Task, list[ServerView]]:
         """The view, its task and the earlier views of the same task."""
         file, _ = find(self.trace)
         view, task, _ = load_trace(file, task_of(file, self.model))
-        return view, task, [load_trace(find(each)[0], task)[0] for each in self.earlier]
+        device = pick_device(self.device)
+        return view.on(device), task, [load_trace(find(each)[0], task)[0].on(device) for each in self.earlier]
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int) -> Repl
     view, task, earlier = sources.views()
     attack, more = ATTACKS[name], keywords(name, sources.known, earlier, sources.keep)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
-    answer = replace(answer, x=answer.x.detach().cpu())
+    answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
     if attack.gives == "labels":
         named = None if batch is None or answer.y is None else label_leakage(answer.y, batch.y, task.classes)
         return Replay(name, attack.threat, attack.adaptive, view, answer, None, labels=named)

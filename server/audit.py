@@ -199,6 +199,7 @@ class Auditor:
             write_tree(folder / TRUTH, {"x": sent.truth.x, "y": sent.truth.y})
         save_trace(folder / VIEW, view, self.task, {"round": round, "kind": kind})
         order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + round}
+        order["device"] = self.run.attack_device
         write_json(folder / JOB, {**order, "job": asdict(job)})
         self.jobs.append(job)
         self._start_worker()

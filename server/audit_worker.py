@@ -1,7 +1,7 @@
 """The audit worker: a process of its own that attacks recorded views, several at once, each in a fork.
 
 ``python -m server.audit_worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job is a folder
-with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, a seed); for a public canary also
+with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed); for a public canary also
 ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a restart loses
 nothing, a job that crashes or is killed becomes an answer with an error, and training never waits: the worker runs at
 low priority and takes what processor time the rounds leave. It ends when the folder has a file ``stop`` and no open
@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from attacks import ATTACKS
 from attacks.leakage import score
 from attacks.trace import load_trace, recorded_task
 from core.config import parse_section
+from core.device import pick_device
 from core.files import read_tree, write_json, write_tree
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
@@ -57,7 +58,9 @@ def _rebuild(folder: Path) -> Reconstruction:
     view, _, _ = load_trace(folder / VIEW, task)
     attack = ATTACKS[job["attack"]]
     settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
-    return attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"))
+    view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
+    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"))
+    return replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:

@@ -12,7 +12,7 @@ def test_with_the_engine_s_own_dummy_it_is_the_engine(view, task) -> None:
     for soft in (False, True):
         attack = Inversion(tv=0.1)
         target = target_of(view, task.build(), True, 16)
-        problem = Problem(lambda x, y, t=target: flatten(dummy_gradient(t, x, y)), target.flat, target.support)
+        problem = Problem(lambda x, y, t=target: flatten(dummy_gradient(t, x, y)), target.flat, target.support, target)
         labels = None if soft else torch.tensor([3])
         ours, theirs = (first_guess(target, task, labels, stream(0, purpose="guess")) for _ in range(2))
         values = evaluator(problem, attack, ours)(), plain_evaluator(target, attack, theirs)()
@@ -29,6 +29,6 @@ def test_the_label_that_explains_the_update_is_found_among_many(task, trained, b
     view = undefended_view(task, *trained, truth)
     target = target_of(view, task.build(), True, 16)
     shuffled = target_of(undefended_view(task, *trained, batch(5, 1)), task.build(), True, 16)
-    problem = Problem(lambda x, y: flatten(dummy_gradient(target, x, y)), target.flat, target.support)
-    found = solve(problem, view, shuffled, task, Inversion(iterations=150), stream(0, purpose="attack"))
+    problem = Problem(lambda x, y: flatten(dummy_gradient(target, x, y)), target.flat, target.support, shuffled)
+    found = solve(problem, view, task, Inversion(iterations=150), stream(0, purpose="attack"))
     assert torch.equal(found.y, truth.y)

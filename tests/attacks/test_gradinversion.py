@@ -97,8 +97,8 @@ def test_a_group_holds_together(task, fresh, batch, monkeypatch) -> None:
     ends: list[list[torch.Tensor]] = []
     whole = gradinversion.descend
 
-    def spy(attack, target, wanted, guesses):  # noqa: ANN001, ANN202
-        result = whole(attack, target, wanted, guesses)
+    def spy(attack, target, wanted, guesses, slot):  # noqa: ANN001, ANN202
+        result = whole(attack, target, wanted, guesses, slot)
         ends.append([guess.x.detach().clone() for guess in guesses])
         return result
 
@@ -115,7 +115,7 @@ def test_the_group_has_as_many_members_as_restarts(task, fresh, batch, monkeypat
     sizes: list[int] = []
     whole = gradinversion.descend
     monkeypatch.setattr(
-        gradinversion, "descend", lambda a, t, w, guesses: sizes.append(len(guesses)) or whole(a, t, w, guesses)
+        gradinversion, "descend", lambda a, t, w, guesses, s: sizes.append(len(guesses)) or whole(a, t, w, guesses, s)
     )
     run(undefended_view(task, *fresh, batch(0, 1)), task, restarts=3, iterations=1, labels_tried=2)
     assert sizes == [3, 3]

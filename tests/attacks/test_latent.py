@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from attacks.control import undefended_view
-from attacks.latent import Search, _Problem, candidates, evaluation, search_latent
+from attacks.latent import Latent, Search, _Problem, candidates, evaluation, search_latent
 from attacks.matching import dummy_gradient, target_of
 from attacks.objectives import OBJECTIVES, flatten
 from attacks.priors import total_variation
@@ -32,7 +32,9 @@ def test_the_slope_is_that_of_autograd_through_everything(images: int, task, fre
     _, target = target_for(task, fresh, batch(0, images))
     network, y = decoder(task), batch(0, images).y.expand(3, -1)
     z = torch.randn((3, images, 6), generator=stream(0, purpose="z"))
-    ours = _Problem(z.clone().requires_grad_(), y, lambda z, y: network(z), evaluation(target, "cosine"), 0.3, 0.2)
+    ours = _Problem(
+        z.clone().requires_grad_(), y, Latent(lambda z, y: network(z), 0.2), evaluation(target, "cosine"), 0.3
+    )
     distance, total = ours.step()
     for place in range(3):
         own = z[place].clone().requires_grad_()
@@ -58,7 +60,7 @@ def test_it_finds_an_image_the_decoder_can_make(optimizer: str, task, fresh, bat
     labels = candidates(view, target, task, search, stream(0, purpose="a"))
     z = torch.randn((3, 1, 6), generator=stream(2, purpose="z"))
     before = float((network(z[:, 0]) - truth.x).square().mean())
-    found = search_latent(target, search, lambda z, y: network(z), z, labels)
+    found = search_latent(target, search, Latent(lambda z, y: network(z)), z, labels)
     assert float((found.x - truth.x).square().mean()) < 1e-3 * before and found.y.tolist() == truth.y.tolist()
 
 
@@ -67,11 +69,12 @@ def test_starts_in_small_batches_find_the_same(task, fresh, batch) -> None:
     network, z = decoder(task), torch.randn((4, 1, 6), generator=stream(2, purpose="z"))
     labels = batch(0, 1).y.expand(4, -1)
     found = [
-        search_latent(target, Search(iterations=20, max_images=n), lambda z, y: network(z), z, labels) for n in (1, 16)
+        search_latent(target, Search(iterations=20, max_images=n), Latent(lambda z, y: network(z)), z, labels)
+        for n in (1, 16)
     ]
     torch.testing.assert_close(found[0].x, found[1].x, rtol=1e-4, atol=1e-5)
     alone = [
-        search_latent(target, Search(iterations=20), lambda z, y: network(z), z[i : i + 1], labels[i : i + 1])
+        search_latent(target, Search(iterations=20), Latent(lambda z, y: network(z)), z[i : i + 1], labels[i : i + 1])
         for i in range(4)
     ]
     assert min(each.objective for each in alone) == pytest.approx(found[1].objective, rel=1e-3)
@@ -88,7 +91,7 @@ def test_every_start_has_its_labels_and_pixels_stay_in_the_box(task, fresh, batc
     assert known.tolist() == [[7], [7]]
     pixels = torch.rand((2, 1, *task.shape), generator=stream(3, purpose="z"))
     steps = dataclasses.replace(search, iterations=5, learning_rate=10.0)
-    found = search_latent(target, steps, lambda z, y: z, pixels, known, box=True)
+    found = search_latent(target, steps, Latent(lambda z, y: z, box=True), pixels, known)
     assert 0 <= float(found.x.min()) and float(found.x.max()) <= 1
 
 
@@ -97,7 +100,7 @@ def test_a_network_of_sigmoids_is_searched_by_lbfgs(batch) -> None:
     _, target = target_for(task, initial(task, 0), batch(0, 1))
     network, z, y = decoder(task), torch.randn((1, 1, 6), generator=stream(2, purpose="z")), batch(0, 1).y[None]
     auto, newton = (
-        search_latent(target, Search(iterations=20, optimizer=o), lambda z, y: network(z), z, y)
+        search_latent(target, Search(iterations=20, optimizer=o), Latent(lambda z, y: network(z)), z, y)
         for o in ("auto", "lbfgs")
     )
     assert torch.equal(auto.x, newton.x)

@@ -1,19 +1,21 @@
 """An attack that is stopped and taken up again ends where one that was never stopped does, bit for bit."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
+from attacks import ATTACKS, expectation, ggl, gradinversion, rog, unrolling
 from attacks.control import undefended_view
 from attacks.inversion import Inversion, reconstruct, reconstruct_views
 from attacks.resume import Shelf, fingerprint
 from core.errors import AttackError
 from core.files import write_tree
 from core.randomness import stream
-from core.trees import full_mask
-from core.types import Reconstruction, ServerView
+from core.trees import apply_mask, full_mask
+from core.types import PrivateBatch, Reconstruction, ServerView
 from tasks.task import Task
 
 BATCHED = Inversion(iterations=40, restarts=3, labels_tried=3, tolerance=0.0, max_images=2)
@@ -72,6 +74,62 @@ def test_stopped_and_taken_up_again(
     assert files and all(path.stat().st_mode & 0o777 == 0o600 for path in files)
     assert equal(whole, attack(Shelf(tmp_path, every=20)))
     assert equal(whole, attack(Shelf(tmp_path, every=20))), "over: read, not computed"
+
+
+def long_attacks(prior: Path, images: PrivateBatch, earlier: ServerView) -> dict[str, tuple[object, dict[str, object]]]:
+    """Every other attack that descends, with settings that do not end early and what else it must be given."""
+    ggl.save(prior / "ggl", ggl.train(images, 10, stream(0, purpose="prior"), epochs=1))
+    rog.save(prior / "rog", rog.train(images.x, stream(0, purpose="prior"), epochs=1))
+    searched = {"iterations": 100, "restarts": 2, "tolerance": 0.0, "max_images": 1}
+    inverted = {"iterations": 60, "restarts": 2, "labels_tried": 2, "tolerance": 0.0}
+    return {
+        "ggl": (ggl.Ggl(prior=str(prior / "ggl"), **searched), {}),
+        "ggl-lbfgs": (ggl.Ggl(prior=str(prior / "ggl"), optimizer="lbfgs", **searched), {}),
+        "rog": (rog.Rog(prior=str(prior / "rog"), **searched), {}),
+        "gradinversion": (gradinversion.GradInversion(**inverted), {}),
+        "gradinversion-lbfgs": (gradinversion.GradInversion(optimizer="lbfgs", **inverted), {}),
+        "expectation": (expectation.Expectation(draws=2, **inverted), {}),
+        "unrolling": (unrolling.Unrolling(**inverted), {"earlier": [earlier]}),
+    }
+
+
+@pytest.mark.parametrize("savings", [2, 4])
+@pytest.mark.parametrize(
+    "name", ["ggl", "ggl-lbfgs", "rog", "gradinversion", "gradinversion-lbfgs", "expectation", "unrolling"]
+)
+def test_every_attack_that_descends_is_taken_up(
+    name: str, savings: int, task, fresh, batch, digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = undefended_view(task, *fresh, batch(0, 1))
+    withheld = {n: t.abs() >= t.abs().flatten().quantile(0.5) for n, t in view.update.items()}
+    view = dataclasses.replace(view, shared=withheld, update=apply_mask(view.update, withheld))
+    settings, more = long_attacks(tmp_path, PrivateBatch(digits.x[:64], digits.y[:64]), view)[name]
+    kept = tmp_path / "kept"
+
+    def attack(shelf: Shelf | None) -> list[Reconstruction]:
+        run = ATTACKS[name.removesuffix("-lbfgs")].reconstruct
+        return [run(view, task, settings, stream(0, purpose="attack"), **more, shelf=shelf)]
+
+    whole = attack(None)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_at(patch, savings)
+        attack(Shelf(kept, every=20))
+    assert equal(whole, attack(Shelf(kept, every=20)))
+    other = dataclasses.replace(settings, max_images=3)
+    with pytest.raises(AttackError, match="belongs to an attack with other settings"):
+        ATTACKS[name.removesuffix("-lbfgs")].reconstruct(
+            view, task, other, stream(0, purpose="attack"), **more, shelf=Shelf(kept)
+        )
+
+
+def test_another_prior_is_another_attack(task, view, digits, tmp_path: Path) -> None:
+    """The file has the same name; what it makes is not the same."""
+    images = PrivateBatch(digits.x[:64], digits.y[:64])
+    settings = ggl.Ggl(prior=str(tmp_path / "ggl"), iterations=2, restarts=1)
+    for seed, wrong in ((0, False), (1, True)):
+        ggl.save(tmp_path / "ggl", ggl.train(images, 10, stream(seed, purpose="prior"), epochs=1))
+        with pytest.raises(AttackError, match="other settings") if wrong else contextlib.nullcontext():
+            ggl.reconstruct(view, task, settings, stream(0, purpose="a"), Shelf(tmp_path / "kept"))
 
 
 def views_of(task, fresh, batch) -> list[ServerView]:  # noqa: ANN001

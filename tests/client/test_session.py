@@ -4,7 +4,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from client.session import Session, pick_device, read_node
+from client.session import Session, read_node
 from core.errors import ConfigError
 from tests.local_grid import settings
 
@@ -64,9 +64,3 @@ def test_examples_held_out_for_evaluation_are_never_trained_on(tmp_path: Path) -
     assert len(here.examples.y) + len(here.held_out.y) == len(everything.y)
     rows = {tuple(x.flatten().tolist()) for x in here.held_out.x}
     assert not rows & {tuple(x.flatten().tolist()) for x in here.examples.x}
-
-
-def test_device_names_are_checked() -> None:
-    assert pick_device("cpu").type == "cpu"
-    with pytest.raises(ConfigError, match="auto, cpu or cuda"):
-        pick_device("quantum")

@@ -86,7 +86,7 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             keywords(name, known, earlier)
-    with pytest.raises(UsageError, match="taken up again"):
+    with pytest.raises(UsageError, match="over in one go"):
         keywords("r-gap", None, [], tmp_path)
     assert keywords("sgi", None, [], tmp_path) == {"shelf": Shelf(tmp_path)}
     assert keywords("unrolling", None, [view]) == {"earlier": [view]}

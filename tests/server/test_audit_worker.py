@@ -28,7 +28,8 @@ def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **
     if with_truth:
         write_tree(folder / TRUTH, {"x": batch.x, "y": batch.y})
     write_json(
-        folder / JOB, {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1}
+        folder / JOB,
+        {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1, "device": "cpu"},
     )
     return folder
 
