@@ -7,10 +7,11 @@ learnt     an undefended update, Top-k (2 % of the coordinates), DGP, and noise 
            deviation: ``sgi``, and ``ggl`` and ``rog`` with priors learnt from digits that are not attacked. "mean" is
            the mean image of the class.
 
-Scikit-learn's digits, ``cnn`` untrained, batch 1, labels known. PSNR in dB, mean and deviation over images. Two arms
-are told apart by their images' own differences and twice their standard error, as in ``benchmarks.orderings``.
+``cnn`` untrained, batch 1, labels known; scikit-learn's digits, or another dataset's images. PSNR in dB, mean and
+deviation over images. Two arms are told apart by their images' own differences and twice their standard error, as in
+``benchmarks.orderings``.
 
-    python -m benchmarks.adapted [--parts priprune rounds learnt] [--images 4] [--iterations 100] [--json]
+    python -m benchmarks.adapted [--parts priprune rounds learnt] [--dataset cifar10:DIRECTORY] [--images 4] [--json]
 """
 
 import argparse
@@ -37,51 +38,65 @@ from core.selection import keep_largest
 from core.trees import add, apply_mask, full_mask
 from core.types import PrivateBatch, ServerView
 from strategies.local import Received
-from tasks.data import Partition, load_client, load_test
+from tasks.data import Partition, load_client, load_test, make_task
 from tasks.examples import Examples
 from tasks.task import Task, initial
 
-TASK = Task("cnn", (1, 8, 8), 10)
 ROUNDS = 4
 WARM = 8
 PARTS = ("priprune", "rounds", "learnt")
+PUBLIC = 5000  # images priors are learnt from, at most
 Row = dict[str, float]
 
 
-def sending(defense: str, image: int, pool: torch.Tensor) -> Sender:
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What all parts share: the task, images that are not attacked, and iterations an attack."""
+
+    task: Task
+    train: Examples
+    iterations: int
+
+
+def sending(bench: Bench, defense: str, image: int) -> Sender:
     """A client about to train behind ``defense`` from weights of its own image's seed."""
-    params, buffers = initial(TASK, image)
-    return sender(TASK, Received(params, full_mask(params), buffers), defense, {}, pool, 1)
+    params, buffers = initial(bench.task, image)
+    return sender(bench.task, Received(params, full_mask(params), buffers), defense, {}, bench.train.x, 1)
 
 
-def attacked(name: str, view: ServerView, image: int, iterations: int, **more: Any) -> torch.Tensor:
-    """The images [1, 1, 8, 8] an attack finds, by its defaults but for the iterations."""
+def undefended(bench: Bench, truth: PrivateBatch, image: int) -> ServerView:
+    """One step on the image from weights of its own seed, label known."""
+    return dataclasses.replace(undefended_view(bench.task, *initial(bench.task, image), truth), labels=truth.y)
+
+
+def attacked(bench: Bench, name: str, view: ServerView, image: int, **more: Any) -> torch.Tensor:
+    """The images [1, C, H, W] an attack finds, by its defaults but for the iterations."""
     keywords = {"earlier": more.pop("earlier")} if "earlier" in more else {}
-    settings = dataclasses.replace(ATTACKS[name].settings(), iterations=iterations, **more)
-    answer = ATTACKS[name].reconstruct(view, TASK, settings, stream(image, purpose="attack"), **keywords)
+    settings = dataclasses.replace(ATTACKS[name].settings(), iterations=bench.iterations, **more)
+    answer = ATTACKS[name].reconstruct(view, bench.task, settings, stream(image, purpose="attack"), **keywords)
     return answer.x
 
 
-def priprune(truth: PrivateBatch, image: int, iterations: int, train: Examples) -> Row:
+def priprune(bench: Bench, truth: PrivateBatch, image: int) -> Row:
     """PSNR of the attacks on the ninth round, and on an undefended one."""
-    one = sending("priprune", image, train.x)
+    one, train = sending(bench, "priprune", image), bench.train
     rows = range(WARM * image, WARM * (image + 1))
     earlier = [Examples(train.x[i : i + 1], train.y[i : i + 1]) for i in rows]
     one = warmed(one, earlier, lambda turn: stream(image, round=turn, purpose="warm"))
     view = seen(one, Examples(truth.x, truth.y), lambda purpose: stream(image, purpose=purpose)).view
-    open_ = dataclasses.replace(undefended_view(TASK, *initial(TASK, image), truth), labels=truth.y)
+    open_ = undefended(bench, truth, image)
     sent = sum(int((u != 0).sum()) for u in view.update.values()) / sum(u.numel() for u in view.update.values())
-    found = {name: attacked(name, view, image, iterations) for name in ("ig", "sgi", "expectation")}
-    found["sgi undefended"] = attacked("sgi", open_, image, iterations)
+    found = {name: attacked(bench, name, view, image) for name in ("ig", "sgi", "expectation")}
+    found["sgi undefended"] = attacked(bench, "sgi", open_, image)
     return {name: psnr(truth.x, x)[0] for name, x in found.items()} | {"share sent": sent}
 
 
-def rounds(truth: PrivateBatch, image: int, iterations: int, train: Examples) -> Row:
+def rounds(bench: Bench, truth: PrivateBatch, image: int) -> Row:
     """PSNR behind each defense with error feedback, of the last of ``ROUNDS`` views and of all."""
     row: Row = {}
     private = Examples(truth.x, truth.y)
     for defense in ("top-k", "dgp"):
-        one, views = sending(defense, image, train.x), list[ServerView]()
+        one, views = sending(bench, defense, image), list[ServerView]()
         for turn in range(ROUNDS):
             draw = lambda purpose, turn=turn: stream(image, round=turn, purpose=purpose)  # noqa: E731
             views.append(seen(one, private, draw).view)
@@ -89,8 +104,8 @@ def rounds(truth: PrivateBatch, image: int, iterations: int, train: Examples) ->
             moved = add(one.received.params, views[-1].update)
             one = dataclasses.replace(one, received=dataclasses.replace(one.received, params=moved))
         for name in ("ig", "sgi"):
-            row[f"{name} {defense}"] = psnr(truth.x, attacked(name, views[-1], image, iterations))[0]
-        found = attacked("unrolling", views[-1], image, iterations, earlier=views[:-1])
+            row[f"{name} {defense}"] = psnr(truth.x, attacked(bench, name, views[-1], image))[0]
+        found = attacked(bench, "unrolling", views[-1], image, earlier=views[:-1])
         row[f"unrolling {defense}"] = psnr(truth.x, found)[0]
     return row
 
@@ -110,23 +125,23 @@ def behind(view: ServerView, arm: str, image: int) -> ServerView:
 ARMS = ("none", "top 2 %", "dgp", "noise 2", "noise 8")
 
 
-def learnt(truth: PrivateBatch, image: int, iterations: int, train: Examples, priors: Mapping[str, str]) -> Row:
+def learnt(bench: Bench, truth: PrivateBatch, image: int, priors: Mapping[str, str]) -> Row:
     """PSNR with and without public images."""
-    view = dataclasses.replace(undefended_view(TASK, *initial(TASK, image), truth), labels=truth.y)
+    view, train = undefended(bench, truth, image), bench.train
     row = {"mean": psnr(truth.x, train.x[train.y == truth.y].mean(dim=0)[None])[0]}
     for arm in ARMS:
         seen_ = behind(view, arm, image)
-        row[f"sgi {arm}"] = psnr(truth.x, attacked("sgi", seen_, image, iterations))[0]
+        row[f"sgi {arm}"] = psnr(truth.x, attacked(bench, "sgi", seen_, image))[0]
         for name, prior in priors.items():
-            row[f"{name} {arm}"] = psnr(truth.x, attacked(name, seen_, image, iterations, prior=prior))[0]
+            row[f"{name} {arm}"] = psnr(truth.x, attacked(bench, name, seen_, image, prior=prior))[0]
     return row
 
 
-def learn(train: Examples, folder: Path) -> dict[str, str]:
-    """The two priors, from training digits; test digits are attacked."""
-    draw = stream(0, purpose="prior")
-    ggl.save(folder / "ggl.safetensors", ggl.train(PrivateBatch(train.x, train.y), 10, draw))
-    rog.save(folder / "rog.safetensors", rog.train(train.x, draw, epochs=10))
+def learn(bench: Bench, folder: Path) -> dict[str, str]:
+    """The two priors, from training images; test images are attacked."""
+    draw, x, y = stream(0, purpose="prior"), bench.train.x[:PUBLIC], bench.train.y[:PUBLIC]
+    ggl.save(folder / "ggl.safetensors", ggl.train(PrivateBatch(x, y), bench.task.classes, draw))
+    rog.save(folder / "rog.safetensors", rog.train(x, draw, epochs=10))
     return {name: str(folder / f"{name}.safetensors") for name in ("ggl", "rog")}
 
 
@@ -143,23 +158,23 @@ QUESTIONS = {
 }
 
 
-def measure(part: str, images: list[PrivateBatch], iterations: int, train: Examples, cache: Cache) -> dict[str, Any]:
+def measure(bench: Bench, part: str, images: list[PrivateBatch], cache: Cache, dataset: str) -> dict[str, Any]:
     """Figures and orderings of a part."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         priors: dict[str, str] = {}
         for image, truth in enumerate(images):
-            about = {"part": part, "image": image, "iterations": iterations}
+            about = {"part": part, "image": image, "iterations": bench.iterations, "dataset": dataset}
             if part == "learnt" and not priors and not cache.has(about):
-                priors = learn(train, Path(folder))
+                priors = learn(bench, Path(folder))
             make = {"priprune": priprune, "rounds": rounds}.get(part)
             rows.append(
                 cache.get(
                     about,
                     lambda: (
-                        make(truth, image, iterations, train)  # noqa: B023 - called at once
+                        make(bench, truth, image)  # noqa: B023 - called at once
                         if make  # noqa: B023
-                        else learnt(truth, image, iterations, train, priors)  # noqa: B023
+                        else learnt(bench, truth, image, priors)  # noqa: B023
                     ),
                 )
             )
@@ -179,6 +194,7 @@ def show(part: str, result: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--dataset", default="digits")
     parser.add_argument("--images", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--cache", type=Path, default=Path("runs/adapted"))
@@ -187,16 +203,19 @@ def main() -> None:
     if options.images < 2 or options.iterations < 1:
         parser.error("--images must be at least 2 and --iterations at least 1")
     torch.set_num_threads(1)
-    test, train = load_test("digits", None), load_client("digits", Partition("iid", clients=1), 0, None)
-    assert test is not None
+    name = options.dataset
+    test, train = load_test(name, None), load_client(name, Partition("iid", clients=1), 0, None)
+    if test is None:
+        parser.error(f"{name} has no test images")
+    bench = Bench(make_task("cnn", name, None), train, options.iterations)
     images = [PrivateBatch(test.x[i : i + 1], test.y[i : i + 1]) for i in range(options.images)]
-    cache, found = Cache(options.cache, version=1), {}
+    cache, found = Cache(options.cache, version=2), {}
     for part in options.parts:
-        found[part] = measure(part, images, options.iterations, train, cache)
+        found[part] = measure(bench, part, images, cache, name)
         if not options.json:
             show(part, found[part])
     if options.json:
-        print(json.dumps({"images": options.images, "parts": found, "machine": machine()}))
+        print(json.dumps({"images": options.images, "dataset": name, "parts": found, "machine": machine()}))
 
 
 if __name__ == "__main__":

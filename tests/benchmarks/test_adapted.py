@@ -9,16 +9,20 @@ import torch
 
 import benchmarks.adapted as bench
 from attacks import ggl, rog
-from attacks.control import undefended_view
 from core.randomness import stream
 from core.trees import density
 from core.types import PrivateBatch
 from tasks.data import Partition, load_client, load_test
-from tasks.task import initial
+from tasks.task import Task
 
 
-def tiny(train, folder: Path) -> dict[str, str]:  # noqa: ANN001
-    draw = stream(0, purpose="prior")
+def digits() -> bench.Bench:
+    train = load_client("digits", Partition("iid", clients=1), 0, None)
+    return bench.Bench(Task("cnn", (1, 8, 8), 10), train, 1)
+
+
+def tiny(given: bench.Bench, folder: Path) -> dict[str, str]:
+    draw, train = stream(0, purpose="prior"), given.train
     few = PrivateBatch(train.x[:64], train.y[:64])
     ggl.save(folder / "ggl.safetensors", ggl.train(few, 10, draw, epochs=1, latent=4, width=16))
     rog.save(folder / "rog.safetensors", rog.train(few.x, draw, epochs=1, width=4))
@@ -47,13 +51,13 @@ def test_rounds_follow_what_was_sent_and_feed_back(monkeypatch: pytest.MonkeyPat
     """Every later view starts where the one before led, and brings coordinates that were owed."""
     seen: dict[str, list] = {}
 
-    def note(name, view, image, iterations, **more):  # noqa: ANN001, ANN202
+    def note(given, name, view, image, **more):  # noqa: ANN001, ANN202
         seen[name] = [*more.get("earlier", ()), view]
         return torch.zeros(1, 1, 8, 8)
 
     monkeypatch.setattr(bench, "attacked", note)
-    test, train = load_test("digits", None), load_client("digits", Partition("iid", clients=1), 0, None)
-    bench.rounds(PrivateBatch(test.x[:1], test.y[:1]), 0, 1, train)
+    test = load_test("digits", None)
+    bench.rounds(digits(), PrivateBatch(test.x[:1], test.y[:1]), 0)
     views = seen["unrolling"]
     assert len(views) == bench.ROUNDS and seen["sgi"] == views[-1:]
     for before, after in zip(views, views[1:], strict=False):
@@ -66,7 +70,7 @@ def test_rounds_follow_what_was_sent_and_feed_back(monkeypatch: pytest.MonkeyPat
 
 def test_arms_are_what_they_are_called() -> None:
     test = load_test("digits", None)
-    view = undefended_view(bench.TASK, *initial(bench.TASK, 0), PrivateBatch(test.x[:1], test.y[:1]))
+    view = bench.undefended(digits(), PrivateBatch(test.x[:1], test.y[:1]), 0)
     shares = {arm: density(bench.behind(view, arm, 0).shared) for arm in bench.ARMS}
     assert shares == {
         "none": 1.0,
