@@ -84,8 +84,9 @@ class Run(BaseModel):
 def _explain(error: ValidationError, prefix: str = "") -> str:
     lines = []
     for item in error.errors(include_url=False, include_input=False):
-        key = prefix + ".".join(kebab(str(part)) for part in item["loc"])
-        lines.append(f"{key}: {item['msg'][0].lower()}{item['msg'][1:]}")
+        key = (prefix + ".".join(kebab(str(part)) for part in item["loc"])).removesuffix(".")
+        message = item["msg"].removeprefix("Value error, ")  # pydantic's, of a rule of our own, whose words say which
+        lines.append(message if message.startswith(key) else f"{key}: {message[0].lower()}{message[1:]}")
     return "; ".join(lines)
 
 

@@ -47,6 +47,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     unknown defense 'pripune': did you mean 'priprune'? Valid: dgp, none, priprune
     """
     choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    # Of names equally like it the one of its length: two letters that changed places are the likelier slip.
+    near.sort(key=lambda choice: (-difflib.SequenceMatcher(None, choice, name).ratio(), abs(len(choice) - len(name))))
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(f"unknown {kind} {name!r}: {hint}Valid: {', '.join(choices)}")

@@ -57,7 +57,7 @@ def test_sections_parse_into_their_dataclass() -> None:
     [
         ({"dgp.tpo": 0.1}, "did you mean 'dgp.top'"),
         ({"dgp.top": 2.0}, "dgp.top"),
-        ({"dgp.top": 0.5}, "leave something"),
+        ({"dgp.top": 0.5}, "^dgp.*leave something"),
         ({"dpg.top": 0.5}, "did you mean 'dgp'"),
     ],
 )

@@ -9,3 +9,9 @@ def test_unknown_lists_the_valid_names_even_without_a_near_one() -> None:
 
 def test_a_wire_error_carries_a_reason_fit_for_a_label() -> None:
     assert WireError("shape", "w: wrong").reason == "shape"
+
+
+def test_letters_that_changed_places_are_taken_for_the_name_of_that_length() -> None:
+    names = ["none", "dgp", "dp-sgd", "dp-fed", "adgp"]
+    assert "did you mean 'dgp'" in str(unknown("defense", "dpg", names))
+    assert "did you mean 'dp-sgd'" in str(unknown("defense", "dpsgd", names))
