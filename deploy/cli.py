@@ -229,6 +229,7 @@ def export(
     run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
     runs: Runs = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Directory for the model; by default export/ in the run.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The round that clients scored highest, not the last.")] = False,
 ) -> None:
     """Write a run's model to be used elsewhere, without the filters and neurons that are pruned whole.
 
@@ -242,7 +243,7 @@ def export(
         from server.report import write_report
 
         found = find(runs, run)
-        for line in export(found, out).lines():
+        for line in export(found, out, best).lines():
             say(line)
         if found.status():
             say(f"report     {write_report(found.path)}")

@@ -22,6 +22,7 @@ from core.trees import Tree, apply_mask
 from deploy.errors import LaunchError, UsageError
 from deploy.runs import RunDir
 from pruning.shrink import shrink
+from server.best import FOLDER as BEST
 from server.checkpoint import Checkpoint, load
 from tasks.data import make_task
 from tasks.exported import fitted, write_exported
@@ -61,8 +62,10 @@ class Exported:
         return [size, same, faster, *([f"note       {self.note}"] if self.note else []), f"files      {self.folder}"]
 
 
-def _checkpoint(run: RunDir) -> Checkpoint:
-    saved = load(run.path / "checkpoint")
+def _checkpoint(run: RunDir, best: bool) -> Checkpoint:
+    saved = load(run.path / (BEST if best else "checkpoint"))
+    if saved is None and best:
+        raise UsageError(f"run {run.id} has no best round: clients score rounds under evaluation=clients")
     if saved is None:
         raise UsageError(f"run {run.id} has no checkpoint yet: it writes one after every round")
     return saved
@@ -114,9 +117,10 @@ def _smaller(task: Task, tree: Tree) -> tuple[Tree, str]:
         return tree, f"{error}, so every unit was left in place"
 
 
-def export(run: RunDir, out: Path | None) -> Exported:
-    """Write the smaller model of a run's last checkpoint into ``out``, by default ``export/`` in the run."""
-    saved = _checkpoint(run)
+def export(run: RunDir, out: Path | None, best: bool = False) -> Exported:
+    """Write the smaller model of a run's last checkpoint, or of the round clients scored ``best``, into ``out``, by
+    default ``export/`` in the run."""
+    saved = _checkpoint(run, best)
     settings = parse_run({name: value for name, value in saved.settings.items() if "." not in name})
     task = make_task(settings.model, settings.dataset, None)
     whole = _masked(saved)

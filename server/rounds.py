@@ -18,6 +18,7 @@ from core.trees import Tree
 from privacy.accounting import Privacy
 from server import checkpoint as checkpoints
 from server.audit import Auditor
+from server.best import best_score, keep_best
 from server.budget import past_budget, too_few
 from server.checkpoint import Checkpoint
 from server.exporter import Exporter
@@ -49,6 +50,7 @@ class Federation:
     counters: dict[str, float] = field(default_factory=dict)
     ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
     empty_rounds: int = 0
+    best: float = -1.0
 
     def on_reply(self, contribution: Contribution) -> None:
         """What happens with every valid reply beside aggregation: its ledger line, and an audit if one is due."""
@@ -81,6 +83,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.strategy.mask = saved.mask
     federation.strategy.recall(saved.scheme)
     federation.counters, federation.ledgers = dict(saved.counters), dict(saved.ledgers)
+    federation.best = best_score(federation.folder)
     federation.store.rewind(saved.round)
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
@@ -118,13 +121,15 @@ def _count(federation: Federation) -> None:
         counters[name] = counters.get(name, 0.0) + amount
 
 
-def _save(federation: Federation, round: int, arrays: ArrayRecord) -> None:
+def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evaluation | None) -> None:
     mask = federation.strategy.mask
     assert mask is not None
     settings = dict(federation.raw)
     scheme = federation.strategy.remembered()
     saved = Checkpoint(round, from_dense(arrays), mask, settings, federation.counters, federation.ledgers, scheme)
     checkpoints.save(federation.folder / "checkpoint", saved)
+    if federation.run.evaluation == "clients" and result is not None:
+        federation.best = keep_best(federation.folder, saved, result.accuracy, federation.best)
 
 
 def _give_up(federation: Federation) -> None:
@@ -158,7 +163,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     arrays = aggregated if aggregated is not None else arrays
     result = evaluate_round(federation, round, arrays, grid)
     _count(federation)
-    _save(federation, round, arrays)
+    _save(federation, round, arrays, result)
     kept = strategy.density()
     seconds = time.perf_counter() - begin_time
     rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)

@@ -75,3 +75,16 @@ def test_a_run_without_a_checkpoint_and_a_place_that_takes_no_files(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         export.export(a_run(tmp_path, None), tmp_path / "file" / "x")
+
+
+def test_the_best_round_is_exported_when_asked_and_missed_when_there_is_none(tmp_path: Path) -> None:
+    run = a_run(tmp_path, None)
+    with pytest.raises(UsageError, match="evaluation=clients"):
+        export.export(run, None, best=True)
+    last = export.load(tmp_path / "checkpoint")
+    better = {name: t + 1 for name, t in last.tree.items()}
+    save(tmp_path / "best", Checkpoint(3, better, last.mask, last.settings, {"validation_score": 0.9}))
+    done = CliRunner().invoke(cli.app, ["export", str(tmp_path), "--best"])
+    assert done.exit_code == 0 and "round 3" in done.output
+    found = dict(load_exported(tmp_path / "export").named_parameters())
+    assert all(torch.allclose(found[name], t) for name, t in better.items())
