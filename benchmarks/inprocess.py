@@ -168,14 +168,17 @@ def evaluated_every(rounds: int) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Flower's log tells errors only: what was left out stands in the counters."""
-    flower = logging.getLogger("flwr")
-    before = flower.level
-    flower.setLevel(logging.ERROR)
+    """Flower's log tells errors only, as what was left out stands in the counters, and so does the accountant's, which
+    warns in every round of orders it cannot use."""
+    loggers = [logging.getLogger(name) for name in ("flwr", "absl")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        flower.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def run_in_process(folder: Path, clients: int, evaluate_every: int = 1, **overrides: Any) -> Federation:

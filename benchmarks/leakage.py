@@ -78,12 +78,19 @@ def few_test(dataset: str, root: Path | None) -> Examples | None:
     return found and Examples(found.x[:TEST], found.y[:TEST])
 
 
+def few_of(own: Examples, examples: int) -> Examples:
+    """A client's first ``examples``, or all of them where that is 0."""
+    return Examples(own.x[:examples], own.y[:examples]) if examples else own
+
+
 @contextmanager
-def data_kept() -> Iterator[None]:
-    """Federations of one process decode their images once, and are tested on the first ``TEST``."""
+def data_kept(examples: int = 0) -> Iterator[None]:
+    """Federations of one process decode their images once, and are tested on the first ``TEST``. Clients have their
+    first ``examples`` only, where that is not 0."""
     modules: tuple[Any, Any] = server.app, client.session
     before = modules[0].load_test, modules[1].load_client
-    modules[0].load_test, modules[1].load_client = few_test, _client
+    modules[0].load_test = few_test
+    modules[1].load_client = lambda *asked: few_of(_client(*asked), examples)
     try:
         yield
     finally:

@@ -4,14 +4,15 @@ A cell is a federation under a scheme (``benchmarks.claims.inversion.global_mode
 would see next: the undefended update of one local step on ``attacked`` images at a time, out of ``images`` test images
 of the seed, which are the same for every batch size. Labels are known. Scores are means over all images.
 
-The bounds are ``privacy.bounds`` with the gradients of ``SAMPLE`` other test images at those weights, inside the mask:
-rank and log-determinant of their sample covariance. Its rank is at most ``SAMPLE`` - 1, so that bounds can be compared
-with each other, not with the true number of bits.
+The bounds are ``privacy.bounds`` with the gradients of ``SAMPLE`` other test images (or the settings' ``sample``) at
+those weights, inside the mask: rank and log-determinant of their sample covariance. Its rank is at most one less than
+there are images, so that bounds can be compared with each other, not with the true number of bits.
 
 The positive control is dense, at batch 1 after ``START`` rounds: SGI must rebuild its images to ``PSNR_FLOOR``.
 """
 
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -36,22 +37,22 @@ START = 2
 ROUNDING = 1e-10  # eigenvalues below this part of the largest are what decomposition leaves of a zero
 
 
-def spectrum(gradients: torch.Tensor) -> torch.Tensor:
-    """Eigenvalues above zero of the sample covariance of [N, D] gradients, float64."""
-    centred = gradients.double() - gradients.double().mean(0)
-    values = torch.linalg.eigvalsh(centred @ centred.T / (len(centred) - 1))
+def spectrum(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Eigenvalues above zero of the sample covariance of [N, D] gradients that come in columns, float64."""
+    gram, count = torch.zeros(()), 0
+    for columns in gradients:  # one at a time: a covariance of millions of weights is never there whole
+        centred = columns.double() - columns.double().mean(0)
+        gram, count = gram + centred @ centred.T, len(columns)
+    values = torch.linalg.eigvalsh(gram / (count - 1))
     return values[values > values[-1] * ROUNDING]
 
 
 def bounds(settings: Settings, task: Task, received: Received, images: Examples) -> dict[str, float]:
     """Eq. 6 as printed and corrected, in bits, at the cell's rate, batch and rounds."""
     module = task.build()
-    chunks = per_example_gradients(module, received.params, received.buffers, images.x, images.y)
-    rows = []
-    for chunk in chunks:
-        inside = {name: tree * received.mask[name] for name, tree in chunk.items()}
-        rows.append(torch.cat([tree.flatten(1) for tree in inside.values()], dim=1))
-    values = spectrum(torch.cat(rows))
+    chunks = list(per_example_gradients(module, received.params, received.buffers, images.x, images.y))
+    columns = (torch.cat([(chunk[n] * received.mask[n]).flatten(1) for chunk in chunks]) for n in received.params)
+    values = spectrum(columns)
     about = (settings["rate"], settings["attacked"], len(values), float(values.log2().sum()), settings["rounds"])
     return {"printed": priprune_printed(*about), "corrected": priprune_corrected(*about), "rank": float(len(values))}
 
@@ -61,7 +62,8 @@ def others(settings: Settings, seed: int, data: Path | None) -> Examples:
     test = load_test(place(settings["dataset"], data), None)
     if test is None:
         raise ValueError(f"{settings['dataset']} has no test examples")
-    order = torch.randperm(len(test), generator=stream(seed, purpose="claim-images"))[settings["images"] :][:SAMPLE]
+    order = torch.randperm(len(test), generator=stream(seed, purpose="claim-images"))[settings["images"] :]
+    order = order[: settings.get("sample", SAMPLE)]
     return Examples(test.x[order], test.y[order])
 
 

@@ -1,4 +1,4 @@
-"""What gradient inversion rebuilds of images that went through a channel (CHN Fig. 14): the cells of C3.
+"""What gradient inversion rebuilds of images that went through a channel (CHN Fig. 14): the cells of C3 and C7.
 
 A cell is one channel at one kappa, fitted on one of ``clients`` clients with the same distribution; its first
 ``images`` images are attacked, each from the update of one step at batch 1, at the model's initial weights, where
@@ -6,7 +6,10 @@ attacks are strongest. Scores are means over all images, against the client's ow
 model was shown; an attack that diverges ends the cell with an error. The attack knows the label, and that pixels lie in
 [0, 1]. It is IG with the Euclidean distance and L-BFGS on sigmoid networks, with what IG chooses itself elsewhere.
 
-The positive control is the cell without a channel: IG must rebuild it to ``PSNR_FLOOR`` in the mean.
+A cell with ``removed`` (C7, CHN Fig. 8) trains on images without their component along that direction of the client's
+own covariance, 0 the one of the largest eigenvalue; scores are against the images as they were.
+
+The positive control is the cell without a channel and with all directions: IG must rebuild it to ``PSNR_FLOOR`` in the mean.
 """
 
 import dataclasses
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attacks.control import PSNR_FLOOR
 from attacks.inversion import reconstruct
@@ -25,12 +29,24 @@ from benchmarks.views import seen, sender
 from core.randomness import stream
 from core.trees import full_mask
 from core.types import PrivateBatch
+from privacy.channel import centre
 from strategies.local import Received
 from tasks.data import Examples, Partition, load_client, make_task
 from tasks.task import initial
 
 NONE = "none"
 SERIES = "ig"
+
+
+def without_direction(images: Tensor, number: int) -> tuple[Tensor, float]:
+    """Images [N, C, H, W] less their component along a principal direction of theirs, and its eigenvalue.
+
+    0 is the direction of the largest. The mean stays, as a constant that tells nothing of one image.
+    """
+    centred = centre(images)
+    _, singular, directions = torch.linalg.svd(centred, full_matrices=False)
+    along = torch.outer(centred @ directions[number], directions[number]).view(images.shape)
+    return images - along.to(images.dtype), float(singular[number] ** 2 / (len(centred) - 1))
 
 
 def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
@@ -44,13 +60,17 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
     defense = NONE if channel == NONE else f"channel-{channel}"
     raw = {} if channel == NONE else {f"{defense}.kappa": float(settings["kappa"])}
     one = sender(task, Received(params, full_mask(params), buffers), defense, raw, own.x, 1)
+    trained, value = own.x, 0.0
+    if settings.get("removed", NONE) != NONE:
+        trained, value = without_direction(own.x, settings["removed"])
     how, rows, shown = strong(task.model, settings["iterations"]), [], []
     for number in range(settings["images"]):
-        private = Examples(own.x[number : number + 1], own.y[number : number + 1])
+        truth = own.x[number : number + 1]
+        private = Examples(trained[number : number + 1], own.y[number : number + 1])
         got = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
         found = reconstruct(got.view, task, how, stream(seed, round=number, purpose="claim-attack"))
-        rows.append(score(found, PrivateBatch(private.x, private.y)))
-        shown.append(float((got.shown.x - private.x).square().mean()))
+        rows.append(score(found, PrivateBatch(truth, private.y)))
+        shown.append(float((got.shown.x - truth).square().mean()))
     return {
         SERIES: {
             "mse": statistics.fmean(row.mse.mean for row in rows),
@@ -59,6 +79,7 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
             "ssim": statistics.fmean(row.ssim.mean for row in rows),
             "mse_other": statistics.fmean(row.mse.other for row in rows),
             "noise": statistics.fmean(shown),
+            **({"eigenvalue": value} if "removed" in settings else {}),
         }
     }
 
@@ -69,11 +90,12 @@ def strong(model: str, iterations: int) -> Any:
 
 
 def control(settings: Settings) -> Settings:
-    return {**settings, "channel": NONE, "kappa": NONE}
+    whole = {"removed": NONE} if "removed" in settings else {}
+    return {**settings, "channel": NONE, "kappa": NONE, **whole}
 
 
 def works(found: Found) -> bool:
-    """IG rebuilds the images that went through no channel."""
+    """IG rebuilds the images that nothing was done to."""
     return found[SERIES]["psnr"] >= PSNR_FLOOR
 
 

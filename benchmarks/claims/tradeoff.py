@@ -7,7 +7,7 @@ training images. Weights, state and masks are those of the end of training; the 
 
 A cell's settings: ``scheme`` and ``rate`` of the base pruning, ``defenses`` (a chain) and ``options`` (its settings by
 section, ``{"largest.rate": 0.3}``), ``arm`` (what the series is called), the run's settings, ``images`` and
-``iterations``. Scores are means over all images, none left out; an attack that diverges ends the cell with an error,
+``iterations``; ``examples``, if any, is how many each client has. Scores are means over all images, none left out; an attack that diverges ends the cell with an error,
 and an update that is zero everywhere is answered with uniform noise.
 SGI reads off the update itself which coordinates arrived; GI takes what it misses for zero. Both know the label.
 
@@ -35,7 +35,7 @@ from attacks.leakage import Leakage, score
 from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.claims.inversion import ARMS, DENSE, attack_settings, place
 from benchmarks.inprocess import run_in_process
-from benchmarks.leakage import data_kept
+from benchmarks.leakage import data_kept, few_of
 from benchmarks.views import Sender, seen, sender
 from client.state import ClientStore
 from core.randomness import stream
@@ -75,7 +75,7 @@ def federation(settings: Settings, seed: int, data: Path | None) -> Trained:
     fixed = {"partition": "dirichlet", "alpha": ALPHA, "audit_every": 0, "dataset": place(settings["dataset"], data)}
     own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": settings["defenses"], "seed": seed}
     own |= {key: settings[key] for key in RUN} | {as_keyword(k): v for k, v in settings["options"].items()}
-    with tempfile.TemporaryDirectory() as folder, data_kept():
+    with tempfile.TemporaryDirectory() as folder, data_kept(settings.get("examples", 0)):
         done = run_in_process(Path(folder), settings["clients"], evaluate_every=settings["rounds"], **fixed, **own)
         saved = load(done.folder / "checkpoint")
         state = ClientStore(Path(folder) / "nodes" / "0", "run").load(settings["rounds"] + 1).state
@@ -136,18 +136,27 @@ def means(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
     return found
 
 
+def examples_of(settings: Settings, client: int, seed: int, data: Path | None) -> Examples:
+    """What a client of the federation trained on."""
+    name = settings["dataset"]
+    root: Any = data / name if data is not None and (data / name).is_dir() else None
+    own = load_client(name, Partition("dirichlet", settings["clients"], ALPHA, seed), client, root)
+    return few_of(own, settings.get("examples", 0))
+
+
+def weighed(settings: Settings, seed: int, data: Path | None, trained: Trained) -> dict[str, float]:
+    """What stands in a cell of a federation."""
+    own = examples_of(settings, 0, seed, data)
+    task = make_task(settings["model"], place(settings["dataset"], data), None)
+    one = next_sender(settings, task, trained, own)
+    found: dict[str, float] = {"accuracy": trained.accuracy, "mib_up": trained.mib_up}
+    return found | withheld(trained.state, trained.saved.mask) | means(attacked(settings, one, own, seed))
+
+
 def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: ``arm``."""
     torch.set_num_threads(1)
-    trained = federation(settings, seed, data)
-    name = settings["dataset"]
-    root: Any = data / name if data is not None and (data / name).is_dir() else None
-    own = load_client(name, Partition("dirichlet", settings["clients"], ALPHA, seed), 0, root)
-    task = make_task(settings["model"], place(name, data), None)
-    one = next_sender(settings, task, trained, own)
-    found: dict[str, float] = {"accuracy": trained.accuracy, "mib_up": trained.mib_up}
-    found |= withheld(trained.state, trained.saved.mask) | means(attacked(settings, one, own, seed))
-    return {settings["arm"]: found}
+    return {settings["arm"]: weighed(settings, seed, data, federation(settings, seed, data))}
 
 
 def control(settings: Settings) -> Settings:
