@@ -98,7 +98,7 @@ C4 = Claim(
     ),
     remarks=(
         "IMP_DRA is 1 - MSE without / MSE with a defense: where the undefended image comes back almost exactly, as "
-        "here, it is near 1 for whatever disturbs the attack at all. GDC then tells defenses apart by membership alone.",
+        "here, it is near 1 for whatever disturbs the attack at all, and GDC tells defenses apart by membership alone.",
         "At batch 1 DP-SGD's noise is 64 times that of a batch of 64 in the mean gradient: the paper's equal "
         "capacities of channel and DP are for that batch.",
         "An AUC here has a standard error of about 0.02: 192 members against 1000 others.",

@@ -9,7 +9,8 @@ model was shown; an attack that diverges ends the cell with an error. The attack
 A cell with ``removed`` (C7, CHN Fig. 8) trains on images without their component along that direction of the client's
 own covariance, 0 the one of the largest eigenvalue; scores are against the images as they were.
 
-The positive control is the cell without a channel and with all directions: IG must rebuild it to ``PSNR_FLOOR`` in the mean.
+The positive control is the cell without a channel and with all directions: IG must rebuild it to ``PSNR_FLOOR`` in the
+mean.
 """
 
 import dataclasses

@@ -7,8 +7,8 @@ training images. Weights, state and masks are those of the end of training; the 
 
 A cell's settings: ``scheme`` and ``rate`` of the base pruning, ``defenses`` (a chain) and ``options`` (its settings by
 section, ``{"largest.rate": 0.3}``), ``arm`` (what the series is called), the run's settings, ``images`` and
-``iterations``; ``examples``, if any, is how many each client has. Scores are means over all images, none left out; an attack that diverges ends the cell with an error,
-and an update that is zero everywhere is answered with uniform noise.
+``iterations``; ``examples``, if any, is how many each client has. Scores are means over all images, none left out; an
+attack that diverges ends the cell with an error, and an update that is zero everywhere is answered with uniform noise.
 SGI reads off the update itself which coordinates arrived; GI takes what it misses for zero. Both know the label.
 
 accuracy   of the global model after the last round, on at most a thousand test images
@@ -49,6 +49,7 @@ from tasks.task import Task
 
 MIB = 2**20
 ALPHA = 1.0
+NAMES = ("kappa", "strength")  # settings that only name a point
 RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
 
 
@@ -160,7 +161,9 @@ def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
 
 
 def control(settings: Settings) -> Settings:
-    return {**settings, "scheme": DENSE, "rate": 0.0, "defenses": "none", "options": {}, "arm": "control"}
+    """The dense federation without a defense; ``NAMES`` are left out."""
+    kept = {key: value for key, value in settings.items() if key not in NAMES}
+    return {**kept, "scheme": DENSE, "rate": 0.0, "defenses": "none", "options": {}, "arm": "control"}
 
 
 def works(found: Found) -> bool:
