@@ -26,6 +26,8 @@ import server.app
 import server.rounds
 from client.app import app as client_app
 from core.config import parse_run
+from core.records import from_dense
+from core.trees import Tree
 from server.app import assemble, describe
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
@@ -160,6 +162,20 @@ def evaluated_every(rounds: int) -> Iterator[None]:
     def evaluate(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
         due = round % rounds == 0 or round == federation.run.rounds
         return before(federation, round, arrays, grid) if due else None
+
+    before = server.rounds.evaluate_round
+    with _replaced(server.rounds, evaluate_round=evaluate):
+        yield
+
+
+@contextmanager
+def watched(look: Callable[[Federation, Tree, Tree], object]) -> Iterator[None]:
+    """``look`` is shown weights and buffers of the global model after every evaluation; the run does not notice."""
+
+    def evaluate(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
+        found = before(federation, round, arrays, grid)
+        look(federation, *federation.model.split(from_dense(arrays)))
+        return found
 
     before = server.rounds.evaluate_round
     with _replaced(server.rounds, evaluate_round=evaluate):

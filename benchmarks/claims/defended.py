@@ -97,11 +97,12 @@ def part(images: Examples, start: int, length: int) -> Examples:
     return Examples(images.x[start : start + length], images.y[start : start + length])
 
 
-def attack_settings(attack: str, model: str, iterations: int) -> Any:
-    """See the module."""
-    how: Any = ATTACKS[attack].settings()
+def attack_settings(settings: Settings, model: str) -> Any:
+    """See the module. ``tolerance``, where a cell has one, is that of the attack."""
+    how: Any = ATTACKS[settings["attack"]].settings()
     strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model and hasattr(how, "objective") else {}
-    return dataclasses.replace(how, **strong, **({"iterations": iterations} if iterations else {}))
+    asked = {key: settings[key] for key in ("iterations", "tolerance") if settings.get(key)}
+    return dataclasses.replace(how, **strong, **asked)
 
 
 def completed(found: Reconstruction | None, truth: PrivateBatch) -> tuple[Reconstruction, int]:
@@ -116,7 +117,7 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float
     images = pool(settings["dataset"], settings["images"], seed, data)
     client, batch = client_of(settings, images, seed, data), settings["batch"]
     attack = ATTACKS[settings["attack"]]
-    how = attack_settings(settings["attack"], client.task.model, settings["iterations"])
+    how = attack_settings(settings, client.task.model)
     rows: dict[str, list[float]] = {}
     for start in range(0, settings["images"], batch):
         private = part(images, start, batch)

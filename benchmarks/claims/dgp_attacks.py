@@ -124,18 +124,17 @@ def judge_table_2(points: Sequence[Point]) -> Verdict:
 
 
 def table_5() -> tuple[Settings, ...]:
-    """Rob on three models and IG on two, with and without DGP, on CIFAR-10."""
+    """Rob on two models and IG on one, with and without DGP, on CIFAR-10."""
     found = []
-    for name, attack in (("cnn6", "rob"), ("lenet-zhu", "rob"), ("resnet18", "rob"), ("lenet-zhu", "ig")):
+    for name, attack in (("lenet-zhu", "rob"), ("resnet18", "rob"), ("lenet-zhu", "ig")):
         model = f"attacks.rob:{name.replace('-', '_')}" if attack == "rob" else name
-        cell = inverting(model, "rob", 8, 8) if attack == "rob" else inverting(model, "ig", 2, 1, 400)
+        patient = {**inverting(model, "ig", 2, 1, 400), "tolerance": 1e-9}
+        cell = inverting(model, "rob", 8, 8) if attack == "rob" else patient
         found += [{**behind(cell, "cifar10", defense), "architecture": name} for defense in (NONE, "dgp")]
     return tuple(found)
 
 
 TABLE_5 = {
-    ("cnn6", NONE, "rob"): 0.9273,
-    ("cnn6", "dgp", "rob"): 0.1335,
     ("lenet-zhu", NONE, "rob"): 0.9293,
     ("lenet-zhu", "dgp", "rob"): 0.2364,
     ("resnet18", NONE, "rob"): 0.9328,
@@ -248,16 +247,17 @@ D6 = Claim(
     PAPER,
     "Tables 5 and 6",
     "DGP lowers SSIM under Rob and IG for four models on CIFAR-10 and CIFAR-100",
-    "SSIM in the table; VGG11 0.9328 to 0.0464 under Rob; IG on CNN6, ResNet18 and VGG11 0.7735 to 0.4375, 0.9539 to "
-    "0.2866, 0.8084 to 0.3269; CIFAR-100 alike",
+    "SSIM in the table; CNN6 0.9273 to 0.1335 and VGG11 0.9328 to 0.0464 under Rob; IG on CNN6, ResNet18 and VGG11 "
+    "0.7735 to 0.4375, 0.9539 to 0.2866, 0.8084 to 0.3269; CIFAR-100 alike",
     experiment=Experiment(
         measure=DEFENDED,
         sweeps={
             "small": Sweep(
                 table_5(),
                 note="CIFAR-10, untrained weights, known labels. Rob: one batch of 8 images; IG: LeNet (Zhu) only, 2 "
-                "images, 400 iterations of L-BFGS on the Euclidean distance. IG on CNN6 does not rebuild undefended "
-                "images here, and on ResNet18 and VGG11 it does not fit two cores; CIFAR-100 is not on this machine.",
+                "images, 400 iterations of L-BFGS on the Euclidean distance to a tolerance of 1e-9. Neither attack "
+                "rebuilds undefended images on CNN6 here, and IG on ResNet18 and VGG11 does not fit two cores; "
+                "CIFAR-100 is not on this machine.",
             )
         },
         keys=("architecture", "defenses"),
@@ -265,5 +265,10 @@ D6 = Claim(
         metrics=(Metric("ssim", "SSIM", 3, TABLE_5), *SCORES, Metric("answered", "answered", 2)),
         plot=Plot(("ssim",)),
         judge=judge_table_5,
+    ),
+    remarks=(
+        "A first table had CNN6 under Rob and IG at its own tolerance of 1e-6. It was not judged: undefended, Rob "
+        "reached 14 dB on CNN6 and IG 19.5 dB at one seed. CNN6 was taken out and the tolerance lowered; what stands "
+        "behind DGP had been seen (SSIM 0.02 to 0.12). The rule is older.",
     ),
 )

@@ -5,7 +5,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from benchmarks.claims.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep, numbers
-from benchmarks.claims.private import METHODS, private_training
+from benchmarks.claims.fed_ltp_ablation import TRAINING, ablation
+from benchmarks.claims.private import METHODS
 from benchmarks.claims.verdict import HOLDS, NOT, TREND, Verdict, at_least, at_most, within, worst
 from pruning.ltp import further_masks, ticket_mask
 from tasks.task import Task, initial, prunable
@@ -112,7 +113,6 @@ L3 = Claim(
         "not fix a count (`pruning/ltp.py`).",
     ),
 )
-TRAINING = Measure("private-training", private_training)
 PRIVATE: Settings = {
     "dataset": "mnist",
     "model": "ltp-1",
@@ -267,16 +267,4 @@ L1 = Claim(
         "Partitions: Dirichlet(1) clients differ in size, and epsilon is that of the smallest that took part.",
     ),
 )
-CLAIMS = (
-    L1,
-    L2,
-    L3,
-    Claim(
-        "L4",
-        PAPER,
-        "Figs. 6 to 9",
-        "the ticket, the Laplace validation, broadcasting by the server and zCDP accounting each help",
-        "figures; the text: the ticket gives about 5 % and 1 % (iterative, IID and non-IID), 5 % and 4 % (one-shot)",
-        missing="the four ablations are not yet declared",
-    ),
-)
+CLAIMS = (L1, L2, L3, ablation(PRIVATE, PRIVATE_PAPER))

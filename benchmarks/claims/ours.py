@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchmarks.claims.claim import Claim, Experiment, Metric, Plot, Point, Sweep
 from benchmarks.claims.defended import DEFENDED, NONE, behind, inverting
 from benchmarks.claims.masks import X3
+from benchmarks.claims.stale import X4
 from benchmarks.claims.verdict import Verdict, at_least, worst
 
 PAPER = "Prunella"
@@ -129,4 +130,4 @@ X2 = Claim(
     remarks=("Judged by the better of the two attacks on each chain, which is what a client has to expect.",),
 )
 
-CLAIMS = (X1, X2, X3)
+CLAIMS = (X1, X2, X3, X4)

@@ -177,8 +177,8 @@ BOTH = (
 STALE = (
     "Under pseudo-pruning and PriPrune a client starts from weights of its own where it withheld, and when such a "
     "coordinate is shared again its update carries what was held back. SGI and GI take the gradient at the server's "
-    "weights and a clean step: part of what they lose is that mismatch. The attack that allows for it, `expectation`, "
-    "and those that read several rounds together were not run here.",
+    "weights and a clean step: part of what they lose is that mismatch. X4 has what the attack that allows for it, "
+    "`expectation`, gets; those that read several rounds together were not run here.",
 )
 WITHHELD = (
     "PriPrune has this project's default weights (15, 7e-6, 5) for every scheme: at the paper's 2e-5 it withholds next "
