@@ -29,7 +29,8 @@ from core.errors import ConfigError, PrunellaError, unknown
 
 VERSION = 1
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-USAGE = 2
+USAGE, INTERRUPTED = 2, 130
+EPILOG = "Exit code: 0, 2 for what you can mend, 130 after Ctrl-C. A run that was stopped goes on where it was."
 Say = Callable[[str], object]
 
 
@@ -158,19 +159,26 @@ def source(data: Path | None) -> str:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("claim", nargs="?", default="")
-    parser.add_argument("--list", action="store_true", dest="listed")
+    parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0], epilog=EPILOG)
+    parser.add_argument("claim", nargs="?", default="", help="its name, as D3; --list has them all")
+    parser.add_argument("--list", action="store_true", dest="listed", help="name all claims, and what each one needs")
     parser.add_argument("--index", action="store_true", help="only write the README.md of --out anew")
-    parser.add_argument("--size", default="small", choices=SIZES)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--cache", type=Path, default=Path("runs/claims"))
-    parser.add_argument("--data", type=Path, default=DATA if DATA.is_dir() else None)
+    parser.add_argument(
+        "--size", default="small", choices=SIZES, help="small (the default) fits 15 minutes on two cores; paper: a GPU"
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="gets page, plot and numbers")
+    parser.add_argument("--cache", type=Path, default=Path("runs/claims"), help="finished cells; a second run goes on")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=DATA if DATA.is_dir() else None,
+        help="folder of local Parquet copies, one folder a dataset (mnist, cifar10); without one, the hub",
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 and one line for what a user can mend."""
+    """0, or 2 and one line for what a user can mend, or 130 after Ctrl-C."""
     chosen: Any = options(arguments)
     if chosen.index:
         print(write_index(CLAIMS.values(), chosen.out))
@@ -182,6 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         claim = CLAIMS.get(chosen.claim.upper())
         if claim is None:
             raise unknown("claim", chosen.claim, CLAIMS)
+        if chosen.data is not None and not chosen.data.is_dir():
+            raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda line: print(line, file=sys.stderr))
         for path in (*write(done, chosen.out), write_index(CLAIMS.values(), chosen.out)):
             print(path)
@@ -189,6 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PrunellaError as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("reproduce: stopped; the same command goes on after the last finished cell", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 

@@ -40,10 +40,12 @@ class Result:
 
 
 def listing(claims: Iterable[Claim]) -> str:
-    """All claims: name, sizes it runs at or that it does not, where it stands, what it says and what was published."""
+    """All claims: name, sizes it runs at and what they need or that it does not run, where it stands, what it says and
+    what was published."""
     lines = []
     for claim in claims:
-        state = f"runs: {', '.join(claim.sizes())}" if claim.experiment else f"DOES NOT RUN YET: {claim.missing}"
+        sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
+        state = f"runs: {sizes}" if claim.experiment else f"DOES NOT RUN YET: {claim.missing}"
         lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [{state}]"]
         lines.append(f"    published: {claim.published}")
     return "\n".join(lines)

@@ -119,6 +119,13 @@ class Claim:
     def sizes(self) -> tuple[Size, ...]:
         return tuple(size for size in SIZES if self.experiment and size in self.experiment.sweeps)
 
+    def needs(self, size: Size) -> str:
+        """The images a size is measured on, as its cells name them, and whether it wants a GPU."""
+        assert self.experiment is not None
+        names = {str(cell["dataset"]) for cell in self.experiment.sweeps[size].cells if "dataset" in cell}
+        found = [", ".join(sorted(names)) or "no images", *(["wants a GPU"] if size == "paper" else [])]
+        return "; ".join(found)
+
 
 def numbers(text: str) -> dict[Label, float]:
     """A table as it stands in a paper: columns in the first line, then a row a line; "-" is not published.

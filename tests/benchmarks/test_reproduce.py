@@ -74,6 +74,17 @@ def test_a_failed_control_refuses_whatever_the_numbers_say(tmp_path: Path) -> No
     assert "not judged" in page and page.count("control failed") == sum(not p.control for p in result.points) > 0
 
 
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laboratory = Laboratory(alive=5)
+    monkeypatch.setitem(CLAIMS, "T1", laboratory.claim())
+    asked = ["t1", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    assert engine.main(asked) == 130 and "goes on" in capsys.readouterr().err.splitlines()[-1]
+    assert engine.main(asked) == 0 and len(laboratory.made) == 12
+    assert "T1 holds" in capsys.readouterr().out
+
+
 def test_progress_says_how_much_is_left(tmp_path: Path) -> None:
     lines: list[str] = []
     engine.reproduce(Laboratory().claim(), "small", tmp_path, None, lines.append)
@@ -98,12 +109,17 @@ def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[s
     assert listed.strip() == listing(CLAIMS.values())
     for claim in CLAIMS.values():
         assert claim.says in listed and (claim.experiment is not None or claim.missing in listed)
+    assert "small (digits), paper" not in listed and "small (mnist), paper (femnist; wants a GPU)" in listed
 
 
-def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_user_can_mend_is_one_line_and_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CLAIMS, "T0", Claim("T0", "Toy", "Table 0", "flies", "nothing", missing="needs wings"))
     for arguments, word in (
         (["D33"], "did you mean"),
-        (["D7"], "cannot be run yet"),
+        (["T0"], "cannot be run yet: needs wings"),
+        (["D3", "--data", str(tmp_path / "nowhere")], "there is no folder"),
         (["L3", "--size", "paper"], "no size"),
     ):
         assert engine.main([*arguments, "--cache", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
@@ -111,5 +127,5 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.C
         assert word in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError):
-        engine.reproduce(CLAIMS["D7"], "small", tmp_path, None, print)
+        engine.reproduce(CLAIMS["T0"], "small", tmp_path, None, print)
     assert Verdict(HOLDS, "x").word == "holds"

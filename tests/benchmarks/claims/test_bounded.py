@@ -18,7 +18,7 @@ TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 2, "iterations": 120, 
 
 def test_the_spectrum_is_that_of_the_covariance() -> None:
     gradients = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
-    values = bounded.spectrum(gradients)
+    values = bounded.spectrum(gradients.split(7, dim=1))  # as weights come, tensor by tensor
     oracle = np.linalg.eigvalsh(np.cov(gradients.double().numpy().T))[-5:]
     assert len(values) == 5 and np.allclose(values.numpy(), oracle)
 
@@ -31,6 +31,10 @@ def test_a_batch_lowers_both_bounds_by_what_the_formulas_say() -> None:
     assert one["rank"] == two["rank"] == bounded.SAMPLE - 1
     assert one["printed"] - two["printed"] == pytest.approx(2.0 * TINY["rounds"])  # 2 log2 B a round
     assert one["corrected"] - two["corrected"] == pytest.approx(one["rank"] * TINY["rounds"])  # d* log2 B a round
+
+
+def test_fewer_images_can_be_asked_for() -> None:
+    assert len(bounded.others({**TINY, "sample": 5}, 0, None)) == 5
 
 
 def test_a_dense_client_is_rebuilt() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.claims import CLAIMS
 from benchmarks.claims.channel import CLAIMS as DECLARED
-from benchmarks.claims.channel import KAPPAS, judge_inversion, judge_kappa, judge_time
+from benchmarks.claims.channel import KAPPAS, ROUNDS, judge_inversion, judge_kappa, judge_rounds, judge_time
 from benchmarks.claims.channel_time import OPACUS
 from benchmarks.claims.claim import Point
 from benchmarks.claims.verdict import HOLDS, NOT, TREND
@@ -45,3 +45,12 @@ def test_c1_asks_accuracy_and_leak_to_grow_with_kappa(gain: float, leak: float, 
         values = {"accuracy": (0.5 + gain * i,) * 3, "mse_strongest": (0.1 + leak * i,) * 3}
         points.append(Point((str(kappa), "natural"), values))
     assert judge_kappa(points).word == word
+
+
+@pytest.mark.parametrize(("gain", "leak", "word"), [(0.1, -0.01, HOLDS), (-0.1, -0.01, NOT), (0.1, 0.01, NOT)])
+def test_c2_asks_accuracy_and_leak_to_grow_with_n(gain: float, leak: float, word: str) -> None:
+    points = []
+    for i, rounds in enumerate(ROUNDS):
+        values = {"accuracy": (0.5 + gain * i,) * 3, "mse_strongest": (0.1 + leak * i,) * 3}
+        points.append(Point((str(rounds), "natural"), values))
+    assert judge_rounds(points).word == word

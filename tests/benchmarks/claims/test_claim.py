@@ -9,7 +9,7 @@ from benchmarks.claims.claim import Claim, Point, numbers
 from benchmarks.reproduce import cells_of
 
 NAMES = [
-    f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 3)) for n in range(1, most + 1)
+    f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 4)) for n in range(1, most + 1)
 ]
 
 

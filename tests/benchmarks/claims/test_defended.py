@@ -57,5 +57,5 @@ def test_a_federation_has_an_accuracy_and_its_settings_reach_the_defense() -> No
 
 @pytest.mark.parametrize(("attack", "model"), [("ig", "lenet-zhu"), ("r-gap", "lenet-zhu"), ("gradinversion", "cnn")])
 def test_zhus_network_is_attacked_with_its_own_settings(attack: str, model: str) -> None:
-    how = defended.attack_settings(attack, model, 7)
+    how = defended.attack_settings(defended.inverting(model, attack, 1, 1, 7), model)
     assert how.iterations == 7 and getattr(how, "optimizer", "auto") == ("lbfgs" if attack == "ig" else "auto")

@@ -73,5 +73,5 @@ def test_table_5_is_lower_and_unrecognised() -> None:
         return [Point(label, {"ssim": (value,) * 3}) for label, value in {**TABLE_5, **change}.items()]
 
     assert judge_table_5(points({})).word == HOLDS
-    assert judge_table_5(points({("cnn6", "dgp", "rob"): 0.6})).word == TREND
-    assert judge_table_5(points({("cnn6", "dgp", "rob"): 0.95})).word == NOT
+    assert judge_table_5(points({("resnet18", "dgp", "rob"): 0.6})).word == TREND
+    assert judge_table_5(points({("resnet18", "dgp", "rob"): 0.95})).word == NOT
