@@ -147,11 +147,19 @@ def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say
         raise ConfigError(f"{claim.name} cannot be run yet: {claim.missing}")
     if size not in experiment.sweeps:
         raise ConfigError(f"{claim.name} has no size {size!r}: choose {', '.join(claim.sizes())}")
+    for name in elsewhere(claim, size, data):
+        say(f"{name} has no folder under --data: its images come from the hub, or from where they were kept before")
     done = measured(experiment, size, Cache(cache, VERSION), data, say)
     found = list(points(experiment, size, done))
     seconds = sum(row["seconds"] for row in done.values())
     box = {key: value for key, value in machine().items() if key != "platform"}
     return Result(claim, size, found, judged(experiment, found), seconds, {**box, "data": source(data)})
+
+
+def elsewhere(claim: Claim, size: Size, data: Path | None) -> list[str]:
+    """The datasets of a claim that are neither bundled nor in the folder of local copies."""
+    bundled = {"digits"}
+    return [n for n in claim.datasets(size) if n not in bundled and not (data is not None and (data / n).is_dir())]
 
 
 def source(data: Path | None) -> str:

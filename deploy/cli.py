@@ -252,13 +252,13 @@ def export(
 @app.command()
 def reproduce(
     claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3.")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="All claims, what they say and whether they run.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="All claims, what they say and what they need.")] = False,
     size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("docs/results"),
     cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run goes on.")] = Path(
         "runs/claims"
     ),
-    data: Annotated[Path | None, typer.Option(help="Directory with local copies of datasets, by name.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of local copies (DIR/mnist, …); else the hub.")] = None,
 ) -> None:
     """Measure a table or figure of the papers again: measured beside published, with a verdict.
 

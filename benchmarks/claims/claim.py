@@ -119,11 +119,14 @@ class Claim:
     def sizes(self) -> tuple[Size, ...]:
         return tuple(size for size in SIZES if self.experiment and size in self.experiment.sweeps)
 
+    def datasets(self, size: Size) -> list[str]:
+        """The images a size is measured on, as its cells name them."""
+        cells = self.experiment.sweeps[size].cells if self.experiment else ()
+        return sorted({str(cell["dataset"]) for cell in cells if "dataset" in cell})
+
     def needs(self, size: Size) -> str:
-        """The images a size is measured on, as its cells name them, and whether it wants a GPU."""
-        assert self.experiment is not None
-        names = {str(cell["dataset"]) for cell in self.experiment.sweeps[size].cells if "dataset" in cell}
-        found = [", ".join(sorted(names)) or "no images", *(["wants a GPU"] if size == "paper" else [])]
+        """Its images, and whether it wants a GPU."""
+        found = [", ".join(self.datasets(size)) or "no images", *(["wants a GPU"] if size == "paper" else [])]
         return "; ".join(found)
 
 

@@ -1,5 +1,6 @@
 """The engine: cells kept over a kill, controls that refuse, files with the numbers, and the list."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,20 @@ def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[s
     for claim in CLAIMS.values():
         assert claim.says in listed and (claim.experiment is not None or claim.missing in listed)
     assert "small (digits), paper" not in listed and "small (mnist), paper (femnist; wants a GPU)" in listed
+
+
+def test_images_that_are_not_local_are_named_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    assert engine.elsewhere(CLAIMS["X1"], "small", tmp_path) == ["cifar10"]
+    assert engine.elsewhere(CLAIMS["X1"], "small", None) == ["cifar10", "mnist"]
+    assert engine.elsewhere(CLAIMS["D5"], "small", None) == []  # digits are bundled
+    lines: list[str] = []
+    claim = Laboratory().claim()
+    assert claim.experiment is not None
+    sweep = Sweep(({"rate": 0.1, "dataset": "mnist"},))
+    other = dataclasses.replace(claim, experiment=dataclasses.replace(claim.experiment, sweeps={"small": sweep}))
+    engine.reproduce(other, "small", tmp_path, tmp_path / "nothing", lines.append)
+    assert lines[0].startswith("mnist has no folder") and "1/6" in lines[1]
 
 
 def test_what_a_user_can_mend_is_one_line_and_2(
