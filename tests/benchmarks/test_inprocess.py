@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import torch
+
 import client.session
-from benchmarks.inprocess import made_once, run_in_process, settings
+from benchmarks.inprocess import made_once, run_in_process, settings, watched
 from client.session import Session
+from server.checkpoint import load
 
 
 def test_a_run_in_process_trains_and_counts(tmp_path: Path) -> None:
@@ -34,3 +37,14 @@ def test_data_is_read_once_inside_and_as_before_outside(monkeypatch) -> None:
         assert len(calls) == 1
     assert client.session.load_client is counting
     assert Session is client.session.Session
+
+
+def test_who_watches_sees_the_global_model_of_every_round(tmp_path: Path) -> None:
+    seen: list[dict] = []
+    asked = {"rounds": 2, "local_steps": 1, "strategy": "fedavg", "defenses": "none", "audit_every": 0}
+    with watched(lambda federation, params, buffers: seen.append(params)):
+        federation = run_in_process(tmp_path, 2, **asked)
+    saved = load(federation.folder / "checkpoint")
+    assert saved is not None and len(seen) >= 2
+    assert all(torch.equal(seen[-1][name], saved.tree[name]) for name in seen[-1])
+    assert any(not torch.equal(seen[-2][name], seen[-1][name]) for name in seen[-1])

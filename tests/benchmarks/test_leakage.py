@@ -10,8 +10,10 @@ import torch
 
 import benchmarks.leakage as bench
 import client.app
+import client.session
 from core.errors import ConfigError, DefenseError
 from privacy import DEFENSES
+from tasks.data import Partition
 
 SMALL = ["--dataset", "digits", "--defenses", "dgp", "--images", "2", "--iterations", "40", "--clients", "2"]
 SMALL += ["--rounds", "1", "--steps", "1", "--batch", "8"]
@@ -23,6 +25,16 @@ def test_every_defense_has_a_row() -> None:
         bench.build_chain(chain.split(","), {})
     with pytest.raises(ConfigError):
         bench.build_chain(["dgp", "ats"], {})
+
+
+def test_clients_can_be_given_their_first_examples_only() -> None:
+    asked = ("digits", Partition("iid", clients=2, seed=0), 0, None)
+    whole = client.session.load_client(*asked)
+    with bench.data_kept(7):
+        few = client.session.load_client(*asked)
+    assert len(few) == 7 and torch.equal(few.x, whole.x[:7]) and torch.equal(few.y, whole.y[:7])
+    with bench.data_kept():
+        assert len(client.session.load_client(*asked)) == len(whole)
 
 
 def test_a_second_run_takes_every_cell_from_the_cache(
