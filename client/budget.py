@@ -38,8 +38,8 @@ def _validation_charge(session: Session, request: str, made: str) -> Charge | No
 
 
 def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
-    """What the ledger line tells the server of the next round: the epsilon it would bring, where there is a budget. So
-    the server need not ask a client that would refuse."""
+    """What the ledger line tells the server of the next round: the epsilon it would bring and the budget, where there
+    is one. So the server need not ask a client that would refuse."""
     batch, count = min(session.run.batch_size, len(session.examples)), len(session.examples)
     training = charge(session.procedure.chain, ("next", ""), session.run.local_steps, count, batch)
     if training is None or not session.privacy.epsilon_budget:
@@ -47,7 +47,7 @@ def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
     validation = _validation_charge(session, "next", "")
     again = [training] + ([validation] if validation is not None else [])
     total = projected(ledger, again, session.privacy, session.elsewhere)
-    return {} if total is None else {"epsilon_next": total}
+    return {} if total is None else {"epsilon_next": total, "epsilon_budget": session.privacy.epsilon_budget}
 
 
 def noisy_correct(session: Session, round: int, received: Received, correct: int) -> int:

@@ -3,9 +3,10 @@
 Everything comes from the node's own configuration and the run's settings; nothing from the server decides where files
 lie or whether the client consents.
 
-Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit`` and, for
-reproducible experiments only, ``client-seed``. The virtual clients of a simulation have no configuration of their own:
-for them ``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
+Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
+``require``, ``epsilon-budget`` and ``delta`` (``client.policy``) and, for reproducible experiments only,
+``client-seed``. The virtual clients of a simulation have no configuration of their own: for them
+``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
 """
 
 import os
@@ -18,6 +19,7 @@ import torch
 from flwr.app import Context
 
 from client.accounts import Accounts
+from client.policy import Policy, check_run, read_policy, within
 from client.state import ClientStore
 from core.config import Raw, Run, parse_run, parse_section
 from core.device import pick_device
@@ -48,6 +50,7 @@ class Node:
     data: Path | None
     consent: Consent
     seed: int | None
+    policy: Policy = Policy()
 
 
 def _state_dir(config: Mapping[str, object], client: int) -> Path:
@@ -76,6 +79,7 @@ def read_node(config: Mapping[str, object]) -> Node:
         data=Path(str(config["data"])) if "data" in config else None,
         consent=consent,
         seed=int(str(seed)) if seed is not None else None,
+        policy=read_policy(config),
     )
 
 
@@ -86,6 +90,7 @@ class Session:
         self.raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
+        check_run(self.node.policy, self.run, self.raw, self._privacy)
         self.device = pick_device(self.run.device)
 
     @cached_property
@@ -104,8 +109,13 @@ class Session:
         return self.accounts.elsewhere()
 
     @cached_property
-    def privacy(self) -> Privacy:
+    def _privacy(self) -> Privacy:
         return parse_section(self.raw, "privacy", Privacy)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """The run's, under this node's own budget where that is smaller."""
+        return within(self.node.policy, self._privacy)
 
     @cached_property
     def task(self) -> Task:

@@ -132,6 +132,18 @@ def supernode(
     name: Annotated[str, typer.Option(help="Name of its key in keys/supernodes; node-ID by default.")] = "",
     data: Annotated[Path | None, typer.Option(help="This client's own data.")] = None,
     audit: Annotated[Audit, typer.Option(help="What the server's audit may have.")] = Audit.deny,
+    require: Annotated[
+        str,
+        typer.Option(
+            envvar="PRUNELLA_REQUIRE",
+            help="Take part only in runs with these defenses and settings: 'dgp, dgp.bottom=0.75'. Runs own code only.",
+        ),
+    ] = "",
+    epsilon_budget: Annotated[
+        float,
+        typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε of all runs together; 0: no limit."),
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
     home: Annotated[Path | None, typer.Option(help="Directory for its memory and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0 finds a free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for an unknown key.")] = 90.0,
@@ -164,6 +176,9 @@ def supernode(
             data=data.absolute() if data else None,
             audit=audit.value,
             warm=not stock,
+            require=require,
+            epsilon_budget=epsilon_budget,
+            delta=delta,
         )
         machines.check_node(node)
         machines.check_greeting(node)

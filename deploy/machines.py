@@ -17,6 +17,7 @@ from pathlib import Path
 from deploy import refusals
 from deploy.errors import LaunchError, UsageError
 from deploy.keys import Keys, check_superlink, present
+from deploy.own_code import OWN_CODE
 from deploy.ports import LOOPBACK
 from deploy.processes import Process
 from deploy.services import NO_INSTALL, Value, toml_line
@@ -92,10 +93,18 @@ class Node:
     data: Path | None = None
     audit: str = "deny"
     warm: bool = True
+    require: str = ""
+    epsilon_budget: float = 0.0
+    delta: float = 1e-5
 
     @property
     def log(self) -> Path:
         return self.home / "logs" / f"{NODE}.log"
+
+    @property
+    def conditions(self) -> bool:
+        """Whether its owner has any (``client.policy``)."""
+        return bool(self.require or self.epsilon_budget)
 
 
 def must_be_safe(address: Address, insecure: bool, anyway: bool) -> None:
@@ -128,6 +137,12 @@ def check_node(node: Node) -> None:
         raise UsageError(f"--client-id counts from 0 to {node.clients - 1} with --clients {node.clients}")
     if node.data and not node.data.exists():
         raise UsageError(f"--data {node.data} is not there")
+    if node.conditions and not node.warm:
+        raise UsageError("--stock runs whatever code a run brings, which could forget the conditions: leave it out")
+    if node.conditions:
+        from client.policy import read_policy  # two seconds of importing that others need not wait for
+
+        read_policy(node_config(node))
 
 
 def check_greeting(node: Node) -> None:
@@ -154,7 +169,9 @@ def node_config(node: Node) -> dict[str, Value]:
         "state-dir": str(node.home / "state"),
         "audit": node.audit,
     }
-    return config | ({"data": str(node.data)} if node.data else {})
+    config |= {"data": str(node.data)} if node.data else {}
+    config |= {"require": node.require} if node.require else {}
+    return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 
 def write_node_config(node: Node) -> Path:
@@ -199,7 +216,7 @@ def executor(home: Path, control: Address, ca: Path | None) -> Process:
 
 def node_processes(node: Node, config: Path) -> list[Process]:
     """The SuperNode, and in warm mode the executor of its ClientApps."""
-    env = {"FLWR_HOME": str(node.home / "flower")}
+    env = {"FLWR_HOME": str(node.home / "flower"), **({OWN_CODE: "1"} if node.conditions else {})}
     args = ["--root-certificates", str(node.ca)] if node.ca else ["--insecure"]
     args += ["--auth-supernode-private-key", str(node.key)] if node.key else []
     args += ["--superlink", str(node.superlink), "--host", LOOPBACK, "--port", str(node.port)]

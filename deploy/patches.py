@@ -15,6 +15,8 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from deploy.own_code import checked
+
 POLL = 0.1
 OBJECT_BACKOFF = 0.05
 HEARTBEAT = 10  # the least the SuperLink accepts; a dead SuperNode is missed after two
@@ -153,8 +155,15 @@ def quiet_superlink() -> None:
     replace("flwr.superlink.cli.flower_superlink", "get_uvicorn_log_config", without_access)
 
 
+def own_code() -> None:
+    """A ClientApp looks at the run's bundle before it unpacks it, where its SuperNode's owner asks for that."""
+    module = "flwr.supernode.runtime.run_clientapp"
+    replace(module, "install_from_fab", checked(_attribute(module, "install_from_fab")))
+
+
 def apply(spawn: Spawn, poll: float = POLL) -> None:
     """All of the above but the entry point. ``spawn`` receives the command line of a task. Raises ``PatchError``."""
+    own_code()
     faster_supernode(poll)
     patient_start()
     faster_objects()

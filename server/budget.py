@@ -1,32 +1,52 @@
 """The server's side of ``privacy.epsilon-budget``: clients whose next round would pass it are not asked any more.
 
-Each reply tells what epsilon one more such round would bring (``client.budget.epsilon_next``). The client refuses that
-round itself, whatever a server does; here it is only not asked in vain, and a run that has too few clients left ends
-there, with what it has learned.
+Each reply tells what epsilon one more such round would bring, and the client's budget, which may be its owner's and
+smaller than the run's (``client.budget.epsilon_next``, ``client.policy``). The client refuses that round itself,
+whatever a server does; here it is only not asked in vain, and a run that has too few clients left ends there, with what
+it has learned.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
-def past_budget(ledgers: Mapping[str, Mapping[str, Any]], budget: float) -> dict[int, float]:
-    """The epsilon of one more round by client, where it is above ``budget``; 0: no budget.
+class Over(NamedTuple):
+    """The epsilon of one more round, and the budget it would pass."""
+
+    epsilon: float
+    budget: float
+
+
+def past_budget(ledgers: Mapping[str, Mapping[str, Any]], budget: float) -> dict[int, Over]:
+    """What one more round would bring, by client, where that is above its budget or the run's; 0: the run has none.
 
     >>> past_budget({"0": {"epsilon_next": 2.1}, "1": {"epsilon_next": 1.9}, "2": {}}, 2.0)
-    {0: 2.1}
+    {0: Over(epsilon=2.1, budget=2.0)}
+    >>> past_budget({"1": {"epsilon_next": 1.9, "epsilon_budget": 1.5}}, 0.0)
+    {1: Over(epsilon=1.9, budget=1.5)}
     """
-    lines = {int(client): line.get("epsilon_next") for client, line in ledgers.items()}
-    return {client: float(value) for client, value in lines.items() if value is not None and 0 < budget < float(value)}
+    found = {}
+    for client, line in ledgers.items():
+        limits = [limit for limit in (budget, float(line.get("epsilon_budget") or 0.0)) if limit > 0]
+        following = line.get("epsilon_next")
+        if following is not None and limits and float(following) > min(limits):
+            found[int(client)] = Over(float(following), min(limits))
+    return found
 
 
-def too_few(clients: Iterable[int], over: Mapping[int, float], minimum: int, budget: float, round: int) -> str | None:
+def too_few(clients: Iterable[int], over: Mapping[int, Over], minimum: int, budget: float, round: int) -> str | None:
     """Why ``round`` cannot take place, or None while at least ``minimum`` of ``clients`` can afford it.
 
-    >>> too_few([0, 1], {0: 2.1}, 1, 2.0, 5) is None, too_few([0, 1], {0: 2.1}, 2, 2.0, 5)
+    >>> over = {0: Over(2.1, 2.0)}
+    >>> too_few([0, 1], over, 1, 2.0, 5) is None, too_few([0, 1], over, 2, 2.0, 5)
     (True, 'stopped before round 5: it would bring 1 of 2 clients past privacy.epsilon-budget = 2 (ε up to 2.100)')
+    >>> too_few([0], over, 1, 0.0, 5)
+    'stopped before round 5: it would bring 1 of 1 clients past their own ε budget, the least 2 (ε up to 2.100)'
     """
     known = set(clients) | set(over)
     if not over or len(known - set(over)) >= minimum:
         return None
-    past = f"{len(over)} of {len(known)} clients past privacy.epsilon-budget = {budget:g}"
-    return f"stopped before round {round}: it would bring {past} (ε up to {max(over.values()):.3f})"
+    least = min(each.budget for each in over.values())
+    whose = f"privacy.epsilon-budget = {least:g}" if least == budget else f"their own ε budget, the least {least:g}"
+    past = f"{len(over)} of {len(known)} clients past {whose}"
+    return f"stopped before round {round}: it would bring {past} (ε up to {max(over.values()).epsilon:.3f})"

@@ -190,8 +190,8 @@ def refused(federation: Federation, round: int) -> str | None:
     budget = parse_section(federation.raw, "privacy", Privacy).epsilon_budget
     over = past_budget(federation.ledgers, budget)
     if new := over.keys() - roster.spent:
-        log(WARNING, "round %d would bring clients %s past privacy.epsilon-budget = %g: they are asked no more",
-            round, ", ".join(map(str, sorted(new))), budget)  # fmt: skip
+        log(WARNING, "round %d would bring clients %s past their ε budget: they are asked no more",
+            round, ", ".join(map(str, sorted(new))))  # fmt: skip
     roster.spent = frozenset(over)
     return too_few((member.client for member in roster.members.values()), over, run.min_clients, budget, round)
 

@@ -36,7 +36,7 @@ MAX_EXAMPLES = 10**9
 # Flower's codes for what the SuperLink answers in a client's place: the message or the reply expired; the node is gone.
 UNANSWERED = {3: "timeout", 4: "timeout", 5: "unreachable"}
 MAX_CLAIMS = 2_000  # characters
-LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "epsilon_next", "delta")
+LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "epsilon_next", "epsilon_budget", "delta")
 
 
 class ReplyError(PrunellaError):

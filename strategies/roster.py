@@ -4,6 +4,7 @@ Node ids change at every start of an unauthenticated SuperNode. Order of aggrega
 that does not, so every new node is asked once (``query.hello``).
 """
 
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ Consent = Literal["deny", "scores", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "pictures")
 HELLO = "query.hello"
 HELLO_SECONDS = 20.0
+REFUSED_SECONDS = 60.0
+REFUSAL_CHARACTERS = 300
+APP_RAISED = 2  # Flower: the ClientApp raised an exception
 
 
 @dataclass(frozen=True, order=True)
@@ -43,10 +47,12 @@ def read_hello(reply: Message) -> Member:
 
 
 class Roster:
-    """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more."""
+    """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more,
+    ``refusals`` what nodes say that do not take part in this run."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
+        self.refusals: dict[int, str] = {}
         self.spent: frozenset[int] = frozenset()
         self._asked: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
 
@@ -59,6 +65,8 @@ class Roster:
             for reply in grid.send_and_receive([_hello(node) for node in fresh], timeout=timeout):
                 if reply.metadata.src_node_id in fresh and not reply.has_error():
                     self._admit(read_hello(reply), online)
+                elif reply.metadata.src_node_id in fresh and reply.error.code == APP_RAISED:
+                    self._refused(reply.metadata.src_node_id, reply.error.reason or "")
             self._put_off([node for node in fresh if node not in self.members])
         there = (self.members[node] for node in online if node in self.members)
         return sorted(member for member in there if member.client not in self.spent)
@@ -79,6 +87,7 @@ class Roster:
             )
         else:
             self.members[member.node] = member
+            self.refusals.pop(member.node, None)
 
     def _put_off(self, silent: list[int]) -> None:
         """Whoever gave no valid answer is asked again, later and later from the second time on: no round waits."""
@@ -88,15 +97,28 @@ class Roster:
 
     def wait_for(self, grid: Grid, count: int, timeout: float) -> list[Member]:
         """At least ``count`` members, or ``PrunellaError`` saying how many came."""
-        end = time.monotonic() + timeout
+        begin = changed = time.monotonic()
+        known = 0
         while len(members := self.refresh(grid)) < count:
-            if time.monotonic() > end:
+            now = time.monotonic()
+            known, changed = (len(members), now) if len(members) != known else (known, changed)
+            said = "; ".join(sorted(set(self.refusals.values())))
+            # Where somebody refuses this run, waiting for him to think otherwise is in vain; others may be on the way.
+            if now > begin + timeout or (said and now > changed + REFUSED_SECONDS):
                 raise PrunellaError(
-                    f"{len(members)} of {count} clients came within {timeout:.0f} s: start more SuperNodes, "
-                    "or lower min-clients"
+                    f"{len(members)} of {count} clients came within {now - begin:.0f} s: start more SuperNodes, "
+                    "or lower min-clients" + (f". {len(self.refusals)} refuse this run: {said}" if said else "")
                 )
             time.sleep(0.2)
         return members
+
+    def _refused(self, node: int, reason: str) -> None:
+        """Note why a node does not take part, in few printable characters: it is a stranger's text."""
+        words = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)  # as Flower writes an exception
+        text = "".join(c for c in (words[1] if words else reason) if c.isprintable())[:REFUSAL_CHARACTERS]
+        if self.refusals.get(node) != text:
+            log(WARNING, "node %d does not take part: %s", node, text)
+        self.refusals[node] = text
 
 
 def _hello(node: int) -> Message:

@@ -46,7 +46,16 @@ def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) ->
     assert set(content) == {"update", "spoken", "metrics", "provenance", "ledger"}
     assert set(content["metrics"]) == {"num-examples", "train-seconds"}
     assert set(content["provenance"]) == {"round", "mask", "applied", "values"}
-    assert set(content["ledger"]) <= {"rounds", "steps", "claims", "channel_nats", "epsilon", "epsilon_next", "delta"}
+    assert set(content["ledger"]) <= {
+        "rounds",
+        "steps",
+        "claims",
+        "channel_nats",
+        "epsilon",
+        "epsilon_next",
+        "epsilon_budget",
+        "delta",
+    }
     assert content["provenance"]["applied"] == ["dgp"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from client.session import read_node
+from core.errors import ConfigError
 from deploy import keys, machines, refusals
 from deploy.errors import LaunchError, UsageError
 from deploy.keys import Keys
@@ -130,3 +131,26 @@ def test_a_superlink_that_proves_to_be_another_ends_the_start(node: Node, monkey
     machines.check_greeting(replace(node, ca=None, key=None))
     monkeypatch.setattr(refusals, "greet", lambda *_: None)
     machines.check_greeting(node)
+
+
+def test_conditions_reach_the_client_and_its_own_code_comes_with_them(node: Node) -> None:
+    from client.policy import Policy
+    from deploy.own_code import OWN_CODE
+
+    config = machines.write_node_config(replace(prepared(node), require="dgp, dgp.top=0.05", epsilon_budget=3.0))
+    read = read_node(tomllib.loads(config.read_text())).policy
+    assert read == Policy(("dgp",), {"dgp.top": 0.05}, 3.0, 1e-5)
+    for conditions in ({"require": "dgp"}, {"epsilon_budget": 1.0}):
+        asking = replace(node, **conditions)
+        machines.check_node(asking)
+        assert {p.env.get(OWN_CODE) for p in machines.node_processes(asking, config)} == {"1"}
+        with pytest.raises(UsageError, match="--stock"):
+            machines.check_node(replace(asking, warm=False))
+    assert {p.env.get(OWN_CODE) for p in machines.node_processes(node, config)} == {None}
+    with pytest.raises(ConfigError, match="did you mean 'dgp'"):
+        machines.check_node(replace(node, require="dpg"))
+
+
+def prepared(node: Node) -> Node:
+    machines.prepare(node.home, "state")
+    return node

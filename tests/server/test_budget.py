@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from deploy.summary import rows
-from server.budget import past_budget
+from server.budget import past_budget, too_few
 from tests.server.test_rounds import final, go, series
 
 PRIVATE = {"strategy": "random", "defenses": "dp-sgd", "local_steps": 1, "partition": "iid"}
@@ -40,3 +40,9 @@ def test_a_client_that_spent_more_before_is_left_out_and_the_others_go_on(tmp_pa
     assert series(federation, "clients_selected") == [3.0, 2.0]  # then nobody can afford a third round
     assert federation.strategy.roster.spent == {0, 1, 2}
     assert not any(name.startswith("client_failures_total") for name in federation.counters)
+
+
+def test_a_budget_of_the_client_s_owner_counts_and_the_note_says_whose_it_was() -> None:
+    lines = {"0": {"epsilon_next": 2.1, "epsilon_budget": 2.0}, "1": {"epsilon_next": 2.1, "epsilon_budget": 3.0}}
+    assert past_budget(lines, 0.0) == {0: (2.1, 2.0)} and past_budget(lines, 1.0).keys() == {0, 1}
+    assert "their own ε budget, the least 2 " in too_few([0, 1], past_budget(lines, 0.0), 2, 0.0, 3)

@@ -12,6 +12,7 @@ class HelloGrid:
     def __init__(self, table: dict[int, dict[str, object]], online: list[int]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.table, self.online, self.asked = table, online, 0
+        self.code, self.reason = 2, "no"
 
     def get_node_ids(self) -> list[int]:
         return self.online
@@ -23,7 +24,7 @@ class HelloGrid:
             if node in self.table:
                 yield Message(RecordDict({"hello": ConfigRecord(self.table[node])}), reply_to=message)
             else:
-                yield Message(Error(code=2, reason="no"), reply_to=message)
+                yield Message(Error(code=self.code, reason=self.reason), reply_to=message)
 
 
 def test_members_are_ordered_by_client_and_asked_once() -> None:
@@ -53,6 +54,32 @@ def test_anything_but_a_known_word_is_no_consent(consent: object) -> None:
 def test_too_few_clients_is_an_error_that_counts_them() -> None:
     with pytest.raises(PrunellaError, match="1 of 3 clients"):
         Roster().wait_for(HelloGrid({4: {"client": 0}}, [4]), 3, timeout=0.1)
+
+
+def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplog) -> None:  # noqa: ANN001
+    """Its words are a stranger's: printable, few, and without Flower's frame."""
+    reason = "<class 'core.errors.ConfigError'>:<'only with dgp\x1b[31m\n" + "x" * 999 + "'>"
+    monkeypatch.setattr("strategies.roster.REFUSED_SECONDS", 0.3)
+    grid = HelloGrid({4: {"client": 0}}, [4, 9])
+    grid.reason = reason
+    roster = Roster()
+    with (
+        caplog.at_level("WARNING", "flwr"),
+        pytest.raises(PrunellaError, match="1 refuse this run: only with dgp") as error,
+    ):
+        roster.wait_for(grid, 2, timeout=60.0)
+    assert roster.refusals[9].startswith("only with dgp[31mxxx") and len(roster.refusals[9]) == 300
+    assert "came within 0 s" in str(error.value) and "\x1b" not in str(error.value)
+    grid.table[9] = {"client": 1}
+    roster._asked.clear()
+    assert [member.client for member in roster.wait_for(grid, 2, timeout=60.0)] == [0, 1] and not roster.refusals
+
+
+def test_a_client_app_that_crashes_is_no_refusal() -> None:
+    grid = HelloGrid({}, [4])
+    grid.code = 8
+    roster = Roster()
+    assert roster.refresh(grid) == [] and not roster.refusals
 
 
 def test_sampling_is_by_seed_and_round_whatever_the_node_ids() -> None:
