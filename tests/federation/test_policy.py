@@ -1,0 +1,56 @@
+"""A site that takes part on its own conditions, over TLS: it trains in a run that meets them and in no other.
+
+One federation, three runs: with the defense the south asks for, without it, and with it but with other code.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.store import read_run
+from tests.federation.running import ROOT, failures, series
+from tests.federation.test_restarts import Place, place, wait_for  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+QUICK = ("-c", "rounds=1", "-c", "strategy=random", "-c", "audit-every=0", "-c", "min-clients=1")
+
+
+def logs(folder: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in sorted(folder.rglob("*.log")))
+
+
+def run(place: Place, name: str, clients: int, *options: str) -> Path:  # noqa: F811
+    which = ("--superlink", place.control, "--run-id", name, "--supernodes", str(clients))
+    submit = place.start(f"{name}.log", "submit", *which, *QUICK, *options)
+    assert submit.wait(240) == 0, place.said(f"{name}.log") + logs(place.folder)[-4000:]
+    folder = place.folder / "runs" / name
+    assert read_run(folder)["status"] == "completed"
+    return folder
+
+
+def test_a_site_takes_part_on_its_conditions_and_with_its_own_code(place: Place) -> None:  # noqa: F811
+    place.start("link.log", "superlink", "--fleet", place.fleet, "--control", place.control)
+    register = place.start("register.log", "register", "--superlink", place.control)
+    assert register.wait(120) == 0, place.said("register.log") + place.said("link.log")
+    for number, (name, *conditions) in enumerate([("north",), ("south", "--require", "dgp, dgp.bottom=0.75")]):
+        which = ("--name", name, "--client-id", str(number), "--clients", "2", *conditions)
+        place.start(f"{name}.log", "supernode", "--superlink", place.fleet, *which)
+
+    together = run(place, "met", 2, "-c", "defenses=dgp")
+    assert series(together, "clients_selected") == [2.0] and not failures(together)
+    assert "does not take part" not in logs(place.folder)
+
+    without = run(place, "unmet", 1, "-c", "defenses=none")
+    assert series(without, "clients_selected") == [1.0] and not failures(without)
+    wait_for(lambda: "takes part only with the defenses dgp; the run has none" in logs(place.folder), "the refusal")
+
+    other = place.folder / "other"
+    shutil.copytree(
+        ROOT, other, ignore=shutil.ignore_patterns(".*", "runs", "docs", "tests", "benchmarks", "*.egg-info")
+    )
+    with (other / "client" / "policy.py").open("a") as file:
+        file.write("\ncheck_run = lambda *_: None\n")
+    foreign = run(place, "foreign", 1, "-c", "defenses=dgp", "--app", str(other))
+    assert series(foreign, "clients_selected") == [1.0] and not failures(foreign)
+    assert "'client/policy.py' of the run's bundle is not in it" in logs(place.folder)
