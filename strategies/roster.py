@@ -107,7 +107,7 @@ class Roster:
             if now > begin + timeout or (said and now > changed + REFUSED_SECONDS):
                 raise PrunellaError(
                     f"{len(members)} of {count} clients came within {now - begin:.0f} s: start more SuperNodes, "
-                    "or lower min-clients" + (f". {len(self.refusals)} refuse this run: {said}" if said else "")
+                    "or lower min-clients" + (f". {len(self.refusals)} said no to this run: {said}" if said else "")
                 )
             time.sleep(0.2)
         return members

@@ -1,5 +1,6 @@
 """The commands' options, what they refuse, and what they tell to do next."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_the_guide_types_only_what_exists() -> None:
 
     guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
     blocks = [block for block in guide.split("```")[1::2] if block.startswith("sh\n")]
-    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()[1:]]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()[1:]]
     # In containers, what follows a prompt, `exec … --` or the service `submit` is ours.
     typed = [line[1:] for line in lines if line[:1] == ["prunella"]]
     typed += [line[line.index("--") + 2 :] for line in lines if line[:1] == ["kubectl"] and "--" in line]

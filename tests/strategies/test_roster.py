@@ -65,7 +65,7 @@ def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplo
     roster = Roster()
     with (
         caplog.at_level("WARNING", "flwr"),
-        pytest.raises(PrunellaError, match="1 refuse this run: only with dgp") as error,
+        pytest.raises(PrunellaError, match="1 said no to this run: only with dgp") as error,
     ):
         roster.wait_for(grid, 2, timeout=60.0)
     assert roster.refusals[9].startswith("only with dgp[31mxxx") and len(roster.refusals[9]) == 300
