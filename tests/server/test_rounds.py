@@ -16,6 +16,7 @@ from server import checkpoint
 from server.app import assemble, describe
 from server.grid import OrderedGrid
 from server.rounds import PATIENCE, Federation, federate
+from tasks.task import initial
 from tests.local_grid import LocalGrid, settings
 
 
@@ -120,6 +121,18 @@ def test_a_bad_reply_is_left_out_counted_and_the_round_equals_one_without_that_c
     absent = go(tmp_path / "absent", tamper=silent_first_client, round_seconds=0.2, **run)
     assert absent.counters["client_failures_total|timeout"] == 3
     assert same(final(tmp_path / "bad"), final(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("defenses", ["none", "dgp", "channel-natural,soteria", "dp-sgd"])
+def test_gradients_that_are_not_finite_withhold_the_update_and_are_counted(tmp_path: Path, defenses: str) -> None:
+    """Nothing of such a training reaches the server: the model stays what it was."""
+    run = {"clients": 2, "rounds": 1, "local_steps": 4, "strategy": "random", "defenses": defenses}
+    federation = go(tmp_path / "far", learning_rate=1e38, momentum=0.9, **run)
+    assert federation.counters["client_failures_total|client-error"] == 2 and not federation.strategy.stats.replies
+    params, _ = initial(federation.task, federation.run.seed)
+    assert all(torch.equal(final(tmp_path / "far").tree[n], t * federation.strategy.mask[n]) for n, t in params.items())
+    near = go(tmp_path / "near", learning_rate=1e-3, **run)
+    assert "client_failures_total|client-error" not in near.counters and near.strategy.stats.replies == 2
 
 
 def test_a_client_that_raises_is_counted_and_its_message_names_no_value(tmp_path: Path) -> None:
