@@ -17,7 +17,8 @@ fewer than sets, or where a set moved with alternating signs gives something els
 ('2.weight', (5, 3), True)
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from tasks.models.precode import take_divergence
 from tasks.training import mode
 
 SEEDS = 4  # sets of pixels moved at a time: more no longer save time, and cost memory
+PROBES = 32  # images run at a time to find out what a unit sees
 Representation = Callable[[Tensor], Tensor]
 
 
@@ -74,7 +76,7 @@ def _by_units(representation: Representation, x: Tensor, wanted: bool) -> tuple[
 
 def _by_pixels(representation: Representation, x: Tensor) -> Tensor | None:
     """The norms [B, F] by moving sets of pixels together; None where that is not known to be right, or not cheaper."""
-    seen = _rows_and_columns(representation, x[:1])
+    seen = _rows_and_columns(representation, x[:1]) if len(x) else None
     if seen is None:
         return None
     rows, columns = (_sets(part) for part in seen)
@@ -90,18 +92,22 @@ def _by_pixels(representation: Representation, x: Tensor) -> Tensor | None:
             result: Tensor = vmap(moved, randomness="same")(directions)
         return result.square()
 
-    spots = (rows.abs()[:, None, :, None] * columns.abs()[None, :, None, :]).flatten(0, 1)  # [S, H, W]
-    channels = torch.eye(x.shape[1])[:, None, :, None, None]
-    directions = (spots[None, :, None] * channels).flatten(0, 1).to(x)  # [C S, C, H, W]
-    signed = directions[0] * (rows[0][:, None] * columns[0]).to(x)
+    def directions(part: Sequence[tuple[int, int, int]], signed: bool) -> Tensor:
+        made = torch.zeros(len(part), *x.shape[1:])
+        for direction, (channel, row, column) in zip(made, part, strict=True):
+            spots = rows[row][:, None] * columns[column]
+            direction[channel] = spots if signed else spots.abs()
+        return made.to(x)
+
+    all_sets = list(itertools.product(range(x.shape[1]), range(len(rows)), range(len(columns))))
     try:
         with torch.no_grad():
-            first, other = squares(torch.stack([directions[0], signed]))
+            first, other = squares(torch.cat([directions(all_sets[:1], signed) for signed in (False, True)]))
             if not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.max())):
                 return None
             total: Tensor = first
-            for part in torch.split(directions[1:], SEEDS):
-                total = total + squares(part).sum(0)
+            for begin in range(1, len(all_sets), SEEDS):
+                total = total + squares(directions(all_sets[begin : begin + SEEDS], False)).sum(0)
             return total.sqrt()
     except NotImplementedError:  # a layer without forward differentiation
         return None
@@ -109,17 +115,25 @@ def _by_pixels(representation: Representation, x: Tensor) -> Tensor | None:
 
 def _rows_and_columns(representation: Representation, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """Which rows [H, F] and which columns [W, F] of an image like x [1, C, H, W] each unit sees, or None."""
-    height, width = x.shape[2:]
-    probes = torch.zeros_like(x).repeat(1 + height + width, 1, 1, 1)
-    for row in range(height):
-        probes[1 + row, :, row] = torch.nan
-    for column in range(width):
-        probes[1 + height + column, :, :, column] = torch.nan
-    with torch.no_grad(), torch.random.fork_rng():
-        clean, rows, columns = torch.split(representation(probes).isnan(), [1, height, width])
-    if bool(clean.any()) or not bool(rows.any(0).all()) or not bool(columns.any(0).all()):
-        return None
-    return rows, columns
+    rows, columns = (_seen(representation, x, dim) for dim in (2, 3))
+    return None if rows is None or columns is None else (rows, columns)
+
+
+def _seen(representation: Representation, x: Tensor, dim: int) -> Tensor | None:
+    """Which lines along ``dim`` of an image like x [1, C, H, W] each unit sees, [L, F]; None where that does not show:
+    beside an image with a line that is not a number a whole one has to stay one, and every unit has to see a line."""
+    found = []
+    for lines in torch.split(torch.arange(x.shape[dim], device=x.device), PROBES):
+        probes = torch.zeros_like(x).repeat(1 + len(lines), 1, 1, 1)
+        for probe, line in zip(probes[1:], lines, strict=True):
+            probe.select(dim - 1, int(line)).fill_(torch.nan)
+        with torch.no_grad(), torch.random.fork_rng():
+            hidden = representation(probes).isnan()
+        if bool(hidden[0].any()):
+            return None
+        found.append(hidden[1:])
+    sees = torch.cat(found)
+    return sees if bool(sees.any(0).all()) else None
 
 
 def _sets(sees: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ ATTACKS: dict[str, Settings] = {
     "r-gap": inverting("lenet-zhu", "r-gap", 2),
     "rob": inverting("attacks.rob:cnn", "rob", 8, 8),
 }
-SLOW = "soteria"  # one backward pass a unit and step: only Rob, under which it is said to fail, fits two cores
+SLOW = "soteria"  # 75 forward passes a step: only Rob, under which it is said to fail, fits two cores
 CANNOT = {("precode", "r-gap"), ("precode", "rob"), *((SLOW, name) for name in ATTACKS if name != "rob")}
 SMALL = training("cnn", rounds=10, learning_rate=0.1)
 SCORES = (

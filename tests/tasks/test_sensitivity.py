@@ -82,6 +82,7 @@ MODELS: dict[str, tuple[list[nn.Module], str]] = {
 def test_equals_one_backward_pass_a_unit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, way = MODELS[name]
     went = counted(monkeypatch)
+    monkeypatch.setattr(tasks.sensitivity, "PROBES", 4)
     x = torch.rand(3, 2, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     nn.Sequential(*layers).double()(x)  # the lazy layer learns its size
     net, params = net_of(*layers)
@@ -105,6 +106,7 @@ def test_a_model_of_the_registry_in_float32(model: str, monkeypatch: pytest.Monk
     _, features, norms = representation_sensitivity(task.build(), params, buffers, x)
     assert went == ["pixels" if model == "cnn" else "units"]
     assert torch.equal(found[1], features)
+    assert representation_sensitivity(task.build(), params, buffers, x[:0])[2].shape == (0, features.shape[1])
     torch.testing.assert_close(found[2], norms, rtol=1e-4, atol=1e-6)
 
 
