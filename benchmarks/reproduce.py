@@ -24,7 +24,7 @@ from benchmarks.claims.claim import SIZES, Claim, Experiment, Point, Settings, S
 from benchmarks.claims.verdict import REFUSED, Verdict
 from benchmarks.machine import machine
 from benchmarks.results import Result, listing, write
-from benchmarks.results_index import write_index
+from benchmarks.results_index import write_index, write_pages
 from core.errors import ConfigError, PrunellaError, unknown
 
 VERSION = 1
@@ -171,6 +171,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("claim", nargs="?", default="", help="its name, as D3; --list has them all")
     parser.add_argument("--list", action="store_true", dest="listed", help="name all claims, and what each one needs")
     parser.add_argument("--index", action="store_true", help="only write the README.md of --out anew")
+    parser.add_argument("--pages", action="store_true", help="write pages and pictures of --out anew from their JSON")
     parser.add_argument(
         "--size", default="small", choices=SIZES, help="small (the default) fits 15 minutes on two cores; paper: a GPU"
     )
@@ -188,13 +189,15 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 and one line for what a user can mend, or 130 after Ctrl-C."""
     chosen: Any = options(arguments)
-    if chosen.index:
-        print(write_index(CLAIMS.values(), chosen.out))
-        return 0
-    if chosen.listed or not chosen.claim:
+    if chosen.listed or not (chosen.claim or chosen.index or chosen.pages):
         print(listing(CLAIMS.values()))
         return 0 if chosen.listed else USAGE
     try:
+        if chosen.index or chosen.pages:
+            written = write_pages(CLAIMS.values(), chosen.out) if chosen.pages else []
+            for path in (*written, write_index(CLAIMS.values(), chosen.out)):
+                print(path)
+            return 0
         claim = CLAIMS.get(chosen.claim.upper())
         if claim is None:
             raise unknown("claim", chosen.claim, CLAIMS)

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.claims.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Size
 from benchmarks.claims.verdict import Verdict
+from core.errors import ConfigError
 from core.files import write_atomically
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -124,6 +125,7 @@ def page(result: Result, plot: str) -> str:
         f"`prunella reproduce {claim.name} --size {result.size}`",
         sweep.note,
         "\n".join(f"* {key}: {value}" for key, value in said.items()),
+        "Remarks:" if claim.remarks else "",
         "\n".join(f"* {remark}" for remark in claim.remarks),
         f"Took {result.seconds:.0f} s in all cells, on {box['processors']} shared CPU cores with a load of "
         f"{box['load']:.0f}, {box['threads']} threads, Python {box['python']}; images from {box['data']}.",
@@ -256,10 +258,31 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
+def from_json(found: dict[str, Any], claim: Claim) -> Result:
+    """The result that ``as_json`` was given, so that its page can be written anew. Raises ``ConfigError`` where the
+    claim has other cells or seeds by now: its numbers are no longer those of its settings."""
+    size: Size = found["size"]
+    sweep = claim.experiment.sweeps.get(size) if claim.experiment else None
+    now = [] if sweep is None else [sweep.cells, sweep.seeds]
+    if json.loads(json.dumps(now)) != [found["settings"], found["seeds"]]:
+        raise ConfigError(f"{claim.name} was measured at other settings than it has now: measure it again")
+    points = [
+        Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
+        for row in found["points"]
+    ]
+    verdict = Verdict(found["verdict"], found["reason"])
+    return Result(claim, size, points, verdict, found["seconds"], found["machine"])
+
+
+def stem(name: str, size: str) -> str:
+    """What the files of a claim are called: a size other than small is in it."""
+    return name if size == "small" else f"{name}-{size}"
+
+
 def write(result: Result, out: Path) -> list[Path]:
-    """The files of a claim; a size other than small is in their names."""
+    """The files of a claim."""
     out.mkdir(parents=True, exist_ok=True)
-    name = result.claim.name if result.size == "small" else f"{result.claim.name}-{result.size}"
+    name = stem(result.claim.name, result.size)
     paths = [out / f"{name}.{suffix}" for suffix in ("md", "svg", "png", "json")]
     markdown, svg, png, data = paths
     draw(result, svg)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.claim import SIZES, Claim
+from benchmarks.results import from_json, stem, write
 from core.files import write_atomically
 
 HEAD = """# The papers' claims, measured again
@@ -24,7 +25,7 @@ model or length of training than the paper's where the page says so. `prunella r
 
 def found(claim: Claim, folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """The pages and JSON of a claim, one for each size that was measured."""
-    names = [claim.name if size == "small" else f"{claim.name}-{size}" for size in SIZES]
+    names = [stem(claim.name, size) for size in SIZES]
     return [
         (name, json.loads((folder / f"{name}.json").read_text()))
         for name in names
@@ -62,6 +63,12 @@ def index(claims: Iterable[Claim], folder: Path) -> str:
         lines += [row for claim in every if claim.paper == paper for row in rows(claim, folder)]
         parts += [title, "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def write_pages(claims: Iterable[Claim], folder: Path) -> list[Path]:
+    """Every page and picture anew, from the JSON beside it; nothing is measured. Raises as ``from_json``."""
+    every = [from_json(row, claim) for claim in claims for _, row in found(claim, folder)]
+    return [path for result in every for path in write(result, folder)]
 
 
 def write_index(claims: Iterable[Claim], folder: Path) -> Path:

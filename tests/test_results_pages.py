@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.claims import CLAIMS
 from benchmarks.claims.claim import Point
+from benchmarks.results import from_json, page
 from benchmarks.results_index import index
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -27,8 +28,9 @@ def points(name: str) -> list[Point]:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_page_says_what_its_numbers_say_and_three_seeds_stand_behind(name: str) -> None:
-    found, page = kept(name), (RESULTS / f"{name}.md").read_text()
-    assert len(found["seeds"]) >= 3 and f"**Verdict: {found['verdict']}.**" in page
+    found, text = kept(name), (RESULTS / f"{name}.md").read_text()
+    assert len(found["seeds"]) >= 3 and f"**Verdict: {found['verdict']}.**" in text
+    assert text == page(from_json(found, CLAIMS[found["claim"]]), f"{name}.svg")  # reproduce --pages was run
     assert (RESULTS / f"{name}.svg").exists() and (RESULTS / f"{name}.png").exists()
     experiment = CLAIMS[found["claim"]].experiment
     if experiment is not None and found["verdict"] != "not judged":

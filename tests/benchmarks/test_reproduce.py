@@ -104,6 +104,22 @@ def test_the_files_hold_measured_beside_published(tmp_path: Path) -> None:
     assert kept["points"][1]["values"]["psnr"] == pytest.approx([20.0, 20.1, 20.2]) and kept["verdict"] == HOLDS
 
 
+def test_pages_are_written_anew_from_their_numbers_unless_the_settings_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim, asked = Laboratory().claim(), ["--pages", "--out", str(tmp_path / "out")]
+    files = write(run(claim, tmp_path), tmp_path / "out")
+    before = [path.read_bytes() for path in files]
+    files[0].write_text("spoilt")
+    files[1].unlink()
+    monkeypatch.setitem(CLAIMS, "T1", claim)
+    assert engine.main(asked) == 0 and [path.read_bytes() for path in files] == before
+    assert claim.experiment is not None
+    fewer = dataclasses.replace(claim.experiment, sweeps={"small": Sweep(({"rate": 0.1},))})
+    monkeypatch.setitem(CLAIMS, "T1", dataclasses.replace(claim, experiment=fewer))
+    assert engine.main(asked) == 2 and "measure it again" in capsys.readouterr().err
+
+
 def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine.main(["--list"]) == 0
     listed = capsys.readouterr().out
