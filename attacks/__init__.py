@@ -3,6 +3,7 @@
 An attack maps (ServerView, Task, settings, Generator) to a Reconstruction. Only ``attacks.leakage`` reads the truth.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +35,11 @@ class Attack(NamedTuple):
     gives: Literal["images", "labels"] = "images"
     needs: tuple[str, ...] = ()
     ready: Callable[[Any, Task], None] | None = None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it takes a ``shelf``, from which it goes on where it was stopped."""
+        return "shelf" in inspect.signature(self.reconstruct).parameters
 
 
 ATTACKS: dict[str, Attack] = {

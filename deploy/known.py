@@ -54,8 +54,8 @@ def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], keep:
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
-    if keep is not None and "shelf" not in takes:
-        able = [n for n, line in ATTACKS.items() if "shelf" in inspect.signature(line.reconstruct).parameters]
+    if keep is not None and not ATTACKS[name].resumable:
+        able = [n for n, line in ATTACKS.items() if line.resumable]
         raise UsageError(f"{name} is over in one go: --keep is for {', '.join(able)}")
     if known is None and "known" in ATTACKS[name].needs:
         raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")

@@ -3,9 +3,9 @@
 ``python -m server.audit_worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job is a folder
 with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed); for a public canary also
 ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a restart loses
-nothing, a job that crashes or is killed becomes an answer with an error, and training never waits: the worker runs at
-low priority and takes what processor time the rounds leave. It ends when the folder has a file ``stop`` and no open
-job, or when its parent, process PID, is gone.
+nothing, and a long attack goes on from ``descents/``; a job that crashes or is killed becomes an answer with an error;
+and training never waits: the worker runs at low priority and takes what processor time the rounds leave. It ends when
+the folder has a file ``stop`` and no open job, or when its parent, process PID, is gone.
 
 PyTorch and the scores are imported once, before the first fork; no thread and no CUDA driver is started here, so that
 a fork is safe, and a job's memory goes back when it ends.
@@ -15,6 +15,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ import torch
 
 from attacks import ATTACKS
 from attacks.leakage import score
+from attacks.resume import Shelf
 from attacks.trace import load_trace, recorded_task
 from core.config import parse_section
 from core.device import pick_device
@@ -37,6 +39,7 @@ from core.types import PrivateBatch, Reconstruction
 POLL = 0.1
 NICE = 10  # of Unix's 19: the rounds come first
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
+DESCENTS = "descents"
 VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
 
 
@@ -59,7 +62,9 @@ def _rebuild(folder: Path) -> Reconstruction:
     attack = ATTACKS[job["attack"]]
     settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
     view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
-    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"))
+    shelf = {"shelf": Shelf(folder / DESCENTS)} if attack.resumable else {}
+    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **shelf)
+    shutil.rmtree(folder / DESCENTS, ignore_errors=True)
     return replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
 
 

@@ -6,12 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from attacks.control import undefended_view
 from attacks.trace import save_trace
 from core.files import read_tree, write_json, write_tree
 from core.types import PrivateBatch
-from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, Jobs, open_jobs, serve, work
+from server.audit_worker import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, Jobs, open_jobs, serve, work
 from tasks.data import load_test
 from tasks.task import Task, initial
 
@@ -71,6 +72,25 @@ def test_a_job_whose_process_is_killed_is_answered_and_costs_no_other_job(tmp_pa
         jobs.reap()
     assert "ended with code -9" in json.loads((doomed / RESULT).read_text())["error"]
     assert json.loads((other / RESULT).read_text())["error"] is None
+
+
+def test_a_worker_that_ends_in_mid_attack_leaves_it_where_it_is_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    settings = {"iterations": 400, "patience": 400, "tolerance": 0.0, "labels-tried": 1}
+    whole, stopped = job(tmp_path / "one", "a", **settings), job(tmp_path / "two", "a", **settings)
+    assert work(whole).error is None
+    jobs = Jobs(1)
+    jobs.start([stopped])
+    while not list(stopped.glob(f"{DESCENTS}/*.safetensors")):
+        assert jobs.running[stopped].exitcode is None
+        time.sleep(0.01)
+    jobs.stop()
+    jobs.running[stopped].join()
+    assert open_jobs(tmp_path / "two") == [stopped] and not (stopped / REBUILT).exists()
+    kept = read_tree(next(stopped.glob(f"{DESCENTS}/*.safetensors")))[1]
+    assert json.loads(kept["descent"])["iteration"] >= 50
+    assert work(stopped).error is None and not (stopped / DESCENTS).exists()
+    one, two = (read_tree(folder / REBUILT)[0] for folder in (whole, stopped))
+    assert torch.equal(one["x"], two["x"]) and torch.equal(one["y"], two["y"])
 
 
 def test_no_more_jobs_run_at_once_than_allowed(tmp_path: Path) -> None:
