@@ -11,8 +11,9 @@ Errors: ``AttackError`` for a file that cannot be read or belongs to something e
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,11 +104,12 @@ class Descent:
 
 @dataclass(frozen=True)
 class Slot:
-    """The file of one descent. ``path`` None keeps nothing."""
+    """The file of one descent. ``path`` None keeps nothing; ``tell`` hears of every iteration."""
 
     path: Path | None = None
     about: str = ""
     every: int = EVERY
+    tell: Callable[[int, float], None] | None = None
 
     def _read(self) -> tuple[Tree, dict[str, Any]] | None:
         if self.path is None or not self.path.exists():
@@ -150,6 +152,9 @@ class Slot:
         return int(found[1]["iteration"]), list(found[1]["open"])
 
     def keep(self, descent: Descent, iteration: int, open_: Iterable[int]) -> None:
+        """Called before every iteration: it is told, and every so often what would be lost is written down."""
+        if self.tell is not None:
+            self.tell(iteration, min(each.best.objective for each in descent.progress))
         if self.path is None or iteration == 0 or iteration % self.every:
             return
         tree, plain = descent.pack()
@@ -165,16 +170,19 @@ class Slot:
 
 @dataclass
 class Shelf:
-    """The slots of one attack, in the order of its descents."""
+    """The slots of one attack, in the order of its descents. ``tell`` hears of every iteration: the number of the
+    descent, that of the iteration, and the lowest objective so far."""
 
     folder: Path | None = None
     every: int = EVERY
     used: int = 0
+    tell: Callable[[int, int, float], None] | None = None
 
     def slot(self, settings: object, tensors: Iterable[Tensor]) -> Slot:
         """The slot of the next descent."""
+        number, self.used = self.used, self.used + 1
+        tell = None if self.tell is None else partial(self.tell, number)
         if self.folder is None:
-            return Slot()
-        self.used += 1
-        name = f"descent-{self.used - 1:03d}.safetensors"
-        return Slot(self.folder / name, fingerprint(settings, tensors), self.every)
+            return Slot(tell=tell)
+        path = self.folder / f"descent-{number:03d}.safetensors"
+        return Slot(path, fingerprint(settings, tensors), self.every, tell)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from deploy import cli_machines
-from deploy.terminal import FAILED, INTERRUPTED, Audit, console, explained, say
+from deploy.terminal import FAILED, INTERRUPTED, Audit, console, errors, explained, say
 
 EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}
 HELP = """Pruned, defended and audited federated learning on Flower.
@@ -193,10 +193,17 @@ def audit(
     prunella audit TRACE --attack mia --known members-and-outsiders.safetensors --truth asked.safetensors
     """
     with explained():
+        from deploy.progress import descents
         from deploy.replay import PROBES, Sources, judge, replay
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
-        result = (judge if attack in PROBES else replay)(sources, attack, settings or [], seed)
+        with descents(errors) as tell:
+            judged = attack in PROBES
+            result = (
+                judge(sources, attack, settings or [], seed)
+                if judged
+                else replay(sources, attack, settings or [], seed, tell)
+            )
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

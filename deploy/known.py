@@ -47,20 +47,20 @@ def tensors(path: Path, names: Sequence[str]) -> Tree:
         raise UsageError(f"{path} is no safetensors file of {', '.join(names)}") from None
 
 
-def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], keep: Path | None = None) -> dict[str, Any]:
+def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf: Shelf) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     takes = inspect.signature(ATTACKS[name].reconstruct).parameters
     if earlier and "earlier" not in takes:
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
-    if keep is not None and not ATTACKS[name].resumable:
+    if shelf.folder is not None and not ATTACKS[name].resumable:
         able = [n for n, line in ATTACKS.items() if line.resumable]
         raise UsageError(f"{name} is over in one go: --keep is for {', '.join(able)}")
     if known is None and "known" in ATTACKS[name].needs:
         raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
-    given |= {"shelf": Shelf(keep)} if keep is not None else {}
+    given |= {"shelf": shelf} if ATTACKS[name].resumable else {}
     return given | ({"known": Channel(**tensors(known, ("public", "noise")))} if known is not None else {})
 
 

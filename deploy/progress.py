@@ -6,7 +6,8 @@ the start again after the server rewound it, gives the same state.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -179,6 +180,20 @@ class LiveView:
 
     def close(self) -> None:
         self._bar.stop()
+
+
+@contextmanager
+def descents(console: Console) -> Iterator[Callable[[int, int, float, int], None]]:
+    """A bar for an attack, gone when it is over; for terminals. Yields what to call at every iteration."""
+    columns = BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(number: int, iteration: int, objective: float, total: int) -> None:
+            words = f"start {number + 1}, iteration {iteration} of {total}, objective {objective:.4g}"
+            bar.update(task, description=words, total=total, completed=iteration)
+
+        yield tell
 
 
 def view(console: Console) -> View:

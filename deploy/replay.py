@@ -9,7 +9,7 @@ A trace may name a model by its import path. It is built, and its code run, only
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from attacks import ATTACKS, PROBES, SECTIONS
 from attacks.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
 from attacks.lpips import lpips
 from attacks.mia import MembershipLeakage
+from attacks.resume import Shelf
 from attacks.trace import load_trace, recorded_task
 from core.config import Raw, check_sections, parse_section, section_defaults
 from core.device import pick_device
@@ -35,6 +36,7 @@ from deploy.known import asked_of, keywords, probe
 from deploy.settings import parse
 from tasks.task import Task
 
+Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
 VIEW, TRUTH = "view.safetensors", "truth.safetensors"
 SCORES = ("psnr", "ssim", "nmi", "ami", "mse")
 SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
@@ -207,15 +209,16 @@ def judge(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membe
     return Membership(PROBES[name].threat, found)
 
 
-def replay(sources: Sources, name: str, given: Sequence[str], seed: int) -> Replay:
-    """Attack the view in ``sources.trace`` and write the pictures into ``sources.out``."""
+def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: Tell | None = None) -> Replay:
+    """Attack the view in ``sources.trace`` and write pictures into ``sources.out``; ``tell`` hears how far it is."""
     if name in PROBES:
         raise UsageError(f"{name} asks about examples instead of rebuilding some")
     settings: Any = parse_section(settings_of(name, given), name, SECTIONS[name])
     file, title = find(sources.trace)
     batch = truth_of(sources.truth, file)
     view, task, earlier = sources.views()
-    attack, more = ATTACKS[name], keywords(name, sources.known, earlier, sources.keep)
+    shelf = Shelf(sources.keep, tell=None if tell is None else lambda *now: tell(*now, settings.iterations))
+    attack, more = ATTACKS[name], keywords(name, sources.known, earlier, shelf)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
     if attack.gives == "labels":

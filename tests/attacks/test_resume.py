@@ -187,3 +187,16 @@ def test_a_fingerprint_tells_settings_shapes_and_values_apart() -> None:
     x = torch.arange(4.0)
     prints = {fingerprint(s, [t]) for s in (1, 2) for t in (x, x.view(2, 2), x + 1, -x)}
     assert len(prints) == 8 and fingerprint(1, [x]) == fingerprint(1, [x.clone()])
+
+
+def test_whoever_listens_hears_every_iteration_and_changes_nothing(
+    view: ServerView, task: Task, tmp_path: Path
+) -> None:
+    heard: list[tuple[int, int, float]] = []
+    settings = Inversion(iterations=6, restarts=2, labels_tried=1, tolerance=0.0)
+    shelf = Shelf(tell=lambda *now: heard.append(now))
+    listened = reconstruct(view, task, settings, stream(0, purpose="attack"), shelf)
+    assert equal([listened], [reconstruct(view, task, settings, stream(0, purpose="attack"))])
+    assert [(number, iteration) for number, iteration, _ in heard] == [(n, i) for n in (0, 1) for i in range(7)]
+    lowest = [objective for number, _, objective in heard if number == 0]
+    assert lowest[0] == float("inf") and lowest[1:] == sorted(lowest[1:], reverse=True)

@@ -85,11 +85,11 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
         ("denoise", None, [], "must know the noise"),
     ):
         with pytest.raises(UsageError, match=words):
-            keywords(name, known, earlier)
+            keywords(name, known, earlier, Shelf())
     with pytest.raises(UsageError, match="over in one go"):
-        keywords("r-gap", None, [], tmp_path)
-    assert keywords("sgi", None, [], tmp_path) == {"shelf": Shelf(tmp_path)}
-    assert keywords("unrolling", None, [view]) == {"earlier": [view]}
+        keywords("r-gap", None, [], Shelf(tmp_path))
+    assert keywords("sgi", None, [], Shelf(tmp_path)) == {"shelf": Shelf(tmp_path)}
+    assert keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
     (tmp_path / "garbage").write_bytes(b"\x80\x04.")
     for path in (tmp_path / "garbage", tmp_path / "missing"):
         with pytest.raises(UsageError, match="no safetensors file of x, y"):
