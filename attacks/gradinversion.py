@@ -27,6 +27,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.inversion import (
+    DECAY_AT,
+    LBFGS_CHUNK,
     NOWHERE,
     Guess,
     Inversion,
@@ -37,6 +39,7 @@ from attacks.inversion import (
     explained,
     first_guess,
     labels_to_try,
+    lbfgs,
     slot_of,
 )
 from attacks.matching import Target, target_of
@@ -49,8 +52,6 @@ from tasks.task import Task
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
 Joint = tuple[Callable[[], Tensor], list[float]]
 _MOMENTUM = 0.1
-_CHUNK = 20  # iterations of L-BFGS between two looks at the stopping rule
-_STEPS_DOWN = (3 / 8, 5 / 8, 7 / 8)
 
 
 @dataclass(frozen=True)
@@ -161,18 +162,12 @@ def descend(
     newton = descent(attack, target.module) == "lbfgs"
     optimizer: torch.optim.Optimizer = torch.optim.Adam(variables, lr=attack.learning_rate)
     if newton:
-        optimizer = torch.optim.LBFGS(
-            variables,
-            max_iter=min(_CHUNK, attack.iterations),
-            tolerance_grad=0.0,
-            tolerance_change=0.0,
-            line_search_fn="strong_wolfe",
-        )
-    milestones = [int(share * attack.iterations) for share in _STEPS_DOWN]
+        optimizer = lbfgs(variables, attack.iterations)
+    milestones = [int(share * attack.iterations) for share in DECAY_AT]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [] if newton else milestones, gamma=0.1)
     state = Descent(optimizer, variables, progress)
     schedule.last_epoch = begin = slot.take_up(state)[0]
-    for iteration in range(begin, attack.iterations + 1, _CHUNK if newton else 1):
+    for iteration in range(begin, attack.iterations + 1, LBFGS_CHUNK if newton else 1):
         slot.keep(state, iteration, range(len(guesses)))
         evaluate()
         stops = [member.stop(value, iteration) for member, value in zip(progress, own, strict=True)]

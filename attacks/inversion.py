@@ -43,10 +43,10 @@ from core.types import Reconstruction, ServerView
 from tasks.task import Task
 
 Weight = Annotated[float, Field(ge=0)]
-_DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
-_LBFGS_CHUNK = 20  # iterations between two looks at the stopping rule
+DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
+LBFGS_CHUNK = 20  # iterations between two looks at the stopping rule
 _START = (0.5, 0.25)  # mean and deviation of the first guess, clipped to the box
-_IMPROVEMENT = 1e-3
+IMPROVEMENT = 1e-3
 _SCOUT = 60  # iterations of a first look at a label; the right one is ahead long before
 _EXPLAINED = 1e-4  # an update matched this well needs no further start
 NOWHERE = Slot()
@@ -138,7 +138,7 @@ class Progress:
         """Note the objective of the present guess; True when going on is not worth it."""
         if not objective < float("inf"):
             raise AttackError("the objective is not finite: the attack diverged")
-        self.stale = 0 if objective < self.mark * (1 - _IMPROVEMENT) else self.stale + 1
+        self.stale = 0 if objective < self.mark * (1 - IMPROVEMENT) else self.stale + 1
         self.mark = min(self.mark, objective) if self.stale == 0 else self.mark
         if objective < self.best.objective:
             self.best = self.guess.frozen(objective, iterations)
@@ -169,24 +169,29 @@ def by_adam(attack: Inversion, guess: Guess, evaluate: Evaluate, slot: Slot = NO
 
 def _adam(attack: Inversion, guess: Guess) -> tuple[torch.optim.Adam, torch.optim.lr_scheduler.MultiStepLR]:
     optimizer = torch.optim.Adam(guess.variables(), lr=attack.learning_rate)
-    milestones = [int(share * attack.iterations) for share in _DECAY_AT]
+    milestones = [int(share * attack.iterations) for share in DECAY_AT]
     return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+
+
+def lbfgs(variables: Sequence[Tensor], iterations: int) -> torch.optim.LBFGS:
+    """An L-BFGS whose step is a chunk of ``LBFGS_CHUNK`` iterations, and which leaves it to its caller when to stop."""
+    return torch.optim.LBFGS(
+        list(variables),
+        max_iter=min(LBFGS_CHUNK, iterations),
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
 
 
 def by_lbfgs(attack: Inversion, guess: Guess, evaluate: Evaluate, slot: Slot = NOWHERE) -> Reconstruction:
     over = slot.over()
     if over is not None:
         return over[0]
-    optimizer = torch.optim.LBFGS(
-        guess.variables(),
-        max_iter=min(_LBFGS_CHUNK, attack.iterations),
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
+    optimizer = lbfgs(guess.variables(), attack.iterations)
     progress = Progress(attack, guess)
     state = Descent(optimizer, guess.variables(), [progress])
-    for iteration in range(slot.take_up(state)[0], attack.iterations + _LBFGS_CHUNK, _LBFGS_CHUNK):
+    for iteration in range(slot.take_up(state)[0], attack.iterations + LBFGS_CHUNK, LBFGS_CHUNK):
         slot.keep(state, iteration, [0])
         done = min(iteration, attack.iterations)
         if progress.stop(float(evaluate()), done) or done == attack.iterations:

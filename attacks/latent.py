@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from attacks.folded import Evaluation, foldable
 from attacks.folded import evaluator as folded_evaluator
-from attacks.inversion import Inversion, Weight, descent, labels_to_try
+from attacks.inversion import DECAY_AT, IMPROVEMENT, LBFGS_CHUNK, Inversion, Weight, descent, labels_to_try, lbfgs
 from attacks.matching import Target
 from attacks.objectives import OBJECTIVES
 from attacks.priors import total_variation_each
@@ -31,8 +31,6 @@ from core.types import Reconstruction, ServerView
 from tasks.task import Task
 
 Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to images [M, C, H, W]
-_CHUNK = 20  # iterations of L-BFGS between two looks at the stopping rule
-_IMPROVEMENT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -143,14 +141,14 @@ class _Best:
             with torch.no_grad():
                 x = self.problem.images()[place]
             self.best = Reconstruction(x.detach().clone(), self.problem.y[place].clone(), value, iteration)
-        self.stale = 0 if value < self.mark * (1 - _IMPROVEMENT) else self.stale + chunk
+        self.stale = 0 if value < self.mark * (1 - IMPROVEMENT) else self.stale + chunk
         self.mark = min(self.mark, value) if self.stale == 0 else self.mark
         return value <= self.search.tolerance or self.stale >= self.search.patience
 
 
 def _by_adam(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
     optimizer = torch.optim.Adam([problem.z], lr=search.learning_rate)
-    milestones = [int(share * search.iterations) for share in (3 / 8, 5 / 8, 7 / 8)]
+    milestones = [int(share * search.iterations) for share in DECAY_AT]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.3)
     best = _Best(problem, search)
     state = Descent(optimizer, [problem.z], [best])
@@ -172,18 +170,15 @@ def _by_adam(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
 
 
 def _by_lbfgs(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
-    optimizer = torch.optim.LBFGS(
-        [problem.z],
-        max_iter=min(_CHUNK, search.iterations),
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
+    optimizer = lbfgs([problem.z], search.iterations)
     best = _Best(problem, search)
     state = Descent(optimizer, [problem.z], [best])
-    for iteration in range(slot.take_up(state)[0], search.iterations + _CHUNK, _CHUNK):
+    for iteration in range(slot.take_up(state)[0], search.iterations + LBFGS_CHUNK, LBFGS_CHUNK):
         slot.keep(state, iteration, [0])
-        if best.stop(problem.step()[0], min(iteration, search.iterations), _CHUNK) or iteration >= search.iterations:
+        if (
+            best.stop(problem.step()[0], min(iteration, search.iterations), LBFGS_CHUNK)
+            or iteration >= search.iterations
+        ):
             break
         optimizer.step(lambda: problem.step()[1].sum())  # type: ignore[no-untyped-call]
     slot.finish(state)
