@@ -2,7 +2,8 @@
 
 A cell is a federation under a scheme (``benchmarks.claims.inversion.global_model``) and then SGI on what its server
 would see next: the undefended update of one local step on ``attacked`` images at a time, out of ``images`` test images
-of the seed, which are the same for every batch size. Labels are known. Scores are means over all images.
+of the seed, which are the same for every batch size. ``optimizer`` lbfgs asks for it, and the Euclidean distance, where
+the attack would take Adam. Labels are known. Scores are means over all images.
 
 The bounds are ``privacy.bounds`` with the gradients of ``SAMPLE`` other test images (or the settings' ``sample``) at
 those weights, inside the mask: rank and log-determinant of their sample covariance. Its rank is at most one less than
@@ -11,6 +12,7 @@ there are images, so that bounds can be compared with each other, not with the t
 The positive control is dense, at batch 1 after ``START`` rounds: SGI must rebuild its images to ``PSNR_FLOOR``.
 """
 
+import dataclasses
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,6 +82,8 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
         some = Examples(private.x[begin : begin + batch], private.y[begin : begin + batch])
         view = seen(one, some, lambda purpose: stream(seed, purpose=f"claim-{purpose}")).view
         how = attack_settings("sgi", task.model, settings["iterations"])
+        if settings.get("optimizer") == "lbfgs":
+            how = dataclasses.replace(how, objective="euclidean", optimizer="lbfgs")
         rebuilt = reconstruct(view, task, how, stream(seed, round=begin, purpose="claim-attack"))
         rows.append(score(rebuilt, PrivateBatch(some.x, some.y)))
     return {

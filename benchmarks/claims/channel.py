@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.claims import channel_inversion
-from benchmarks.claims.channel_attacks import C4, C6, C7
+from benchmarks.claims.channel_attacks import C4, C6, C7, LENET, LENET_NOTE, PATIENT
 from benchmarks.claims.channel_inversion import NONE
 from benchmarks.claims.channel_time import CHANNELS, OPACUS, training_time
 from benchmarks.claims.claim import Claim, Experiment, Measure, Metric, Plot, Point, Settings, Sweep, numbers
@@ -59,7 +59,11 @@ C3 = Claim(
                 INVERSION_CELLS,
                 note="LeNet (Zhu) in place of LeNet, 2 images a seed where the paper takes 30, at batch 1 with known "
                 "label and initial weights; a client has 500 images, so that its covariance has rank 499.",
-            )
+            ),
+            "paper": Sweep(
+                tuple({**cell, "model": "lenet", **PATIENT} for cell in INVERSION_CELLS),
+                note="LeNet of the paper's four models, 10 images a seed at its initial weights.",
+            ),
         },
         keys=("channel", "kappa"),
         series="attack",
@@ -146,18 +150,25 @@ C5 = Claim(
         "project's own, `dp-sgd (ours)`, is timed where the model has no batch norm.",
     ),
 )
-KAPPA_CELLS = tuple(
-    {
-        **TRADED,
-        "scheme": DENSE,
-        "rate": 0.0,
-        "defenses": "channel-natural" if kappa else NONE,
-        "options": {"channel-natural.kappa": float(kappa)} if kappa else {},
-        "kappa": kappa or NONE,
-        "arm": "natural",
-    }
-    for kappa in (*KAPPAS, 0)
-)
+
+
+def kappa_cells(common: Settings) -> tuple[Settings, ...]:
+    """Federations behind the Natural channel at every kappa, and without one."""
+    return tuple(
+        {
+            **common,
+            "scheme": DENSE,
+            "rate": 0.0,
+            "defenses": "channel-natural" if kappa else NONE,
+            "options": {"channel-natural.kappa": float(kappa)} if kappa else {},
+            "kappa": kappa or NONE,
+            "arm": "natural",
+        }
+        for kappa in (*KAPPAS, 0)
+    )
+
+
+KAPPA_CELLS, PAPER_CELLS = kappa_cells(TRADED), kappa_cells(LENET)
 
 
 KAPPA_METRICS = (
@@ -190,7 +201,8 @@ C1 = Claim(
                 KAPPA_CELLS,
                 note="MNIST, a CNN of 108,282 weights, the Natural channel, 4 clients, 6 rounds of 10 steps; 2 images "
                 "a seed at batch 1 with known labels, attacked after the last round.",
-            )
+            ),
+            "paper": Sweep(PAPER_CELLS, note=LENET_NOTE),
         },
         keys=("kappa",),
         series="channel",
@@ -205,7 +217,9 @@ C1 = Claim(
 )
 KAPPA_N = 300
 ROUNDS = (3, 6, 12, 18)  # of ten steps: as 1667, 3333, 6667 and 10,000 relate
+PAPER_ROUNDS = (1666, 3333, 6666, 10_000)  # of one step
 ROUND_CELLS = tuple({**KAPPA_CELLS[KAPPAS.index(KAPPA_N)], "rounds": n} for n in ROUNDS)
+PAPER_ROUND_CELLS = tuple({**PAPER_CELLS[KAPPAS.index(KAPPA_N)], "rounds": n} for n in PAPER_ROUNDS)
 
 
 def judge_rounds(points: Sequence[Point]) -> Verdict:
@@ -229,7 +243,8 @@ C2 = Claim(
                 ROUND_CELLS,
                 note="The federations of C1 at kappa 300 for 3, 6, 12 and 18 rounds of 10 steps: n of 30 to 180, "
                 "which stand to each other as the paper's.",
-            )
+            ),
+            "paper": Sweep(PAPER_ROUND_CELLS, note=LENET_NOTE),
         },
         keys=("rounds",),
         series="channel",

@@ -73,6 +73,13 @@ def cells(dataset: str, rounds: int, learning_rate: float) -> tuple[Settings, ..
     return tuple({**common, **asked, "arm": arm} for arm in ARMS)
 
 
+def paper() -> tuple[Settings, ...]:
+    """ResNet18 of the paper's four models, on both datasets, for 100 epochs of 10 clients."""
+    common = {"model": "resnet18", "clients": 10}
+    both = [cell for dataset in ("cifar10", "cifar100") for cell in cells(dataset, 15_600, 0.01)]
+    return tuple({**cell, **common} for cell in both)
+
+
 D5 = Claim(
     "D5",
     PAPER,
@@ -86,7 +93,12 @@ D5 = Claim(
                 cells("digits", 100, 0.1),
                 note="`cnn` on the digits in place of four models on CIFAR-10 and CIFAR-100; 4 clients, 100 rounds of "
                 "one step.",
-            )
+            ),
+            "paper": Sweep(
+                paper(),
+                note="ResNet18 only, 10 clients, 100 epochs of batches of 32, one step a round, without the paper's "
+                "momentum and its falling learning rate.",
+            ),
         },
         keys=("dataset", "arm"),
         series="round",

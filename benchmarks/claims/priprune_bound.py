@@ -172,7 +172,7 @@ def by_model(size: Size) -> list[Settings]:
 
 def small_models() -> list[Settings]:
     """As many weights as the paper's models have, few images."""
-    few = {"images": 2, "iterations": 100, "sample": 8, "learning_rate": 0.05}
+    few = {"images": 2, "iterations": 150, "optimizer": "lbfgs", "sample": 8, "learning_rate": 0.05}
     return [{**cell("small", ONE), **few, "model": model} for model in CONV[:3]]
 
 
@@ -203,8 +203,8 @@ P4 = Claim(
             "small": Sweep(
                 tuple(small_models()),
                 note="MNIST in place of FEMNIST, Conv-1, -2 and -4 at their full size, random pruning, 4 clients, 2 "
-                "rounds of 4 steps; 2 images a seed at batch 1 with known labels, 100 iterations of Adam on the "
-                "cosine. Conv-6 and the VGGs do not fit the 15 minutes.",
+                "rounds of 4 steps; 2 images a seed at batch 1 with known labels, 150 iterations of L-BFGS on the "
+                "Euclidean distance. Conv-6 and the VGGs do not fit the 15 minutes.",
             ),
             "paper": Sweep(tuple(by_model("paper")), note=NOTE["paper"] + " Conv-1 to Conv-6 only."),
         },
@@ -215,6 +215,9 @@ P4 = Claim(
         judge_size,
     ),
     remarks=(
+        "Max pooling keeps part of an image out of the gradient: of Conv-1, dense and undefended, seed 0, two images come "
+        "back at 21 and 16 dB, at 19 and 15 with 300 iterations of Adam, and five starts or 500 iterations do not help. "
+        "That is under the 20 dB that a positive control needs, and was known before this table.",
         "The bound of the small size is from the gradients of 8 images: its rank is 7 for every model, where the "
         "paper's grows with the model.",
         NEGATIVE,

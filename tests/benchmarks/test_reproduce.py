@@ -126,7 +126,7 @@ def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[s
     assert listed.strip() == listing(CLAIMS.values())
     for claim in CLAIMS.values():
         assert claim.says in listed and (claim.experiment is not None or claim.missing in listed)
-    assert "small (digits), paper" not in listed and "small (mnist), paper (femnist; wants a GPU)" in listed
+    assert "small (mnist), paper (femnist; wants a GPU)" in listed and "small (no images)" in listed
 
 
 def test_images_that_are_not_local_are_named_before_anything_runs(tmp_path: Path) -> None:
