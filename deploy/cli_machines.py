@@ -4,6 +4,7 @@ Thin wrappers over Flower's own commands, which they print before they run them.
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,22 +37,37 @@ def keys(
     prunella keys --name hospital-c        (adds one to those in ./keys)
     """
     with explained():
-        from deploy.keys import make
+        from deploy.keys import Keys, certified, make
 
         names = [*(name or []), *(f"node-{index}" for index in range(supernodes))]
         for path in make(out, names, host or []):
             say(f"wrote {path}")
-        address = next(iter(host or []), "SUPERLINK")
-        say(f"""
-next, on the SuperLink's machine:
-    prunella superlink --keys {out}
-    prunella register --keys {out}""")
-        for index, each in enumerate(names):
-            say(f"on the machine of {each}, with {out}/ca.crt and {out}/supernodes/{each} copied into its keys/:")
-            say(
-                f"    prunella supernode --superlink {address}:9092 --keys keys --name {each} "
-                f"--client-id {index} --clients {len(names)}"
-            )
+        for line in next_steps(out, names, certified(Keys(out).certificate), len(Keys(out).public())):
+            say(line)
+
+
+def next_steps(out: Path, names: Sequence[str], hosts: Sequence[str], clients: int) -> list[str]:
+    """What to type after ``prunella keys``: the last ``names`` of ``clients`` SuperNodes are new.
+
+    >>> print(*next_steps(Path("keys"), ["west"], ["10.0.0.1"], 3)[-2:], sep="\\n")
+    on the machine of west, with keys/ca.crt and keys/supernodes/west copied to the same places:
+        prunella supernode --superlink 10.0.0.1:9092 --name west --client-id 2 --clients 3
+    """
+    option = "" if out == Path("keys") else f" --keys {out}"
+    lines = ["", "next, on the SuperLink's machine:"]
+    lines += [f"    prunella superlink{option}", f"    prunella register{option}"]
+    if not hosts:
+        lines += ["the certificate is for this machine alone; SuperNodes elsewhere need keys made with --host"]
+    if len(hosts) > 1:
+        lines += [f"HOST below: whichever of {', '.join(hosts)} the SuperNode reaches the SuperLink by"]
+    address = "127.0.0.1" if not hosts else "HOST" if len(hosts) > 1 else hosts[0]
+    for client, name in enumerate(names, clients - len(names)):
+        lines += [
+            f"on the machine of {name}, with {out}/ca.crt and {out}/supernodes/{name} copied to the same places:",
+            f"    prunella supernode --superlink {address}:9092{option} --name {name} "
+            f"--client-id {client} --clients {clients}",
+        ]
+    return lines
 
 
 @app.command()

@@ -165,6 +165,19 @@ def key_pair(name: str) -> dict[str, bytes]:
     return {f"supernodes/{name}": private, f"supernodes/{name}.pub": public + b"\n"}
 
 
+def certified(certificate: Path) -> list[str]:
+    """The hosts other than this machine's own names that a SuperLink's certificate is for.
+
+    Raises ``KeyFileError`` where it is no certificate.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        raise KeyFileError(f"{certificate} cannot be read as a SuperLink's certificate: make new ones") from None
+    return [str(name.value) for name in names if str(name.value) not in ALWAYS]
+
+
 def write_new(path: Path, content: bytes) -> None:
     """Write a file that must not be there yet: 0644 for what is public, 0600 for all else."""
     mode = 0o644 if path.suffix in (".crt", ".pub") else 0o600

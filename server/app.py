@@ -17,7 +17,7 @@ from server.canary import Canary
 from server.exporter import Exporter
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate, set_threads
-from server.store import RunStore, now
+from server.store import RunStore, claimed, now
 from strategies import SECTIONS as STRATEGY_SECTIONS
 from strategies import build_strategy, uses_public
 from strategies.masked import Model
@@ -42,14 +42,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def assemble(run: Run, raw: Raw) -> Federation:
-    """Every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
-    check_sections(raw, SECTIONS)
+def place(run: Run) -> Path:
+    """The directory of the run. Raises ``ConfigError`` without one."""
     if not run.run_dir:
         raise ConfigError(
             "run-dir is not set: start with `prunella run`, or give --run-config 'run-dir=\"/where/to/keep/it\"'"
         )
-    folder = Path(run.run_dir)
+    return Path(run.run_dir)
+
+
+def assemble(run: Run, raw: Raw) -> Federation:
+    """Every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
+    check_sections(raw, SECTIONS)
+    folder = place(run)
     task = make_task(run.model, run.dataset, None)
     module = task.build()
     test = load_test(run.dataset, None)
@@ -93,10 +98,15 @@ def main(grid: Grid, context: Context) -> None:
     set_threads()
     raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
     run = parse_run(raw)
-    federation = assemble(run, raw)
+    with claimed(place(run)):
+        see_through(assemble(run, raw), grid)
+
+
+def see_through(federation: Federation, grid: Grid) -> None:
+    """Run it to its end, whichever that is, and write down how it ended."""
     describe(federation)
     try:
-        federate(federation, OrderedGrid(grid, run.poll_seconds))
+        federate(federation, OrderedGrid(grid, federation.run.poll_seconds))
     except BaseException as error:
         federation.store.finish("failed", f"{type(error).__name__}: {error}")
         raise

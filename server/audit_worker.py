@@ -3,14 +3,16 @@
 ``python -m server.audit_worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job is a folder
 with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed); for a public canary also
 ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a restart loses
-nothing, and a long attack goes on from ``descents/``; a job that crashes or is killed becomes an answer with an error;
-and training never waits: the worker runs at low priority and takes what processor time the rounds leave. It ends when
-the folder has a file ``stop`` and no open job, or when its parent, process PID, is gone.
+nothing, for a worker that is killed takes its forks along and leaves their jobs open to the next one, and a long attack
+goes on from ``descents/``. A job that crashes or is killed becomes an answer with an error, and training never waits:
+the worker runs at low priority and takes what processor time the rounds leave. It ends when the folder has a file
+``stop`` and no open job, or when its parent, process PID, is gone.
 
 PyTorch and the scores are imported once, before the first fork; no thread and no CUDA driver is started here, so that
 a fork is safe, and a job's memory goes back when it ends.
 """
 
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -37,6 +39,7 @@ from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
 
 POLL = 0.1
+PR_SET_PDEATHSIG = 1  # prctl(2)
 NICE = 10  # of Unix's 19: the rounds come first
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 DESCENTS = "descents"
@@ -91,6 +94,16 @@ def work(folder: Path) -> Result:
     return result
 
 
+def attack_in_a_fork(folder: Path, worker: int) -> None:
+    """``work`` in a process of its own. A worker that is killed takes it along: its successor starts the job anew.
+
+    As ``deploy.processes.die_with_parent``, which an app's bundle does not hold.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == worker:
+        work(folder)
+
+
 def failed(why: str, seconds: float = 0.0) -> Result:
     return Result(None, 0, seconds, None, None, why)
 
@@ -116,7 +129,8 @@ class Jobs:
     def start(self, folders: list[Path]) -> None:
         """Begin as many of ``folders`` as there is room for."""
         for folder in [f for f in folders if f not in self.running][: self.limit - len(self.running)]:
-            process = multiprocessing.get_context("fork").Process(target=work, args=(folder,), daemon=True)
+            job = (folder, os.getpid())
+            process = multiprocessing.get_context("fork").Process(target=attack_in_a_fork, args=job, daemon=True)
             process.start()
             self.running[folder] = process
 

@@ -6,6 +6,7 @@
     pictures/       safetensors "original" and "reconstruction" [N, C, H, W] in [0, 1], only of clients that consented
     metrics.parquet the numbers as one table, a column per label, written when the run ends
     report.html     written by ``server.report``
+    .writer         empty; locked by the one process that writes the run
 
 Counters are cumulative. A number that is not finite is refused with ``StoreError``: a leakage of NaN is a failed
 evaluation and never a small one. A crash can tear the last line only; ``RunStore.open`` mends that.
@@ -19,13 +20,16 @@ evaluation and never a small one. A crash can tear the last line only; ``RunStor
 [(1, 'accuracy_ratio', 0.5), (1, 'wire_bytes_total', 10.0)]
 """
 
+import fcntl
 import json
 import math
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,6 +48,8 @@ RUN, METRIC_LINES, AUDIT_LINES, TABLE, PICTURES = (
     "metrics.parquet",
     "pictures",
 )
+WRITER = ".writer"  # locked by the process that writes the run
+PATIENCE = 10.0  # seconds: a ServerApp that was told to end has 3
 RUN_KEYS = (
     "id",
     "status",
@@ -188,6 +194,35 @@ def _table(lines: Iterable[Line]) -> pa.Table:
     numbers = [("round", pa.int64()), ("time", pa.float64()), ("value", pa.float64())]
     schema = pa.schema(numbers + [(name, pa.string()) for name in ["metric", "unit", *names]])
     return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Whether this process now holds the lock on an open file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def claimed(run_dir: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Write a run as the only one: while we are in here, and this process lives, nobody else can come in.
+
+    Waits ``patience`` seconds for a process that is ending, then raises ``StoreError``: two ServerApps that wrote one
+    run would ruin both.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(run_dir / WRITER, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
+        limit = time.monotonic() + patience
+        while not _locked(lock):
+            if time.monotonic() > limit:
+                raise StoreError(
+                    f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `flwr stop`, "
+                    "then use --resume; a new run needs a run-dir of its own"
+                )
+            time.sleep(0.1)
+        yield
 
 
 class RunStore:

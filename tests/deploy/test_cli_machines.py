@@ -29,13 +29,48 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return seen
 
 
+def keys_says(*arguments: str) -> list[str]:
+    result = RUNNER.invoke(cli.app, ["keys", *arguments], env=WIDE)
+    assert result.exit_code == 0, result.output
+    return [line.strip() for line in result.output.splitlines()]
+
+
+def commands_of(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("prunella supernode")]
+
+
 def test_keys_tells_what_to_type_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = RUNNER.invoke(cli.app, ["keys", "--host", "10.9.0.1", "--name", "a", "--name", "b"])
-    assert result.exit_code == 0
-    assert "prunella superlink --keys keys" in result.output
-    line = next(line.strip() for line in result.output.splitlines() if "--name b" in line)
-    assert line.startswith("prunella supernode --superlink 10.9.0.1:9092") and "--client-id 1 --clients 2" in line
+    lines = keys_says("--host", "10.9.0.1", "--name", "a", "--name", "b", "--out", "other")
+    assert "prunella superlink --keys other" in lines and "prunella register --keys other" in lines
+    assert commands_of(lines) == [
+        f"prunella supernode --superlink 10.9.0.1:9092 --keys other --name {name} --client-id {client} --clients 2"
+        for client, name in enumerate("ab")
+    ]
+    (later,) = commands_of(keys_says("--name", "c", "--out", "other"))
+    assert "--superlink 10.9.0.1:9092" in later and "--name c --client-id 2 --clients 3" in later
+
+
+def test_keys_does_not_guess_which_of_several_addresses_a_supernode_reaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = keys_says("--host", "10.9.0.1", "--host", "link.example", "--name", "a", "--name", "b")
+    assert all("--superlink HOST:9092" in line for line in commands_of(lines)) and len(commands_of(lines)) == 2
+    assert [line for line in lines if "10.9.0.1, link.example" in line and line.startswith("HOST")]
+
+
+def test_keys_without_a_host_are_for_this_machine_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = keys_says("--supernodes", "1")
+    assert any("--host" in line and "this machine alone" in line for line in lines)
+    assert "--superlink 127.0.0.1:9092" in commands_of(lines)[0]
+
+
+def test_every_command_that_keys_prints_can_be_typed(here: Path, served: list[tuple]) -> None:
+    for line in commands_of(keys_says("--name", "c")):
+        assert RUNNER.invoke(cli.app, line.split()[1:]).exit_code == 0
+    assert len(served) == 1
 
 
 def test_keys_refuses_to_overwrite_and_names_the_file(here: Path) -> None:

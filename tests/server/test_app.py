@@ -10,6 +10,7 @@ import client.app
 from core.config import parse_run
 from core.errors import ConfigError
 from server.app import app, assemble, versions
+from server.store import StoreError, claimed
 from tests.local_grid import LocalGrid, settings
 
 
@@ -67,6 +68,18 @@ def test_a_failed_run_says_why_and_the_error_goes_on(tmp_path: Path) -> None:
         run_main(tmp_path, min_clients=5, round_seconds=0.3)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["status"] == "failed" and "2 of 5 clients" in run["error"]
+
+
+def test_a_second_server_of_the_same_run_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_main(tmp_path)
+    monkeypatch.setattr(claimed.__wrapped__, "__defaults__", (0.0,))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with claimed(tmp_path / "run"), pytest.raises(StoreError, match="another ServerApp is writing"):
+        run_main(tmp_path, resume=True)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    run_main(tmp_path, resume=True)
 
 
 def test_versions_are_those_installed() -> None:

@@ -1,10 +1,14 @@
 """The audit round trip over an in-process Grid; the worker is a fork of the tests, once the real process."""
 
 import multiprocessing
+import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from flwr.app import Message, MetricRecord
@@ -19,7 +23,7 @@ from core.randomness import stream
 from core.records import to_dense
 from server.app import assemble, describe
 from server.audit import ready_settings, rebuilt_control
-from server.audit_worker import serve
+from server.audit_worker import preload, serve
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
 from tasks.data import load_test
@@ -38,6 +42,12 @@ class Forked:
         self.process = fork.Process(target=serve, args=(Path(queue), int(parent), int(limit)))
         self.process.start()
         self.poll, self.terminate, self.wait = lambda: self.process.exitcode, self.process.terminate, self.process.join
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """As in the real worker: every fork would import it anew."""
+    preload()
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +187,32 @@ def test_a_worker_that_cannot_start_fails_its_audits_and_not_the_run(
     federation, _ = go(tmp_path, "scores")
     assert {a["outcome"] for a in kinds(federation).values()} == {"failed"}
     assert federation.counters["audits_total|failed"] == 3
+
+
+def test_a_worker_killed_again_and_again_costs_no_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is at work when its worker is killed has no answer, and the next worker's is as good."""
+    killed = []
+
+    class Doomed(Forked):
+        def __init__(self, command: list[str], **more: Any) -> None:
+            super().__init__(command, **more)
+            if len(killed) < 2:  # two of the ``MAX_STARTS`` that may end without an answer
+                killed.append(self.process)
+                threading.Thread(target=self.end_in_mid_attack, daemon=True).start()
+
+        def end_in_mid_attack(self) -> None:
+            while not psutil.Process(self.process.pid).children():
+                time.sleep(0.001)
+            self.process.kill()
+
+    calm, _ = go(tmp_path / "calm", "scores")
+    monkeypatch.setattr("server.audit.subprocess.Popen", Doomed)
+    federation, _ = go(tmp_path / "killed", "scores")
+    assert [process.exitcode for process in killed] == [-signal.SIGKILL] * 2
+    told = ("outcome", "scores", "objective")
+    assert {k: [a[n] for n in told] for k, a in kinds(federation).items()} == {
+        k: [a[n] for n in told] for k, a in kinds(calm).items()
+    }
 
 
 def test_audits_of_rounds_done_again_are_forgotten(tmp_path: Path) -> None:

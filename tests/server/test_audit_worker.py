@@ -1,10 +1,14 @@
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from attacks.control import undefended_view
 from attacks.trace import save_trace
 from core.files import read_tree, write_json, write_tree
 from core.types import PrivateBatch
-from server.audit_worker import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, Jobs, open_jobs, serve, work
+from server.audit_worker import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW, Jobs, open_jobs, preload, serve, work
 from tasks.data import load_test
 from tasks.task import Task, initial
 
@@ -33,6 +37,20 @@ def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **
         {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1, "device": "cpu"},
     )
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """As in the real worker: every fork would import it anew."""
+    preload()
+
+
+def until(condition: Callable[[], object]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("gave up waiting")
 
 
 def test_a_canary_is_rebuilt_and_scored(tmp_path: Path) -> None:
@@ -120,6 +138,29 @@ def test_it_works_all_jobs_and_stops_when_told(tmp_path: Path) -> None:
     assert open_jobs(tmp_path) == []
 
 
+def test_a_killed_worker_takes_its_attack_along_and_the_next_one_does_the_job(tmp_path: Path) -> None:
+    folder = job(tmp_path, "a", iterations=10**9, patience=10**9, tolerance=0.0)
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(tmp_path, os.getpid(), 1))
+    process.start()
+    worker = psutil.Process(process.pid)
+    try:
+        until(worker.children)
+        (attack,) = worker.children()
+    finally:
+        process.kill()
+        process.join()
+    try:
+        until(lambda: not attack.is_running() or attack.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            attack.kill()
+    assert open_jobs(tmp_path) == [folder]
+    job(tmp_path, "a", iterations=2)  # the same job, shorter
+    (tmp_path / STOP).touch()
+    serve(tmp_path, os.getppid(), 1)
+    assert json.loads((folder / RESULT).read_text())["error"] is None
+
+
 def test_the_process_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys;"
@@ -130,8 +171,4 @@ def test_the_process_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     worker = int(done.stdout)
-    for _ in range(600):
-        if not Path(f"/proc/{worker}").exists():
-            break
-        time.sleep(0.1)
-    assert not Path(f"/proc/{worker}").exists()
+    until(lambda: not Path(f"/proc/{worker}").exists())

@@ -1,5 +1,10 @@
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from server.store import Row, RunStore, StoreError, check_row, read_lines, read_metrics, read_run, row
+from server.store import Row, RunStore, StoreError, check_row, claimed, read_lines, read_metrics, read_run, row
 
 
 def audit(**changes: Any) -> dict[str, Any]:
@@ -28,6 +33,32 @@ def filled(path: Path, rounds: int = 3) -> RunStore:
         store.append_metrics(r, [row("accuracy_ratio", r / 10), row("wire_bytes_total", 100 * r, direction="up")])
         store.append_audit(audit(round=r))
     return store
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from server.store import claimed
+with claimed(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_only_one_process_writes_a_run_and_a_killed_one_leaves_it_free(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout and other.stdout.readline() == "held\n"
+        with pytest.raises(StoreError, match=f"another ServerApp is writing {run}: .* --resume"), claimed(run, 0.0):
+            raise AssertionError("held twice")
+        threading.Timer(0.3, other.kill).start()
+        with claimed(run):
+            assert other.wait(10) == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
