@@ -142,20 +142,23 @@ def browse(address: str, seconds: float) -> str:
 def test_a_browser_sees_the_next_round_without_a_reload(
     exporter: Exporter, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Three looks show a new round each, then the server is gone. How many looks fit into Chromium's own time, which
+    stands still while a page loads, is its affair: only that they do not come faster than they should is ours."""
     store.write_run(status="running")
     looks = []
     real = live.Live.page
 
     def page(self: live.Live) -> bytes:
         looks.append(1)
-        store.append_metrics(4 + len(looks), [row("round", 4 + len(looks))])
-        if len(looks) == 4:
+        if len(looks) > 3:
             raise OSError
+        store.append_metrics(4 + len(looks), [row("round", 4 + len(looks))])
         return real(self)
 
     monkeypatch.setattr(live.Live, "page", page)
-    seen = browse(exporter.address, 3.2 * live.EVERY / 1000)
-    assert len(looks) == 4
+    periods = 8
+    seen = browse(exporter.address, periods * live.EVERY / 1000)
+    assert 4 <= len(looks) <= 1 + periods + 2
     assert "covers 7 rounds" in seen and seen.count("<main>") == 1
     assert re.search(r'id="gone" role="status">', seen), "a server that no longer answers is said to be gone"
 
