@@ -95,7 +95,7 @@ def work(folder: Path) -> Result:
 
 
 def attack_in_a_fork(folder: Path, worker: int) -> None:
-    """``work`` in a process of its own. A worker that is killed takes it along: its successor starts the job anew.
+    """``work`` in a process of its own. A worker that is killed takes it along: its successor takes the job up.
 
     As ``deploy.processes.die_with_parent``, which an app's bundle does not hold.
     """
