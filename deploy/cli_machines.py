@@ -244,3 +244,25 @@ def submit(
         options = {"supernodes": supernodes, "run_id": run_id}
         status = submission(app_dir, runs, settings or [], target, resume, options)
         raise typer.Exit({"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}[status])
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="An id, a path or 'latest'.")] = "latest",
+    superlink: Control = "127.0.0.1:8000",
+    keys: KeysDir = Path("keys"),
+    runs: Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")] = Path("runs"),
+    insecure: Insecure = False,
+) -> None:
+    """End a run that was submitted with `prunella submit`. `submit --resume` goes on with it."""
+    with explained():
+        from deploy.keys import Keys
+        from deploy.machines import Address
+        from deploy.runs import find
+        from deploy.submit import Target
+        from deploy.submit import stop as end
+
+        found = find(runs, run)
+        with tempfile.TemporaryDirectory() as folder:
+            done = end(Target(Address.parse(superlink), None if insecure else Keys(keys)), found, Path(folder))
+        say(f"run {found.id} {'is stopped' if done else 'had ended already'}")

@@ -5,10 +5,12 @@ imports Flower. FILE holds a JSON object: ``app`` (directory of the ``pyproject.
 code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config`` (run-config overrides),
 ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink that was there before us also
 ``ca`` (the file of its authority's certificate; without it there is no TLS), ``register`` (files of SuperNodes' public
-keys), and in seconds ``every`` (between two looks at the status) and ``patience`` (how long it may be away in between).
+keys), ``stop`` (Flower's number of a run to end), and in seconds ``every`` (between two looks at the status) and
+``patience`` (how long it may be away in between).
 ``out`` is a file that gets one JSON object a line:
 
     {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before
+    {"event": "stopped", "done": true}          the run that was to be stopped was; false when it had ended already
     {"event": "started", "flower_run": id}      the run was accepted; without ``app``, none is submitted
     {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
     {"event": "error", "message": text}         the app or the settings were refused
@@ -155,6 +157,10 @@ def follow(request: dict[str, Any]) -> Iterable[dict[str, Any]]:
     client = connect(request["address"], request.get("ca"))
     if keys := request.get("register"):
         yield {"event": "registered", "names": register(client, map(Path, keys))}
+    if run := request.get("stop"):
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        yield {"event": "stopped", "done": bool(client.StopRun(StopRunRequest(run_id=run)).success)}
     if not request.get("app"):
         return
     yield {"event": "started", "flower_run": (run := start_run(client, request))}

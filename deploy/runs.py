@@ -24,6 +24,7 @@ from typing import Any
 from deploy.errors import UsageError
 
 LATEST = "latest"
+WRITER = ".writer"  # as in server.store, which is slow to import
 
 
 class RunError(UsageError):
@@ -118,11 +119,28 @@ def locked(run: RunDir) -> Iterator[None]:
         os.close(handle)
 
 
+def written(run: RunDir) -> bool:
+    """Whether a ServerApp of this machine is writing the run now."""
+    try:
+        handle = os.open(run.path / WRITER, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def state(run: RunDir) -> str:
     """The status of a run for people: one that says "running" and that nobody holds was interrupted."""
     status = run.status() or "started"
     if status not in ("running", "started"):
         return status
+    if written(run):
+        return "running"
     try:
         with locked(run):
             return "interrupted"

@@ -102,7 +102,7 @@ def submission(
     finally:
         shown.close()
     if outcome.status == "stopped":
-        say(errors, "no longer followed; the federation goes on. `flwr stop` ends it")
+        say(errors, f"no longer followed; the federation goes on. `prunella stop {outcome.run.id}` ends it")
     else:
         if outcome.status == "failed":
             explain(outcome)

@@ -21,7 +21,7 @@ from deploy.machines import Address
 from deploy.ports import free_ports, wait_open
 from deploy.processes import CONTROL, Process, Stock
 from deploy.progress import Follower, View
-from deploy.runs import RunDir, create, locked, new_id, point_latest, prepare
+from deploy.runs import RunDir, create, locked, new_id, point_latest, prepare, written
 
 EVERY = 1.0  # seconds between two looks at the status: each is a line in the SuperLink's log
 PATIENCE = 120.0  # seconds a SuperLink may be away in the middle of a run
@@ -78,20 +78,51 @@ def register(target: Target, folder: Path) -> list[str]:
     present(target.keys.ca)
     files = public_keys(target.keys)
     reachable(target)
-    request, events = folder / "register.json", folder / "events.jsonl"
-    request.write_text(json.dumps({**target.request(), "register": files, "out": str(events)}))
+    return list(ask(target, folder, "registered", {"register": files})["names"])
+
+
+def ask(target: Target, folder: Path, wanted: str, question: dict[str, Any]) -> dict[str, Any]:
+    """The event ``wanted`` in answer to one question to the SuperLink. Raises ``LaunchError``."""
+    request, events, log = folder / "request.json", folder / "events.jsonl", folder / "control.log"
+    request.write_text(json.dumps({**target.request(), **question, "out": str(events)}))
     backend = Stock()
-    backend.spawn(Process("control", CONTROL, (str(request),), str(folder / "control.log")))
+    backend.spawn(Process("control", CONTROL, (str(request),), str(log)))
     try:
         while not backend.exits():
             time.sleep(LOOK)
     finally:
         backend.stop()
     for event in Follower(events).read():
-        if event["event"] == "registered":
-            return list(event["names"])
+        if event["event"] == wanted:
+            return dict(event)
         raise LaunchError(str(event["message"]))
-    raise LaunchError(f"the keys were not registered: {(folder / 'control.log').read_text()[-500:]}")
+    raise LaunchError(f"the SuperLink gave no answer: {log.read_text()[-500:]}")
+
+
+def stop(target: Target, run: RunDir, folder: Path) -> bool:
+    """End a run on the SuperLink it was submitted to, wait until nobody writes it, and have ``run.json`` say so.
+
+    False when it had ended already. Raises ``UsageError`` for a run that was never submitted, else ``LaunchError``.
+    """
+    started = [event["flower_run"] for event in Follower(run.events).read() if event["event"] == "started"]
+    if not started:
+        raise UsageError(f"run {run.id} was not submitted to a SuperLink from here, or has completed")
+    if target.keys:
+        present(target.keys.ca)
+    reachable(target)
+    done = bool(ask(target, folder, "stopped", {"stop": started[-1]})["done"])
+    limit = time.monotonic() + START
+    while written(run):
+        if time.monotonic() > limit:
+            raise LaunchError(
+                f"Flower ended run {run.id}, but its ServerApp still writes {run.path} after {START:.0f} s"
+            )
+        time.sleep(LOOK)
+    if done and run.status():
+        from server.store import RunStore
+
+        RunStore.open(run.path).finish("stopped")
+    return done
 
 
 def control(request: Request, target: Target, run: RunDir, resume: bool) -> Process:
@@ -123,6 +154,10 @@ def submit(
     verify()
     check(target)
     reachable(target)
+    if resume and written(resume):
+        raise UsageError(
+            f"run {resume.id} is going on: wait until it has ended, or end it with `prunella stop {resume.id}`"
+        )
     run = resume or create(request.runs, request.run_id or new_id(), 0)
     with terminated(), locked(run):
         prepare(run, 0)

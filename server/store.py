@@ -218,8 +218,8 @@ def claimed(run_dir: Path, patience: float = PATIENCE) -> Iterator[None]:
         while not _locked(lock):
             if time.monotonic() > limit:
                 raise StoreError(
-                    f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `flwr stop`, "
-                    "then use --resume; a new run needs a run-dir of its own"
+                    f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `prunella "
+                    "stop`, then use --resume; a new run needs a run-dir of its own"
                 )
             time.sleep(0.1)
         yield

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from deploy import cli, machines, member, session, submit
 from deploy.processes import Process
+from deploy.runs import RunDir
 
 RUNNER = CliRunner()
 WIDE = {"COLUMNS": "200"}
@@ -153,6 +154,21 @@ def test_submit_ends_as_the_federation_did(here: Path, monkeypatch: pytest.Monke
     _, runs, given, target, resume, options = seen[0]
     assert (runs, given, resume, options["supernodes"]) == (Path("runs"), ["rounds=3"], "", 5)
     assert target == submit.Target(submit.Address("::1", 8000), submit.Keys(Path("keys")))
+
+
+@pytest.mark.parametrize("done, words", [(True, "run one is stopped"), (False, "had ended already")])
+def test_stop_names_the_run_and_says_what_came_of_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, done: bool, words: str
+) -> None:
+    (here / "runs" / "one").mkdir(parents=True)
+    (here / "runs" / "one" / "launch.json").write_text("{}")
+    seen: list[tuple] = []
+    monkeypatch.setattr(submit, "stop", lambda *given: seen.append(given) or done)
+    result = RUNNER.invoke(cli.app, ["stop", "one"], env=WIDE)
+    assert result.exit_code == 0 and words in result.output
+    assert seen[0][:2] == (submit.Target(submit.Address("127.0.0.1", 8000), submit.Keys(Path("keys"))), RunDir(
+        (here / "runs" / "one").resolve()))  # fmt: skip
+    assert RUNNER.invoke(cli.app, ["stop", "two"], env=WIDE).exit_code == 2 and len(seen) == 1
 
 
 def test_the_guide_types_only_what_exists() -> None:

@@ -167,3 +167,18 @@ def test_tls_trouble_is_named(said: str, mend: str) -> None:
     with pytest.raises(click.ClickException, match=mend):
         control.explain_tls(OSError(said))
     control.explain_tls(OSError("refused"))
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_run_is_stopped_by_its_number_and_none_is_submitted(monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    asked = []
+
+    class Stops:
+        def StopRun(self, request):  # noqa: N802
+            asked.append(request.run_id)
+            return SimpleNamespace(success=done)
+
+    monkeypatch.setattr(control, "wait_open", lambda *_, **__: True)
+    monkeypatch.setattr(control, "connect", lambda *_: Stops())
+    events = list(control.follow({"address": "127.0.0.1:8000", "stop": 7}))
+    assert events == [{"event": "stopped", "done": done}] and asked == [7]

@@ -44,9 +44,9 @@ def test_membership_in_the_weights_a_trace_ends_with(digits: PrivateBatch, tmp_p
     task = Task("cnn", (1, 8, 8), 10)
     start, buffers = initial(task, 0)
     labels = torch.randint(10, (240,), generator=stream(0, purpose="labels"))
-    end, x = start, digits.x[:240]
+    end, x, module = start, digits.x[:240], task.build()
     for _ in range(150):
-        _, gradient, _ = loss_and_gradient(task.build(), end, buffers, x[:60], labels[:60])
+        _, gradient, _ = loss_and_gradient(module, end, buffers, x[:60], labels[:60])
         end, _ = sgd_step(end, gradient, {}, Sgd(0.3), None)
     save_trace(tmp_path / "end.safetensors", ServerView(start, subtract(end, start), num_examples=60), task, {})
     save_trace(tmp_path / "start.safetensors", ServerView(start, subtract(start, start), num_examples=60), task, {})

@@ -1,7 +1,9 @@
 """What is sent to a running SuperLink, what is refused before, and how losing sight of a run differs from its end."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,8 +16,10 @@ from deploy.machines import Address
 from deploy.ports import free_ports
 from deploy.processes import Exit, Process
 from deploy.progress import PlainView
-from deploy.runs import create
+from deploy.runs import WRITER, RunDir, create, state, written
 from deploy.submit import Target
+from server import store
+from server.store import RunStore, claimed
 
 HERE = Address("127.0.0.1", 8000)
 
@@ -29,6 +33,16 @@ def made(tmp_path: Path) -> Keys:
 @pytest.fixture
 def request_(tmp_path: Path, smallest_app: Path) -> Request:
     return Request(smallest_app, tmp_path / "runs", {"rounds": 3}, supernodes=2, run_id="one")
+
+
+def spy(spawn: Any, asked: list[dict]) -> Any:
+    """``spawn`` that also notes what was asked."""
+
+    def noted(self: Any, process: Process) -> None:
+        asked.append(json.loads(Path(process.args[0]).read_text()))
+        spawn(self, process)
+
+    return noted
 
 
 class Scripted:
@@ -148,3 +162,51 @@ def test_register_tells_new_names_or_the_reason(scripted: type[Scripted], made: 
         path.unlink()
     with pytest.raises(KeyFileError, match="no public key"):
         submit.register(Target(HERE, made), folder)
+
+
+@pytest.fixture
+def going(tmp_path: Path) -> RunDir:
+    """A run that was submitted as Flower's number 7 and calls itself running."""
+    run = create(tmp_path / "runs", "one", 0)
+    run.events.write_text(json.dumps({"event": "started", "flower_run": 7}) + "\n")
+    RunStore.open(run.path).write_run(id="one", status="running")
+    return run
+
+
+def test_stop_asks_for_the_run_s_number_waits_for_its_writer_and_writes_it_down(
+    scripted: type[Scripted], made: Keys, going: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.events, scripted.code = [{"event": "stopped", "done": True}], 0
+    asked = []
+    monkeypatch.setattr(Scripted, "spawn", spy(Scripted.spawn, asked))
+    with ExitStack() as writer:
+        writer.enter_context(claimed(going.path))
+        monkeypatch.setattr(submit.time, "sleep", lambda _: writer.close())
+        assert submit.stop(Target(HERE, made), going, tmp_path)
+        monkeypatch.undo()
+    assert asked[0]["stop"] == 7 and "app" not in asked[0] and asked[0]["ca"] == str(made.ca)
+    assert going.status() == "stopped"
+
+
+def test_a_run_that_had_ended_keeps_its_word_and_one_never_submitted_is_refused(
+    scripted: type[Scripted], made: Keys, going: RunDir, tmp_path: Path
+) -> None:
+    scripted.events, scripted.code = [{"event": "stopped", "done": False}], 0
+    assert not submit.stop(Target(HERE, made), going, tmp_path)
+    assert going.status() == "running"
+    going.events.unlink()
+    with pytest.raises(UsageError, match="was not submitted"):
+        submit.stop(Target(HERE, made), going, tmp_path)
+
+
+def test_a_run_that_goes_on_is_not_resumed(
+    scripted: type[Scripted], made: Keys, request_: Request, going: RunDir
+) -> None:
+    view = PlainView(Console(quiet=True))
+    with claimed(going.path):
+        assert written(going) and state(going) == "running"
+        with pytest.raises(UsageError, match="prunella stop one"):
+            submit.submit(request_, Target(HERE, made), view, lambda: None, going)
+    assert WRITER == store.WRITER and scripted.stopped == 0 and not written(going) and state(going) == "interrupted"
+    scripted.events, scripted.code = [{"event": "status", "status": "finished:completed"}], 0
+    assert submit.submit(request_, Target(HERE, made), view, lambda: None, going).status == "completed"

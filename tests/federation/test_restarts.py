@@ -1,9 +1,11 @@
 """A federation that outlives its members: the SuperLink and a SuperNode are killed, and both come back by themselves.
+A run that outlives its submitter, too.
 
 The commands of docs/deployment.md on loopback, with TLS and registered keys.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from server.store import read_run
 from tests.federation.running import ROOT, end, failures, series
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
-NAMES, ROUNDS = ("north", "south"), 9
+NAMES, ROUNDS = ("north", "south"), 7
 
 
 class Place:
@@ -29,6 +31,9 @@ class Place:
         self.folder, self._stack = folder, stack
         self.control, self.fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
+
+        self.link: subprocess.Popen[str]
+        self.nodes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, log: str, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", "from deploy.cli import app; app()", *arguments]
@@ -55,23 +60,23 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 300) -
         time.sleep(0.05)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A SuperLink and two SuperNodes it knows."""
     with ExitStack() as stack:
-        place = Place(tmp_path, stack)
+        place = Place(tmp_path_factory.mktemp("place"), stack)
         made = place.start("keys.log", "keys", "--name", "north", "--name", "south", "--host", "127.0.0.1")
         assert made.wait(60) == 0, place.said("keys.log")
+        place.link = place.start("link.log", "superlink", "--fleet", place.fleet, "--control", place.control)
+        register = place.start("register.log", "register", "--superlink", place.control)
+        assert register.wait(90) == 0, place.said("register.log") + place.said("link.log")
+        for number, name in enumerate(NAMES):
+            which = ("--name", name, "--client-id", str(number), "--clients", "2")
+            place.nodes[name] = place.start(f"{name}.log", "supernode", "--superlink", place.fleet, *which)
         yield place
 
 
 def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) -> None:
-    link = place.start("link.log", "superlink", "--fleet", place.fleet, "--control", place.control)
-    register = place.start("register.log", "register", "--superlink", place.control)
-    assert register.wait(90) == 0, place.said("register.log") + place.said("link.log")
-    nodes = {}
-    for number, name in enumerate(NAMES):
-        which = ("--name", name, "--client-id", str(number), "--clients", "2")
-        nodes[name] = place.start(f"{name}.log", "supernode", "--superlink", place.fleet, *which)
     options = ("-c", f"rounds={ROUNDS}", "-c", "audit-every=0", "-c", "strategy=random", "--run-id", "long")
     submit = place.start("submit.log", "submit", "--superlink", place.control, *options)
     run = place.folder / "runs" / "long"
@@ -82,9 +87,9 @@ def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) ->
         assert submit.poll() is None, place.said("submit.log") + place.said("link.log")
 
     reached(2)
-    kill(link, "superlink")
-    reached(5)
-    kill(nodes["south"], "supernode")
+    kill(place.link, "superlink")
+    reached(4)
+    kill(place.nodes["south"], "supernode")
     assert submit.wait(500) == 0, place.said("submit.log") + place.said("link.log") + place.said("south.log")
     assert read_run(run)["status"] == "completed"
     assert series(run, "round") == list(range(1, ROUNDS + 1)), "no round was lost, and none was done twice"
@@ -97,3 +102,20 @@ def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) ->
     assert "supernode was killed by SIGKILL; starting it again" in south
     # Its key counted as online for a while; it was refused, and kept trying.
     assert "trying again in" in south and south.count("SuperNode ID:") >= 2
+
+
+def test_a_run_goes_on_without_its_submitter_is_resumed_by_nobody_and_ends_when_told(place: Place) -> None:
+    options = ("-c", "rounds=500", "-c", "audit-every=0", "-c", "strategy=random", "--run-id", "endless")
+    submit = place.start("submit.log", "submit", "--superlink", place.control, *options)
+    run = place.folder / "runs" / "endless"
+    wait_for(lambda: submit.poll() is not None or len(series(run, "round")) >= 1, "round 1")
+    submit.send_signal(signal.SIGINT)
+    assert submit.wait(30) == 130 and "prunella stop endless" in place.said("submit.log")
+    before = len(series(run, "round"))
+    again = place.start("again.log", "submit", "--superlink", place.control, "--resume", "endless")
+    assert again.wait(60) == 2 and "is going on" in place.said("again.log")
+    assert read_run(run)["status"] == "running" and len(series(run, "round")) > before
+    stop = place.start("stop.log", "stop", "endless", "--superlink", place.control)
+    assert stop.wait(90) == 0 and "run endless is stopped" in place.said("stop.log"), place.said("stop.log")
+    assert read_run(run)["status"] == "stopped"
+    assert series(run, "round") == list(range(1, len(series(run, "round")) + 1))
