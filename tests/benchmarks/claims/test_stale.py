@@ -13,7 +13,7 @@ from core.randomness import stream
 from tasks.data import Examples, make_task
 
 TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}
-TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 60, "scheme": "snip", "rate": 0.3}
+TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 40, "scheme": "snip", "rate": 0.3}
 TINY |= {"defenses": "largest", "options": {"largest.rate": 0.4}, "arm": "largest"}
 
 
