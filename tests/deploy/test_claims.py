@@ -11,7 +11,7 @@ from deploy import claims, cli
 def test_the_engine_lists_its_claims_in_a_process_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     assert CliRunner().invoke(cli.app, ["reproduce", "--list"]).exit_code == 0
     listed = capfd.readouterr().out
-    assert "D3" in listed and "DOES NOT RUN YET" in listed
+    assert "D3  DGP, Table 3: " in listed and "[runs: small" in listed
 
 
 def test_options_and_exit_code_pass_through(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
