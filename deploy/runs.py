@@ -120,10 +120,10 @@ def locked(run: RunDir) -> Iterator[None]:
 
 
 def written(run: RunDir) -> bool:
-    """Whether a ServerApp of this machine is writing the run now."""
+    """Whether a ServerApp of this machine is writing the run now, as far as this user may know."""
     try:
         handle = os.open(run.path / WRITER, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -177,11 +177,14 @@ def test_the_guide_types_only_what_exists() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
     blocks = [block for block in guide.split("```")[1::2] if block.startswith("sh\n")]
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()[1:]]
+    services = [line for line in guide.splitlines() if line.startswith("ExecStart=")]
+    lines += [["prunella", *line.split()[1:]] for line in services if "/bin/prunella " in line]
+    assert services
     # In containers, what follows a prompt, `exec … --` or the service `submit` is ours.
     typed = [line[1:] for line in lines if line[:1] == ["prunella"]]
     typed += [line[line.index("--") + 2 :] for line in lines if line[:1] == ["kubectl"] and "--" in line]
     typed += [line[line.index("submit") :] for line in lines if line[:1] == ["docker"] and "submit" in line]
-    assert len(typed) >= 11
+    assert len(typed) >= 13
     assert {words[0] for words in typed} >= {"keys", "superlink", "register", "supernode", "submit"}
     commands = typer.main.get_command(cli.app)
     assert isinstance(commands, click.Group)
