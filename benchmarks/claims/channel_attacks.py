@@ -199,7 +199,7 @@ C6 = Claim(
             Metric("mse_flat", "MSE of a flat grey image", 4),
             Metric("psnr", "PSNR in dB", 1),
         ),
-        plot=Plot(("mse", "mse_flat"), x=1, x_name="images a batch", split=0),
+        plot=Plot(("mse", "mse_flat"), split=0),
         judge=judge_batch,
     ),
     remarks=(
