@@ -1,7 +1,7 @@
 """Where runs live on disk: ``runs/<id>/``, and ``runs/latest`` pointing at the newest.
 
     launch.json          how the run was started, for ``--resume``
-    run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, report.html     written by the server
+    run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, best/, report.html     written by the server
     logs/                one file a process
     nodes/<i>/state/     what client i keeps between messages, owner-readable only
     flower/              Flower's own directories (bundles, requests); removed when the run succeeds
