@@ -86,7 +86,7 @@ def ask(target: Target, folder: Path, wanted: str, question: dict[str, Any]) -> 
     request, events, log = folder / "request.json", folder / "events.jsonl", folder / "control.log"
     request.write_text(json.dumps({**target.request(), **question, "out": str(events)}))
     backend = Stock()
-    backend.spawn(Process("control", CONTROL, (str(request),), str(log)))
+    backend.spawn(Process("control", CONTROL, (str(request),), str(log), {"FLWR_HOME": str(folder)}))
     try:
         while not backend.exits():
             time.sleep(LOOK)
