@@ -194,6 +194,8 @@ class Watch:
         status, details = str(event["status"]), str(event.get("details", ""))
         if status == "finished:completed":
             return Outcome(self._run, "completed")
+        if status == "finished:stopped":
+            return Outcome(self._run, "stopped", "it was told to stop")
         return self._failed(details or status, self._server_log) if status.startswith("finished") else None
 
     def on_exit(self, exit: Exit) -> Outcome | None:

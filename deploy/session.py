@@ -102,7 +102,7 @@ def submission(
     finally:
         shown.close()
     if outcome.status == "stopped":
-        say(errors, f"no longer followed; the federation goes on. `prunella stop {outcome.run.id}` ends it")
+        say(errors, f"run {outcome.run.id}: {outcome.error}")
     else:
         if outcome.status == "failed":
             explain(outcome)

@@ -172,7 +172,9 @@ def submit(
             while (outcome := watch.step()) is None:
                 time.sleep(LOOK)
         except KeyboardInterrupt:
-            return Outcome(run, "stopped", "no longer followed; the federation goes on")
+            return Outcome(
+                run, "stopped", f"no longer followed; the federation goes on. `prunella stop {run.id}` ends it"
+            )
         finally:
             backend.stop()
     return replace(outcome, log=run.log("control")) if outcome.log else outcome

@@ -108,6 +108,9 @@ def see_through(federation: Federation, grid: Grid) -> None:
     try:
         federate(federation, OrderedGrid(grid, federation.run.poll_seconds))
     except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
+            federation.store.finish("stopped")
+            raise
         federation.store.finish("failed", f"{type(error).__name__}: {error}")
         raise
     else:

@@ -102,15 +102,16 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch, made: Keys) -> N
         submit.reachable(Target(Address("127.0.0.1", free_ports(1)[0]), made))
 
 
-@pytest.mark.parametrize("status, expected", [("finished:completed", "completed"), ("finished:failed", "failed")])
-def test_the_outcome_is_flowers_word(
-    scripted: type[Scripted], made: Keys, request_: Request, status: str, expected: str
-) -> None:
+@pytest.mark.parametrize(
+    "status, expected",
+    [("finished:completed", "completed"), ("finished:failed", "failed"), ("finished:stopped", "stopped")],
+)
+def test_the_outcome_is_flowers_word(scripted: type[Scripted], made: Keys, request_: Request, expected: str) -> None:
     scripted.events = [
         {"event": "registered", "names": ["a"]},
         {"event": "started", "flower_run": 7},
         {"event": "status", "status": "running"},
-        {"event": "status", "status": status, "details": "why"},
+        {"event": "status", "status": f"finished:{expected}", "details": "why"},
     ]
     scripted.code = 0
     with Console().capture() as _:

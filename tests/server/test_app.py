@@ -1,4 +1,5 @@
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,17 @@ def test_a_failed_run_says_why_and_the_error_goes_on(tmp_path: Path) -> None:
         run_main(tmp_path, min_clients=5, round_seconds=0.3)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["status"] == "failed" and "2 of 5 clients" in run["error"]
+
+
+@pytest.mark.parametrize("code, status, error", [(0, "stopped", None), (3, "failed", "SystemExit: 3")])
+def test_a_run_that_was_told_to_stop_did_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: str, error: str | None
+) -> None:
+    monkeypatch.setattr("server.app.federate", lambda *_: sys.exit(code))
+    with pytest.raises(SystemExit):
+        run_main(tmp_path)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["status"] == status and run["error"] == error
 
 
 def test_a_second_server_of_the_same_run_is_refused_and_changes_nothing(
