@@ -102,10 +102,7 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch, made: Keys) -> N
         submit.reachable(Target(Address("127.0.0.1", free_ports(1)[0]), made))
 
 
-@pytest.mark.parametrize(
-    "status, expected",
-    [("finished:completed", "completed"), ("finished:failed", "failed"), ("finished:stopped", "stopped")],
-)
+@pytest.mark.parametrize("expected", ["completed", "failed", "stopped"])
 def test_the_outcome_is_flowers_word(scripted: type[Scripted], made: Keys, request_: Request, expected: str) -> None:
     scripted.events = [
         {"event": "registered", "names": ["a"]},
