@@ -77,7 +77,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) -> None:
-    options = ("-c", f"rounds={ROUNDS}", "-c", "audit-every=0", "-c", "strategy=random", "--run-id", "long")
+    settings = ("-c", f"rounds={ROUNDS}", "-c", "audit-every=0", "-c", "strategy=random", "-c", "round-seconds=90")
+    options = (*settings, "--run-id", "long")
     submit = place.start("submit.log", "submit", "--superlink", place.control, *options)
     run = place.folder / "runs" / "long"
 
@@ -94,9 +95,10 @@ def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) ->
     assert read_run(run)["status"] == "completed"
     assert series(run, "round") == list(range(1, ROUNDS + 1)), "no round was lost, and none was done twice"
     assert series(run, "clients_selected") == [2.0] * ROUNDS, "rounds wait for the two they need"
-    # Whom the SuperLink's end, or its own, met in mid-round was missed for that round and no other.
+    # Whom the SuperLink's end, or its own, met in mid-round was missed for that round and no other. Flower notes a
+    # question as delivered before it sends it: one that the SuperLink's end caught in between is never answered.
     lost = [reason for reasons in failures(run).values() for reason in reasons.items()]
-    assert len(lost) <= 2 and {reason for reason, _ in lost} <= {"unreachable", "client-error"}
+    assert len(lost) <= 2 and {reason for reason, _ in lost} <= {"unreachable", "client-error", "timeout"}
     assert "superlink was killed by SIGKILL; starting it again" in place.said("link.log")
     south = place.said("south.log")
     assert "supernode was killed by SIGKILL; starting it again" in south
