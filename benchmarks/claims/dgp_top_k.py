@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from benchmarks.claims.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Sweep
-from benchmarks.claims.defended import DEFENDED, TRAINING, behind
+from benchmarks.claims.defended import DEFENDED, TRAINING, behind, training
 from benchmarks.claims.dgp_attacks import ATTACKS, EPOCHS, SMALL, UNRECOGNISED, epochs_100
 from benchmarks.claims.verdict import HOLDS, NOT, TREND, Verdict, at_least, worst
 
 PAPER = "DGP"
 CHAINS: dict[str, Settings] = {"dgp": {}, "top-k": {"top-k.keep": 0.05}}
-DATASETS = ("digits", "cifar10")
+FEDERATIONS = {"digits": SMALL, "mnist": training("cnn", rounds=10, learning_rate=0.05)}
 # Accuracy on CIFAR-100: Top-k 95 %, DGP 80 %.
 TABLE_7 = {
     "resnet18": (0.7368, 0.7404),
@@ -26,7 +26,8 @@ PUBLISHED: dict[Label, float] = {
 
 def small() -> tuple[Settings, ...]:
     """Both chains: a federation on every dataset, and D1's attacks on CIFAR-10."""
-    federations = [behind(SMALL, dataset, chain, raw) for dataset in DATASETS for chain, raw in CHAINS.items()]
+    runs = FEDERATIONS.items()
+    federations = [behind(cell, dataset, chain, raw) for dataset, cell in runs for chain, raw in CHAINS.items()]
     return (*federations, *(behind(cell, "cifar10", c, raw) for c, raw in CHAINS.items() for cell in ATTACKS.values()))
 
 
@@ -64,7 +65,7 @@ D7 = Claim(
         sweeps={
             "small": Sweep(
                 small(),
-                note="`cnn` on the digits and CIFAR-10 in place of four models on CIFAR-100; 4 clients, 10 "
+                note="`cnn` on the digits and MNIST in place of four models on CIFAR-100; 4 clients, 10 "
                 "rounds of 10 steps, error feedback on in both. Privacy: the attacks of D1 on CIFAR-10, untrained "
                 "weights, 2 images a seed (Rob: 8).",
             ),
@@ -83,5 +84,9 @@ D7 = Claim(
         plot=Plot(("accuracy", "ssim")),
         judge=judge_accuracy,
     ),
-    remarks=("`attack` is `training` where a row is a federation.",),
+    remarks=(
+        "`attack` is `training` where a row is a federation.",
+        "A first table had CIFAR-10 in place of MNIST. There nothing was learned, with a defense or without one (0.10 "
+        "after these 100 steps), so that no accuracies could be compared; the rest of that table is this one's.",
+    ),
 )
