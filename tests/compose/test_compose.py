@@ -106,7 +106,9 @@ def test_with_tls_and_state_a_federation_outlives_its_containers(settings: dict[
     give = ["run", "--rm", "-v", f"{keys}:/keys", "--user", "0", "--entrypoint", "chown", "prunella-server:test"]
     if engine.docker(*give, "-R", "10001:10001", "/keys").returncode:
         pytest.skip("this engine does not let a container own files of the host")
-    with federation(settings | {"PRUNELLA_KEYS": str(keys)}, "tls", "state") as project:
+    # Every site insists on a defense, and so compares what the run brings with the code in its own image.
+    asked = {"PRUNELLA_KEYS": str(keys), "PRUNELLA_REQUIRE": "priprune"}
+    with federation(settings | asked, "tls", "state") as project:
         fast = ("-c", "audit-every=0", "-c", "strategy=random")
         project.do("run", "--rm", "-T", "submit", "--run-id", "first", "-c", "rounds=2", *fast, seconds=400)
         project.do("down", "--timeout", "15")
@@ -116,6 +118,7 @@ def test_with_tls_and_state_a_federation_outlives_its_containers(settings: dict[
         project.do("run", "--rm", "-T", "submit", "--run-id", "second", "-c", "rounds=2", *fast, seconds=400)
         said = project.do("logs", "superlink")
         assert "--enable-supernode-auth" in said and "--insecure" not in said.splitlines()[0]
+        assert 'require = "priprune"' in project.python("supernode-1", "print(open('/state/node.toml').read())")
         shown = project.python("supernode-1", "import os; print(*sorted(os.listdir('/keys/supernodes')))")
         assert shown == "node-1", "a SuperNode is shown its own key and no other"
         runs = project.python("executor", "import os; print(*sorted(os.listdir('/runs')))")
