@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 
+from deploy.ports import free_ports
 from server.checkpoint import Checkpoint, load
 from server.store import read_metrics
 
@@ -43,6 +44,48 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"gave up waiting for {what}")
+
+
+class Place:
+    """A directory in which ``prunella`` commands run as on several machines, each with a log of its own."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.control, self.fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
+        self.link: subprocess.Popen[str]
+        self.nodes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, log: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from deploy.cli import app; app()", *arguments]
+        with (self.folder / log).open("w") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.env,
+                stdout=out,
+                stderr=out,
+                text=True,
+                # As in a terminal, whoever started the tests: a shell's background job ignores Ctrl-C.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        self._stack.callback(end, process)
+        return process
+
+    def open(self, options: Mapping[str, tuple[str, ...]]) -> None:
+        """Keys, a SuperLink, and a SuperNode it knows for every name, with these options."""
+        names = [part for name in options for part in ("--name", name)]
+        made = self.start("keys.log", "keys", *names, "--host", "127.0.0.1")
+        assert made.wait(90) == 0, self.said("keys.log")
+        self.link = self.start("link.log", "superlink", "--fleet", self.fleet, "--control", self.control)
+        register = self.start("register.log", "register", "--superlink", self.control)
+        assert register.wait(120) == 0, self.said("register.log") + self.said("link.log")
+        for number, (name, more) in enumerate(options.items()):
+            which = ("--name", name, "--client-id", str(number), "--clients", str(len(options)), *more)
+            self.nodes[name] = self.start(f"{name}.log", "supernode", "--superlink", self.fleet, *which)
+
+    def said(self, log: str) -> str:
+        return (self.folder / log).read_text(errors="replace")
 
 
 def rounds(folder: Path) -> int:

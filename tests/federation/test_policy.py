@@ -4,23 +4,30 @@ One federation, three runs: with the defense the south asks for, without it, and
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from server.store import read_run
-from tests.federation.running import ROOT, failures, series
-from tests.federation.test_restarts import Place, place, wait_for  # noqa: F401 - a fixture
+from tests.federation.running import ROOT, Place, failures, series, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
 QUICK = ("-c", "rounds=1", "-c", "strategy=random", "-c", "audit-every=0", "-c", "min-clients=1")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(tmp_path, stack)
 
 
 def logs(folder: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in sorted(folder.rglob("*.log")))
 
 
-def run(place: Place, name: str, clients: int, *options: str) -> Path:  # noqa: F811
+def run(place: Place, name: str, clients: int, *options: str) -> Path:
     which = ("--superlink", place.control, "--run-id", name, "--supernodes", str(clients))
     submit = place.start(f"{name}.log", "submit", *which, *QUICK, *options)
     assert submit.wait(240) == 0, place.said(f"{name}.log") + logs(place.folder)[-4000:]
@@ -29,14 +36,8 @@ def run(place: Place, name: str, clients: int, *options: str) -> Path:  # noqa: 
     return folder
 
 
-def test_a_site_takes_part_on_its_conditions_and_with_its_own_code(place: Place) -> None:  # noqa: F811
-    place.start("link.log", "superlink", "--fleet", place.fleet, "--control", place.control)
-    register = place.start("register.log", "register", "--superlink", place.control)
-    assert register.wait(120) == 0, place.said("register.log") + place.said("link.log")
-    for number, (name, *conditions) in enumerate([("north",), ("south", "--require", "dgp, dgp.bottom=0.75")]):
-        which = ("--name", name, "--client-id", str(number), "--clients", "2", *conditions)
-        place.start(f"{name}.log", "supernode", "--superlink", place.fleet, *which)
-
+def test_a_site_takes_part_on_its_conditions_and_with_its_own_code(place: Place) -> None:
+    place.open({"north": (), "south": ("--require", "dgp, dgp.bottom=0.75")})
     together = run(place, "met", 2, "-c", "defenses=dgp")
     assert series(together, "clients_selected") == [2.0] and not failures(together)
     assert "does not take part" not in logs(place.folder)

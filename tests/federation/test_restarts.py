@@ -4,46 +4,19 @@ A run that outlives its submitter, too.
 The commands of docs/deployment.md on loopback, with TLS and registered keys.
 """
 
-import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
 
-from deploy.ports import free_ports
 from server.store import read_run
-from tests.federation.running import ROOT, end, failures, series
+from tests.federation.running import Place, failures, series, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
-NAMES, ROUNDS = ("north", "south"), 7
-
-
-class Place:
-    """A directory in which ``prunella`` commands run, each with a log of its own."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder, self._stack = folder, stack
-        self.control, self.fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
-
-        self.link: subprocess.Popen[str]
-        self.nodes: dict[str, subprocess.Popen[str]] = {}
-
-    def start(self, log: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from deploy.cli import app; app()", *arguments]
-        with (self.folder / log).open("w") as out:
-            process = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out, text=True)
-        self._stack.callback(end, process)
-        return process
-
-    def said(self, log: str) -> str:
-        return (self.folder / log).read_text(errors="replace")
+ROUNDS = 7
 
 
 def kill(command: subprocess.Popen[str], name: str) -> None:
@@ -53,26 +26,12 @@ def kill(command: subprocess.Popen[str], name: str) -> None:
     found.kill()
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 300) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"gave up waiting for {what}"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A SuperLink and two SuperNodes it knows."""
     with ExitStack() as stack:
         place = Place(tmp_path_factory.mktemp("place"), stack)
-        made = place.start("keys.log", "keys", "--name", "north", "--name", "south", "--host", "127.0.0.1")
-        assert made.wait(60) == 0, place.said("keys.log")
-        place.link = place.start("link.log", "superlink", "--fleet", place.fleet, "--control", place.control)
-        register = place.start("register.log", "register", "--superlink", place.control)
-        assert register.wait(90) == 0, place.said("register.log") + place.said("link.log")
-        for number, name in enumerate(NAMES):
-            which = ("--name", name, "--client-id", str(number), "--clients", "2")
-            place.nodes[name] = place.start(f"{name}.log", "supernode", "--superlink", place.fleet, *which)
+        place.open({"north": (), "south": ()})
         yield place
 
 
