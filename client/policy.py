@@ -40,9 +40,6 @@ class Policy:
     epsilon_budget: float = 0.0
     delta: float = DELTA
 
-    def __bool__(self) -> bool:
-        return bool(self.defenses or self.settings or self.epsilon_budget)
-
 
 def _value(text: str) -> Any:
     """As TOML would read it, and a bare word as itself."""

@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or se
 typer and rich is imported before a command runs.
 """
 
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
@@ -198,12 +199,8 @@ def audit(
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         with descents(errors) as tell:
-            judged = attack in PROBES
-            result = (
-                judge(sources, attack, settings or [], seed)
-                if judged
-                else replay(sources, attack, settings or [], seed, tell)
-            )
+            ask = judge if attack in PROBES else partial(replay, tell=tell)
+            result = ask(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
