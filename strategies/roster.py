@@ -22,7 +22,10 @@ from core.randomness import stream
 Consent = Literal["deny", "scores", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "pictures")
 HELLO = "query.hello"
-HELLO_SECONDS = 20.0
+HELLO_SECONDS = 20.0  # a round waits for the answer of a node that is new
+HELLO_LIFE = 120.0  # a question stands, the first time; twice as long every time it was in vain
+LONGEST = 5  # doublings
+POLL_SECONDS = 0.2
 REFUSED_SECONDS = 60.0
 REFUSAL_CHARACTERS = 300
 APP_RAISED = 2  # Flower: the ClientApp raised an exception
@@ -37,10 +40,9 @@ class Member:
     consent: Consent = "deny"
 
 
-def read_hello(reply: Message) -> Member:
-    """The member behind a reply to ``query.hello``; whatever is missing or odd becomes no consent."""
-    node = reply.metadata.src_node_id
-    record = {} if reply.has_error() else reply.content.config_records.get("hello", ConfigRecord())
+def read_hello(reply: Message, node: int) -> Member:
+    """The member behind the reply of ``node`` to ``query.hello``; whatever is missing or odd becomes no consent."""
+    record = reply.content.config_records.get("hello", ConfigRecord())
     client, consent = record.get("client"), record.get("audit")
     number = client if isinstance(client, int) and client >= 0 else node
     return Member(number, node, consent if consent in CONSENTS else "deny")
@@ -48,28 +50,58 @@ def read_hello(reply: Message) -> Member:
 
 class Roster:
     """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more,
-    ``refusals`` what nodes say that do not take part in this run."""
+    ``refusals`` what nodes say that do not take part in this run.
+
+    A question waits for its answer however late that comes: where many clients start on one machine, the last answers
+    after minutes, and asked anew every time somebody stopped waiting, all of them would be late for ever."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
         self.refusals: dict[int, str] = {}
         self.spent: frozenset[int] = frozenset()
-        self._asked: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
+        self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
+        self._vain: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
 
     def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
-        """Members online now, ordered by client number; new nodes are asked who they are."""
+        """Members online now, ordered by client number. New nodes are asked who they are and given ``timeout`` seconds;
+        whoever answers later is a member from the next time on."""
         online = list(grid.get_node_ids())
-        now = time.monotonic()
-        fresh = [n for n in online if n not in self.members and self._asked.get(n, (0, now))[1] <= now]
-        if fresh:
-            for reply in grid.send_and_receive([_hello(node) for node in fresh], timeout=timeout):
-                if reply.metadata.src_node_id in fresh and not reply.has_error():
-                    self._admit(read_hello(reply), online)
-                elif reply.metadata.src_node_id in fresh and reply.error.code == APP_RAISED:
-                    self._refused(reply.metadata.src_node_id, reply.error.reason or "")
-            self._put_off([node for node in fresh if node not in self.members])
+        asked = self._ask(grid, online)
+        end = time.monotonic() + timeout
+        self._collect(grid, online)
+        while asked & self._open.keys() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+            self._collect(grid, online)
         there = (self.members[node] for node in online if node in self.members)
         return sorted(member for member in there if member.client not in self.spent)
+
+    def _ask(self, grid: Grid, online: list[int]) -> set[str]:
+        """Send a question to every node that has none open and is not put off; returns those sent."""
+        now = time.monotonic()
+        waiting = {node for node, _ in self._open.values()} | self.members.keys()
+        fresh = [node for node in online if node not in waiting and self._vain.get(node, (0, now))[1] <= now]
+        lives = [HELLO_LIFE * 2.0 ** min(self._vain.get(node, (0, 0.0))[0], LONGEST) for node in fresh]
+        ids = grid.push_messages([_hello(node, life) for node, life in zip(fresh, lives, strict=True)]) if fresh else ()
+        sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
+        self._open |= sent
+        return set(sent)
+
+    def _collect(self, grid: Grid, online: list[int]) -> None:
+        """Take the answers that are there; a node without a valid one is asked again later."""
+        if not self._open:
+            return
+        for reply in grid.pull_messages(list(self._open)):
+            node, _ = self._open.pop(reply.metadata.reply_to_message_id, (None, 0.0))
+            if node is None:
+                continue
+            if not reply.has_error():
+                self._admit(read_hello(reply, node), online)
+            elif reply.error.code == APP_RAISED:
+                self._refused(node, reply.error.reason or "")
+            if node not in self.members:
+                self._put_off(node, pause=True)
+        for id in [id for id, (_, end) in self._open.items() if end <= time.monotonic()]:
+            self._put_off(self._open.pop(id)[0], pause=False)
 
     def find(self, client: int | None) -> Member | None:
         """The member with this number, of those seen so far."""
@@ -89,11 +121,11 @@ class Roster:
             self.members[member.node] = member
             self.refusals.pop(member.node, None)
 
-    def _put_off(self, silent: list[int]) -> None:
-        """Whoever gave no valid answer is asked again, later and later from the second time on: no round waits."""
-        for node in silent:
-            times = self._asked.get(node, (0, 0.0))[0] + 1
-            self._asked[node] = (times, time.monotonic() + min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0))
+    def _put_off(self, node: int, pause: bool) -> None:
+        """Whoever gave no valid answer is asked again: later and later from the second time on, where he gave one."""
+        times = self._vain.get(node, (0, 0.0))[0] + 1
+        seconds = min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0) if pause else 0.0
+        self._vain[node] = (times, time.monotonic() + seconds)
 
     def wait_for(self, grid: Grid, count: int, timeout: float) -> list[Member]:
         """At least ``count`` members, or ``PrunellaError`` saying how many came."""
@@ -121,8 +153,8 @@ class Roster:
         self.refusals[node] = text
 
 
-def _hello(node: int) -> Message:
-    return Message(RecordDict({"hello": ConfigRecord()}), dst_node_id=node, message_type=HELLO)
+def _hello(node: int, life: float) -> Message:
+    return Message(RecordDict({"hello": ConfigRecord()}), dst_node_id=node, message_type=HELLO, ttl=life)
 
 
 def selected(members: int, fraction: float, minimum: int) -> int:

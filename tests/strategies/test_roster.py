@@ -7,24 +7,34 @@ from strategies.roster import Member, Roster, read_hello, sample
 
 
 class HelloGrid:
-    """Answers ``query.hello`` from a table; a node without a line answers with an error."""
+    """Answers ``query.hello`` from a table; a node without a line answers with an error. ``slow`` nodes say nothing."""
 
     def __init__(self, table: dict[int, dict[str, object]], online: list[int]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-        self.table, self.online, self.asked = table, online, 0
+        self.table, self.online = table, online
+        self.slow: set[int] = set()
         self.code, self.reason = 2, "no"
+        self.asked: list[Message] = []
 
     def get_node_ids(self) -> list[int]:
         return self.online
 
-    def send_and_receive(self, messages, timeout=None):
-        for message in messages:
-            self.asked += 1
-            node = message.metadata.dst_node_id
-            if node in self.table:
-                yield Message(RecordDict({"hello": ConfigRecord(self.table[node])}), reply_to=message)
-            else:
-                yield Message(Error(code=self.code, reason=self.reason), reply_to=message)
+    def push_messages(self, messages):
+        self.asked += messages
+        return [self._id(message) for message in messages]
+
+    def pull_messages(self, ids):
+        return [self._answer(m) for m in self.asked if self._id(m) in ids and m.metadata.dst_node_id not in self.slow]
+
+    def _id(self, message):
+        message.metadata.__dict__["_message_id"] = f"question {self.asked.index(message)}"
+        return message.metadata.message_id
+
+    def _answer(self, message):
+        node = message.metadata.dst_node_id
+        if node in self.table:
+            return Message(RecordDict({"hello": ConfigRecord(self.table[node])}), reply_to=message)
+        return Message(Error(code=self.code, reason=self.reason), reply_to=message)
 
 
 def test_members_are_ordered_by_client_and_asked_once() -> None:
@@ -32,7 +42,7 @@ def test_members_are_ordered_by_client_and_asked_once() -> None:
     roster = Roster()
     assert roster.refresh(grid) == [Member(0, 9, "scores"), Member(1, 4, "deny")]
     roster.refresh(grid)
-    assert grid.asked == 2
+    assert len(grid.asked) == 2
     grid.online = [4]
     assert roster.refresh(grid) == [Member(1, 4, "deny")]
 
@@ -43,6 +53,29 @@ def test_a_node_that_errs_is_asked_again_and_is_no_member_until_then() -> None:
     assert roster.refresh(grid) == []
     grid.table[4] = {"client": 3, "audit": "pictures"}
     assert roster.refresh(grid) == [Member(3, 4, "pictures")]
+
+
+def test_an_answer_that_is_late_counts_and_nobody_is_asked_twice() -> None:
+    """Fifty that start on one machine need a minute: asked anew every time the server had stopped waiting, they were
+    late each time, and a run of fifty never began."""
+    grid = HelloGrid({node: {"client": node} for node in range(50)}, list(range(50)))
+    grid.slow = set(range(4, 50))
+    roster = Roster()
+    assert len(roster.refresh(grid, timeout=0.1)) == 4
+    assert len(roster.refresh(grid)) == 4  # a round waits for nobody it has waited for
+    grid.slow = set()
+    assert [member.client for member in roster.refresh(grid)] == list(range(50)) and len(grid.asked) == 50
+
+
+def test_a_question_that_was_lost_is_asked_again_and_stands_for_longer(monkeypatch) -> None:  # noqa: ANN001
+    monkeypatch.setattr("strategies.roster.HELLO_LIFE", 0.2)
+    grid = HelloGrid({4: {"client": 0}}, [4])
+    grid.slow = {4}
+    roster = Roster()
+    assert roster.refresh(grid, timeout=0.3) == [] and roster.refresh(grid, timeout=0.3) == []
+    assert [message.metadata.ttl for message in grid.asked] == [0.2, 0.4]
+    grid.slow = set()
+    assert [member.client for member in roster.wait_for(grid, 1, timeout=5.0)] == [0]
 
 
 @pytest.mark.parametrize("consent", [None, "yes", 1, "PICTURES"])
@@ -71,7 +104,7 @@ def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplo
     assert roster.refusals[9].startswith("only with dgp[31mxxx") and len(roster.refusals[9]) == 300
     assert "came within 0 s" in str(error.value) and "\x1b" not in str(error.value)
     grid.table[9] = {"client": 1}
-    roster._asked.clear()
+    roster._vain.clear()
     assert [member.client for member in roster.wait_for(grid, 2, timeout=60.0)] == [0, 1] and not roster.refusals
 
 
@@ -96,4 +129,4 @@ def test_sampling_is_by_seed_and_round_whatever_the_node_ids() -> None:
 def test_hello_without_a_client_number_falls_back_to_the_node() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     ask = Message(RecordDict(), dst_node_id=77, message_type="query.hello")
-    assert read_hello(Message(RecordDict(), reply_to=ask)) == Member(77, 77, "deny")
+    assert read_hello(Message(RecordDict(), reply_to=ask), 77) == Member(77, 77, "deny")
