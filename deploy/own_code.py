@@ -1,10 +1,10 @@
-"""A client that runs no code but its owner's: the bundle a run brings must be, file by file, what is installed here.
+"""A client that runs no code but its owner's, and takes part only where the run's bundle is that code, file by file.
 
 Flower sends the app's bundle (FAB) from whoever submits a run to every SuperNode, which unpacks and imports it. That is
 convenient, and it means that conditions a client's owner sets (``client.policy``) would be looked at by somebody else's
-code. ``prunella supernode`` with ``--require`` or ``--epsilon-budget`` therefore looks at a bundle before unpacking it:
-every file in it must be equal to the one of this installation, and the ClientApp must be ours. Dependencies are never
-installed at run time.
+code. ``prunella supernode`` with ``--require`` or ``--epsilon-budget`` therefore unpacks no bundle and runs what is
+installed. It looks at the bundle all the same, since two releases do not understand each other: every file in it must
+be equal to the one of this installation, and the ClientApp must be ours. Dependencies are never installed at run time.
 
 Errors: ``ForeignCode``, which the server is told; it names a file of the bundle.
 """
@@ -59,12 +59,34 @@ def _check_declaration(content: bytes) -> None:
         raise ForeignCode(f"this client runs its own release only, and the run's ClientApp is not {CLIENT_APP}")
 
 
+def _asked() -> bool:
+    return os.environ.get(OWN_CODE) == "1"
+
+
 def checked(install: Callable[..., Any]) -> Callable[..., Any]:
-    """Flower's ``install_from_fab``, which looks first where the environment asks for it."""
+    """Flower's ``install_from_fab``, which where the environment asks for it looks, and unpacks nothing."""
 
     def look_first(fab_file: bytes, *args: Any, **keywords: Any) -> Any:
-        if os.environ.get(OWN_CODE) == "1":
-            check_bundle(fab_file)
-        return install(fab_file, *args, **keywords)
+        if not _asked():
+            return install(fab_file, *args, **keywords)
+        check_bundle(fab_file)
+        return ROOT
 
     return look_first
+
+
+def loading_own(get_loader: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Flower's ``get_load_client_app_fn``, which where the environment asks for it loads what is installed here.
+
+    Flower loads from the directory that the *server* names by app, version and hash, whatever bundle came with it: a
+    directory left by an earlier run, of before this client had conditions, would do.
+    """
+
+    def get(*args: Any, **keywords: Any) -> Callable[..., Any]:
+        if not _asked():
+            return get_loader(*args, **keywords)
+        from flwr.clientapp.utils import LoadClientAppError, load_app
+
+        return lambda *_: load_app(CLIENT_APP, LoadClientAppError, ROOT)
+
+    return get

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from deploy.own_code import checked
+from deploy.own_code import checked, loading_own
 
 POLL = 0.1
 OBJECT_BACKOFF = 0.05
@@ -156,9 +156,10 @@ def quiet_superlink() -> None:
 
 
 def own_code() -> None:
-    """A ClientApp looks at the run's bundle before it unpacks it, where its SuperNode's owner asks for that."""
+    """Where its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle."""
     module = "flwr.supernode.runtime.run_clientapp"
     replace(module, "install_from_fab", checked(_attribute(module, "install_from_fab")))
+    replace(module, "get_load_client_app_fn", loading_own(_attribute(module, "get_load_client_app_fn")))
 
 
 def apply(spawn: Spawn, poll: float = POLL) -> None:

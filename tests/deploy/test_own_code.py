@@ -1,13 +1,16 @@
 """What is in a bundle is code that will run: one byte that is not ours is refused before it is unpacked."""
 
 import io
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_files
+from flwr.clientapp.utils import get_load_client_app_fn
 
 from deploy.control import app_files
-from deploy.own_code import OWN_CODE, ForeignCode, check_bundle, checked
+from deploy.own_code import OWN_CODE, ForeignCode, check_bundle, checked, loading_own
 from deploy.processes import ROOT
 
 OURS = '[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
@@ -70,11 +73,32 @@ def test_flower_s_installer_looks_only_where_it_is_asked_to(home: Path, monkeypa
     monkeypatch.setenv(OWN_CODE, "1")
     with pytest.raises(ForeignCode):
         install(foreign, skip_prompt=True)
-    assert len(taken) == 1
+    content, _ = build_fab_from_files(app_files(ROOT, ROOT))
+    assert install(content, skip_prompt=True) == ROOT and len(taken) == 1  # and what passes is not unpacked
+
+
+def test_what_runs_is_the_installed_release_whatever_directory_the_server_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle that came may be ours and the directory named another: one that an earlier run has left there."""
+    left = tmp_path / "apps" / "someone.else.1.0.0.01234567"
+    left.mkdir(parents=True)
+    (left / "pyproject.toml").write_text(
+        (ROOT / "pyproject.toml").read_text().replace("client.app:app", "left_here:app")
+    )
+    (left / "left_here.py").write_text("from flwr.clientapp import ClientApp\napp = ClientApp()\n")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    load = loading_own(get_load_client_app_fn)
+    named = ("someone/else", "1.0.0", "0123456789")
+    monkeypatch.delenv(OWN_CODE, raising=False)
+    assert load("", None, True)(*named) is sys.modules.pop("left_here").app
+    monkeypatch.setenv(OWN_CODE, "1")
+    from client.app import app
+
+    assert load("", None, True)(*named) is app and "left_here" not in sys.modules
 
 
 def test_the_bundle_this_release_submits_passes_here() -> None:
-    from flwr.cli.build import build_fab_from_files
-
     content, _ = build_fab_from_files(app_files(ROOT, ROOT))
     check_bundle(content)
