@@ -141,11 +141,14 @@ def report(
 @app.command()
 def compare(
     run: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Ids or paths of two or more runs.")],
+    seeds: Annotated[bool, typer.Option("--seeds", help="One column for runs that differ in their seed only.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Show runs side by side: the settings in which they differ, and what came of it.
+    """Show runs side by side: the settings in which they differ, and what came of it. --seeds: mean ± deviation.
 
     prunella compare 20260101-120000-abcd latest
+
+    prunella compare --seeds runs/none-* runs/dgp-*
     """
     from deploy.errors import UsageError
     from deploy.runs import find
@@ -154,9 +157,9 @@ def compare(
         found = [find(runs, name) for name in run]
         if len({each.path for each in found}) < 2:
             raise UsageError("compare needs two runs that are not the same: `prunella runs` lists them")
-        from deploy.compare import comparison
+        from deploy.compare import by_seed, comparison
 
-        console.print(comparison(found))
+        console.print(comparison(by_seed(found) if seeds else [[run] for run in found]))
 
 
 @app.command("runs")
@@ -255,7 +258,7 @@ def export(
 
 @app.command()
 def reproduce(
-    claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3.")] = "",
+    claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM.")] = "",
     listed: Annotated[bool, typer.Option("--list", help="All claims, what they say and what they need.")] = False,
     size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("docs/results"),
@@ -269,6 +272,8 @@ def reproduce(
     prunella reproduce --list
 
     prunella reproduce D3 --data /data
+
+    prunella reproduce my_table:TABLE --data /data --out paper
     """
     from deploy.claims import reproduce
 
