@@ -15,6 +15,8 @@ from attacks.idlg import Idlg
 from attacks.ig import Ig
 from attacks.inversion import reconstruct
 from attacks.sgi import Sgi
+from core.errors import ConfigError
+from core.foreign import lookup
 from core.types import PrivateBatch, Reconstruction
 from tasks.task import Task
 
@@ -85,6 +87,14 @@ ATTACKS: dict[str, Attack] = {
     ),
     "label": Attack(label.Label, label.reconstruct, "honest-but-curious; last layer only", gives="labels"),
 }
+
+
+def find_attack(name: str) -> Attack:
+    """The line of ``ATTACKS``, or somebody's own by import path (``core.foreign``). Raises ``ConfigError``."""
+    found = lookup("attack", name, ATTACKS)
+    if not isinstance(found, Attack):
+        raise ConfigError(f"attack {name!r} is a {type(found).__name__}, not an attacks.Attack")
+    return found
 
 
 class Probe(NamedTuple):

@@ -6,10 +6,12 @@ for. Where one fails, nothing is compared: the verdict is "not judged". ``--out`
 and ``README.md`` there, the list of all claims, is written anew.
 
     python -m benchmarks.reproduce --list
+    python -m benchmarks.reproduce my_module:CLAIM
     python -m benchmarks.reproduce D3 [--size small] [--data shared/data] [--out docs/results]
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
@@ -25,13 +27,16 @@ from benchmarks.claims.verdict import REFUSED, Verdict
 from benchmarks.machine import machine
 from benchmarks.results import Result, listing, write
 from benchmarks.results_index import write_index, write_pages
-from core.errors import ConfigError, PrunellaError, unknown
+from core.errors import ConfigError, PrunellaError
+from core.foreign import digest, is_foreign, lookup
 
 VERSION = 1
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 USAGE, INTERRUPTED = 2, 130
 EPILOG = "Exit code: 0, 2 for what you can mend, 130 after Ctrl-C. A run that was stopped goes on where it was."
 Say = Callable[[str], object]
+NAMING = ("model", "defenses", "attack")  # settings that may name somebody's own code
+OURS = "attacks."  # rob's planted model, of which a measure's version tells
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,12 @@ class Cell:
     name: str
 
     def about(self, experiment: Experiment) -> Row:
-        """What its digest is of."""
+        """What its digest is of; a cell that runs somebody's own code is measured again once that was edited."""
         measure = experiment.measure
-        return {"measure": measure.name, "of": measure.version, "settings": self.settings, "seed": self.seed}
+        about = {"measure": measure.name, "of": measure.version, "settings": self.settings, "seed": self.seed}
+        named = ",".join(str(self.settings.get(key, "")) for key in NAMING).split(",")
+        code = {name: digest(name) for name in named if is_foreign(name) and not name.startswith(OURS)}
+        return {**about, "code": code} if code else about
 
 
 def control_of(cell: Cell, experiment: Experiment) -> Cell | None:
@@ -59,7 +67,9 @@ def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
     sweep, found = experiment.sweeps[size], {}
     for seed in sweep.seeds:
         for settings in sweep.cells:
-            name = ", ".join(f"{key} {settings[key]}" for key in (*experiment.keys, "arm") if key in settings)
+            name = ", ".join(
+                f"{key} {settings[key]}" for key in (*experiment.keys, experiment.series, "arm") if key in settings
+            )
             cell = Cell(settings, seed, f"{name}, seed {seed}")
             for one in (control_of(cell, experiment), cell):
                 if one is not None:
@@ -166,9 +176,17 @@ def source(data: Path | None) -> str:
     return "local Parquet copies" if data is not None else "the hub"
 
 
+def claim_of(name: str) -> Claim:
+    """The claim of that name, or somebody's own, which is called as it was asked for. Raises ``ConfigError``."""
+    claim = lookup("claim", name if is_foreign(name) else name.upper(), CLAIMS)
+    if not isinstance(claim, Claim):
+        raise ConfigError(f"claim {name!r} is a {type(claim).__name__}, not a benchmarks.claims.claim.Claim")
+    return dataclasses.replace(claim, name=name) if is_foreign(name) else claim
+
+
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0], epilog=EPILOG)
-    parser.add_argument("claim", nargs="?", default="", help="its name, as D3; --list has them all")
+    parser.add_argument("claim", nargs="?", default="", help="its name, as D3; --list has them all; or my_module:CLAIM")
     parser.add_argument("--list", action="store_true", dest="listed", help="name all claims, and what each one needs")
     parser.add_argument("--index", action="store_true", help="only write the README.md of --out anew")
     parser.add_argument("--pages", action="store_true", help="write pages and pictures of --out anew from their JSON")
@@ -198,13 +216,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for path in (*written, write_index(CLAIMS.values(), chosen.out)):
                 print(path)
             return 0
-        claim = CLAIMS.get(chosen.claim.upper())
-        if claim is None:
-            raise unknown("claim", chosen.claim, CLAIMS)
+        claim = claim_of(chosen.claim)
         if chosen.data is not None and not chosen.data.is_dir():
             raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda line: print(line, file=sys.stderr))
-        for path in (*write(done, chosen.out), write_index(CLAIMS.values(), chosen.out)):
+        written = write(done, chosen.out)
+        for path in written if is_foreign(claim.name) else (*written, write_index(CLAIMS.values(), chosen.out)):
             print(path)
         print(f"{claim.name} {done.verdict.word}: {done.verdict.reason}")
     except PrunellaError as error:

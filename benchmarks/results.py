@@ -275,8 +275,13 @@ def from_json(found: dict[str, Any], claim: Claim) -> Result:
 
 
 def stem(name: str, size: str) -> str:
-    """What the files of a claim are called: a size other than small is in it."""
-    return name if size == "small" else f"{name}-{size}"
+    """What the files of a claim are called: a size other than small is in it.
+
+    >>> stem("D3", "small"), stem("paper.table:MINE", "paper")
+    ('D3', 'MINE-paper')
+    """
+    short = name.rpartition(":")[2]
+    return short if size == "small" else f"{short}-{size}"
 
 
 def write(result: Result, out: Path) -> list[Path]:

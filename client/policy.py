@@ -7,9 +7,10 @@ A run's settings come from the server, and the server is whom the defenses are a
 ``epsilon-budget``  the most ε that all runs together may cost this client's examples, at ``delta`` (1e-5): a run that
                     promises none, or counts at a larger delta, is refused, and so is the round that would pass it
 
-A run that does not fit is refused before any example is read. The conditions are looked at by the code that runs here,
-so they are worth something only if that is the owner's: ``prunella supernode`` then takes no code of the server's
-(``deploy.own_code``).
+A run that does not fit is refused before any example is read, and so is one with a defense that is not of this release
+(``package.module:NAME``): what follows a required defense could undo it. The conditions are looked at by the code that
+runs here, so they are worth something only if that is the owner's: ``prunella supernode`` then takes no code of the
+server's (``deploy.own_code``).
 
 Errors: ``ConfigError``, which the server is told; it names settings.
 
@@ -39,6 +40,10 @@ class Policy:
     settings: Raw = field(default_factory=dict)
     epsilon_budget: float = 0.0
     delta: float = DELTA
+
+    @property
+    def conditions(self) -> bool:
+        return bool(self.defenses or self.settings or self.epsilon_budget)
 
 
 def _value(text: str) -> Any:
@@ -86,6 +91,9 @@ def read_policy(config: Mapping[str, object]) -> Policy:
 
 def check_run(policy: Policy, run: Run, raw: Raw, privacy: Privacy) -> None:
     """Raise ``ConfigError`` unless the run with these settings meets every condition."""
+    foreign = [name for name in run.defense_names if name not in DEFENSES]
+    if policy.conditions and foreign:
+        raise _refused("defenses of this release", ",".join(foreign))
     missing = [name for name in policy.defenses if name not in run.defense_names]
     if missing:
         raise _refused(f"the defenses {', '.join(missing)}", ",".join(run.defense_names))

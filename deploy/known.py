@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Generator, Tensor
 
-from attacks import ATTACKS, PROBES
+from attacks import ATTACKS, PROBES, find_attack
 from attacks.denoise import Channel
 from attacks.mia import MembershipLeakage, Model, membership_leakage
 from attacks.resume import Shelf
@@ -49,18 +49,19 @@ def tensors(path: Path, names: Sequence[str]) -> Tree:
 
 def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf: Shelf) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
-    takes = inspect.signature(ATTACKS[name].reconstruct).parameters
+    attack = find_attack(name)
+    takes = inspect.signature(attack.reconstruct).parameters
     if earlier and "earlier" not in takes:
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
-    if shelf.folder is not None and not ATTACKS[name].resumable:
+    if shelf.folder is not None and not attack.resumable:
         able = [n for n, line in ATTACKS.items() if line.resumable]
         raise UsageError(f"{name} is over in one go: --keep is for {', '.join(able)}")
-    if known is None and "known" in ATTACKS[name].needs:
+    if known is None and "known" in attack.needs:
         raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
-    given |= {"shelf": shelf} if ATTACKS[name].resumable else {}
+    given |= {"shelf": shelf} if attack.resumable else {}
     return given | ({"known": Channel(**tensors(known, ("public", "noise")))} if known is not None else {})
 
 

@@ -5,7 +5,8 @@ objective says how well it explains the update. Scores need the truth, which onl
 x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one. What an attack must know besides the view
 comes from files of the user's, too: ``deploy.known``.
 
-A trace may name a model by its import path. It is built, and its code run, only where the user names the same model.
+A trace may name a model by its import path. It is built, and its code run, only where the user names the same model. An
+attack of the user's own is named by its import path, too; both may stand in the present directory.
 """
 
 import sys
@@ -19,16 +20,17 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.utils import save_image
 
-from attacks import ATTACKS, PROBES, SECTIONS
+from attacks import PROBES, SECTIONS, find_attack
 from attacks.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
 from attacks.lpips import lpips
 from attacks.mia import MembershipLeakage
 from attacks.resume import Shelf
 from attacks.trace import load_trace, recorded_task
-from core.config import Raw, check_sections, parse_section, section_defaults
+from core.config import parse_section, section_defaults
 from core.device import pick_device
 from core.errors import AttackError, unknown
 from core.files import read_tree
+from core.foreign import is_foreign
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction, ServerView
 from deploy.errors import UsageError
@@ -66,7 +68,7 @@ class Replay:
             f"rebuilt    {len(self.answer.x)} images{labels}",
             f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
             *([] if self.pictures is None else [f"pictures   {self.pictures}"]),
-            *(self.scores() if ATTACKS[self.attack].gives == "images" else self.verdict()),
+            *(self.scores() if find_attack(self.attack).gives == "images" else self.verdict()),
         ]
 
     def verdict(self) -> list[str]:
@@ -99,13 +101,18 @@ class Replay:
         return [*lines, *([] if own is None else [f"labels     {own:.4g} named"])]
 
 
-def settings_of(name: str, given: Sequence[str]) -> Raw:
-    """``-c ig.iterations=200`` typed by the attack's defaults. Raises ``ConfigError``."""
-    if name not in SECTIONS:
+def settings_of(name: str, given: Sequence[str]) -> Any:
+    """The attack's settings after ``-c ig.iterations=200``. Raises ``ConfigError``."""
+    if name not in SECTIONS and not is_foreign(name):
         raise unknown("attack", name, SECTIONS)
-    raw = parse(given, section_defaults(name, SECTIONS[name]))
-    check_sections(raw, {name: SECTIONS[name]})
-    return raw
+    section = find_attack(name).settings if is_foreign(name) else SECTIONS[name]
+    return parse_section(parse(given, section_defaults(name, section)), name, section)
+
+
+def from_here() -> None:
+    """Let modules of the present directory be imported."""
+    here = str(Path.cwd())
+    sys.path[:0] = [] if here in sys.path else [here]
 
 
 def save(images: Tensor, path: Path) -> None:
@@ -146,8 +153,7 @@ def task_of(file: Path, model: str) -> Task | None:
     task = recorded_task(file)
     if task.model != model:
         raise UsageError(f"the trace is of the model {task.model!r}, not of {model!r}")
-    here = str(Path.cwd())
-    sys.path[:0] = [] if here in sys.path else [here]
+    from_here()
     return task
 
 
@@ -202,7 +208,7 @@ def perceived(truth: PrivateBatch, answer: Reconstruction, leakage: Leakage) -> 
 
 def judge(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
     """Membership inference against the weights a view ends with."""
-    settings: Any = parse_section(settings_of(name, given), name, SECTIONS[name])
+    settings = settings_of(name, given)
     known, asked = asked_of(sources.known, "--known"), asked_of(sources.truth, "--truth")
     view, task, _ = sources.views()
     found = probe(view, task, settings, known, asked, stream(seed, purpose="replay"))
@@ -213,12 +219,13 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     """Attack the view in ``sources.trace`` and write pictures into ``sources.out``; ``tell`` hears how far it is."""
     if name in PROBES:
         raise UsageError(f"{name} asks about examples instead of rebuilding some")
-    settings: Any = parse_section(settings_of(name, given), name, SECTIONS[name])
+    from_here()
+    settings = settings_of(name, given)
     file, title = find(sources.trace)
     batch = truth_of(sources.truth, file)
     view, task, earlier = sources.views()
     shelf = Shelf(sources.keep, tell=None if tell is None else lambda *now: tell(*now, settings.iterations))
-    attack, more = ATTACKS[name], keywords(name, sources.known, earlier, shelf)
+    attack, more = find_attack(name), keywords(name, sources.known, earlier, shelf)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
     if attack.gives == "labels":

@@ -1,17 +1,20 @@
 """Defenses a client applies before anything leaves it, what they claim, and the ledger of what they let through.
 
-A defense is one module, one test and one line here. ``chain.py`` puts them in order and checks what they return.
+A defense is one module, one test and one line here, or somebody's own by import path (``find_defense``). ``chain.py``
+puts them in order and checks what they return.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from core.errors import ConfigError
+from core.foreign import lookup
 from privacy.accounting import Privacy
 from privacy.adgp import AlignedPruning, adgp
 from privacy.ats import TransformationSearch, ats
 from privacy.channel import NaturalChannel, natural_channel
 from privacy.channel_personalized import PersonalizedChannel, personalized_channel
 from privacy.channel_white import WhiteChannel, white_channel
-from privacy.defense import Entry, Registry
+from privacy.defense import HEURISTIC, Entry, Registry
 from privacy.dgp import DualPruning, dgp
 from privacy.dp_fed import DpFed, dp_fed
 from privacy.dp_psac import DpPsac, dp_psac
@@ -40,7 +43,7 @@ DEFENSES: Registry = {
     "ats": Entry("data", TransformationSearch, ats),
     "gaussian": Entry("gradient", GaussianNoise, gaussian, noisy=True),
     "soteria": Entry("gradient", Soteria, soteria),
-    "precode": Entry("gradient", Precode, precode, claim="heuristic, no ε; part of the model"),
+    "precode": Entry("gradient", Precode, precode, claim=f"{HEURISTIC}; part of the model"),
     "outpost": Entry("gradient", Outpost, outpost),
     "dp-sgd": Entry("gradient", DpSgd, dp_sgd, EPSILON, noisy=True, private=True),
     "dp-psac": Entry("gradient", DpPsac, dp_psac, EPSILON, noisy=True, private=True),
@@ -57,6 +60,22 @@ DEFENSES: Registry = {
     "mask-hiding": Entry("update", MaskHiding, mask_hiding, fills=True),
     "leakage-guard": Entry("update", LeakageGuard, leakage_guard, noisy=True, guards=True),
 }
+
+
+def find_defense(name: str) -> Entry:
+    """The line of ``DEFENSES``, or somebody's own by import path (``core.foreign``), for which no claim is believed.
+
+    Raises ``ConfigError``, also where one wants an ε or to attack first: both take code that knows it.
+    """
+    if name in DEFENSES:
+        return DEFENSES[name]
+    found = lookup("defense", name, DEFENSES)
+    if not isinstance(found, Entry):
+        raise ConfigError(f"defense {name!r} is a {type(found).__name__}, not a privacy.defense.Entry")
+    if found.private or found.guards:
+        raise ConfigError(f"defense {name!r} says private or guards, which only those of this release can")
+    return replace(found, claim=HEURISTIC)
+
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.
 SECTIONS: dict[str, type] = {name: entry.settings for name, entry in DEFENSES.items() if fields(entry.settings)}

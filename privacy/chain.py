@@ -20,9 +20,9 @@ import torch
 from torch import Generator, Tensor
 
 from core.config import Raw, parse_section
-from core.errors import ConfigError, DefenseError, unknown
+from core.errors import ConfigError, DefenseError
 from core.trees import Mask, Tree, all_finite, zeros_like
-from privacy import DEFENSES
+from privacy import find_defense
 from privacy.defense import (
     STAGES,
     DataDefense,
@@ -42,7 +42,7 @@ ChainState = dict[str, State]
 
 @dataclass(frozen=True)
 class Link:
-    """One defense of a chain: its name in ``DEFENSES``, its settings, its functions and its registry line."""
+    """One defense of a chain: its name, its settings, its functions and its registry line."""
 
     name: str
     settings: Any
@@ -84,9 +84,7 @@ class Chain:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in DEFENSES:
-            raise unknown("defense", name, DEFENSES)
+    entries = {name: find_defense(name) for name in names}
     if not names:
         raise ConfigError("no defense is named: write defenses = 'none' to run without one")
     if len(set(names)) != len(names):
@@ -94,29 +92,30 @@ def _check_names(names: Sequence[str]) -> None:
     if "none" in names and len(names) > 1:
         raise ConfigError(f"defenses = '{','.join(names)}': 'none' stands alone, leave it out")
     for number, name in enumerate(names):
-        after = [other for other in names[number + 1 :] if not DEFENSES[other].guards]
-        if after and DEFENSES[name].fills:
+        after = [other for other in names[number + 1 :] if not entries[other].guards]
+        if after and entries[name].fills:
             raise ConfigError(f"{name} fills what the other defenses withheld: name it last")
-        if names[number + 1 :] and DEFENSES[name].guards:
+        if names[number + 1 :] and entries[name].guards:
             raise ConfigError(f"{name} attacks what the other defenses leave over: name it last")
-    ordered = sorted(names, key=lambda name: STAGES.index(DEFENSES[name].stage))
+    ordered = sorted(names, key=lambda name: STAGES.index(entries[name].stage))
     if list(names) != ordered:
         raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")
 
 
 def _check_private(names: Sequence[str]) -> None:
     """An epsilon covers what is computed from noised gradients; nothing else of a chain may look at the images."""
-    private = [name for name in names if DEFENSES[name].private]
+    entries = {name: find_defense(name) for name in names}
+    private = [name for name in names if entries[name].private]
     if len(private) > 1:
         raise ConfigError(f"defenses = '{','.join(names)}': only one of {', '.join(private)} can make the gradient")
     for name in names if private else ():
-        if DEFENSES[name].stage == "data":
+        if entries[name].stage == "data":
             raise ConfigError(
                 f"{name} is fitted on all images, which the ε of {private[0]} does not cover: leave it out"
             )
-        if DEFENSES[name].guards:
+        if entries[name].guards:
             raise ConfigError(f"{name} looks at the images, which the ε of {private[0]} does not cover: leave it out")
-    gradients = [name for name in names if DEFENSES[name].stage == "gradient"]
+    gradients = [name for name in names if entries[name].stage == "gradient"]
     if private and gradients != private:
         raise ConfigError(f"{private[0]} must be the only gradient defense: leave out the others")
 
@@ -128,7 +127,7 @@ def check_model(chain: Chain, buffers: Tree) -> None:
 
 
 def _link(name: str, raw: Raw) -> Link:
-    entry = DEFENSES[name]
+    entry = find_defense(name)
     settings: Any = parse_section(raw, name, entry.settings)
     return Link(name, settings, entry.build(settings), entry)
 

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from core.trees import Mask, Tree
 
 Stage = Literal["data", "gradient", "update"]
+HEURISTIC = "heuristic, no ε"
 STAGES: tuple[Stage, ...] = ("data", "gradient", "update")
 State = dict[str, Tree]
 
@@ -113,7 +114,7 @@ def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: Gen
 class Entry:
     """A line of ``privacy.DEFENSES``: its stage, settings (a frozen dataclass), builder, and what it claims.
 
-    ``claim`` is printed with every result: ``"heuristic, no ε"`` unless a theorem says more. ``noisy``: it changes a
+    ``claim`` is printed with every result: ``HEURISTIC`` unless a theorem says more. ``noisy``: it changes a
     gradient or an update that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger reads.
     ``fills``: an update defense that shares what others withheld; after it comes only a guard. ``guards``: what it does
     depends on an attack on the private images (``attacks.guard``); the last of a chain.
@@ -122,7 +123,7 @@ class Entry:
     stage: Stage
     settings: type
     build: Callable[[Any], Defense]
-    claim: str = "heuristic, no ε"
+    claim: str = HEURISTIC
     noisy: bool = False
     private: bool = False
     fills: bool = False

@@ -6,7 +6,6 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from attacks import ATTACKS
 from attacks import SECTIONS as ATTACK_SECTIONS
 from core.config import Raw, Run, check_sections, parse_run
 from core.errors import ConfigError
@@ -87,7 +86,7 @@ def describe(federation: Federation) -> None:
         versions=versions(),
         model_parameters=sum(t.numel() for t in initial(federation.task, 0)[0].values()),
         started=federation.store.run().get("started") or now(),
-        threat_model=f"{ATTACKS[run.attack].threat}. Strategy {run.strategy}, defenses {','.join(run.defense_names)}.",
+        threat_model=f"{federation.auditor.attack.threat}. Strategy {run.strategy}, defenses {','.join(chain.names)}.",
         claims=[f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True)],
     )
 

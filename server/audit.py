@@ -24,12 +24,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from attacks import ATTACKS
+from attacks import find_attack
 from attacks.control import PSNR_FLOOR
 from attacks.leakage import paired
 from attacks.trace import save_trace
 from core.config import Raw, Run, parse_section
-from core.errors import AttackError, ConfigError, unknown
+from core.errors import AttackError, ConfigError
 from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
 from core.trees import Tree, add, apply_mask, subtract
@@ -106,7 +106,7 @@ def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
 
     Raises ``ConfigError`` where that file is missing or does not fit the task.
     """
-    line, settings = ATTACKS[name], {k: v for k, v in raw.items() if k.startswith(f"{name}.")}
+    line, settings = find_attack(name), {k: v for k, v in raw.items() if k.startswith(f"{name}.")}
     if line.ready is None:
         return settings
     try:
@@ -136,9 +136,8 @@ class Auditor:
     """The audits of one run. ``finished`` collects outcomes as lines for the run store."""
 
     def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, roster: Roster, folder: Path) -> None:
-        if run.attack not in ATTACKS:
-            raise unknown("attack", run.attack, ATTACKS)
-        if ATTACKS[run.attack].gives == "labels" or ATTACKS[run.attack].needs:
+        self.attack = find_attack(run.attack)
+        if self.attack.gives == "labels" or self.attack.needs:
             # Its images say nothing, or it cannot start: either way a verdict would call a leaking run safe.
             raise ConfigError(
                 f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
@@ -191,7 +190,7 @@ class Auditor:
 
     def _file(self, round: int, kind: str, client: int | None, sent: Sent | ServerView) -> None:
         view = sent.view if isinstance(sent, Sent) else sent
-        threat = f"{ATTACKS[self.run.attack].threat}. {view.describe()}"
+        threat = f"{self.attack.threat}. {view.describe()}"
         job = Job(round, kind, client, threat, ",".join(view.defenses) or "none")
         folder = self.queue / job.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -312,7 +311,7 @@ class Auditor:
                 "client": job.client,
                 "attack": self.run.attack,
                 "defense": job.defense,
-                "adaptive": ATTACKS[self.run.attack].adaptive,
+                "adaptive": self.attack.adaptive,
                 "threat": job.threat,
                 "objective": result["objective"],
                 "seconds": result["seconds"],

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from attacks import ATTACKS
+from attacks import find_attack
 from attacks.leakage import score
 from attacks.resume import Shelf
 from attacks.trace import load_trace, recorded_task
@@ -62,7 +62,7 @@ def _rebuild(folder: Path) -> Reconstruction:
     job = json.loads((folder / JOB).read_text())
     task = recorded_task(folder / VIEW)  # written by our own server, which has built this model already
     view, _, _ = load_trace(folder / VIEW, task)
-    attack = ATTACKS[job["attack"]]
+    attack = find_attack(job["attack"])
     settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
     view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
     shelf = {"shelf": Shelf(folder / DESCENTS)} if attack.resumable else {}

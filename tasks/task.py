@@ -6,14 +6,14 @@
 (21882, {}, ['0.0.weight', '0.2.weight', '2.0.weight'])
 """
 
-import importlib
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from core.errors import ConfigError, unknown
+from core.errors import ConfigError
+from core.foreign import lookup
 from core.randomness import stream
 from core.trees import Tree
 from tasks.models import MODELS, Builder
@@ -53,23 +53,12 @@ def prunable(module: nn.Module) -> frozenset[str]:
 
 def _build(task: Task, seed: int) -> nn.Module:
     """Layers initialise themselves from torch's global generator, which is put back afterwards."""
-    builder = MODELS[task.model] if task.model in MODELS else _import(task.model)
+    builder: Builder = lookup("model", task.model, MODELS)
+    if not callable(builder):
+        raise ConfigError(f"model {task.model!r} is not a function of (shape, classes)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = builder(task.shape, task.classes)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {task.model!r} built a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def _import(name: str) -> Builder:
-    module_name, colon, function = name.partition(":")
-    if not colon:
-        raise unknown("model", name, MODELS)
-    try:
-        builder: Builder = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model {name!r} cannot be imported here: {error}") from None
-    if not callable(builder):
-        raise ConfigError(f"model {name!r} is not a function of (shape, classes)")
-    return builder

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from attacks import ATTACKS
+from attacks import find_attack
 from attacks.control import PSNR_FLOOR
 from attacks.leakage import score
 from benchmarks.claims.claim import Found, Measure, Settings
@@ -99,7 +99,7 @@ def part(images: Examples, start: int, length: int) -> Examples:
 
 def attack_settings(settings: Settings, model: str) -> Any:
     """See the module. ``tolerance``, where a cell has one, is that of the attack."""
-    how: Any = ATTACKS[settings["attack"]].settings()
+    how: Any = find_attack(settings["attack"]).settings()
     strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model and hasattr(how, "objective") else {}
     asked = {key: settings[key] for key in ("iterations", "tolerance") if settings.get(key)}
     return dataclasses.replace(how, **strong, **asked)
@@ -116,7 +116,7 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float
     """What an attack makes of the images of a cell."""
     images = pool(settings["dataset"], settings["images"], seed, data)
     client, batch = client_of(settings, images, seed, data), settings["batch"]
-    attack = ATTACKS[settings["attack"]]
+    attack = find_attack(settings["attack"])
     how = attack_settings(settings, client.task.model)
     rows: dict[str, list[float]] = {}
     for start in range(0, settings["images"], batch):

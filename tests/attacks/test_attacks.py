@@ -1,13 +1,18 @@
+"""What every attack must do; ``OWN_ATTACK=package.module:NAME`` in the environment asks it of somebody's own."""
+
 import dataclasses
+import os
 
 import pytest
+import torch
 
-from attacks import ATTACKS, PROBES, SECTIONS
+from attacks import ATTACKS, PROBES, SECTIONS, find_attack
 from attacks.control import PSNR_FLOOR, undefended_view
 from attacks.leakage import psnr
 from core.config import parse_section, section_defaults
+from core.errors import ConfigError
 from core.randomness import stream
-from core.types import PrivateBatch
+from core.types import PrivateBatch, ServerView
 from tasks.task import Task, initial
 from tests.attacks.conftest import SHAPES
 
@@ -21,6 +26,43 @@ def test_every_attack_has_a_section_whose_defaults_parse() -> None:
 def test_only_the_mask_aware_attack_claims_to_be_adaptive() -> None:
     for attack in ATTACKS.values():
         assert attack.adaptive == getattr(attack.settings(), "mask_aware", False) and attack.threat
+
+
+OWN = ATTACKS["ig"]._replace(threat="mine")
+
+
+def copied(view: ServerView) -> dict[str, dict[str, torch.Tensor]]:
+    """Its trees."""
+    trees = {f.name: getattr(view, f.name) for f in dataclasses.fields(view)}
+    return {name: {k: t.clone() for k, t in tree.items()} for name, tree in trees.items() if isinstance(tree, dict)}
+
+
+@pytest.mark.parametrize("name", os.environ.get("OWN_ATTACK", "ig,r-gap").split(","))
+def test_a_digit_is_rebuilt_the_same_way_twice_and_not_from_a_wrong_view(name: str, task, view, batch) -> None:
+    """The contract: settings are frozen and default, the view stays as it is, the seed decides, images are in the box,
+    what is undefended is recognised, and what comes of other weights is not. Labels are known."""
+    attack, truth = find_attack(name), batch(0, 1)
+    view = dataclasses.replace(view, labels=truth.y)
+    before = copied(view)
+    settings = attack.settings()
+    assert dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen and attack.threat
+    found, again = (attack.reconstruct(view, task, settings, stream(0, purpose="attack")) for _ in range(2))
+    assert torch.equal(found.x, again.x) and found.objective == again.objective
+    assert found.x.shape == truth.x.shape and 0 <= float(found.x.min()) <= float(found.x.max()) <= 1
+    after = copied(view)
+    assert all(torch.equal(after[field][key], t) for field, tree in before.items() for key, t in tree.items())
+    assert psnr(truth.x, found.x)[0] > PSNR_FLOOR
+    wrong = dataclasses.replace(view, params=initial(task, 1)[0])
+    missed = attack.reconstruct(wrong, task, settings, stream(0, purpose="attack"))
+    assert psnr(truth.x, missed.x)[0] < PSNR_FLOOR - 3
+
+
+def test_somebody_s_own_attack_is_found_and_what_is_none_is_refused() -> None:
+    assert find_attack(f"{__name__}:OWN") is OWN
+    with pytest.raises(ConfigError, match="is a dict, not an attacks.Attack"):
+        find_attack("attacks:ATTACKS")
+    with pytest.raises(ConfigError, match="did you mean 'sgi'"):
+        find_attack("sgo")
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])

@@ -143,6 +143,37 @@ def test_images_that_are_not_local_are_named_before_anything_runs(tmp_path: Path
     assert lines[0].startswith("mnist has no folder") and "1/6" in lines[1]
 
 
+def test_somebody_s_own_claim_is_measured_called_as_asked_and_kept_out_of_the_list_of_the_papers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "MINE", Laboratory().claim())
+    name, out = f"{__name__}:MINE", tmp_path / "out"
+    assert engine.main([name, "--cache", str(tmp_path / "cache"), "--out", str(out)]) == 0
+    assert f"{name} holds" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["MINE.json", "MINE.md", "MINE.png", "MINE.svg"]
+    assert f"`prunella reproduce {name} --size small`" in (out / "MINE.md").read_text()
+    for wrong, words in ((f"{__name__}:engine", "is a module, not"), ("nowhere:MINE", "cannot be imported here")):
+        assert engine.main([wrong]) == 2 and words in capsys.readouterr().err
+
+
+def test_a_cell_of_somebody_s_own_defense_is_measured_again_once_that_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    mine, laboratory = tmp_path / "edited_mine.py", Laboratory()
+    mine.write_text("KEEP = 1\n")
+    claim = laboratory.claim()
+    assert claim.experiment is not None
+    cells = tuple({"rate": rate, "defenses": d} for rate, d in ((0.1, "dgp"), (0.5, "dgp,edited_mine:KEEP")))
+    measure = dataclasses.replace(claim.experiment.measure, control=None)
+    changed = dataclasses.replace(claim.experiment, measure=measure, sweeps={"small": Sweep(cells, (0,))})
+    for text, rates in (("KEEP = 1\n", [0.1, 0.5]), ("KEEP = 1\n", []), ("KEEP = 2\n", [0.5])):
+        mine.write_text(text)
+        laboratory.made.clear()
+        run(dataclasses.replace(claim, experiment=changed), tmp_path / "cache")
+        assert [rate for rate, _ in laboratory.made] == rates
+
+
 def test_what_a_user_can_mend_is_one_line_and_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

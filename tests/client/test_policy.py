@@ -1,5 +1,6 @@
 """A client takes part on its owner's conditions or not at all."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_a_run_that_meets_them_passes(require: str) -> None:
 def test_another_is_refused_in_words(require: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         against({"require": require}, model="attacks.rob:cnn")
+
+
+@pytest.mark.parametrize("config", [{"require": "dgp"}, {"require": "rounds=10"}, {"epsilon-budget": 8.0}])
+def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: dict[str, object], capsys) -> None:
+    """``this`` prints when it is imported."""
+    with pytest.raises(ConfigError, match="defenses of this release; the run has this:KEEP"):
+        against(config, rounds=10, defenses="dp-sgd,dgp,this:KEEP")
+    with pytest.raises(ConfigError, match="unknown defense in require"):
+        read_policy({"require": "this:KEEP"})
+    assert "this" not in sys.modules
+    against({}, defenses="this:KEEP")  # a client without conditions runs the code of whoever submits
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from attacks.control import undefended_view
+from attacks.ig import Ig
 from attacks.trace import save_trace
 from core.errors import AttackError, ConfigError
 from core.files import write_tree
@@ -57,7 +58,7 @@ def test_an_undefended_view_is_rebuilt_and_drawn(tmp_path: Path) -> None:
 
 
 def test_settings_are_the_attacks_own() -> None:
-    assert settings_of("ig", ["ig.iterations=5"]) == {"ig.iterations": 5}
+    assert settings_of("ig", ["ig.iterations=5"]) == Ig(iterations=5)
     for name, given, told in (
         ("magic", [], "unknown attack"),
         ("ig", ["ig.iteration=5"], "did you mean 'ig.iterations'"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Generator
 
-import privacy.chain as chains
+import privacy
 from core.errors import ConfigError, DefenseError
 from core.files import read_tree, write_tree
 from core.trees import Tree, full_mask, map_trees, zeros_like
@@ -152,7 +152,7 @@ def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytes
         "half": Entry("gradient", NoDefense, lambda settings: half),
         "spy": Entry("update", NoDefense, lambda settings: spy),
     }
-    monkeypatch.setattr(chains, "DEFENSES", made)
+    monkeypatch.setattr(privacy, "DEFENSES", made)
     chain = build_chain(["half", "spy"], {})
     state = start(chain, IMAGES, LIKE, {"half": {"calls": {"n": torch.tensor(4)}}})
     defended, state = observe(chain, LIKE, LIKE, state, Generator())

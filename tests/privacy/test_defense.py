@@ -1,6 +1,10 @@
-"""The contract of every entry of ``DEFENSES``, driven through a chain as a client drives it."""
+"""The contract of every entry of ``DEFENSES``, driven through a chain as a client drives it.
+
+``OWN_DEFENSE=package.module:NAME`` in the environment asks it of somebody's own instead.
+"""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,15 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.config import check_sections, section_defaults
-from core.errors import DefenseError
+from core.errors import ConfigError, DefenseError
 from core.randomness import stream
 from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract
-from privacy import DEFENSES, SECTIONS
+from privacy import DEFENSES, SECTIONS, find_defense
 from privacy.chain import ChainState, build_chain, compose, observe, present, release, start
-from privacy.defense import STAGES, Outgoing, PrivateSettings, Step, StepDefense
+from privacy.defense import HEURISTIC, STAGES, Entry, Outgoing, PrivateSettings, Step, StepDefense
+from privacy.none import NoDefense, none
 from privacy.precode import PARTS
 
-every = pytest.mark.parametrize("name", list(DEFENSES))
+ENTRIES = {name: find_defense(name) for name in os.environ.get("OWN_DEFENSE", ",".join(DEFENSES)).split(",")}
+every = pytest.mark.parametrize("name", list(ENTRIES))
 shapes = st.lists(st.sampled_from([(), (1,), (2,), (5,), (0,), (3, 4), (2, 1, 3, 3)]), min_size=1, max_size=4)
 relaxed = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 IMAGES = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(9))
@@ -99,7 +105,7 @@ def test_same_seed_same_bits(name: str, sizes: list[tuple[int, ...]], seed: int)
     assert all(torch.equal(one[d][t][k], two[d][t][k]) for d in one for t in one[d] for k in one[d][t])
 
 
-@pytest.mark.parametrize("name", [name for name, entry in DEFENSES.items() if not entry.noisy])
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if not entry.noisy])
 def test_zero_updates_stay_zero(name: str) -> None:
     received = tree_of([(), (7,), (3, 3)], 1, scale=0.0)
     seen, _ = play(name, received, full_mask(received), received, 0)
@@ -112,7 +118,7 @@ PLACES = {
     "gradient": ("gradient", "update"),
     "update": ("gradient", "received", "update"),
 }
-poisoned_places = [(name, where) for name, entry in DEFENSES.items() for where in PLACES[entry.stage]]
+poisoned_places = [(name, where) for name, entry in ENTRIES.items() for where in PLACES[entry.stage]]
 
 
 @pytest.mark.parametrize("name, where", poisoned_places)
@@ -136,7 +142,7 @@ def test_nan_and_infinity_raise_without_naming_a_value(name: str, where: str, ba
 
 @every
 def test_the_entry_is_complete(name: str) -> None:
-    entry = DEFENSES[name]
+    entry = ENTRIES[name]
     assert entry.stage in STAGES and entry.claim
     assert dataclasses.is_dataclass(entry.settings) and entry.settings.__dataclass_params__.frozen  # type: ignore[attr-defined]
     built = entry.build(entry.settings())
@@ -149,3 +155,23 @@ def test_sections_hold_every_setting_and_parse_their_own_defaults() -> None:
         flat = section_defaults(name, cls)
         check_sections(flat, SECTIONS)
         assert flat and None not in flat.values()
+
+
+BOLD = Entry("update", NoDefense, none, claim="ε = 0", noisy=True)
+PRIVATE = Entry("gradient", NoDefense, none, private=True)
+GUARD = Entry("update", NoDefense, none, guards=True)
+
+
+def test_nothing_is_believed_of_somebody_s_own_defense() -> None:
+    chain = build_chain(["dgp", f"{__name__}:BOLD"], {})
+    assert chain.claims == (HEURISTIC, HEURISTIC) and chain.private is None
+    assert find_defense(f"{__name__}:BOLD") == dataclasses.replace(BOLD, claim=HEURISTIC)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("PRIVATE", "private or guards"), ("GUARD", "private or guards"), ("every", "not a privacy.defense.Entry")],
+)
+def test_one_that_wants_an_epsilon_or_is_none_is_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_chain([f"{__name__}:{name}"], {})

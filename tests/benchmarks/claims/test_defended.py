@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attacks import ATTACKS
 from attacks.control import PSNR_FLOOR
 from benchmarks.claims import defended
 from core.errors import AttackError
@@ -27,8 +28,7 @@ def test_rob_rebuilds_a_batch_and_what_it_misses_is_scored_as_grey(monkeypatch: 
     def silent(*arguments: object) -> Reconstruction:
         raise AttackError("nothing arrived")
 
-    line = defended.ATTACKS["rob"]._replace(reconstruct=silent)
-    monkeypatch.setitem(defended.ATTACKS, "rob", line)
+    monkeypatch.setitem(ATTACKS, "rob", ATTACKS["rob"]._replace(reconstruct=silent))
     found = defended.make(defended.behind(cell, "digits", "dgp"), 0, None)["rob"]
     assert found["answered"] == found["rebuilt"] == 0.0 and 3 < found["psnr"] < 15
     with pytest.raises(AttackError):  # an attack that cannot look at the undefended update is no score

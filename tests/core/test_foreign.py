@@ -1,0 +1,48 @@
+"""An import path is looked up where no registry has the name, and what cannot be imported is one line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from core.foreign import digest, lookup
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of somebody's own, ``foreign_mine``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "foreign_mine", raising=False)
+    file = tmp_path / "foreign_mine.py"
+    file.write_text("NAME = 'mine'\n")
+    return file
+
+
+def test_a_registry_comes_first_and_nothing_is_imported_for_its_names(mine: Path) -> None:
+    assert lookup("word", "foreign_mine:NAME", {"foreign_mine:NAME": "ours"}) == "ours"
+    assert lookup("word", "foreign_mine:NAME", {}) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nam", "unknown word 'nam': did you mean 'name'"),
+        ("nowhere:NAME", "cannot be imported here: No module named 'nowhere'"),
+        ("foreign_mine:NAM", "cannot be imported here: module 'foreign_mine' has no attribute 'NAM'"),
+        (":NAME", "cannot be imported here"),
+        (".mine:NAME", "cannot be imported here"),
+        ("foreign_mine:", "cannot be imported here"),
+    ],
+)
+def test_what_is_not_there_is_one_line(mine: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lookup("word", name, {"name": 1})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_edited_file_has_another_digest(mine: Path) -> None:
+    before = digest("foreign_mine:NAME")
+    assert before == digest("foreign_mine:NAME")
+    mine.write_text("NAME = 'other'\n")
+    assert digest("foreign_mine:NAME") != before
