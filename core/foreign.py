@@ -7,7 +7,7 @@ directory of ``PYTHONPATH``. Errors: ``ConfigError``.
 (1, 3.141592653589793)
 >>> lookup("number", "on", {"one": 1})
 Traceback (most recent call last):
-core.errors.ConfigError: unknown number 'on': did you mean 'one'? Valid: one
+core.errors.ConfigError: unknown number 'on': did you mean 'one'? Valid: one, package.module:NAME
 """
 
 import hashlib
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError, unknown
+
+FORM = "package.module:NAME"
 
 
 def is_foreign(name: str) -> bool:
@@ -29,12 +31,16 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
     if name in registry:
         return registry[name]
     if not is_foreign(name):
-        raise unknown(kind, name, registry)
-    module, _, attribute = name.partition(":")
+        raise unknown(kind, name, [*registry, FORM])
+    path, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{kind} {name!r} cannot be imported here: {error}") from None
+        module = importlib.import_module(path)
+    except (ImportError, TypeError, ValueError) as error:  # the last two: "", and a relative path
+        mend = "install its package on every machine, or have PYTHONPATH name its folder"
+        raise ConfigError(f"{kind} {name!r} cannot be imported here ({error}): {mend}") from None
+    if not hasattr(module, attribute):
+        raise unknown(f"name in {path}", attribute, (each for each in vars(module) if not each.startswith("_")))
+    return getattr(module, attribute)
 
 
 def digest(name: str) -> str:

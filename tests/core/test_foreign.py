@@ -28,11 +28,12 @@ def test_a_registry_comes_first_and_nothing_is_imported_for_its_names(mine: Path
     ("name", "words"),
     [
         ("nam", "unknown word 'nam': did you mean 'name'"),
-        ("nowhere:NAME", "cannot be imported here: No module named 'nowhere'"),
-        ("foreign_mine:NAM", "cannot be imported here: module 'foreign_mine' has no attribute 'NAM'"),
+        ("nothing", "Valid: name, package.module:NAME"),
+        ("nowhere:NAME", "cannot be imported here (No module named 'nowhere'): install its package"),
+        ("foreign_mine:NAM", "unknown name in foreign_mine 'NAM': did you mean 'NAME'? Valid: NAME"),
         (":NAME", "cannot be imported here"),
         (".mine:NAME", "cannot be imported here"),
-        ("foreign_mine:", "cannot be imported here"),
+        ("foreign_mine:", "unknown name in foreign_mine ''"),
     ],
 )
 def test_what_is_not_there_is_one_line(mine: Path, name: str, words: str) -> None:

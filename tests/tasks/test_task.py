@@ -73,7 +73,7 @@ def test_a_model_of_ones_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_models", module)
     assert initial(Task("my_models:build", (1, 4, 4), 3), 0)[0]["1.weight"].shape == (3, 16)
     for name, message in {
-        "my_models:missing": "cannot be imported",
+        "my_models:missing": "unknown name in my_models",
         "no_such_package.models:build": "cannot be imported",
         "my_models:wrong": "built a str",
         "my_models:number": "not a function",
