@@ -48,6 +48,7 @@ _ALL = (
     Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
+    Metric("clients_available", "gauge", "Clients that are there and within their budget, so that they can be asked."),
     Metric("clients_selected", "gauge", "Clients asked to train in the last round."),
     Metric("leakage_nmi_ratio", "gauge", "Normalised mutual information, 16 levels.", "ratio", _LEAK, "up"),
     Metric("leakage_psnr_decibels", "gauge", "Peak signal-to-noise ratio of the best match.", "dB", _LEAK, "up"),

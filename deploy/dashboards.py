@@ -126,10 +126,13 @@ def _state() -> list[Panel]:
         ),
         answer(
             "How many clients take part?",
-            "Clients asked to train in the last round.",
-            {"clients": f"prunella_clients_selected{{{HERE}}}"},
+            "Clients asked to train in the last round, of those that are there.",
+            {
+                "asked": f"prunella_clients_selected{{{HERE}}}",
+                "there": f"prunella_clients_available{{{HERE}}}",
+            },
             {},
-            "no round has ended",
+            "no client has come",
         ),
     ]
 

@@ -6,6 +6,7 @@ the start again after the server rewound it, gives the same state.
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Line = Mapping[str, Any]
+SPARE = 5.0  # seconds between two lines about who is there: fifty clients need a minute
 
 
 class Follower:
@@ -48,6 +50,7 @@ class State:
 
     round: int = 0
     rounds: int = 0
+    clients: int | None = None
     accuracy: float | None = None
     density: float | None = None
     seconds: float | None = None
@@ -75,6 +78,7 @@ def fold(state: State, line: Line) -> State:
     fields: dict[str, Any] = {
         "round": ("round", int),
         "rounds": ("rounds", int),
+        "clients_available": ("clients", int),
         "accuracy_ratio": ("accuracy", float),
         "mask_density_ratio": ("density", float),
         "round_seconds": ("seconds", float),
@@ -112,7 +116,11 @@ def describe(state: State) -> str:
 
     >>> describe(State(round=3, rounds=10, accuracy=0.8312, sent={"up": 2e6, "down": 5e5}))
     'round 3/10  accuracy 0.831  up 2.0 MB  down 500.0 kB'
+    >>> describe(State(clients=1))
+    'waiting for the clients: 1 is there'
     """
+    if state.clients is not None and not state.rounds:
+        return f"waiting for the clients: {state.clients} {'is' if state.clients == 1 else 'are'} there"
     parts = [f"round {state.round}/{state.rounds}" if state.rounds else f"round {state.round}"]
     parts += [f"accuracy {state.accuracy:.3f}"] if state.accuracy is not None else []
     parts += [f"density {state.density:.3f}"] if state.density is not None else []
@@ -130,10 +138,12 @@ class View(Protocol):
 
 
 class PlainView:
-    """A line when a round ends; for logs and pipes."""
+    """A line when a round ends, and before the first now and then one of who is there; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._state, self._printed = console, State(), 0
+        self._there: int | None = None
+        self._again = 0.0
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -145,6 +155,9 @@ class PlainView:
             if self._state.round > self._printed:
                 self._printed = self._state.round
                 self.say(describe(self._state))
+        if self._state.clients != self._there and not self._state.rounds and time.monotonic() >= self._again:
+            self._there, self._again = self._state.clients, time.monotonic() + SPARE
+            self.say(describe(self._state))
 
     def close(self) -> None:
         return
@@ -173,10 +186,9 @@ class LiveView:
     def show(self, lines: Iterable[Line]) -> None:
         for line in lines:
             self._state = fold(self._state, line)
-        if self._state.rounds:
-            self._bar.update(
-                self._task, description=describe(self._state), total=self._state.rounds, completed=self._state.round
-            )
+        if self._state.rounds or self._state.clients is not None:
+            total = self._state.rounds or None
+            self._bar.update(self._task, description=describe(self._state), total=total, completed=self._state.round)
 
     def close(self) -> None:
         self._bar.stop()

@@ -25,6 +25,7 @@ def round_rows(
         row("round", round),
         row("rounds", rounds),
         row("mask_density_ratio", density),
+        row("clients_available", stats.available),
         row("clients_selected", stats.selected),
         row("round_seconds", seconds),
         row("aggregate_seconds", stats.aggregate_seconds),

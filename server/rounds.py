@@ -23,7 +23,7 @@ from server.budget import past_budget, too_few
 from server.checkpoint import Checkpoint
 from server.exporter import Exporter
 from server.numbers import audit_rows, counter_rows, ledger_rows, round_rows
-from server.store import Row, RunStore
+from server.store import Row, RunStore, row
 from strategies.masked import MaskedMean, Model
 from strategies.replies import Contribution
 from tasks.data import Examples
@@ -202,7 +202,12 @@ def federate(federation: Federation, grid: Grid) -> None:
     start, tree = begin(federation)
     federation.auditor.recover(start, federation.store.audits())
     federation.auditor.warm_up()
-    federation.strategy.roster.wait_for(grid, max(run.min_clients, run.expected_clients), run.round_seconds)
+    wanted = max(run.min_clients, run.expected_clients)
+
+    def tell(count: int) -> None:
+        federation.emit(start, [row("clients_available", count)])
+
+    federation.strategy.roster.wait_for(grid, wanted, run.round_seconds, tell)
     arrays = to_dense(tree)
     for round in range(start + 1, run.rounds + 1):
         if reason := refused(federation, round):

@@ -39,6 +39,7 @@ from tasks.task import Task
 class RoundStats:
     """What a round cost and lost, for metrics: bytes per direction, failures by reason, times, defense rate."""
 
+    available: int = 0
     selected: int = 0
     sent: int = 0
     replies: int = 0
@@ -146,7 +147,7 @@ class MaskedMean(FedAvg):
         if self.locations is not None:
             self.locations.begin(server_round, self.mask, self._expected.params, chosen)
             self._expected = replace(self._expected, locations=self.locations.current)
-        self.stats.selected = len(chosen)
+        self.stats.available, self.stats.selected = len(members), len(chosen)
         wanted = sorted(self.importance_names(server_round))
         config = ConfigRecord({**config, "round": server_round, "importance": wanted})
         messages = self._messages(chosen, config, "train")

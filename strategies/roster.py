@@ -6,7 +6,7 @@ that does not, so every new node is asked once (``query.hello``).
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Literal
@@ -127,13 +127,17 @@ class Roster:
         seconds = min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0) if pause else 0.0
         self._vain[node] = (times, time.monotonic() + seconds)
 
-    def wait_for(self, grid: Grid, count: int, timeout: float) -> list[Member]:
-        """At least ``count`` members, or ``PrunellaError`` saying how many came."""
+    def wait_for(
+        self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None
+    ) -> list[Member]:
+        """At least ``count`` members, or ``PrunellaError`` saying how many came; ``tell`` hears of every change."""
         begin = changed = time.monotonic()
         known = 0
         while len(members := self.refresh(grid)) < count:
             now = time.monotonic()
-            known, changed = (len(members), now) if len(members) != known else (known, changed)
+            if len(members) != known:
+                known, changed = len(members), now
+                tell(known)
             said = "; ".join(sorted(set(self.refusals.values())))
             # Where somebody refuses this run, waiting for him to think otherwise is in vain; others may be on the way.
             if now > begin + timeout or (said and now > changed + REFUSED_SECONDS):

@@ -89,11 +89,28 @@ def test_plain_lines_one_a_round_however_they_arrive() -> None:
     assert "accuracy 0.500" in out.getvalue()
 
 
+def test_before_the_first_round_a_line_now_and_then_says_who_is_there(monkeypatch) -> None:  # noqa: ANN001
+    now = iter([100.0, 100.0, 101.0, 106.0, 106.0])
+    monkeypatch.setattr("deploy.progress.time.monotonic", lambda: next(now))
+    out = io.StringIO()
+    plain = PlainView(Console(file=out, width=200))
+    for count in (1, 2, 3):
+        plain.show([line(0, "clients_available", count)])
+    plain.show(LINES)
+    plain.show([line(2, "clients_available", 1)])
+    assert [text for text in out.getvalue().splitlines() if "there" in text] == [
+        "waiting for the clients: 1 is there",
+        "waiting for the clients: 3 are there",
+    ]
+
+
 def test_a_terminal_gets_a_bar() -> None:
     out = io.StringIO()
     live = view(Console(file=out, width=200, force_terminal=True))
     assert isinstance(live, LiveView)
     live.say("waiting")
+    live.show([line(0, "clients_available", 3)])
+    assert "3 are there" in live._bar.tasks[0].description and live._bar.tasks[0].total is None
     live.show(LINES)
     live.say("a client is gone")
     live.close()
