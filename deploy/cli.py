@@ -165,11 +165,11 @@ def compare(
 @app.command("runs")
 def list_runs(runs: Runs = Path("runs")) -> None:
     """List the runs, oldest first."""
-    from deploy.runs import RunDir, state
+    from deploy.runs import every, state
 
     with explained():
-        for path in sorted(p for p in runs.glob("*") if p.is_dir() and not p.is_symlink()):
-            console.print(f"{path.name}  {state(RunDir(path))}", highlight=False)
+        for run in every(runs):
+            console.print(f"{run.id}  {state(run)}", highlight=False)
 
 
 @app.command()

@@ -167,12 +167,18 @@ def point_latest(runs: Path, run_id: str) -> None:
     os.replace(link, runs / LATEST)
 
 
+def every(runs: Path) -> list[RunDir]:
+    """The runs, in the order of their ids; the folder holds the cells of ``prunella reproduce``, too."""
+    folders = (path for path in sorted(runs.glob("*")) if not path.is_symlink())
+    return [RunDir(path) for path in folders if (path / "logs").is_dir() or (path / "run.json").exists()]
+
+
 def find(runs: Path, name: str) -> RunDir:
     """The run with this id, path or unambiguous beginning of an id; ``latest`` works. Raises ``RunError``."""
     for path in (runs / name, Path(name)):
         if (path / "launch.json").exists() or (path / "run.json").exists():
             return RunDir(path.resolve())
-    known = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.is_symlink())
+    known = [run.id for run in every(runs)]
     matching = [known_id for known_id in known if name and known_id.startswith(name)]
     if len(matching) == 1:
         return RunDir((runs / matching[0]).resolve())

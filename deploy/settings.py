@@ -141,6 +141,7 @@ def check_names(settings: Mapping[str, Value]) -> None:
     import privacy
     import strategies
     import tasks
+    from core.foreign import FORM
 
     registries: dict[str, Iterable[str]] = {
         "strategy": strategies.STRATEGIES,
@@ -154,7 +155,8 @@ def check_names(settings: Mapping[str, Value]) -> None:
             if ":" in name or (key in ("model", "dataset") and set(name) & set("/.")):
                 continue  # somebody's own: "package.module:NAME", "imagefolder:/path", a Hugging Face name, a file
             if name.strip() and name.strip() not in registry:
-                raise unknown(key.removesuffix("s"), name.strip(), registry)
+                own = [FORM] if key in ("defenses", "attack", "model") else []
+                raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
 
 
 def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> None:

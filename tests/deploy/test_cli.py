@@ -106,5 +106,6 @@ def test_doctor_fails_when_something_must_be_mended(monkeypatch: pytest.MonkeyPa
 def test_runs_lists_ids_with_their_status(tmp_path: Path) -> None:
     (create(tmp_path, "one", 0).path / "run.json").write_text('{"status": "failed"}')
     create(tmp_path, "two", 0)
+    (tmp_path / "claims").mkdir()  # the cells of `prunella reproduce`
     result = RUNNER.invoke(cli.app, ["runs", "--runs", str(tmp_path)])
     assert result.output.split() == ["one", "failed", "two", "interrupted"]

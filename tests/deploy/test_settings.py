@@ -95,6 +95,7 @@ def test_an_installed_app_is_found_by_its_files(tmp_path: Path, monkeypatch: pyt
         ({"rate": 1.5}, "rate"),
         ({"strategy": "prunfl"}, "unknown strategy 'prunfl': did you mean 'prunefl'"),
         ({"defenses": "dgp,pripune"}, "unknown defense 'pripune'"),
+        ({"defenses": "dgp,mine"}, "package.module:NAME"),
         ({"attack": "magic"}, "unknown attack"),
         ({"model": "cn"}, "unknown model"),
         ({"dgp.top": 7.0}, "dgp.top"),
@@ -107,4 +108,5 @@ def test_the_rooms_rules_apply_to_prunella(given_: dict, told: str) -> None:
 
 def test_somebodys_own_model_data_and_app_are_theirs(smallest_app: Path) -> None:
     check(read_app(ROOT), {"model": "theirs.models:build", "dataset": "imagefolder:/data"})
+    check(read_app(ROOT), {"defenses": "dgp,theirs:KEEP", "attack": "theirs.attacks:SMOOTH"})
     check(read_app(smallest_app), {"rate": 99})

@@ -1,10 +1,12 @@
 """The audit round trip over an in-process Grid; the worker is a fork of the tests, once the real process."""
 
+import json
 import multiprocessing
 import signal
 import subprocess
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,17 @@ import torch
 from flwr.app import Message, MetricRecord
 
 import client.app
-from attacks import rog
+from attacks import ATTACKS, rog
+from attacks.sgi import Sgi
 from attacks.trace import load_trace
 from core.config import parse_run
 from core.errors import ConfigError
 from core.files import read_tree
 from core.randomness import stream
 from core.records import to_dense
+from privacy.defense import Entry
+from privacy.none import NoDefense
+from privacy.top_k import TopK, top_k
 from server.app import assemble, describe
 from server.audit import ready_settings, rebuilt_control
 from server.audit_worker import preload, serve
@@ -69,6 +75,27 @@ def go(folder: Path, consent: str | None, tamper: Any = None, **overrides: Any) 
 
 def kinds(federation: Federation) -> dict[str, dict[str, Any]]:
     return {audit["kind"]: audit for audit in federation.store.audits()}
+
+
+@dataclass(frozen=True)
+class Quick(Sgi):
+    iterations: int = 60
+
+
+OWN_ATTACK = ATTACKS["sgi"]._replace(settings=Quick, threat="mine")
+OWN_DEFENSE = Entry("update", NoDefense, lambda settings: top_k(TopK(0.5)), claim="perfect secrecy")
+
+
+def test_a_run_under_somebody_s_own_defense_and_attack_believes_no_claim(tmp_path: Path) -> None:
+    own = {"defenses": f"{__name__}:OWN_DEFENSE", "attack": f"{__name__}:OWN_ATTACK"}
+    federation, grid = go(tmp_path, "scores", **own)
+    audits = kinds(federation)
+    assert set(audits) == {"control", "control-defended", "client"} and audits["control"]["ok"] is True
+    assert {audit["attack"] for audit in audits.values()} == {own["attack"]}
+    assert audits["client"]["defense"] == own["defenses"] and audits["client"]["threat"].startswith("mine. ")
+    assert federation.store.run()["claims"] == [f"{own['defenses']}: heuristic, no ε"]
+    ledgers = [json.loads(file.read_text()) for file in tmp_path.glob("nodes/*/**/spent.json")]
+    assert ledgers and all("perfect" not in json.dumps(ledger) for ledger in ledgers)
 
 
 def test_pictures_consented_control_defended_and_client_are_all_scored(
