@@ -35,19 +35,15 @@ class Result:
 
     @property
     def experiment(self) -> Experiment:
-        if self.claim.experiment is None:
-            raise ValueError(f"{self.claim.name} was not measured")
         return self.claim.experiment
 
 
 def listing(claims: Iterable[Claim]) -> str:
-    """All claims: name, sizes it runs at and what they need or that it does not run, where it stands, what it says and
-    what was published."""
+    """All claims: name, sizes it runs at and what they need, where it stands, what it says and what was published."""
     lines = []
     for claim in claims:
         sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
-        state = f"runs: {sizes}" if claim.experiment else f"DOES NOT RUN YET: {claim.missing}"
-        lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [{state}]"]
+        lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
         lines.append(f"    published: {claim.published}")
     return "\n".join(lines)
 
@@ -165,17 +161,19 @@ def _lines(axes: Any, points: Sequence[Point], metric: Metric, plot: Plot, names
             seen = True
 
 
-def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None) -> None:
+def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None, series: Sequence[str]) -> None:
     """One bar a point, published numbers as crosses. Where more than the series tells points apart, the bars of a
-    series have its colour and those of one setting stand together; else every bar has its own."""
+    series have the colour of its place in ``series``, which is that of all panels, and those of one setting stand
+    together; else every bar has its own."""
     rests = [tuple(part for i, part in enumerate(p.label) if i != split) for p in points]
     grouped = any(len(rest) > 1 for rest in rests)
-    series = list(dict.fromkeys(rest[-1] for rest in rests))
     groups = list(dict.fromkeys(rest[:-1] for rest in rests)) if grouped else []
+    there = {group: [rest[-1] for rest in rests if rest[:-1] == group] for group in groups}
+    wide = 0.8 / max((len(names) for names in there.values()), default=1)
     for i, (point, rest) in enumerate(zip(points, rests, strict=True)):
-        kind = series.index(rest[-1]) if grouped else i
-        wide = 0.8 / len(series) if grouped else 0.8
-        x = groups.index(rest[:-1]) + (kind + 0.5) * wide - 0.4 if grouped else float(i)
+        kind, beside = (series.index(rest[-1]), there[rest[:-1]]) if grouped else (i, [])
+        middle = (len(beside) - 1) / 2
+        x = groups.index(rest[:-1]) + (beside.index(rest[-1]) - middle) * wide if grouped else float(i)
         style = {"color": COLOURS[kind % len(COLOURS)], "hatch": HATCHES[kind % len(HATCHES)], "edgecolor": "white"}
         named = grouped and all(other[-1] != rest[-1] for other in rests[:i])
         spread = point.spread(metric.key)
@@ -205,13 +203,14 @@ def draw(result: Result, path: Path) -> None:
     metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
     groups = _groups(result, plot.split)
     share: Any = "row" if plot.x is not None else False
+    series = list(dict.fromkeys(point.label[-1] for point in result.points))
     figure = Figure(figsize=(max(4.0, _width(groups, plot.x is None)), 2.6 * len(metrics)), layout="constrained")
     panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=share)
     for row, metric in zip(panels, metrics, strict=True):
         for axes, (name, points) in zip(row, groups.items(), strict=True):
             shown = [point for point in points if metric.key in point.values]
             if plot.x is None:
-                _bars(axes, shown, metric, plot.split)
+                _bars(axes, shown, metric, plot.split, series)
             else:
                 _lines(axes, shown, metric, plot, list(_curves(result.points, plot)))
                 axes.set_xlabel(plot.x_name, fontsize=9)
@@ -262,7 +261,7 @@ def from_json(found: dict[str, Any], claim: Claim) -> Result:
     """The result that ``as_json`` was given, so that its page can be written anew. Raises ``ConfigError`` where the
     claim has other cells or seeds by now: its numbers are no longer those of its settings."""
     size: Size = found["size"]
-    sweep = claim.experiment.sweeps.get(size) if claim.experiment else None
+    sweep = claim.experiment.sweeps.get(size)
     now = [] if sweep is None else [sweep.cells, sweep.seeds]
     if json.loads(json.dumps(now)) != [found["settings"], found["seeds"]]:
         raise ConfigError(f"{claim.name} was measured at other settings than it has now: measure it again")

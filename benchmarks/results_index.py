@@ -1,6 +1,6 @@
 """The list of what was measured, ``README.md`` of the results, made from the JSON file of every claim.
 
-A claim without a file is listed as not measured, with the reason where it cannot run.
+A claim without a file is listed as not measured yet.
 """
 
 import json
@@ -37,8 +37,7 @@ def rows(claim: Claim, folder: Path) -> list[str]:
     """A line of the table for every size measured, or one that says why there is none."""
     measured = found(claim, folder)
     if not measured:
-        why = f"not measured: {claim.missing}" if claim.missing else "not measured yet"
-        return [f"| {claim.name} | {claim.where} | {claim.says} | {why} |"]
+        return [f"| {claim.name} | {claim.where} | {claim.says} | not measured yet |"]
     return [
         f"| [{name}]({name}.md) | {claim.where} | {claim.says} | **{row['verdict']}**: {row['reason']} |"
         for name, row in measured

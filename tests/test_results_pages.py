@@ -33,7 +33,7 @@ def test_a_page_says_what_its_numbers_say_and_three_seeds_stand_behind(name: str
     assert text == page(from_json(found, CLAIMS[found["claim"]]), f"{name}.svg")  # reproduce --pages was run
     assert (RESULTS / f"{name}.svg").exists() and (RESULTS / f"{name}.png").exists()
     experiment = CLAIMS[found["claim"]].experiment
-    if experiment is not None and found["verdict"] != "not judged":
+    if found["verdict"] != "not judged":
         assert experiment.judge(points(name)).word == found["verdict"]  # the rule of today gives the verdict of then
 
 

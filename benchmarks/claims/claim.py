@@ -1,7 +1,7 @@
 """A claim of a paper, declared once: what it says, what was published, what to measure, when it counts as holding.
 
 A *cell* is one measurement at some settings and one seed; it gives metrics by series (``{"dgp": {"mb": 52.2}}``). A
-*point* is one series at one setting over all seeds. A claim that has no ``experiment`` is listed with the reason.
+*point* is one series at one setting over all seeds.
 """
 
 import math
@@ -100,29 +100,22 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Claim:
-    """``published`` is what stands in the paper, in words; its numbers are with the metrics. ``missing``: why it does
-    not run yet."""
+    """``published`` is what stands in the paper, in words; its numbers are with the metrics."""
 
     name: str
     paper: str
     where: str
     says: str
     published: str
-    missing: str = ""
-    experiment: Experiment | None = None
+    experiment: Experiment
     remarks: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if bool(self.missing) == (self.experiment is not None):
-            raise ValueError(f"claim {self.name} must either run or say why it does not")
-
     def sizes(self) -> tuple[Size, ...]:
-        return tuple(size for size in SIZES if self.experiment and size in self.experiment.sweeps)
+        return tuple(size for size in SIZES if size in self.experiment.sweeps)
 
     def datasets(self, size: Size) -> list[str]:
         """The images a size is measured on, as its cells name them."""
-        cells = self.experiment.sweeps[size].cells if self.experiment else ()
-        return sorted({str(cell["dataset"]) for cell in cells if "dataset" in cell})
+        return sorted({str(cell["dataset"]) for cell in self.experiment.sweeps[size].cells if "dataset" in cell})
 
     def needs(self, size: Size) -> str:
         """Its images, and whether it wants a GPU."""

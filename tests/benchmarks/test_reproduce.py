@@ -12,7 +12,6 @@ from benchmarks.claims import CLAIMS
 from benchmarks.claims.claim import Claim, Experiment, Measure, Metric, Plot, Sweep
 from benchmarks.claims.verdict import HOLDS, REFUSED, Verdict, falls
 from benchmarks.results import as_json, listing, write
-from core.errors import ConfigError
 
 
 class Laboratory:
@@ -69,7 +68,7 @@ def test_a_failed_control_refuses_whatever_the_numbers_say(tmp_path: Path) -> No
     asked: list[object] = []
     claim = Laboratory(rebuilt=19.9).claim()
     result = run(claim, tmp_path)
-    assert claim.experiment is not None and claim.experiment.judge(result.points).word == HOLDS
+    assert claim.experiment.judge(result.points).word == HOLDS
     assert result.verdict.word == REFUSED and "control" in result.verdict.reason and not asked
     page = write(result, tmp_path / "out")[0].read_text()
     assert "not judged" in page and page.count("control failed") == sum(not p.control for p in result.points) > 0
@@ -114,7 +113,6 @@ def test_pages_are_written_anew_from_their_numbers_unless_the_settings_changed(
     files[1].unlink()
     monkeypatch.setitem(CLAIMS, "T1", claim)
     assert engine.main(asked) == 0 and [path.read_bytes() for path in files] == before
-    assert claim.experiment is not None
     fewer = dataclasses.replace(claim.experiment, sweeps={"small": Sweep(({"rate": 0.1},))})
     monkeypatch.setitem(CLAIMS, "T1", dataclasses.replace(claim, experiment=fewer))
     assert engine.main(asked) == 2 and "measure it again" in capsys.readouterr().err
@@ -125,7 +123,7 @@ def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[s
     listed = capsys.readouterr().out
     assert listed.strip() == listing(CLAIMS.values())
     for claim in CLAIMS.values():
-        assert claim.says in listed and (claim.experiment is not None or claim.missing in listed)
+        assert claim.says in listed
     assert "small (mnist), paper (femnist; wants a GPU)" in listed and "small (no images)" in listed
 
 
@@ -136,7 +134,6 @@ def test_images_that_are_not_local_are_named_before_anything_runs(tmp_path: Path
     assert engine.elsewhere(CLAIMS["D5"], "small", None) == []  # digits are bundled
     lines: list[str] = []
     claim = Laboratory().claim()
-    assert claim.experiment is not None
     sweep = Sweep(({"rate": 0.1, "dataset": "mnist"},))
     other = dataclasses.replace(claim, experiment=dataclasses.replace(claim.experiment, sweeps={"small": sweep}))
     engine.reproduce(other, "small", tmp_path, tmp_path / "nothing", lines.append)
@@ -163,7 +160,6 @@ def test_a_cell_of_somebody_s_own_defense_is_measured_again_once_that_was_edited
     mine, laboratory = tmp_path / "edited_mine.py", Laboratory()
     mine.write_text("KEEP = 1\n")
     claim = laboratory.claim()
-    assert claim.experiment is not None
     cells = tuple({"rate": rate, "defenses": d} for rate, d in ((0.1, "dgp"), (0.5, "dgp,edited_mine:KEEP")))
     measure = dataclasses.replace(claim.experiment.measure, control=None)
     changed = dataclasses.replace(claim.experiment, measure=measure, sweeps={"small": Sweep(cells, (0,))})
@@ -174,13 +170,9 @@ def test_a_cell_of_somebody_s_own_defense_is_measured_again_once_that_was_edited
         assert [rate for rate, _ in laboratory.made] == rates
 
 
-def test_what_a_user_can_mend_is_one_line_and_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(CLAIMS, "T0", Claim("T0", "Toy", "Table 0", "flies", "nothing", missing="needs wings"))
+def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, word in (
         (["D33"], "did you mean"),
-        (["T0"], "cannot be run yet: needs wings"),
         (["D3", "--data", str(tmp_path / "nowhere")], "there is no folder"),
         (["L3", "--size", "paper"], "no size"),
     ):
@@ -188,6 +180,4 @@ def test_what_a_user_can_mend_is_one_line_and_2(
         said = capsys.readouterr().err
         assert word in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError):
-        engine.reproduce(CLAIMS["T0"], "small", tmp_path, None, print)
     assert Verdict(HOLDS, "x").word == "holds"

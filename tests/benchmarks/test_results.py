@@ -32,3 +32,11 @@ def test_a_table_has_a_row_a_point_and_the_same_numbers_draw_the_same_file(tmp_p
     for name in ("a.svg", "b.svg"):
         draw(result, tmp_path / name)
     assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
+
+
+def test_a_colour_means_one_series_in_all_panels(tmp_path: Path) -> None:
+    label, three = ("digits", "cnn", "dgp"), (0.5, 0.6, 0.7)
+    found = [Point((*label, "training"), {"accuracy": three}), Point((*label, "ig"), {"ssim": three})]
+    draw(Result(CLAIMS["D7"], "small", found, Verdict("holds", "x"), 1.0, MACHINE), tmp_path / "two.svg")
+    text = (tmp_path / "two.svg").read_text().upper()
+    assert all(colour in text for colour in COLOURS[:2]) and COLOURS[2] not in text
