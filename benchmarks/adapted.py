@@ -137,10 +137,10 @@ def learnt(bench: Bench, truth: PrivateBatch, image: int, priors: Mapping[str, s
     return row
 
 
-def learn(bench: Bench, folder: Path) -> dict[str, str]:
+def learn(task: Task, train: Examples, folder: Path) -> dict[str, str]:
     """The two priors, from training images; test images are attacked."""
-    draw, x, y = stream(0, purpose="prior"), bench.train.x[:PUBLIC], bench.train.y[:PUBLIC]
-    ggl.save(folder / "ggl.safetensors", ggl.train(PrivateBatch(x, y), bench.task.classes, draw))
+    draw, x, y = stream(0, purpose="prior"), train.x[:PUBLIC], train.y[:PUBLIC]
+    ggl.save(folder / "ggl.safetensors", ggl.train(PrivateBatch(x, y), task.classes, draw))
     rog.save(folder / "rog.safetensors", rog.train(x, draw, epochs=10))
     return {name: str(folder / f"{name}.safetensors") for name in ("ggl", "rog")}
 
@@ -166,7 +166,7 @@ def measure(bench: Bench, part: str, images: list[PrivateBatch], cache: Cache, d
         for image, truth in enumerate(images):
             about = {"part": part, "image": image, "iterations": bench.iterations, "dataset": dataset}
             if part == "learnt" and not priors and not cache.has(about):
-                priors = learn(bench, Path(folder))
+                priors = learn(bench.task, bench.train, Path(folder))
             make = {"priprune": priprune, "rounds": rounds}.get(part)
             rows.append(
                 cache.get(

@@ -10,9 +10,10 @@ client's first round, in which no error of earlier rounds is sent along; PriPrun
 
 The control of an image is the same attack, settings and seed on the same image without a defense; a leakage figure
 whose control failed proves nothing, and the table says so. Both attacks: Euclidean distance with L-BFGS on sigmoid
-networks, cosine with signed Adam elsewhere. For ``ats`` the likeness to the transformed image that was trained on is a
-row of its own (ATS-R). The attack that ``leakage-guard`` makes is not in its time. ``precode`` trains and is attacked
-with the bottleneck in the model; its control is the plain model's.
+networks, cosine with signed Adam elsewhere. ``--attacks`` may name ``ggl`` and ``rog`` too; what they bring along is
+learnt from training images, and the images attacked are test images. For ``ats`` the likeness to the transformed image
+that was trained on is a row of its own (ATS-R). The attack that ``leakage-guard`` makes is not in its time. ``precode``
+trains and is attacked with the bottleneck in the model; its control is the plain model's.
 
 Cells are kept in ``--cache`` as they are finished, by a digest of all their settings: a second run takes up where the
 first one was stopped.
@@ -30,7 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ import client.session
 import server.app
 from attacks import ATTACKS
 from attacks.control import PSNR_FLOOR
-from attacks.inversion import reconstruct
 from attacks.leakage import score
+from benchmarks.adapted import learn
 from benchmarks.cells import Cache, Row
 from benchmarks.defenses import turns
 from benchmarks.inprocess import run_in_process
@@ -56,12 +57,13 @@ from core.types import PrivateBatch
 from privacy import DEFENSES
 from privacy.chain import build_chain, start
 from strategies.local import Procedure, Received, local_update
-from tasks.data import Examples, batches, load_client, load_test, make_task
+from tasks.data import Examples, Partition, batches, load_client, load_test, make_task
 from tasks.task import Task, initial
 from tasks.training import Sgd
 
 VERSION = 1  # of what a cell means: a change forgets the cells of before
 WARM = 5
+LEARNT = {"ggl", "rog"}  # attacks that bring a prior along
 REPEAT, STEPS = 3, 5
 STILL = 1e-6  # the learning rate of timed steps: their time does not depend on it, and none may diverge
 TEST = 1000
@@ -139,19 +141,21 @@ def seconds(bench: "Bench", chosen: argparse.Namespace, defenses: str) -> Row:
     return turns({"none": work("none"), defenses: work(defenses)}, "none", REPEAT)[defenses]
 
 
-def attack_settings(attack: str, model: str, iterations: int) -> Any:
-    """The attack's settings for a model: see the module."""
-    strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model else {}
-    return dataclasses.replace(ATTACKS[attack].settings(), iterations=iterations, **strong)  # type: ignore[type-var]
+def attack_settings(attack: str, model: str, iterations: int, priors: Callable[[], Mapping[str, str]]) -> Any:
+    """The attack's settings for a model: see the module. ``priors`` are asked for where the attack learnt one."""
+    asked: Row = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model else {}
+    asked |= {"prior": priors()[attack]} if attack in LEARNT else {}
+    return dataclasses.replace(ATTACKS[attack].settings(), iterations=iterations, **asked)  # type: ignore[type-var]
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """The images of a table: those attacked, and a pool to fit and warm defenses on."""
+    """The images of a table: those attacked, and a pool to fit and warm defenses on. ``priors`` are files by attack."""
 
     task: Task
     pool: Examples
     seed: int
+    priors: Callable[[], Mapping[str, str]]
 
     def one(self, number: int) -> Examples:
         return Examples(self.pool.x[number : number + 1], self.pool.y[number : number + 1])
@@ -170,13 +174,14 @@ def prepared(bench: Bench, defenses: str, model: str, images: int) -> Sender:
 
 def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: str, number: int) -> Row:
     """Scores of one image under one attack; ``shown`` are those against what the model was shown."""
-    settings = attack_settings(attack, chosen.model, chosen.iterations)
+    settings = attack_settings(attack, chosen.model, chosen.iterations, bench.priors)
     private = bench.one(number)
     begin = time.process_time()
     try:
         client = prepared(bench, defenses, chosen.model, chosen.images)
         view, trained_on = seen(client, private, lambda p: stream(bench.seed, round=number, purpose=f"leakage-{p}"))
-        rebuilt = reconstruct(view, client.task, settings, stream(bench.seed, round=number, purpose="leakage-attack"))
+        draw = stream(bench.seed, round=number, purpose="leakage-attack")
+        rebuilt = ATTACKS[attack].reconstruct(view, client.task, settings, draw)
     except PrunellaError as error:  # withheld, nothing arrived, or the attack diverged: no score, and never a zero
         return {"failed": str(error), "seconds": time.process_time() - begin}
     found, there = score(rebuilt, PrivateBatch(private.x, private.y)), score(rebuilt, trained_on)
@@ -205,13 +210,16 @@ def summary(cells: Sequence[Row], controls: Sequence[Row]) -> Row:
     return {**found, "control": len(ok), "images": len(cells), "failed": len(cells) - len(scored)}
 
 
-def rows(chosen: argparse.Namespace) -> Iterator[Row]:
-    """One row a chain, as they are finished."""
+def rows(chosen: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """One row a chain, as they are finished. ``folder`` gets what attacks learn, where there is a cell to measure."""
     cache, data = Cache(Path(chosen.cache), VERSION), _test(chosen.dataset, None)
     if data is None:
         raise SystemExit(f"{chosen.dataset} has no test examples")
     order = torch.randperm(len(data.y), generator=stream(chosen.seed, purpose="leakage-images"))[:POOL]
-    bench = Bench(make_task(chosen.model, chosen.dataset, None), Examples(data.x[order], data.y[order]), chosen.seed)
+    task, pool = make_task(chosen.model, chosen.dataset, None), Examples(data.x[order], data.y[order])
+    whole = Partition("iid", clients=1)
+    priors = functools.cache(lambda: learn(task, load_client(chosen.dataset, whole, 0, None), folder))
+    bench = Bench(task, pool, chosen.seed, priors)
     common = {k: v for k, v in vars(chosen).items() if k not in ("defenses", "cache", "json", "attacks")}
     for defenses in chosen.defenses.split("+"):
         row: Row = {"defenses": defenses}
@@ -291,10 +299,11 @@ def main() -> None:
     done, attacks, begin = [], chosen.attacks.split(","), time.perf_counter()
     if not chosen.defenses.startswith("none"):
         chosen.defenses = f"none+{chosen.defenses}"
-    for number, row in enumerate(rows(chosen), 1):
-        done.append(row)
-        of = len(chosen.defenses.split("+"))
-        print(f"{number}/{of} {row['defenses']}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, row in enumerate(rows(chosen, Path(folder)), 1):
+            done.append(row)
+            of = len(chosen.defenses.split("+"))
+            print(f"{number}/{of} {row['defenses']}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
     machine = {"processors": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__}
     if chosen.json:
         print(json.dumps({"settings": vars(chosen), "rows": done, "machine": machine}))

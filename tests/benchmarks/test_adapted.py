@@ -12,7 +12,7 @@ from attacks import ggl, rog
 from core.randomness import stream
 from core.trees import density
 from core.types import PrivateBatch
-from tasks.data import Partition, load_client, load_test
+from tasks.data import Examples, Partition, load_client, load_test
 from tasks.task import Task
 
 
@@ -21,8 +21,8 @@ def digits() -> bench.Bench:
     return bench.Bench(Task("cnn", (1, 8, 8), 10), train, 1)
 
 
-def tiny(given: bench.Bench, folder: Path) -> dict[str, str]:
-    draw, train = stream(0, purpose="prior"), given.train
+def tiny(task: Task, train: Examples, folder: Path) -> dict[str, str]:
+    draw = stream(0, purpose="prior")
     few = PrivateBatch(train.x[:64], train.y[:64])
     ggl.save(folder / "ggl.safetensors", ggl.train(few, 10, draw, epochs=1, latent=4, width=16))
     rog.save(folder / "rog.safetensors", rog.train(few.x, draw, epochs=1, width=4))

@@ -75,9 +75,9 @@ def test_an_attack_that_fails_is_counted_and_not_scored() -> None:
 
 
 def test_zhus_network_is_attacked_with_its_own_settings() -> None:
-    assert bench.attack_settings("ig", "lenet-zhu", 7).optimizer == "lbfgs"
-    assert bench.attack_settings("sgi", "cnn", 7).optimizer == "auto"
-    assert bench.attack_settings("sgi", "cnn", 7).iterations == 7
+    found = {name: bench.attack_settings(name, "cnn", 7, lambda: {"rog": "here"}) for name in ("sgi", "rog")}
+    assert bench.attack_settings("ig", "lenet-zhu", 7, dict).optimizer == "lbfgs"
+    assert (found["sgi"].optimizer, found["sgi"].iterations, found["rog"].prior) == ("auto", 7, "here")
 
 
 def test_a_federation_in_which_every_client_withholds_is_named_and_has_no_accuracy(
