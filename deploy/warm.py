@@ -215,10 +215,12 @@ def preload(zygote: Zygote, modules: Sequence[str]) -> None:
 def forget_path() -> None:
     """Take this project's own directory off the path: an app must find its modules in its bundle or nowhere.
 
-    Installed from a wheel, that directory is ``site-packages``, where everything else lives too: it stays.
+    Installed from a wheel, that directory is ``site-packages``, where everything else lives too: it stays. So does the
+    present directory where ``PYTHONPATH`` names it: somebody's own model may lie there.
     """
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    dropped = {"", os.getcwd(), str(ROOT)} - installed
+    named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    dropped = ({"", os.getcwd()} - named | {str(ROOT)}) - installed
     sys.path[:] = [entry for entry in sys.path if entry not in dropped]
     kept = [entry for entry in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if entry not in dropped]
     if kept:

@@ -22,7 +22,7 @@ from strategies import build_strategy, uses_public
 from strategies.masked import Model
 from tasks.data import load_test, make_task
 from tasks.public import set_apart
-from tasks.task import initial, prunable
+from tasks.task import initial, prunable, require_fit
 
 app = ServerApp()
 
@@ -56,6 +56,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     folder = place(run)
     task = make_task(run.model, run.dataset, None)
     module = task.build()
+    require_fit(task, module)
     test = load_test(run.dataset, None)
     if test is None and run.evaluation == "server":
         raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")

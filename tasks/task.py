@@ -6,11 +6,13 @@
 (21882, {}, ['0.0.weight', '0.2.weight', '2.0.weight'])
 """
 
+import inspect
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
 
 from core.errors import ConfigError
 from core.foreign import lookup
@@ -51,11 +53,39 @@ def prunable(module: nn.Module) -> frozenset[str]:
     return frozenset(f"{name}.weight" if name else "weight" for name in layers)
 
 
+def require_fit(task: Task, module: nn.Module) -> None:
+    """Raise ``ConfigError`` unless every parameter of the task's model is one layer's own and can be trained in float32
+    and the model turns images of the task's shape into one number (logit) a class: what is wrong first in a model of
+    somebody's own."""
+    who, params = f"model {task.model!r}", dict(module.named_parameters(remove_duplicate=False))
+    if not params or any(isinstance(parameter, UninitializedParameter) for parameter in params.values()):
+        raise ConfigError(f"{who} has no parameters, or lazy layers: give every layer its sizes")
+    if shared := params.keys() - dict(module.named_parameters()).keys():
+        raise ConfigError(f"{who}: {min(shared)} is another layer's weight, too: give every layer its own")
+    for name, parameter in params.items():
+        if parameter.dtype != torch.float32 or not parameter.requires_grad:
+            state = "is frozen" if parameter.dtype == torch.float32 else f"is {parameter.dtype}"
+            raise ConfigError(f"{who}: {name} {state}, and every parameter is trained in float32: see docs/your-own.md")
+    training = module.training
+    try:
+        with torch.no_grad():
+            answer = module.eval()(torch.zeros(2, *task.shape))
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"{who} does not take images of {task.shape}: {error}") from None
+    finally:
+        module.train(training)
+    if not isinstance(answer, Tensor) or answer.shape != (2, task.classes):
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        raise ConfigError(f"{who} answers 2 images with {found}, not with one logit for each of {task.classes} classes")
+
+
 def _build(task: Task, seed: int) -> nn.Module:
     """Layers initialise themselves from torch's global generator, which is put back afterwards."""
     builder: Builder = lookup("model", task.model, MODELS)
-    if not callable(builder):
-        raise ConfigError(f"model {task.model!r} is not a function of (shape, classes)")
+    try:
+        inspect.signature(builder).bind(task.shape, task.classes)
+    except (TypeError, ValueError):
+        raise ConfigError(f"model {task.model!r} is not a function of (shape, classes)") from None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = builder(task.shape, task.classes)

@@ -146,6 +146,20 @@ def test_the_projects_directory_leaves_the_path_and_the_users_stays(monkeypatch:
     assert os.environ["PYTHONPATH"] == "/theirs"
 
 
+@pytest.mark.parametrize("entry", ["{}", "."])
+def test_the_present_directory_stays_where_the_user_names_it(
+    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT)])
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{entry.format(tmp_path)}")
+    warm.forget_path()
+    assert sys.path == [str(tmp_path)] and os.environ["PYTHONPATH"] == entry.format(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    warm.forget_path()
+    assert sys.path == []
+
+
 def test_installed_from_a_wheel_it_stays_for_everything_else_lives_there(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = sysconfig.get_path("purelib")
     monkeypatch.setattr(warm, "ROOT", Path(packages))

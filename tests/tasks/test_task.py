@@ -7,7 +7,7 @@ from torch import nn
 
 from core.errors import ConfigError
 from tasks import MODELS
-from tasks.task import Task, initial, prunable
+from tasks.task import Task, initial, prunable, require_fit
 
 NAMES = """cnn conv-1 conv-2 conv-4 conv-6 vgg-4 vgg-6 vgg-9 vgg-11 lenet-zhu lenet cnn6 alexnet vgg16 resnet10
 resnet18 ltp-1 ltp-2"""
@@ -70,13 +70,46 @@ def test_a_model_of_ones_own(monkeypatch):
     )
     module.wrong = lambda shape, classes: "a string"
     module.number = 3
+    module.Net = lambda classes=3: nn.Linear(16, classes)
     monkeypatch.setitem(sys.modules, "my_models", module)
     assert initial(Task("my_models:build", (1, 4, 4), 3), 0)[0]["1.weight"].shape == (3, 16)
     for name, message in {
-        "my_models:missing": "unknown name in my_models",
-        "no_such_package.models:build": "cannot be imported",
+        "my_models:biuld": "did you mean 'build'",
+        "my_models:Net": "not a function of",
+        "my_models.build": "Valid: .*package.module:NAME",
+        "no_such_package.models:build": "install its package on every machine",
         "my_models:wrong": "built a str",
         "my_models:number": "not a function",
     }.items():
         with pytest.raises(ConfigError, match=message):
             Task(name, (1, 4, 4), 3).build()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_registered_model_fits_its_task(name):
+    task = Task(name, (3, 32, 32), 7)
+    require_fit(task, task.build())
+
+
+def test_a_model_that_cannot_be_trained_on_the_task_is_refused_with_the_reason():
+    task = Task("mine:build", (1, 4, 4), 3)
+    flat = nn.Flatten()
+    shared = nn.Sequential(flat, nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    shared[2].weight = shared[1].weight
+    frozen, dropout = nn.Linear(16, 3), nn.Sequential(flat, nn.Linear(16, 3), nn.Dropout(0.5))
+    frozen.bias.requires_grad_(False)
+    require_fit(task, dropout)
+    assert dropout.training
+    for module, message in [
+        (nn.Sequential(flat, nn.Linear(16, 2)), r"\(2, 2\), not with one logit for each of 3"),
+        (nn.Sequential(flat, nn.Linear(16, 4)), r"\(2, 4\), not with one logit"),
+        (nn.LSTM(4, 3), "does not take images|a tuple"),
+        (nn.Sequential(flat, nn.Linear(9, 3)), r"does not take images of \(1, 4, 4\): .*mat1"),
+        (shared, "2.weight is another layer's weight"),
+        (nn.Sequential(flat, frozen), "1.bias is frozen"),
+        (nn.Sequential(flat, nn.Linear(16, 3).double()), "1.weight is torch.float64"),
+        (nn.Sequential(flat, nn.LazyLinear(3)), "lazy layers"),
+        (flat, "no parameters"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            require_fit(task, module)
