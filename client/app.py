@@ -38,6 +38,7 @@ from strategies.locations import RECORD
 from strategies.plan import Here, Plan
 from strategies.prunefl import Schedule, initial_mask, with_limit
 from strategies.replies import build_reply
+from tasks.data import class_names, require_same_classes
 from tasks.task import initial as initial_weights
 from tasks.task import prunable
 from tasks.training import evaluate as evaluate_model
@@ -213,8 +214,14 @@ def evaluate(message: Message, context: Context) -> Message:
 @app.query("hello")
 @guarded
 def hello(message: Message, context: Context) -> Message:
-    """Which client this is, and what it consents to."""
-    node = Session(context).node
+    """Which client this is, and what it consents to. A model or data that are missing here, or other classes than the
+    server's, raise now: the server leaves such a client out and says why."""
+    session = Session(context)
+    node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
+    classes = asked.get("classes")
+    session.task.build()
+    if isinstance(classes, list):
+        require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     record = ConfigRecord({"client": node.client, "audit": node.consent})
     return Message(RecordDict({"hello": record}), reply_to=message)
 

@@ -152,7 +152,7 @@ def check_names(settings: Mapping[str, Value]) -> None:
     }
     for key, registry in registries.items():
         for name in str(settings[key]).split(","):
-            if ":" in name or (key in ("model", "dataset") and set(name) & set("/.")):
+            if ":" in name or (key in ("model", "dataset") and set(name) & set("/.@")):
                 continue  # somebody's own: "package.module:NAME", "imagefolder:/path", a Hugging Face name, a file
             if name.strip() and name.strip() not in registry:
                 own = [FORM] if key in ("defenses", "attack", "model") else []

@@ -20,7 +20,7 @@ from server.store import RunStore, claimed, now
 from strategies import SECTIONS as STRATEGY_SECTIONS
 from strategies import build_strategy, uses_public
 from strategies.masked import Model
-from tasks.data import load_test, make_task
+from tasks.data import class_names, load_test, make_task
 from tasks.public import set_apart
 from tasks.task import initial, prunable, require_fit
 
@@ -66,6 +66,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
     model = Model(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
+    strategy.roster.classes = class_names(run.dataset, None)
     auditor = Auditor(run, raw, task, canary, strategy.roster, folder)
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None

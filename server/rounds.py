@@ -207,15 +207,16 @@ def federate(federation: Federation, grid: Grid) -> None:
     def tell(count: int) -> None:
         federation.emit(start, [row("clients_available", count)])
 
-    federation.strategy.roster.wait_for(grid, wanted, run.round_seconds, tell)
-    arrays = to_dense(tree)
+    roster = federation.strategy.roster
+    roster.wait_for(grid, wanted, run.round_seconds, tell, run.min_clients)
+    arrays, reason = to_dense(tree), None
     for round in range(start + 1, run.rounds + 1):
         if reason := refused(federation, round):
             log(WARNING, "%s", reason)
-            federation.store.write_run(note=reason)
             break
         arrays = one_round(federation, grid, round, arrays)
         take_audits(federation, grid)
+    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
     drain(federation, grid)
 
 

@@ -50,7 +50,7 @@ def read_hello(reply: Message, node: int) -> Member:
 
 class Roster:
     """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more,
-    ``refusals`` what nodes say that do not take part in this run.
+    ``refusals`` what nodes say that do not take part in this run, ``classes`` the names that theirs must have, if any.
 
     A question waits for its answer however late that comes: where many clients start on one machine, the last answers
     after minutes, and asked anew every time somebody stopped waiting, all of them would be late for ever."""
@@ -59,6 +59,7 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.refusals: dict[int, str] = {}
         self.spent: frozenset[int] = frozenset()
+        self.classes: tuple[str, ...] = ()
         self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
         self._vain: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
 
@@ -81,7 +82,8 @@ class Roster:
         waiting = {node for node, _ in self._open.values()} | self.members.keys()
         fresh = [node for node in online if node not in waiting and self._vain.get(node, (0, now))[1] <= now]
         lives = [HELLO_LIFE * 2.0 ** min(self._vain.get(node, (0, 0.0))[0], LONGEST) for node in fresh]
-        ids = grid.push_messages([_hello(node, life) for node, life in zip(fresh, lives, strict=True)]) if fresh else ()
+        questions = [_hello(node, life, self.classes) for node, life in zip(fresh, lives, strict=True)]
+        ids = grid.push_messages(questions) if questions else ()
         sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
         self._open |= sent
         return set(sent)
@@ -128,9 +130,10 @@ class Roster:
         self._vain[node] = (times, time.monotonic() + seconds)
 
     def wait_for(
-        self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None
+        self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None, least: int = 0
     ) -> list[Member]:
-        """At least ``count`` members, or ``PrunellaError`` saying how many came; ``tell`` hears of every change."""
+        """At least ``count`` members, or ``least`` (0: as many) where every other of them refuses this run; else
+        ``PrunellaError`` saying how many came. ``tell`` hears of every change."""
         begin = changed = time.monotonic()
         known = 0
         while len(members := self.refresh(grid)) < count:
@@ -138,15 +141,23 @@ class Roster:
             if len(members) != known:
                 known, changed = len(members), now
                 tell(known)
-            said = "; ".join(sorted(set(self.refusals.values())))
+            no = self.refusals.keys() & set(grid.get_node_ids())
+            if least and len(members) >= least and len(members) + len(no) >= count:
+                break
+            said = self.refused()
             # Where somebody refuses this run, waiting for him to think otherwise is in vain; others may be on the way.
             if now > begin + timeout or (said and now > changed + REFUSED_SECONDS):
                 raise PrunellaError(
                     f"{len(members)} of {count} clients came within {now - begin:.0f} s: start more SuperNodes, "
-                    "or lower min-clients" + (f". {len(self.refusals)} said no to this run: {said}" if said else "")
+                    "or wait for fewer (--supernodes, min-clients)" + (f". {said}" if said else "")
                 )
             time.sleep(0.2)
         return members
+
+    def refused(self) -> str:
+        """How many said no to this run, and why; "" where nobody did."""
+        said = "; ".join(sorted(set(self.refusals.values())))
+        return f"{len(self.refusals)} said no to this run: {said}" if said else ""
 
     def _refused(self, node: int, reason: str) -> None:
         """Note why a node does not take part, in few printable characters: it is a stranger's text."""
@@ -157,8 +168,9 @@ class Roster:
         self.refusals[node] = text
 
 
-def _hello(node: int, life: float) -> Message:
-    return Message(RecordDict({"hello": ConfigRecord()}), dst_node_id=node, message_type=HELLO, ttl=life)
+def _hello(node: int, life: float, classes: tuple[str, ...]) -> Message:
+    record = ConfigRecord({"classes": list(classes)} if classes else {})
+    return Message(RecordDict({"hello": record}), dst_node_id=node, message_type=HELLO, ttl=life)
 
 
 def selected(members: int, fraction: float, minimum: int) -> int:

@@ -1,8 +1,8 @@
 """Examples by the name of their dataset.
 
-A name is an entry of ``DATASETS``, perhaps with a place after a colon: ``digits``, ``imagefolder:/data/site-a``,
-``parquet:/data/cells``, ``mnist:/data/mnist`` (a local copy of the hub's Parquet files). ``root``, a node's own
-setting, goes before the place in the name, since each site keeps its data where it likes.
+A name is an entry of ``DATASETS``, perhaps with a shape and a place: ``digits``, ``imagefolder:/data/site-a``,
+``imagefolder@1x64x64:/data/site-a``, ``parquet:/data/cells``, ``mnist:/data/mnist`` (a local copy of the hub's Parquet
+files). ``root``, a node's own setting, goes before the place in the name: each site keeps its data where it likes.
 
 >>> describe("digits", None)
 ((1, 8, 8), 10)
@@ -10,9 +10,12 @@ setting, goes before the place in the name, since each site keeps its data where
 360
 """
 
+import logging
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import unknown
+from core.errors import ConfigError, DataError, unknown
 from tasks.datasets import DATASETS
 from tasks.datasets.dataset import Dataset
 from tasks.examples import Examples, batches
@@ -21,13 +24,22 @@ from tasks.partition import Partition
 from tasks.task import Task
 
 __all__ = ["Examples", "Partition", "batches", "describe", "load_client", "load_test", "make_task"]
+logger = logging.getLogger(__name__)
 
 
 def _find(dataset: str, root: Path | None) -> tuple[Dataset, Path | None]:
     name, _, place = dataset.partition(":")
+    name, _, size = name.partition("@")
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)
-    return DATASETS[name], root or (Path(place) if place else None)
+    entry = DATASETS[name]
+    if size:
+        found = re.fullmatch(r"([13])x([1-9]\d*)x([1-9]\d*)", size)
+        if entry.sized is None or found is None:
+            raise ConfigError(f"dataset {dataset!r}: only imagefolder can be resized, as in 'imagefolder@1x64x64'")
+        channels, height, width = map(int, found.groups())
+        entry = entry.sized((channels, height, width))
+    return entry, root or (Path(place) if place else None)
 
 
 def describe(dataset: str, root: Path | None) -> tuple[Shape, int]:
@@ -36,9 +48,28 @@ def describe(dataset: str, root: Path | None) -> tuple[Shape, int]:
     return entry.describe(path)
 
 
-def load_client(dataset: str, partition: Partition, client: int, root: Path | None) -> Examples:
-    """One client's training examples."""
+def class_names(dataset: str, root: Path | None) -> tuple[str, ...]:
+    """The classes in the order of their numbers; empty where the data does not name them."""
     entry, path = _find(dataset, root)
+    return entry.names(path)
+
+
+def require_same_classes(own: Sequence[str], others: Sequence[str]) -> None:
+    """Raise ``DataError`` where two sides number other classes, as far as both name them. The error counts them; their
+    names go to this machine's log only."""
+    if not own or not others or tuple(own) == tuple(others):
+        return
+    more, missing = sorted(set(own) - set(others)), sorted(set(others) - set(own))
+    logger.error("classes only this client has: %s; only the server: %s", ", ".join(more), ", ".join(missing))
+    how = f"{len(missing)} missing, {len(more)} unknown to it" if more or missing else "in another order"
+    raise DataError(f"this client's classes are not the server's: {how}; this client's log names them")
+
+
+def load_client(dataset: str, partition: Partition, client: int, root: Path | None) -> Examples:
+    """One client's training examples: its part of what all share, or the whole of what is its own."""
+    entry, path = _find(dataset, root)
+    if root is not None and entry.own:
+        partition, client = Partition("iid", 1), 0
     return entry.train(path, partition, client)
 
 

@@ -11,8 +11,14 @@ from tasks.partition import Partition
 
 class Dataset(NamedTuple):
     """``describe`` gives (C, H, W) and the number of classes, ``train`` one client's share, ``test`` the examples held
-    out for the server, or None where there are none. All raise ``DataError`` when the data is not as described."""
+    out for the server, or None where there are none, ``names`` those of the classes in their order, where the data has
+    any. All raise ``DataError`` when the data is not as described. ``own``: what a node's own configuration points at
+    is all its own, and not a copy of what all clients share. ``sized`` gives the same dataset with images of another
+    shape, where they are resized anyway."""
 
     describe: Callable[[Path | None], tuple[Shape, int]]
     train: Callable[[Path | None, Partition, int], Examples]
     test: Callable[[Path | None], Examples | None]
+    names: Callable[[Path | None], tuple[str, ...]] = lambda _: ()
+    own: bool = False
+    sized: "Callable[[Shape], Dataset] | None" = None

@@ -1,6 +1,7 @@
 """A folder of pictures, one folder per class, as ``torchvision.datasets.ImageFolder`` reads it.
 
-Each client has its own folder, so no partition applies. Pictures become RGB of 32x32 (bilinear, aspect not kept).
+A client's own folder is its own whole; a folder that all are pointed at is shared out. Pictures become RGB of 32x32, or
+of the shape named with the dataset (``imagefolder@1x64x64``: channels, height, width): bilinear, aspect not kept.
 Classes are numbered in the order of their folders' names, so every site keeps a folder for every class, an empty one
 where it has no pictures; a server without data describes the task by such a folder of empty ones. With folders
 ``train`` and ``test`` inside, those are the two splits; without, all pictures are for training and the server
@@ -9,9 +10,11 @@ client reaches the server and a file's name can name a patient, so names go to t
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from core.errors import ConfigError, DataError
@@ -19,7 +22,7 @@ from tasks.datasets.dataset import Dataset
 from tasks.datasets.images import to_tensor
 from tasks.examples import Examples
 from tasks.models.layers import Shape
-from tasks.partition import Partition
+from tasks.partition import Indices, Partition, members
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
@@ -43,43 +46,57 @@ def _split(path: Path | None, split: str) -> str:
     return split if path is not None and (path / split).is_dir() else ""
 
 
-def _readable(file: str) -> bool:
+def _readable(file: str, shape: Shape) -> bool:
     try:
-        to_tensor([Path(file).read_bytes()], SHAPE, resize=True)
+        to_tensor([Path(file).read_bytes()], shape, resize=True)
     except (OSError, DataError):
         return False
     return True
 
 
-def load(path: Path, folder: "ImageFolder") -> Examples:
-    """All pictures of an opened folder. Raises ``DataError`` when there are none or some cannot be read."""
-    files = [file for file, _ in folder.samples]
-    if not files:
-        raise DataError(f"the data folder {path.name!r} has no pictures")
+def load(path: Path, folder: "ImageFolder", chosen: Indices, shape: Shape) -> Examples:
+    """The chosen pictures of an opened folder. Raises ``DataError`` when some cannot be read."""
+    files = [folder.samples[index][0] for index in chosen]
     try:
-        images = to_tensor((Path(file).read_bytes() for file in files), SHAPE, resize=True)
+        images = to_tensor((Path(file).read_bytes() for file in files), shape, resize=True)
     except (OSError, DataError):
-        bad = [file for file in files if not _readable(file)]
+        bad = [file for file in files if not _readable(file, shape)]
         logger.error("pictures that cannot be read: %s", ", ".join(str(Path(file).relative_to(path)) for file in bad))
         raise DataError(
-            f"{len(bad)} of {len(files)} pictures cannot be read: this machine's log names them; remove or mend them"
+            f"{len(bad)} of {len(files)} pictures cannot be read: the log of the machine they lie on names them; "
+            "remove or mend them"
         ) from None
-    return Examples(images, torch.tensor(folder.targets))
+    return Examples(images, torch.tensor(folder.targets)[torch.from_numpy(chosen)])
 
 
-def describe(path: Path | None) -> tuple[Shape, int]:
-    return SHAPE, len(_open(path, _split(path, "train")).classes)
+def names(path: Path | None) -> tuple[str, ...]:
+    return tuple(_open(path, _split(path, "train")).classes)
 
 
-def train(path: Path | None, partition: Partition, client: int) -> Examples:
-    folder = _open(path, _split(path, "train"))
-    return load(Path(path or ""), folder)
+def describe(shape: Shape, path: Path | None) -> tuple[Shape, int]:
+    return shape, len(names(path))
 
 
-def test(path: Path | None) -> Examples | None:
+def train(shape: Shape, path: Path | None, partition: Partition, client: int) -> Examples:
+    folder, place = _open(path, _split(path, "train")), Path(path or "")
+    if not folder.samples:
+        raise DataError(f"the data folder {place.name!r} has no pictures")
+    return load(place, folder, np.sort(members(partition, client, np.array(folder.targets))), shape)
+
+
+def test(shape: Shape, path: Path | None) -> Examples | None:
     if not _split(path, "test"):
         return None
-    return load(Path(path or ""), _open(path, "test"))
+    folder = _open(path, "test")
+    if tuple(folder.classes) != names(path):
+        raise DataError("the folders in 'test' are not those beside it or in 'train': every class needs one in both")
+    return load(Path(path or ""), folder, np.arange(len(folder.samples)), shape) if folder.samples else None
 
 
-IMAGEFOLDER = Dataset(describe, train, test)
+def of_shape(shape: Shape) -> Dataset:
+    """Pictures of [C, H, W], C 1 (grey) or 3."""
+    how = partial(describe, shape), partial(train, shape), partial(test, shape)
+    return Dataset(*how, names, own=True, sized=of_shape)
+
+
+IMAGEFOLDER = of_shape(SHAPE)

@@ -125,11 +125,10 @@ def _is_image(kind: "pa.DataType") -> bool:
     return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _classes(source: "pads.Dataset", label: str) -> int:
-    """From the Hugging Face metadata, else from the labels."""
+def _names(source: "pads.Dataset", label: str) -> tuple[str, ...]:
+    """From the Hugging Face metadata."""
     metadata = json.loads((source.schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = metadata.get("info", {}).get("features", {}).get(label, {}).get("names")
-    return len(names) if names else int(column(source, label).max()) + 1
+    return tuple(metadata.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
 
 
 def guess(path: Path | None) -> Table:
@@ -145,7 +144,8 @@ def guess(path: Path | None) -> Table:
     except (OSError, ValueError, StopIteration):
         raise DataError("the first training image cannot be read") from None
     natural = next((name for name in NATURAL if name in source.schema.names), None)
-    return Table(image, label, natural, shape, _classes(source, label))
+    classes = len(_names(source, label)) or int(column(source, label).max()) + 1
+    return Table(image, label, natural, shape, classes)
 
 
 def _describe(path: Path | None) -> tuple[Shape, int]:
@@ -157,4 +157,6 @@ PARQUET = Dataset(
     _describe,
     lambda path, partition, client: train(guess(path), path, partition, client),
     lambda path: test(guess(path), path) if path else None,
+    lambda path: _names(open_training(path), guess(path).label),
+    own=True,
 )

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
-from core.errors import ConfigError
+from core.errors import ConfigError, DataError
 from core.records import from_coded, mask_from_coded, record_bytes, to_coded
 from core.trees import apply_mask, full_mask
 from tasks.task import Task, initial, prunable
@@ -102,6 +102,23 @@ def test_evaluation_is_refused_in_a_run_that_does_not_evaluate_on_clients_and_ra
 def test_hello_tells_number_and_consent(tmp_path: Path) -> None:
     hello = send(tmp_path, "query.hello", RecordDict(), {"audit": "scores"}).content["hello"]
     assert dict(hello) == {"client": 0, "audit": "scores"}
+
+
+def test_hello_raises_where_model_or_data_are_missing_or_the_classes_are_others(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cats").mkdir(parents=True)
+    (tmp_path / "mine" / "dogs").mkdir()
+    own = {"node": {"data": str(tmp_path / "mine")}, "dataset": "imagefolder:/centre"}
+
+    def asked(*classes: str) -> RecordDict:
+        return RecordDict({"hello": ConfigRecord({"classes": list(classes)})})
+
+    assert "hello" in send(tmp_path, "query.hello", asked("cats", "dogs"), **own).content
+    with pytest.raises(DataError, match="not the server's: 1 missing, 0 unknown"):
+        send(tmp_path, "query.hello", asked("cats", "dogs", "emus"), **own)
+    with pytest.raises(DataError, match="no readable folder"):
+        send(tmp_path, "query.hello", asked(), node={"data": str(tmp_path / "typo")}, dataset="imagefolder")
+    with pytest.raises(ConfigError, match="cannot be imported here"):
+        send(tmp_path, "query.hello", RecordDict(), model="not_installed.net:build")
 
 
 def test_initial_pruning_answers_with_a_mask_inside_the_limit(tmp_path: Path) -> None:

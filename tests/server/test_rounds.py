@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord
+from PIL import Image
 
 import client.app
 from core.config import parse_run
@@ -133,6 +134,27 @@ def test_gradients_that_are_not_finite_withhold_the_update_and_are_counted(tmp_p
     assert all(torch.equal(final(tmp_path / "far").tree[n], t * federation.strategy.mask[n]) for n, t in params.items())
     near = go(tmp_path / "near", learning_rate=1e-3, **run)
     assert "client_failures_total|client-error" not in near.counters and near.strategy.stats.replies == 2
+
+
+def test_a_run_goes_on_without_a_site_that_lacks_a_class_and_says_so(tmp_path: Path) -> None:
+    for site, classes in {"centre": "ab", "0": "ab", "1": "ab", "2": "a"}.items():
+        for split in ("train", "test"):
+            for number, name in enumerate(classes):
+                (tmp_path / site / split / name).mkdir(parents=True)
+                Image.new("RGB", (8, 8), (90 * number,) * 3).save(tmp_path / site / split / name / "1.png")
+    federation, raw = build(
+        tmp_path, dataset=f"imagefolder:{tmp_path}/centre", rounds=1, expected_clients=3, defenses="none",
+        strategy="random", seed=0,
+    )  # fmt: skip
+    grid = LocalGrid(client.app.app, 3, raw, tmp_path / "nodes")
+    for index, context in enumerate(grid.contexts.values()):
+        context.node_config["data"] = str(tmp_path / str(index))
+    federate(federation, OrderedGrid(grid, 0.01))
+    federation.auditor.close()
+    assert series(federation, "clients_selected") == [2.0]
+    assert (
+        "1 said no to this run: this client's classes are not the server's: 1 missing" in federation.store.run()["note"]
+    )
 
 
 def test_a_client_that_raises_is_counted_and_its_message_names_no_value(tmp_path: Path) -> None:

@@ -110,6 +110,20 @@ def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplo
     assert [member.client for member in roster.wait_for(grid, 2, timeout=60.0)] == [0, 1] and not roster.refusals
 
 
+def test_the_others_go_on_without_who_refuses_if_they_are_enough() -> None:
+    """`submit --supernodes 3` failed after a minute where one site said no, whatever min-clients was."""
+    grid = HelloGrid({4: {"client": 0}, 5: {"client": 1}}, [4, 5, 9])
+    grid.reason = "<class 'core.errors.ConfigError'>:<'only with dgp'>"
+    roster = Roster()
+    roster.classes = ("cats", "dogs")
+    assert [member.client for member in roster.wait_for(grid, 3, timeout=0.1, least=2)] == [0, 1]
+    assert roster.refused() == "1 said no to this run: only with dgp"
+    assert grid.asked[0].content["hello"]["classes"] == ["cats", "dogs"]
+    for count, least in ((4, 2), (3, 3)):  # one more may be on the way; two are too few
+        with pytest.raises(PrunellaError, match=f"2 of {count} clients"):
+            roster.wait_for(grid, count, timeout=0.1, least=least)
+
+
 def test_a_client_app_that_crashes_is_no_refusal() -> None:
     grid = HelloGrid({}, [4])
     grid.code = 8

@@ -4,10 +4,11 @@ import torch
 from PIL import Image
 
 from core.errors import ConfigError, DataError
+from tasks.data import class_names, describe, load_client, require_same_classes
 from tasks.datasets.imagefolder import IMAGEFOLDER, SHAPE
 from tasks.partition import Partition
 
-ANY = Partition("iid", 9)
+ANY = Partition("iid", 1)
 
 
 def _picture(path, level, size=(20, 10)):
@@ -29,13 +30,50 @@ def test_pictures_of_any_size_with_their_classes(tmp_path):
     assert torch.allclose(share.x.mean(dim=(1, 2, 3)), torch.tensor([0.0, 0.2, 0.4, 1.0]), atol=1e-3)
 
 
+def test_pictures_of_the_shape_the_dataset_names(tmp_path):
+    _site(tmp_path)
+    grey = load_client(f"imagefolder@1x12x9:{tmp_path}", ANY, 0, None)
+    assert grey.x.shape == (4, 1, 12, 9) and describe("imagefolder@1x12x9", tmp_path) == ((1, 12, 9), 3)
+    assert torch.allclose(grey.x.mean(dim=(1, 2, 3)), torch.tensor([0.0, 0.2, 0.4, 1.0]), atol=1e-3)
+    for wrong in ("imagefolder@64", "imagefolder@2x8x8", "imagefolder@1x0x8", "mnist@1x8x8"):
+        with pytest.raises(ConfigError, match="imagefolder@1x64x64"):
+            describe(wrong, tmp_path)
+
+
 def test_an_empty_class_counts(tmp_path):
     assert IMAGEFOLDER.describe(_site(tmp_path)) == (SHAPE, 3)
 
 
-def test_no_partition_applies(tmp_path):
+def test_one_folder_for_all_is_shared_out_and_a_clients_own_is_not(tmp_path):
     _site(tmp_path)
-    assert torch.equal(IMAGEFOLDER.train(tmp_path, ANY, 0).x, IMAGEFOLDER.train(tmp_path, ANY, 8).x)
+    two = Partition("iid", 2)
+    shares = [load_client(f"imagefolder:{tmp_path}", two, client, None) for client in range(2)]
+    assert [len(share) for share in shares] == [2, 2]
+    together = torch.cat([share.x for share in shares]).mean(dim=(1, 2, 3))
+    assert torch.allclose(together.sort().values, torch.tensor([0.0, 0.2, 0.4, 1.0]), atol=1e-3)
+    assert sorted(y for share in shares for y in share.y.tolist()) == [0, 0, 0, 1]
+    assert len(load_client("imagefolder", two, 1, tmp_path)) == 4
+
+
+def test_a_class_that_the_held_out_pictures_lack_does_not_shift_the_others(tmp_path):
+    _site(tmp_path / "train")
+    _picture(tmp_path / "test" / "dogs" / "b.png", 9)
+    with pytest.raises(DataError, match="every class needs one in both"):
+        IMAGEFOLDER.test(tmp_path)
+
+
+def test_classes_by_other_names_are_refused_and_named_in_the_log_only(tmp_path, caplog):
+    _site(tmp_path / "here")
+    _site(tmp_path / "there")
+    (tmp_path / "there" / "emus").rename(tmp_path / "there" / "apes")
+    here, there = (class_names("imagefolder", tmp_path / name) for name in ("here", "there"))
+    require_same_classes(here, here)
+    require_same_classes((), there)
+    with pytest.raises(DataError, match="1 missing, 1 unknown to it") as caught:
+        require_same_classes(here, there)
+    assert "emus" not in str(caught.value) and "apes" not in str(caught.value) and "emus" in caplog.text
+    with pytest.raises(DataError, match="in another order"):
+        require_same_classes(here, here[::-1])
 
 
 def test_splits_inside_the_folder(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from core.errors import ConfigError, DataError
+from tasks.data import load_client
 from tasks.datasets.parquet import PARQUET, Table, encoded, find, guess, train
 from tasks.partition import Partition
 
@@ -50,7 +51,14 @@ def test_it_describes_itself(tmp_path):
 def test_classes_of_the_metadata_win(tmp_path):
     info = b'{"info": {"features": {"label": {"names": ["a", "b", "c", "d", "e", "f"], "_type": "ClassLabel"}}}}'
     pq.write_table(pa.table(_cells()).replace_schema_metadata({b"huggingface": info}), tmp_path / "train.parquet")
-    assert PARQUET.describe(tmp_path)[1] == 6
+    assert PARQUET.describe(tmp_path)[1] == 6 and PARQUET.names(tmp_path) == tuple("abcdef")
+
+
+def test_a_sites_own_files_are_not_cut_into_shares(tmp_path):
+    _write(tmp_path)
+    two = Partition("iid", 2)
+    assert len(load_client("parquet", two, 1, tmp_path)) == COUNT
+    assert len(load_client(f"parquet:{tmp_path}", two, 1, None)) == COUNT // 2
 
 
 def test_natural_ids(tmp_path):
