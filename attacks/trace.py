@@ -58,7 +58,8 @@ def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, 
     if task is not None and recorded != task:
         raise AttackError(f"the trace is of {recorded}, not of {task}")
     if task is None and recorded.model not in MODELS:
-        raise AttackError(f"the trace names the model {recorded.model!r}, which is no entry of MODELS: pass its task")
+        mend = f"pass its task, or --model {recorded.model} to prunella audit, if its code may run here"
+        raise AttackError(f"the trace names {recorded.model!r}, a model of somebody's own: {mend}")
     view = _view(tensors, about)
     check_view(view, recorded.build())
     return view, recorded, about["extra"]

@@ -32,7 +32,7 @@ def failure_row(lines: Sequence[Line]) -> Rows:
     """Replies that were left out, by reason; counters, so the last line of a reason counts."""
     last = {line["labels"]["reason"]: line["value"] for line in lines if line["metric"] == "client_failures_total"}
     counted = [f"{reason} {value:.0f}" for reason, value in sorted(last.items()) if value]
-    return [("replies left out", ", ".join(counted))] if counted else []
+    return [("replies left out", f"{', '.join(counted)}; why: 'left out' in the server's log")] if counted else []
 
 
 def leakage_rows(audits: Sequence[Line]) -> Rows:

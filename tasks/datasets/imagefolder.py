@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 def _open(path: Path | None, split: str) -> "ImageFolder":
     if path is None:
-        raise ConfigError("say where the pictures lie: dataset 'imagefolder:/folder', or a node's own data root")
+        raise ConfigError(
+            "say where the pictures lie: dataset 'imagefolder:/folder', or a node's own --data; on a server without "
+            "pictures a folder with an empty one per class will do"
+        )
     from torchvision.datasets import ImageFolder
 
     try:

@@ -44,7 +44,7 @@ def test_bytes_beside_what_dense_would_take() -> None:
 def test_failures_count_once_by_reason() -> None:
     lines = [metric("client_failures_total", n, reason="late") for n in (1, 2)]
     lines += [metric("client_failures_total", 0, reason="shape")]
-    assert rows({}, lines, []) == [("replies left out", "late 2")]
+    assert rows({}, lines, []) == [("replies left out", "late 2; why: 'left out' in the server's log")]
 
 
 def test_leakage_shows_the_last_and_worst_with_its_control() -> None:
