@@ -176,6 +176,7 @@ def supernode(
         from deploy.keys import Keys
         from deploy.machines import Address, Node
         from deploy.member import serve
+        from deploy.patches import poll_for
         from deploy.ports import free_ports
 
         name = name or f"node-{client_id}"
@@ -199,7 +200,8 @@ def supernode(
         machines.check_node(node)
         machines.check_greeting(node)
         machines.prepare(node.home, "state")
-        serve(machines.node_processes(node, machines.write_node_config(node)), node.warm, say, patience)
+        processes = machines.node_processes(node, machines.write_node_config(node))
+        serve(processes, node.warm, say, patience, poll_for(node.clients))
 
 
 @app.command()

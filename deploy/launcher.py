@@ -229,7 +229,7 @@ def backend_for(request: Request, run: RunDir) -> Backend:
     if request.stock:
         return Stock()
     poll = POLL if request.simulate else poll_for(request.supernodes)
-    env = {**ENV, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll)}
+    env = dict(ENV)
     if request.simulate:  # virtual clients have no configuration of their own
         env |= {"PRUNELLA_STATE_DIR": str(run.path / "nodes"), "PRUNELLA_AUDIT": request.audit}
     return Warm(run.log("warm"), env, PRELOAD, poll)

@@ -139,12 +139,12 @@ class Member:
         return ""
 
 
-def serve(processes: Sequence[Process], warm: bool, say: Say, patience: float = PATIENCE) -> None:
+def serve(processes: Sequence[Process], warm: bool, say: Say, patience: float = PATIENCE, poll: float = POLL) -> None:
     """Print the commands, run them until Ctrl-C or SIGTERM (``KeyboardInterrupt``), or until they fail for good."""
     for process in processes:
         say(command_line(process))
     with terminated():
-        backend = start_backend(Path(processes[0].log).parent, warm)
+        backend = start_backend(Path(processes[0].log).parent, warm, poll)
         try:
             member = Member(processes, backend, say, patience)
             member.start()
@@ -155,6 +155,5 @@ def serve(processes: Sequence[Process], warm: bool, say: Say, patience: float = 
             backend.stop()
 
 
-def start_backend(logs: Path, warm: bool) -> Backend:
-    env = {**ENV, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(POLL)}
-    return Warm(logs / "warm.log", env, PRELOAD, POLL) if warm else Stock()
+def start_backend(logs: Path, warm: bool, poll: float = POLL) -> Backend:
+    return Warm(logs / "warm.log", ENV, PRELOAD, poll) if warm else Stock()

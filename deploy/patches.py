@@ -18,6 +18,7 @@ from typing import Any
 from deploy.own_code import checked, loading_own
 
 POLL = 0.1
+SHARE = 0.05  # of the time without work that a look for some may come late
 OBJECT_BACKOFF = 0.05
 HEARTBEAT = 10  # the least the SuperLink accepts; a dead SuperNode is missed after two
 TASK_STARTS = 90  # seconds a task may take from being claimed to its first word; Flower gives it 30
@@ -29,8 +30,9 @@ Entry = Callable[[], Any]
 
 
 def poll_for(supernodes: int) -> float:
-    """Seconds between two questions for work. A SuperNode that asks ten times a second and its executor take 6 % of a
-    core; here all of one machine's together take a third of one, however many they are.
+    """Seconds between two questions for work, while there is some. A SuperNode that asks ten times a second and its
+    executor take 6 % of a core; all of one machine's together take a third of one, however many they are, and so does
+    the SuperLink of as many machines.
 
     >>> poll_for(4), poll_for(50)
     (0.1, 1.0)
@@ -65,43 +67,59 @@ def set_default(module: str, function: str, parameter: str, value: Any) -> None:
     defaults[parameter] = value
 
 
-class CappedTime:
-    """The module ``time``, except that nobody sleeps longer than ``cap`` seconds.
+class PatientTime:
+    """The module ``time`` for a loop that asks for work: it sleeps ``least`` seconds, or a twentieth of the time since
+    there was some, where that is longer.
 
-    >>> started = time.monotonic()
-    >>> CappedTime(0.01).sleep(3)
-    >>> time.monotonic() - started < 3
+    A fleet that waits for its next round or run must not keep the SuperLink busy with questions: thirty that ask ten
+    times a second take a whole core of it. Never longer than Flower's own sleep; a sleep below a second is one for an
+    answer that is being made, which is work.
+
+    >>> clock, begin = PatientTime(0.01), time.monotonic()
+    >>> clock.sleep(3)
+    >>> time.monotonic() - begin < 3
     True
     """
 
-    def __init__(self, cap: float) -> None:
-        self._cap = cap
+    def __init__(self, least: float) -> None:
+        self._least, self._idle = least, 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
+    def work(self) -> None:
+        """There was work: ask often again."""
+        self._idle = 0.0
+
     def sleep(self, seconds: float) -> None:
-        time.sleep(min(seconds, self._cap))
+        if seconds < 1:
+            self.work()
+            pause = min(seconds, self._least)
+        else:
+            pause = min(seconds, max(self._least, SHARE * self._idle))
+            self._idle += pause
+        time.sleep(pause)
 
 
 class ForkedPopen:
     """Stands in for the module ``subprocess`` in Flower's executor: ``Popen`` asks the zygote for a fork.
 
-    The command line is the one Flower's own executor wrote.
+    The command line is the one Flower's own executor wrote. ``clock`` hears that there was work.
     """
 
     DEVNULL = None
 
-    def __init__(self, spawn: Spawn) -> None:
-        self._spawn = spawn
+    def __init__(self, spawn: Spawn, clock: PatientTime) -> None:
+        self._spawn, self._clock = spawn, clock
 
     def Popen(self, command: list[str], **_: Any) -> None:  # noqa: N802 - the name it replaces
+        self._clock.work()
         self._spawn(command)
 
 
 def faster_supernode(poll: float) -> None:
-    """The SuperNode looks for work and for replies every ``poll`` seconds, and its death shows sooner."""
-    replace("flwr.supernode.start_client_internal", "time", CappedTime(poll))
+    """The SuperNode looks for replies every ``poll`` seconds and for work patiently, and its death shows sooner."""
+    replace("flwr.supernode.start_client_internal", "time", PatientTime(poll))
     for module in ("flwr.client.grpc_rere_client.connection", "flwr.supercore.heartbeat"):
         replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
@@ -135,12 +153,15 @@ def faster_objects() -> None:
         set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
 
 
-def forked_tasks(spawn: Spawn) -> None:
-    """SuperExecs fork every task from the zygote, instead of starting Python and importing everything again."""
+def forked_tasks(spawn: Spawn, poll: float) -> None:
+    """SuperExecs look for tasks as patiently as SuperNodes for messages, and fork every one from the zygote, instead of
+    starting Python and importing everything again."""
     executor = _attribute("flwr.supercore.superexec.executor.subprocess_executor", "SubprocessExecutor")
     if "subprocess.Popen(" not in inspect.getsource(executor.launch):
         raise PatchError(f"flwr {metadata.version('flwr')} starts its tasks in another way: add --stock")
-    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn))
+    clock = PatientTime(poll)
+    replace("flwr.supercore.superexec.run_superexec", "time", clock)
+    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn, clock))
 
 
 def quiet_superlink() -> None:
@@ -168,5 +189,5 @@ def apply(spawn: Spawn, poll: float = POLL) -> None:
     faster_supernode(poll)
     patient_start()
     faster_objects()
-    forked_tasks(spawn)
+    forked_tasks(spawn, poll)
     quiet_superlink()

@@ -59,7 +59,12 @@ SUPERNODE = "flower-supernode"
 SIGNS_OFF = "supernode"  # the name ``deploy.machines`` gives; those of a run on one machine are numbered
 # One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
 # that, a fork could not use it.
-ENV = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+ENV = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "3",  # at most: patches.PatientTime
+}
 Entry = Callable[[], Any]
 
 

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from deploy import patches
-from deploy.patches import CappedTime, ForkedPopen, PatchError, replace, set_default
+from deploy.patches import ForkedPopen, PatchError, PatientTime, replace, set_default
 from deploy.processes import environment, importable
 
 
@@ -35,14 +35,34 @@ def test_set_only_a_default_that_exists(module: types.ModuleType) -> None:
         set_default("made_up", "pull", "retries", 1)
 
 
-def test_capped_time_is_time_but_for_long_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_finds_no_work_asks_less_and_less_often_and_never_misses_more_than_a_twentieth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr(patches.time, "sleep", slept.append)
-    capped = CappedTime(0.1)
-    capped.sleep(3)
-    capped.sleep(0.01)
-    assert slept == [0.1, 0.01]
-    assert capped.monotonic is patches.time.monotonic
+    clock = PatientTime(0.1)
+    while sum(slept) < 600:
+        clock.sleep(3)
+    assert slept[:20] == [0.1] * 20 and slept == sorted(slept) and slept[-1] == 3
+    assert all(pause <= max(0.1, 0.05 * sum(slept[:i]) + 1e-9) for i, pause in enumerate(slept))
+    assert len(slept) < 300  # 6,000 at ten a second
+    slept.clear()
+    clock.sleep(0.5)  # an answer is being made
+    clock.sleep(3)
+    clock.sleep(0.01)
+    assert slept == [0.1, 0.1, 0.01]
+    assert clock.monotonic is patches.time.monotonic
+
+
+def test_a_task_started_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(patches.time, "sleep", slept.append)
+    clock, started = PatientTime(0.1), list[list[str]]()
+    for _ in range(300):
+        clock.sleep(3)
+    ForkedPopen(started.append, clock).Popen(["flwr-clientapp"])
+    clock.sleep(3)
+    assert slept[-2:] == [3, 0.1] and started == [["flwr-clientapp"]]
 
 
 def test_apply_reaches_every_process_of_flower() -> None:
@@ -59,7 +79,8 @@ import importlib
 superlink = importlib.import_module('flwr.superlink.cli.flower_superlink')
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus, SubprocessExecutor
-assert isinstance(node.time, patches.CappedTime)
+assert isinstance(node.time, patches.PatientTime)
+assert isinstance(importlib.import_module('flwr.supercore.superexec.run_superexec').time, patches.PatientTime)
 assert connection.HEARTBEAT_DEFAULT_INTERVAL == heartbeat.HEARTBEAT_DEFAULT_INTERVAL == patches.HEARTBEAT
 tasks = importlib.import_module('flwr.supercore.corestate.in_memory_corestate')
 patience = lambda: tasks.HEARTBEAT_PATIENCE * tasks.HEARTBEAT_DEFAULT_INTERVAL
@@ -94,5 +115,5 @@ def test_the_slowest_sleeps_are_still_the_ones_we_cap() -> None:
 
 def test_popen_passes_the_command_on() -> None:
     seen: list[list[str]] = []
-    ForkedPopen(seen.append).Popen(["flwr-clientapp", "x"], stdout=ForkedPopen.DEVNULL)
+    ForkedPopen(seen.append, PatientTime(0.1)).Popen(["flwr-clientapp", "x"], stdout=ForkedPopen.DEVNULL)
     assert seen == [["flwr-clientapp", "x"]]
