@@ -8,7 +8,8 @@ A run's settings come from the server, and the server is whom the defenses are a
                     promises none, or counts at a larger delta, is refused, and so is the round that would pass it
 
 A run that does not fit is refused before any example is read, and so is one with a defense that is not of this release
-(``package.module:NAME``): what follows a required defense could undo it. The conditions are looked at by the code that
+(``package.module:NAME``), since what follows a required defense could undo it, or with such a model that ``require``
+does not name: the server would choose what is imported and called here. The conditions are looked at by the code that
 runs here, so they are worth something only if that is the owner's: ``prunella supernode`` then takes no code of the
 server's (``deploy.own_code``).
 
@@ -26,6 +27,7 @@ from typing import Any
 
 from core.config import Raw, Run, kebab, section_defaults
 from core.errors import ConfigError, unknown
+from core.foreign import is_foreign
 from privacy import DEFENSES, SECTIONS
 from privacy.accounting import Privacy
 
@@ -100,6 +102,8 @@ def check_run(policy: Policy, run: Run, raw: Raw, privacy: Privacy) -> None:
     for key, wanted in policy.settings.items():
         if key not in raw or raw[key] != wanted:
             raise _refused(f"{key}={wanted}", raw.get(key, "no such setting"))
+    if policy.conditions and is_foreign(run.model) and policy.settings.get("model") != run.model:
+        raise _refused("a model of this release, or the one that its conditions name (model=...)", run.model)
     if not policy.epsilon_budget:
         return
     if not any(DEFENSES[name].private for name in run.defense_names if name in DEFENSES):

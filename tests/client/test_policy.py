@@ -70,6 +70,15 @@ def test_a_condition_that_cannot_be_held_is_no_condition(config: dict[str, objec
         read_policy(config)
 
 
+def test_a_model_that_the_server_has_imported_here_must_be_the_owner_s_word() -> None:
+    against({}, model="this:model")
+    against({"require": "dgp, model=this:model"}, model="this:model")
+    for config in ({"require": "dgp"}, {"require": "dgp, model=other:model"}):
+        with pytest.raises(ConfigError, match="takes part only with"):
+            against(config, model="this:model")
+    assert "this" not in sys.modules
+
+
 def test_a_budget_asks_for_an_epsilon_at_no_larger_a_delta() -> None:
     budget = {"epsilon-budget": 3.0}
     against(budget, defenses="dp-sgd")
