@@ -172,19 +172,17 @@ def supernode(
     prunella supernode --superlink superlink.example.org:9092 --name hospital-a --client-id 0 --clients 2 --data /data
     """
     with explained():
-        from deploy import machines
+        from deploy import machines, patches
         from deploy.keys import Keys
         from deploy.machines import Address, Node
         from deploy.member import serve
-        from deploy.patches import poll_for
         from deploy.ports import free_ports
 
-        name = name or f"node-{client_id}"
-        plain = insecure or insecure_anyway
-        machines.must_be_safe(Address.parse(superlink), plain, insecure_anyway)
+        name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
+        machines.must_be_safe(link, plain, insecure_anyway)
         node = Node(
             home=(home or Path(name)).absolute(),
-            superlink=Address.parse(superlink),
+            superlink=link,
             client=client_id,
             clients=clients,
             port=port or free_ports(1)[0],
@@ -201,7 +199,7 @@ def supernode(
         machines.check_greeting(node)
         machines.prepare(node.home, "state")
         processes = machines.node_processes(node, machines.write_node_config(node))
-        serve(processes, node.warm, say, patience, poll_for(node.clients))
+        serve(processes, node.warm, say, patience, patches.poll_for(clients))
 
 
 @app.command()
