@@ -2,8 +2,8 @@
 
 A cell is a federation under a scheme (``benchmarks.claims.inversion.global_model``) and then SGI on what its server
 would see next: the undefended update of one local step on ``attacked`` images at a time, out of ``images`` test images
-of the seed, which are the same for every batch size. ``optimizer`` lbfgs asks for it, and the Euclidean distance, where
-the attack would take Adam. Labels are known. Scores are means over all images.
+of the seed, which are the same for every batch size. ``tv`` is the weight of total variation, 0 where it is not named.
+Labels are known. Scores are means over all images.
 
 The bounds are ``privacy.bounds`` with the gradients of ``SAMPLE`` other test images (or the settings' ``sample``) at
 those weights, inside the mask: rank and log-determinant of their sample covariance. Its rank is at most one less than
@@ -82,8 +82,7 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
         some = Examples(private.x[begin : begin + batch], private.y[begin : begin + batch])
         view = seen(one, some, lambda purpose: stream(seed, purpose=f"claim-{purpose}")).view
         how = attack_settings("sgi", task.model, settings["iterations"])
-        if settings.get("optimizer") == "lbfgs":
-            how = dataclasses.replace(how, objective="euclidean", optimizer="lbfgs")
+        how = dataclasses.replace(how, tv=settings.get("tv", 0.0))
         rebuilt = reconstruct(view, task, how, stream(seed, round=begin, purpose="claim-attack"))
         rows.append(score(rebuilt, PrivateBatch(some.x, some.y)))
     return {

@@ -51,7 +51,7 @@ def global_model(settings: Settings, seed: int, data: Path | None) -> Checkpoint
     asked = {key: settings[key] for key in ("model", "rounds", "local_steps", "batch_size", "learning_rate")}
     run = {"dataset": place(settings["dataset"], data), "partition": "dirichlet", "seed": seed, **own, **asked}
     with tempfile.TemporaryDirectory() as folder, data_kept():
-        done = run_in_process(Path(folder), settings["clients"], **run)
+        done = run_in_process(Path(folder), settings["clients"], settings["rounds"], **run)  # accuracy: asked once
         saved = load(done.folder / "checkpoint")
     if saved is None:
         raise RuntimeError(f"the federation of {settings['scheme']} left no checkpoint")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.claims.claim import Point
 from benchmarks.claims.priprune_bound import (
     BATCHES,
-    CONV,
+    FAMILIES,
     RATES,
     ROUNDS,
     axes,
@@ -63,7 +63,7 @@ def test_p10_in_trend_where_one_order_is_off(swapped: tuple[float, float]) -> No
 @pytest.mark.parametrize(("growth", "word"), [(1.1, HOLDS), (0.9, NOT), (5.0, NOT)])
 def test_p4_asks_leakage_to_grow_slower_than_the_model(growth: float, word: str) -> None:
     points = []
-    for i, model in enumerate(CONV):
+    for i, model in enumerate(FAMILIES["conv"]):
         values = {"nmi": (0.1 * growth**i,) * 3, "parameters": (1e6 * 2.0**i,) * 3}
-        points.append(Point(("random", model, "sgi"), values))
+        points.append(Point(("mnist", "random", model, "sgi"), values))
     assert judge_size(points).word == word
