@@ -42,7 +42,7 @@ from rich.table import Table
 
 import client.session
 import server.app
-from attacks import ATTACKS
+from attacks import find_attack
 from attacks.control import PSNR_FLOOR
 from attacks.leakage import score
 from benchmarks.adapted import learn
@@ -145,7 +145,7 @@ def attack_settings(attack: str, model: str, iterations: int, priors: Callable[[
     """The attack's settings for a model: see the module. ``priors`` are asked for where the attack learnt one."""
     asked: Row = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model else {}
     asked |= {"prior": priors()[attack]} if attack in LEARNT else {}
-    return dataclasses.replace(ATTACKS[attack].settings(), iterations=iterations, **asked)  # type: ignore[type-var]
+    return dataclasses.replace(find_attack(attack).settings(), iterations=iterations, **asked)  # type: ignore[type-var]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: st
         client = prepared(bench, defenses, chosen.model, chosen.images)
         view, trained_on = seen(client, private, lambda p: stream(bench.seed, round=number, purpose=f"leakage-{p}"))
         draw = stream(bench.seed, round=number, purpose="leakage-attack")
-        rebuilt = ATTACKS[attack].reconstruct(view, client.task, settings, draw)
+        rebuilt = find_attack(attack).reconstruct(view, client.task, settings, draw)
     except PrunellaError as error:  # withheld, nothing arrived, or the attack diverged: no score, and never a zero
         return {"failed": str(error), "seconds": time.process_time() - begin}
     found, there = score(rebuilt, PrivateBatch(private.x, private.y)), score(rebuilt, trained_on)

@@ -11,10 +11,12 @@ import torch
 import benchmarks.leakage as bench
 import client.app
 import client.session
+from attacks import ATTACKS
 from core.errors import ConfigError, DefenseError
 from privacy import DEFENSES
 from tasks.data import Partition
 
+OWN = ATTACKS["sgi"]  # somebody's own is asked for by its import path
 SMALL = ["--dataset", "digits", "--defenses", "dgp", "--images", "2", "--iterations", "40", "--clients", "2"]
 SMALL += ["--rounds", "1", "--steps", "1", "--batch", "8"]
 
@@ -78,6 +80,7 @@ def test_zhus_network_is_attacked_with_its_own_settings() -> None:
     found = {name: bench.attack_settings(name, "cnn", 7, lambda: {"rog": "here"}) for name in ("sgi", "rog")}
     assert bench.attack_settings("ig", "lenet-zhu", 7, dict).optimizer == "lbfgs"
     assert (found["sgi"].optimizer, found["sgi"].iterations, found["rog"].prior) == ("auto", 7, "here")
+    assert bench.attack_settings(f"{__name__}:OWN", "cnn", 7, dict).iterations == 7
 
 
 def test_a_federation_in_which_every_client_withholds_is_named_and_has_no_accuracy(
