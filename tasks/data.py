@@ -55,14 +55,13 @@ def class_names(dataset: str, root: Path | None) -> tuple[str, ...]:
 
 
 def require_same_classes(own: Sequence[str], others: Sequence[str]) -> None:
-    """Raise ``DataError`` where two sides number other classes, as far as both name them. The error counts them; their
-    names go to this machine's log only."""
+    """Raise ``DataError`` where two sides number other classes, as far as both name them. What differs goes to this
+    machine's log only: a count would tell a server that guesses at names how many of them are right."""
     if not own or not others or tuple(own) == tuple(others):
         return
     more, missing = sorted(set(own) - set(others)), sorted(set(others) - set(own))
     logger.error("classes only this client has: %s; only the server: %s", ", ".join(more), ", ".join(missing))
-    how = f"{len(missing)} missing, {len(more)} unknown to it" if more or missing else "in another order"
-    raise DataError(f"this client's classes are not the server's: {how}; this client's log names them")
+    raise DataError("this client's classes are not the server's, or in another order; this client's log names them")
 
 
 def load_client(dataset: str, partition: Partition, client: int, root: Path | None) -> Examples:
