@@ -220,7 +220,8 @@ def rows(chosen: argparse.Namespace, folder: Path) -> Iterator[Row]:
     whole = Partition("iid", clients=1)
     priors = functools.cache(lambda: learn(task, load_client(chosen.dataset, whole, 0, None), folder))
     bench = Bench(task, pool, chosen.seed, priors)
-    common = {k: v for k, v in vars(chosen).items() if k not in ("defenses", "cache", "json", "attacks")}
+    trains = ("dataset", "model", "clients", "rounds", "steps", "batch", "learning_rate", "seed")
+    common = {name: vars(chosen)[name] for name in trains}  # a federation is the same however long one attacks
     for defenses in chosen.defenses.split("+"):
         row: Row = {"defenses": defenses}
         about = {**common, "defenses": defenses, "kind": "federation"}
@@ -281,7 +282,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--defenses", default="+".join(CHAINS), help="chains, + between them")
     parser.add_argument("--attacks", default="ig,sgi")
     parser.add_argument("--images", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
