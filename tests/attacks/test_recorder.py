@@ -58,7 +58,7 @@ def test_a_quick_start_app_is_recorded_attacked_and_scored(tmp_path: Path) -> No
 def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> None:
     start(record(FedAvg(), Recorder(TASK, tmp_path, HOW)), tmp_path)
     trace = tmp_path / "round-000001-node-100.safetensors"
-    with pytest.raises(AttackError, match="no entry of MODELS"):
+    with pytest.raises(AttackError, match="a model of somebody's own"):
         replay(Sources(trace, tmp_path), "sgi", [], 0)
     with pytest.raises(UsageError, match="not of 'tests.other:build'"):
         replay(Sources(trace, tmp_path, "tests.other:build"), "sgi", [], 0)
