@@ -1,19 +1,27 @@
-"""What every run together has let through of the examples a client holds: the accounts behind the ledger.
+"""What the client has let through of its examples, over all runs: one file, which also holds its key.
 
-A server chooses what a run is called, and may call the same data by another dataset's name or cut it another way. So an
-account belongs to the examples themselves: each is known by a digest of its pixels, and the account of a set of
-examples holds the ledger of every run that trained on it. A new run starts from what all accounts hold that share at
-least one example with its own: no example's losses are counted too low, and those of an example that was not in every
-set are counted too high. Charges are added up, one round without an ε anywhere ends it everywhere, and the nats of
-channels add.
+A server chooses what a run is called, may call the same data by another dataset's name, cut it another way or have it
+decoded at another size. So an account belongs to the raw bytes (a file's, or a table's cell) that examples were decoded
+from, as 64-bit digests (``tasks.examples.raw_digests``). A *set* is what one partition gave the client. What is known
+of a set is what was ever written for any set that shares an example with it: no example's losses are counted too low,
+and those of an example that was not in every set are counted too high. Answers to audits and evaluations are rationed
+by the same rule. A server that cuts one dataset in ever other ways makes ever more sets: beyond ``SETS`` they become
+one.
 
-Limits: an example that was changed in any pixel (another resolution, another decoder) is another example; the accounts
-lie in the client's state directory, and whoever removes that forgets. One file an account,
-``accounts/<digest>.safetensors``: the digests of its examples and the ledgers by run, written atomically.
+The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.Request``). It
+lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would be
+answered twice. Beside other files of a client, a missing or unreadable account stops it: ``DefenseError``.
+
+    account.safetensors     tensors: the digests of each set; metadata: the key, charges and answers by set
 """
 
 import hashlib
 import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,66 +31,134 @@ from torch import Tensor
 
 from core.errors import DefenseError
 from core.files import read_tree, write_tree
-from privacy.ledger import Ledger, add, from_json, merge, to_json
+from core.randomness import KEY_BYTES
+from core.trees import Tree
+from privacy.accounting import Charge
+from privacy.ledger import Ledger, add, from_json, to_json
+
+FILE = "account.safetensors"
+SETS = 64
+JOINED = "joined"
 
 
-def digests_of(x: Tensor) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    """64 bits of BLAKE2b for every image of x [N, C, H, W], sorted, each once.
+@dataclass
+class _Book:
+    """The file: the key, and by the name of a set its digests, charges, and how often which question was answered.
+    ``told`` has a digest of the answer by that of the question."""
 
-    >>> len(digests_of(torch.zeros(3, 1, 2, 2))), len(digests_of(torch.arange(3.0).reshape(3, 1, 1, 1)))
-    (1, 3)
-    """
-    rows = x.detach().cpu().to(torch.float32).reshape(len(x), -1).numpy()
-    each = [hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8).digest() for row in rows]
-    return np.unique(np.frombuffer(b"".join(each), dtype=np.uint64))
+    key: bytes
+    sets: Tree = field(default_factory=dict)
+    charges: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
+
+
+def begin(home: Path, key: bytes) -> None:
+    """An empty account with a key of somebody's choice: for clients of a benchmark, which protect nobody's data."""
+    write_tree(home / FILE, {}, _metadata(_Book(key)))
 
 
 class Accounts:
-    """The accounts of one client, seen from the examples ``x`` [N, C, H, W] that the run called ``run`` trains on."""
+    """The accounts of one client, seen from the examples with the digests ``raw`` [N].
 
-    def __init__(self, home: Path, run: str, x: Tensor) -> None:
-        self.home, self.run = home, run
-        self.folder = home / "accounts"
-        self.digests = digests_of(x)
-        self.name = hashlib.sha256(self.digests.tobytes()).hexdigest()[:16]
+    Who writes holds the lock of the client's directory (``client.state.ClientStore.alone``).
+    """
 
-    def elsewhere(self) -> Ledger:
-        """What other runs, and this one on other examples that overlap, have let through of these examples."""
-        total = Ledger()
-        for name, known in self._known().items():
-            for run, ledger in known.items():
-                if (name, run) != (self.name, self.run):
-                    total = add(total, ledger)
-        return total
+    def __init__(self, home: Path, raw: Tensor) -> None:
+        self.path = home / FILE
+        self.raw: Tensor = torch.unique(raw)
+        self.name = hashlib.sha256(self.raw.numpy().tobytes()).hexdigest()[:16]
 
-    def charged(self) -> Ledger:
-        """Every charge of this run on these examples that was ever written down."""
-        return merge(Ledger(), self._known().get(self.name, {}).get(self.run, Ledger()))
+    def key(self) -> bytes:
+        """The client's secret, made when first asked for."""
+        with self._changed() as book:
+            return book.key
 
-    def write(self, ledger: Ledger) -> None:
-        """Put down the ledger of this run; what it was charged before stays."""
-        known = self._known().get(self.name, {})
-        known = known | {self.run: merge(ledger, known.get(self.run, Ledger()))}
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({run: to_json(one) for run, one in known.items()})
-        digests = torch.from_numpy(self.digests.view(np.int64).copy())
-        write_tree(self.folder / f"{self.name}.safetensors", {"digests": digests}, {"ledgers": text})
+    def ledger(self) -> Ledger:
+        """Every charge of an answer about any of these examples."""
+        book = self._read()
+        return add(Ledger(), *(charge for name in self._overlapping(book) for charge in self._charges(book, name)))
 
-    def _known(self) -> dict[str, dict[str, Ledger]]:
-        """Ledgers by account and run, of every account with an example in common. One that cannot be read stops the
-        client, as lost ones do."""
+    def charge(self, new: Charge) -> None:
+        """Write a charge down; on the disk when this returns."""
+        with self._changed() as book:
+            known = Ledger(tuple(self._charges(book, self.name)))
+            book.charges[self.name] = to_json(add(known, new).charges)
+
+    def confirm(self, question: str, answer: str) -> None:
+        """Note the digest of an answer. ``DefenseError`` where the same question was answered otherwise before: the two
+        would differ under one noise, as after a move to a machine that rounds otherwise."""
+        with self._changed() as book:
+            if book.told.setdefault(question, answer) != answer:
+                raise DefenseError("this question was answered before, and the answer would be another now")
+
+    def claim(self, kind: str, question: str, limit: int, total: int) -> bool:
+        """True, and counted, while ``question`` was answered fewer than ``limit`` times and all questions of its kind
+        about any of these examples fewer than ``total`` times."""
+        with self._changed() as book:
+            counts = [book.answers.get(name, {}).get(kind, {}) for name in self._overlapping(book)]
+            if sum(count.get(question, 0) for count in counts) >= limit or sum(_all(counts)) >= total:
+                return False
+            mine = book.answers.setdefault(self.name, {}).setdefault(kind, {})
+            mine[question] = mine.get(question, 0) + 1
+            return True
+
+    def _overlapping(self, book: _Book) -> list[str]:
+        own = self.raw.numpy()
+        return [n for n, t in book.sets.items() if len(np.intersect1d(t.numpy(), own, assume_unique=True))]
+
+    def _charges(self, book: _Book, name: str) -> tuple[Charge, ...]:
+        return from_json(book.charges.get(name, []))
+
+    def _read(self) -> _Book:
+        if not self.path.exists() and not any(self.path.parent.glob("runs/*/*")):
+            return _Book(secrets.token_bytes(KEY_BYTES), {self.name: self.raw})
         try:
-            if not self.folder.exists() and any(self.home.glob("runs/*/spent.json")):
-                raise FileNotFoundError(self.folder.name)
-            found = {}
-            for path in sorted(self.folder.glob("*.safetensors")):
-                tree, metadata = read_tree(path)
-                if len(np.intersect1d(tree["digests"].numpy().view(np.uint64), self.digests, assume_unique=True)):
-                    ledgers = json.loads(metadata["ledgers"])
-                    found[path.stem] = {run: from_json(value) for run, value in ledgers.items()}
-            return found
+            sets, metadata = read_tree(self.path)
+            key = bytes.fromhex(metadata["key"])
+            if len(key) != KEY_BYTES:
+                raise ValueError("key")
+            charges, answers, told = (json.loads(metadata[name]) for name in ("charges", "answers", "told"))
+            book = _Book(key, sets, charges, answers, told)
+            if not book.charges.keys() | book.answers.keys() <= sets.keys():
+                raise ValueError("sets")
         except Exception as error:
             raise DefenseError(
-                f"this client's accounts cannot be read ({type(error).__name__}): restore them, or remove this "
-                "client's state directory to begin again without them"
+                f"this client's account cannot be read ({type(error).__name__}): restore {FILE}, or remove this "
+                "client's state directory to begin again without it"
             ) from error
+        return book
+
+    @contextmanager
+    def _changed(self) -> Iterator[_Book]:
+        """The book, written back where it was changed."""
+        book = self._read()
+        before = _metadata(book) if self.path.exists() else {}
+        if self.name not in book.sets and len(book.sets) >= SETS:
+            book = _joined(book)
+        book.sets.setdefault(self.name, self.raw)
+        yield book
+        after = _metadata(book)
+        if after != before:
+            write_tree(self.path, book.sets, after)
+
+
+def _joined(book: _Book) -> _Book:
+    """The book with all sets as one: every charge and answer then counts for every example of any."""
+    charges = add(Ledger(), *(charge for rows in book.charges.values() for charge in from_json(rows)))
+    answers: dict[str, Counter[str]] = {}
+    for kinds in book.answers.values():
+        for kind, counts in kinds.items():
+            answers.setdefault(kind, Counter()).update(counts)
+    raw = torch.unique(torch.cat(list(book.sets.values())))
+    plain = {kind: dict(counts) for kind, counts in answers.items()}
+    return _Book(book.key, {JOINED: raw}, {JOINED: to_json(charges.charges)}, {JOINED: plain}, book.told)
+
+
+def _all(counts: Iterable[dict[str, int]]) -> Iterator[int]:
+    return (number for count in counts for number in count.values())
+
+
+def _metadata(book: _Book) -> dict[str, str]:
+    plain = {"charges": book.charges, "answers": book.answers, "told": book.told}
+    return {"key": book.key.hex(), **{name: json.dumps(value) for name, value in plain.items()}}

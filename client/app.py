@@ -8,6 +8,7 @@ text the server reads, so nothing below formats a value of a tensor.
 
 import functools
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,20 +18,33 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from client.audit import answer
-from client.budget import account, epsilon_next, noisy_correct, require_charged, require_uncovered_is_allowed
+from client.budget import (
+    account,
+    account_for_count,
+    account_for_scores,
+    charged,
+    confirm,
+    epsilon_next,
+    require_charged,
+    require_coverable,
+    require_uncovered_is_allowed,
+)
 from client.download import proposed, receive_locations, receive_model
 from client.guard import after_training, before_training
-from client.session import Session
-from client.state import ANSWERS_PER_ROUND, Memory
+from client.policy import check_first_mask, check_model
+from client.session import Request, Session
+from client.state import Memory, TrainedRound
 from core.config import parse_section
 from core.errors import ConfigError, PrunellaError, WireError
+from core.randomness import KEY_BYTES, PrivateGenerator
 from core.records import from_dense, mask_to_coded
-from core.trees import Mask, Tree, to_device
+from core.trees import Mask, Tree, to_device, zeros_like
 from core.wire import fingerprint
 from privacy.adgp import NAME as ADGP
-from privacy.chain import start
+from privacy.chain import flatten_state, start
 from privacy.imprint import refuse_imprint
-from privacy.ledger import line, merge
+from privacy.ledger import Tally, line, tallied
+from privacy.noisy_count import noisy_count
 from pruning.prunefl import weight_cost
 from strategies import STRATEGIES
 from strategies.local import NOTHING, LocalResult, Received, local_update
@@ -45,6 +59,9 @@ from tasks.training import evaluate as evaluate_model
 
 app = ClientApp()
 logger = logging.getLogger(__name__)
+MAX_ROUND = 10**8 - 1  # eight digits in the names of files
+EVALUATIONS = 10_000  # answers about the same examples, whatever the runs are called
+SAME_ANSWER = 2  # the second for a server that resumed
 Handler = Callable[[Message, Context], Message]
 
 
@@ -64,29 +81,53 @@ def guarded(handler: Handler) -> Handler:
     return run
 
 
+def alone(handler: Callable[[RecordDict, Session], RecordDict]) -> Handler:
+    """``handler`` of a message's content, one at a time for each client."""
+
+    @functools.wraps(handler)
+    def run(message: Message, context: Context) -> Message:
+        session = Session(context)
+        with session.store.alone():
+            return Message(handler(message.content, session), reply_to=message)
+
+    return guarded(run)
+
+
 def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One that would copy
     images into the update is refused."""
     params_like, buffers_like = session.like
+    check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
     if buffers.keys() != buffers_like.keys():
         raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
-    refuse_imprint(session.procedure.module, params)
+    refuse_imprint(session.procedure.module, params, PrivateGenerator(secrets.token_bytes(KEY_BYTES)))
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
 
 
-def _round_of(content: RecordDict) -> int:
-    return int(str(content.config_records["config"]["round"]))
+def _round_of(content: RecordDict, name: str = "config") -> int:
+    """The round a message is about, from 1. Any other number would be one more name for the same question."""
+    round = content.config_records[name]["round"]
+    if type(round) is not int or not 1 <= round <= MAX_ROUND:
+        raise ConfigError(f"rounds are numbered from 1 to {MAX_ROUND}")
+    return round
 
 
 def _remember(session: Session, round: int) -> Memory:
     memory = session.store.load(round)
     like = to_device(session.like[0], session.device)
-    state = start(session.procedure.chain, session.examples.x, like, memory.state)
-    ledger = merge(memory.ledger, session.accounts.charged())
-    return Memory(state, ledger, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
+    fitting = session.request("fit", 0).generator("fit")
+    state = start(session.procedure.chain, session.examples.x, like, memory.state, fitting)
+    return Memory(state, memory.tally, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
+
+
+def _asked(session: Session, kind: str, round: int, received: Received, memory: Memory) -> Request:
+    """The request: all that the answer depends on, but for what the session's own digests cover. What the server wants
+    to be told of the answer (importances, ADGP's proposal) is no part of it: it all comes from the same draws."""
+    remembered = flatten_state({**memory.state, "scheme": memory.scheme})
+    return session.request(kind, round, [received.params, received.mask, received.buffers, remembered])
 
 
 def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> Plan:
@@ -98,7 +139,6 @@ def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree
     module = session.procedure.module
 
     def accuracy(params: Tree) -> float:
-        require_uncovered_is_allowed(session, f"strategy={session.run.strategy}", "choose another strategy")
         held_out = session.held_out
         return evaluate_model(module, params, received.buffers, held_out.x, held_out.y).accuracy
 
@@ -127,88 +167,110 @@ def _to_cpu(result: LocalResult) -> LocalResult:
     return LocalResult(moved, base, buffers, importance, result.state, result.applied, result.steps)
 
 
+def _reply(
+    session: Session, round: int, result: LocalResult, mask: Mask, names: frozenset[str], seconds: float
+) -> RecordDict:
+    """The allow-list: what leaves, field by field."""
+    if not session.node.policy.covers_gradients:  # all zero: the server leaves it out of its mean
+        result = replace(result, importance=zeros_like(result.importance))
+    provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
+    provenance["values"] = session.run.values
+    metrics = MetricRecord({"num-examples": len(session.examples.y)})
+    # Under an ε the time would tell how large the Poisson batches were.
+    if session.procedure.chain.private is None and not session.node.policy.conditions:
+        metrics["train-seconds"] = seconds
+    records = build_reply(result, mask, names, session.run.values)
+    return RecordDict({**records, "metrics": metrics, "provenance": provenance})
+
+
 @app.train()
-@guarded
-def train(message: Message, context: Context) -> Message:
-    """One round. State is on the disk before the reply exists: a crash may repeat work, never forget it."""
-    content, session = message.content, Session(context)
+@alone
+def train(content: RecordDict, session: Session) -> RecordDict:
+    """One round. The charge is on the disk before any work, and the state before the reply exists: a crash may repeat
+    work, never forget it."""
     round = _round_of(content)
     received, mask = _receive(session, content)
     memory = _remember(session, round)
     memory = replace(memory, state=receive_locations(session.procedure.chain, memory.state, content, mask))
-    ledger = account(session, memory, received, str(round), session.run.local_steps)
-    begin = time.perf_counter()
-    generator = session.generator(round, "defense")
-    plan = _plan(session, round, received, memory.scheme)
-    state = before_training(session, memory.state)
-    result = local_update(session.procedure, received, session.batches(round), state, generator, plan)
-    result = _to_cpu(after_training(session, round, received, result))
-    seconds = time.perf_counter() - begin
-    require_charged(session, result.steps, session.run.local_steps)
-    session.accounts.write(ledger)
-    session.store.save(round, Memory(result.state, ledger, plan.keep))
-    session.store.save_mask(result.base)
-    if ADGP in result.applied:
-        session.store.save_model(to_device(received.params, "cpu"), to_device(result.state[ADGP]["locations"], "cpu"))
+    require_coverable(session, received.buffers)
     names = _importance_names(session, content)
-    provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
-    provenance["values"] = session.run.values
-    metrics = MetricRecord({"num-examples": len(session.examples.y), "train-seconds": seconds})
-    reply = RecordDict(
-        {**build_reply(result, mask, names, session.run.values), "metrics": metrics, "provenance": provenance}
-    )
-    proposal = proposed(session.procedure.chain, result.state, content)
-    if proposal is not None:
-        reply[RECORD] = mask_to_coded(proposal, mask)
-    reply["ledger"] = ConfigRecord({**line(ledger, session.elsewhere), **epsilon_next(session, ledger)})
-    return Message(reply, reply_to=message)
+    request = _asked(session, "train", round, received, memory)
+    price, ledger = account(session, request, session.run.local_steps)
+    begin = time.perf_counter()
+    with charged(session):
+        plan = _plan(session, round, received, memory.scheme)
+        state = before_training(session, memory.state)
+        batches, draws = session.batches(request), request.generator("defense")
+        result = local_update(session.procedure, received, batches, state, draws, plan)
+        result = _to_cpu(after_training(session, request, received, result))
+        seconds = time.perf_counter() - begin
+        require_charged(session, result.steps, session.run.local_steps)
+        confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
+        tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, session.caveats)
+        trained = TrainedRound(request.digest, session.trained_under)
+        session.store.save(round, Memory(result.state, tally, plan.keep), trained)
+        session.store.save_mask(result.base)
+        if ADGP in result.applied:
+            locations = to_device(result.state[ADGP]["locations"], "cpu")
+            session.store.save_model(to_device(received.params, "cpu"), locations)
+        reply = _reply(session, round, result, mask, names, seconds)
+        proposal = proposed(session.procedure.chain, result.state, content)
+        if proposal is not None:
+            reply[RECORD] = mask_to_coded(proposal, mask)
+    reply["ledger"] = ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
+    return reply
 
 
 @app.train("initial")
-@guarded
-def initial(message: Message, context: Context) -> Message:
+@alone
+def initial(content: RecordDict, session: Session) -> RecordDict:
     """PruneFL's initial pruning: this client's first mask, and nothing else. It counts as steps in the ledger."""
-    session = Session(context)
-    received, _ = _receive(session, message.content)
+    check_first_mask(session.node.policy)
+    received, _ = _receive(session, content)
     memory = _remember(session, 1)
     module = session.procedure.module
     scheme = with_limit(parse_section(session.raw, "prunefl", Schedule), session.run.rate)
     cost = weight_cost(session.task.build(), session.task.shape, prunable(module), scheme.cost)
-    ledger = account(session, memory, received, "initial", scheme.initial_steps)
-    batches = session.batches(0, scheme.initial_steps, "initial")
-    generator = session.generator(0, "defense")
-    mask = initial_mask(session.procedure, received, batches, memory.state, generator, (scheme, cost))
-    session.accounts.write(ledger)
-    session.store.save(0, Memory(memory.state, ledger))
-    return Message(RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))}), reply_to=message)
+    require_coverable(session, received.buffers)
+    request = _asked(session, "initial", 0, received, memory)
+    price, _ = account(session, request, scheme.initial_steps)
+    with charged(session):
+        batches, draws = session.batches(request, scheme.initial_steps), request.generator("defense")
+        mask = initial_mask(session.procedure, received, batches, memory.state, draws, (scheme, cost))
+        confirm(session, request, price, [mask])
+        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, scheme.initial_steps)))
+        return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})
 
 
 @app.evaluate()
-@guarded
-def evaluate(message: Message, context: Context) -> Message:
+@alone
+def evaluate(content: RecordDict, session: Session) -> RecordDict:
     """Loss and accuracy of the global model on the fifth of this client's examples it never trains on. Under an epsilon
     only the accuracy, of a noisy count."""
-    session, of = Session(context), _round_of(message.content)
+    of = _round_of(content)
     if not session.privacy.validation_noise:
         mend = "set evaluation=server, or privacy.validation-noise for noisy counts"
         require_uncovered_is_allowed(session, "evaluation=clients", mend)
     if session.run.evaluation != "clients":
         raise ConfigError("this run evaluates on the server: set evaluation=clients to ask clients")
-    if not session.store.claim("evaluations", str(of), ANSWERS_PER_ROUND):
-        raise ConfigError("this round was evaluated already")
-    received, _ = _receive(session, message.content)
-    held_out = session.held_out
-    x, y = held_out.x.to(session.device), held_out.y.to(session.device)
-    result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
-    if session.procedure.chain.private is not None:
-        correct = noisy_correct(session, of, received, round(result.accuracy * result.examples))
-        share = min(max(correct / result.examples, 0.0), 1.0)
-        metrics = MetricRecord({"num-examples": result.examples, "accuracy": share})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    received, _ = _receive(session, content)
+    question = session.request("evaluate", of, [received.params, received.mask, received.buffers])
+    if not session.accounts.claim("evaluations", question.digest, SAME_ANSWER, EVALUATIONS):
+        raise ConfigError(f"this client has answered {EVALUATIONS} evaluations, or this one before: it answers no more")
+    private = session.procedure.chain.private is not None
+    scale = account_for_count(session, question) if private else account_for_scores(session)
+    with charged(session):
+        held_out = session.held_out
+        x, y = held_out.x.to(session.device), held_out.y.to(session.device)
+        result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
+        if private:
+            told = noisy_count(round(result.accuracy * result.examples), scale, question.generator("count"))
+            session.accounts.confirm(question.digest, str(told))
+            share = min(max(told / result.examples, 0.0), 1.0)
+            return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "accuracy": share})})
     # Rounded: every further digit would only serve somebody who asks about single examples.
     loss, accuracy = round(result.loss, 3), round(result.accuracy, 3)
-    metrics = MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})})
 
 
 @app.query("hello")
@@ -219,7 +281,7 @@ def hello(message: Message, context: Context) -> Message:
     session = Session(context)
     node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
     classes = asked.get("classes")
-    session.task.build()
+    check_model(node.policy, session.run.model, session.like[1])
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     record = ConfigRecord({"client": node.client, "audit": node.consent})
@@ -227,7 +289,7 @@ def hello(message: Message, context: Context) -> Message:
 
 
 @app.query("audit")
-@guarded
-def audit(message: Message, context: Context) -> Message:
-    """Scores of the server's reconstruction against the images this client really used, if its owner consents."""
-    return Message(answer(Session(context), message.content), reply_to=message)
+@alone
+def audit(content: RecordDict, session: Session) -> RecordDict:
+    """How good the server's reconstruction is beside the images this client really used, if its owner consents."""
+    return answer(session, content, _round_of(content, "audit"))

@@ -1,64 +1,139 @@
 """The client's side of an epsilon: what a request will cost is charged, or refused, before anything is computed.
 
-The digest of a request covers all its answer depends on: weights, mask, defense state, settings and the examples. What
-other runs let through of the same examples counts (``client.accounts``). The same request again gets the same answer
-for nothing; another one under the same name is refused (``privacy.ledger.spend``).
+The charge is on the disk before the first example is trained on. From then on a failure has one constant text: which
+one it was, and whether there was one, could answer a question about a single example for nothing.
 """
 
-from client.session import Session
-from client.state import Memory
+import logging
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from client.session import Request, Session
 from core.errors import DefenseError
-from privacy.accounting import Charge
-from privacy.chain import flatten_state
-from privacy.ledger import Ledger, answer, charge, digest, merge, projected, record
-from privacy.noisy_count import noisy_count
-from strategies.local import Received
+from core.trees import Tree
+from privacy.accounting import LAPLACE, Charge
+from privacy.chain import check_model
+from privacy.ledger import UNBOUNDED, Ledger, add, charge, digest, spend
+from strategies import validates
+from tasks.training import mode
+
+FAILED = "this client could not answer under its ε; its own log says why"
+logger = logging.getLogger(__name__)
 
 
-def account(session: Session, memory: Memory, received: Received, request: str, steps: int) -> Ledger:
-    """The ledger as it will be after ``steps`` local steps for ``request``. Raises ``DefenseError`` past the budget."""
-    procedure, examples = session.procedure, len(session.examples)
-    privacy, elsewhere = session.privacy, session.elsewhere
-    if procedure.chain.private is None:
-        return record(memory.ledger, procedure.chain, steps, None, privacy, elsewhere)
-    batch = min(session.run.batch_size, examples)
-    settings = [link.settings for link in procedure.chain.links]
-    text = repr((request, steps, batch, examples, session.accounts.name, procedure.sgd, settings))
-    made = digest([received.params, received.mask, flatten_state({**memory.state, "scheme": memory.scheme})], text)
-    new = charge(procedure.chain, (request, made), steps, examples, batch)
-    return record(memory.ledger, procedure.chain, steps, new, privacy, elsewhere)
+def _charge(session: Session, digest: str, steps: int) -> Charge:
+    """What a round costs. Held-out examples that a scheme validates on pass no channel, and noise that anybody can draw
+    again bounds nothing."""
+    if validates(session.run.strategy) or session.node.seed is not None:
+        return UNBOUNDED
+    batch, count = min(session.run.batch_size, len(session.examples)), len(session.examples)
+    return charge(session.procedure.chain, digest, steps, count, batch)
 
 
-def _validation_charge(session: Session, request: str, made: str) -> Charge | None:
+def account(session: Session, request: Request, steps: int) -> tuple[Charge, Ledger]:
+    """Charge ``steps`` local steps, on the disk when this returns. Raises ``DefenseError`` past the budget."""
+    new = _charge(session, request.digest, steps)
+    return new, _spend(session, new)
+
+
+def _spend(session: Session, new: Charge) -> Ledger:
+    after = spend(session.accounts.ledger(), new, session.privacy)
+    session.accounts.charge(new)
+    return after
+
+
+def _validation_charge(session: Session, digest: str) -> Charge | None:
     """What telling a noisy count costs in this run; None where it tells none."""
-    private, scale = session.procedure.chain.private, session.privacy.validation_noise
-    if private is None or not scale or session.run.evaluation != "clients":
+    scale = session.privacy.validation_noise
+    if session.procedure.chain.private is None or not scale or session.run.evaluation != "clients":
         return None
-    return Charge(request, made, noise=private.noise_multiplier, sampling=1.0, steps=0, laplace=scale)
+    if not LAPLACE[0] <= scale <= LAPLACE[1]:
+        raise DefenseError(f"privacy.validation-noise must lie between {LAPLACE[0]:g} and {LAPLACE[1]:g}")
+    return Charge(digest, laplace=scale)
 
 
 def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
     """What the ledger line tells the server of the next round: the epsilon it would bring and the budget, where there
     is one. So the server need not ask a client that would refuse."""
-    batch, count = min(session.run.batch_size, len(session.examples)), len(session.examples)
-    training = charge(session.procedure.chain, ("next", ""), session.run.local_steps, count, batch)
-    if training is None or not session.privacy.epsilon_budget:
+    if session.procedure.chain.private is None or not session.privacy.epsilon_budget:
         return {}
-    validation = _validation_charge(session, "next", "")
-    again = [training] + ([validation] if validation is not None else [])
-    total = projected(ledger, again, session.privacy, session.elsewhere)
+    validation = _validation_charge(session, "next count")
+    again = [_charge(session, "next round", session.run.local_steps)] + ([validation] if validation else [])
+    total = add(ledger, *again).epsilon(session.privacy)
     return {} if total is None else {"epsilon_next": total, "epsilon_budget": session.privacy.epsilon_budget}
 
 
-def noisy_correct(session: Session, round: int, received: Received, correct: int) -> int:
-    """The number of held-out examples that are labelled right, with noise, and charged before it is told."""
-    tensors = [received.params, received.mask, received.buffers]
-    new = _validation_charge(session, f"validation {round}", digest(tensors, session.accounts.name))
-    if new is None:
-        raise DefenseError("evaluation=clients would tell exact scores, which ε does not cover")
-    known = merge(session.store.load(round + 1).ledger, session.accounts.charged())
-    session.accounts.write(answer(known, new, session.privacy, session.elsewhere))
-    return noisy_count(correct, new.laplace, session.generator(round, "validation"))
+def account_for_scores(session: Session) -> float:
+    """Note that exact scores of held-out examples leave, which no bound covers: noise of scale 0."""
+    _spend(session, UNBOUNDED)
+    return 0.0
+
+
+def account_for_count(session: Session, request: Request) -> float:
+    """Charge a noisy count of held-out examples, on the disk when this returns: the scale of its noise."""
+    new = _validation_charge(session, request.digest)
+    if new is None or session.node.seed is not None:
+        raise DefenseError("evaluation=clients would tell exact scores, or noise that others can draw: no ε covers it")
+    if not session.accounts.ledger().covered:
+        raise DefenseError("not every answer about these examples, in any run, had an ε: their scores stay here")
+    _spend(session, new)
+    return new.laplace
+
+
+def require_coverable(session: Session, buffers: Tree) -> None:
+    """Refuse, under an epsilon, a scheme that validates on private examples, and a model whose answer depends on more
+    than the request's digest knows: batch statistics, or draws of its own (dropout), which are tried here on an empty
+    image."""
+    chain, module = session.procedure.chain, session.procedure.module
+    if chain.private is None:
+        return
+    if validates(session.run.strategy):
+        require_uncovered_is_allowed(session, f"strategy={session.run.strategy}", "choose another strategy")
+    check_model(chain, buffers)
+    before, own = _drawn(), random.getstate()
+    with torch.no_grad(), mode(module, True):
+        module(torch.zeros(2, *session.task.shape, device=session.device))
+    if _drawn() != before or random.getstate() != own:
+        raise DefenseError(
+            f"{type(module).__name__} draws random numbers while it trains (dropout, precode), which no ε covers: "
+            "choose a model without"
+        )
+
+
+def _drawn() -> tuple[bytes, ...]:
+    """Where PyTorch's and NumPy's global generators stand. Not Python's: threads of Flower's draw from that."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    numpy_state: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - the global one is what is watched
+    place = str(numpy_state["pos"]).encode()
+    return *(state.numpy().tobytes() for state in (torch.get_rng_state(), *cuda)), numpy_state["key"].tobytes(), place
+
+
+@contextmanager
+def charged(session: Session) -> Iterator[None]:
+    """The work that was charged for. Under an epsilon every failure has one text, and so has a draw that the request's
+    digest does not know of."""
+    if session.procedure.chain.private is None:
+        yield
+        return
+    try:
+        before = _drawn()
+        yield
+        if _drawn() != before:
+            raise DefenseError("something drew from a global generator, which the request's digest does not know of")
+    except Exception:
+        logger.exception("a message under an ε could not be answered")
+        raise DefenseError(FAILED) from None
+
+
+def confirm(session: Session, request: Request, charged: Charge, trees: Iterable[Tree]) -> None:
+    """Refuse an answer that is not the one given before, where its noise is what protects it."""
+    if charged != UNBOUNDED:
+        session.accounts.confirm(request.digest, digest(trees, ""))
 
 
 def require_charged(session: Session, done: int, charged: int) -> None:

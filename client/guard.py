@@ -7,7 +7,7 @@ defense the attack rebuilds what was trained on, and is scored against the origi
 from dataclasses import replace
 
 from client.audit import truth
-from client.session import Session
+from client.session import Request, Session
 from core.trees import to_device
 from core.types import ServerView
 from privacy.chain import ChainState
@@ -20,14 +20,14 @@ def before_training(session: Session, state: ChainState) -> ChainState:
     return {**state, NAME: unguarded(state[NAME])} if session.procedure.chain.guard is not None else state
 
 
-def after_training(session: Session, round: int, received: Received, result: LocalResult) -> LocalResult:
+def after_training(session: Session, request: Request, received: Received, result: LocalResult) -> LocalResult:
     """The result with what may leave. Raises ``DefenseError`` when it must stay; then nothing is saved either."""
     settings = session.procedure.chain.guard
     if settings is None:
         return result
     from attacks.guard import guarded  # a run without a guard need not load the attacks
 
-    private, run = truth(session, round), session.run
+    private, run = truth(session, request), session.run
     private = private.on(session.device)
     batch = min(run.batch_size, len(session.examples))
     view = ServerView(
@@ -43,6 +43,5 @@ def after_training(session: Session, round: int, received: Received, result: Loc
         weight_decay=run.weight_decay,
         defenses=result.applied,
     )
-    generator = session.generator(round, "guard")
-    outgoing = guarded(result.outgoing, view, private, session.task, settings, generator)
+    outgoing = guarded(result.outgoing, view, private, session.task, settings, request.generator("guard"))
     return replace(result, outgoing=outgoing)

@@ -2,10 +2,34 @@
 
 A run's settings come from the server, and the server is whom the defenses are against. In the node's configuration
 
-``require``         a list such as "dgp, dgp.bottom=0.75": every name must stand among the run's defenses, and every
-                    setting must have that value
+``require``         a list such as "dgp, dgp.bottom=0.8, batch-size=16": defenses and settings; quote commas in values
 ``epsilon-budget``  the most ε that all runs together may cost this client's examples, at ``delta`` (1e-5): a run that
                     promises none, or counts at a larger delta, is refused, and so is the round that would pass it
+
+A defense is required at a strength: every setting of its section is a bound, the default or what the owner wrote, read
+in the direction in which the defense grows stronger (``privacy.defense.Stronger``); a setting with no such direction
+must be equal, and so must settings of the run. A setting of a defense (``dgp.bottom=0.8``) requires the defense, too.
+
+**Beside it.** In the stage of a required defense there is no other, and the order is the owner's: Top-k before DGP
+would leave DGP the largest coordinates only, PriPrune after it would tell by its mask where the largest are. A guard
+that tells how an attack on the private images went has to be named. What passes by a required defense does not leave:
+
+===============================  ================================================================================
+scores of examples               the run is refused: ``evaluation=clients``, LotteryFL. A count with noise is told
+                                 where the owner named ``privacy.validation-noise`` or an ``epsilon-budget``
+masks, squared gradients         made of gradients, so a required data or gradient defense covers them, one of the
+                                 update does not: FedDST is refused, PruneFL goes on without them. Its first mask may
+                                 take any number of steps and leaves only where an ``epsilon-budget`` counts them
+batch norm's statistics          made of images, so only a data defense covers them: the model is refused
+time of training                 is not told
+===============================  ================================================================================
+
+A data or gradient defense draws anew at every local step, and 400 steps at a small learning rate average Gaussian
+noise away (cosine with the undefended gradient 0.74 after one step, 0.999 after 400): where one is required and no
+``epsilon-budget`` counts the steps, ``local-steps`` is at most the default or the owner's.
+
+What is not bounded: how often the server asks, and what with. Weights, masks and the number of rounds are the server's,
+so it can wear a heuristic down; an ``epsilon-budget`` counts every answer.
 
 A run that does not fit is refused before any example is read, and so is one with a defense that is not of this release
 (``package.module:NAME``), since what follows a required defense could undo it, or with such a model that ``require``
@@ -15,28 +39,33 @@ server's (``deploy.own_code``).
 
 Errors: ``ConfigError``, which the server is told; it names settings.
 
->>> read_policy({"require": "dgp, dgp.bottom=0.75"})
-Policy(defenses=('dgp',), settings={'dgp.bottom': 0.75}, epsilon_budget=0.0, delta=1e-05)
+>>> read_policy({"require": "dgp.bottom=0.75, rounds=10"})
+Policy(defenses=('dgp',), settings={'dgp.bottom': 0.75, 'rounds': 10}, epsilon_budget=0.0, delta=1e-05)
 """
 
 import math
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.config import Raw, Run, kebab, section_defaults
+from core.config import Raw, Run, kebab, parse_run, parse_section, section_defaults
 from core.errors import ConfigError, unknown
 from core.foreign import is_foreign
 from privacy import DEFENSES, SECTIONS
 from privacy.accounting import Privacy
+from privacy.chain import build_chain
+from privacy.defense import STAGES, Stronger, directions
+from strategies import STRATEGIES, validates
 
 DELTA = 1e-5
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The conditions; ``epsilon_budget`` 0 is none."""
+    """The conditions. ``defenses`` are those required, in the order they are to be applied; ``epsilon_budget`` 0 is
+    none."""
 
     defenses: tuple[str, ...] = ()
     settings: Raw = field(default_factory=dict)
@@ -46,6 +75,26 @@ class Policy:
     @property
     def conditions(self) -> bool:
         return bool(self.defenses or self.settings or self.epsilon_budget)
+
+    @property
+    def covers_gradients(self) -> bool:
+        """Whether every required defense has done its work once a gradient is made. One with an ε has."""
+        return all(DEFENSES[name].stage != "update" for name in self.defenses)
+
+    @property
+    def covers_images(self) -> bool:
+        """Whether every required defense has done its work once an image is shown."""
+        return not self.epsilon_budget and all(DEFENSES[name].stage == "data" for name in self.defenses)
+
+
+def _parts(text: str) -> list[str]:
+    """The list, split at commas outside quotation marks."""
+    words = shlex.shlex(text, posix=True)
+    words.whitespace, words.whitespace_split, words.commenters, words.escape = ",", True, "", ""
+    try:
+        return [part.strip() for part in words if part.strip()]
+    except ValueError:
+        raise ConfigError("require in the node configuration lacks a quotation mark") from None
 
 
 def _value(text: str) -> Any:
@@ -57,8 +106,7 @@ def _value(text: str) -> Any:
 
 
 def _known() -> set[str]:
-    sections = {**SECTIONS, "privacy": Privacy}
-    own = {key for name, settings in sections.items() for key in section_defaults(name, settings)}
+    own = {key for name, settings in SECTIONS.items() for key in section_defaults(name, settings)}
     return own | {kebab(name) for name in Run.model_fields}
 
 
@@ -72,23 +120,39 @@ def _amount(config: Mapping[str, object], key: str, default: float) -> float:
     return found
 
 
-def read_policy(config: Mapping[str, object]) -> Policy:
-    """The conditions in a node's configuration. One that names nothing there is raises: it would hold of no run."""
+def _read_require(text: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Names and settings of a list. A setting of a defense names it."""
     names, settings = list[str](), dict[str, Any]()
-    for part in filter(None, (part.strip() for part in str(config.get("require", "")).split(","))):
-        key, equals, text = (word.strip() for word in part.partition("="))
+    for part in _parts(text):
+        key, equals, value = (word.strip() for word in part.partition("="))
         if not equals and key not in DEFENSES:
             raise unknown("defense in require", key, DEFENSES)
         if equals and key not in _known():
             raise unknown("setting in require", key, _known())
+        if key == "defenses":
+            raise ConfigError("require: defenses=... says nothing of their settings: name the defenses themselves")
+        if key in settings:
+            raise ConfigError(f"require: {key} stands twice")
         if equals:
-            settings[key] = _value(text)
-        else:
-            names.append(key)
+            settings[key] = _value(value)
+        name = key.partition(".")[0]
+        names += [name] if name in DEFENSES else []
+    if "none" in names:
+        raise ConfigError("require: none is no defense: leave it out")
+    return tuple(sorted(dict.fromkeys(names), key=lambda name: STAGES.index(DEFENSES[name].stage))), settings
+
+
+def read_policy(config: Mapping[str, object]) -> Policy:
+    """The conditions in a node's configuration. One that no run can meet is raised."""
+    names, settings = _read_require(str(config.get("require", "")))
+    parse_run({key: value for key, value in settings.items() if "." not in key})
+    parse_section(settings, "privacy", Privacy)
+    if names:
+        build_chain(names, settings)
     delta = _amount(config, "delta", DELTA)
     if not 0 < delta < 1:
         raise ConfigError("delta in the node configuration must lie in (0, 1)")
-    return Policy(tuple(names), settings, _amount(config, "epsilon-budget", 0.0), delta)
+    return Policy(names, settings, _amount(config, "epsilon-budget", 0.0), delta)
 
 
 def check_run(policy: Policy, run: Run, raw: Raw, privacy: Privacy) -> None:
@@ -96,20 +160,96 @@ def check_run(policy: Policy, run: Run, raw: Raw, privacy: Privacy) -> None:
     foreign = [name for name in run.defense_names if name not in DEFENSES]
     if policy.conditions and foreign:
         raise _refused("defenses of this release", ",".join(foreign))
-    missing = [name for name in policy.defenses if name not in run.defense_names]
-    if missing:
-        raise _refused(f"the defenses {', '.join(missing)}", ",".join(run.defense_names))
-    for key, wanted in policy.settings.items():
-        if key not in raw or raw[key] != wanted:
-            raise _refused(f"{key}={wanted}", raw.get(key, "no such setting"))
+    _check_defenses(policy, run)
+    for wanted, found in _unmet(policy, run, raw):
+        raise _refused(wanted, found)
     if policy.conditions and is_foreign(run.model) and policy.settings.get("model") != run.model:
         raise _refused("a model of this release, or the one that its conditions name (model=...)", run.model)
+    if policy.conditions:
+        _check_beside(policy, run, privacy)
     if not policy.epsilon_budget:
         return
-    if not any(DEFENSES[name].private for name in run.defense_names if name in DEFENSES):
+    if not _private(run):
         raise _refused("a defense with an ε", ",".join(run.defense_names))
     if privacy.delta > policy.delta:
         raise _refused(f"privacy.delta of {policy.delta:g} or less", f"{privacy.delta:g}")
+
+
+def _private(run: Run) -> bool:
+    return any(DEFENSES[name].private for name in run.defense_names if name in DEFENSES)
+
+
+def _check_defenses(policy: Policy, run: Run) -> None:
+    """Every required defense is there, alone in its stage, in the owner's order."""
+    found = ",".join(run.defense_names)
+    missing = [name for name in policy.defenses if name not in run.defense_names]
+    if missing:
+        raise _refused(f"the defenses {', '.join(missing)}", found)
+    for stage in dict.fromkeys(DEFENSES[name].stage for name in policy.defenses):
+        wanted = [name for name in policy.defenses if DEFENSES[name].stage == stage]
+        there = [name for name in run.defense_names if DEFENSES[name].stage == stage]
+        if set(there) - set(wanted):
+            raise _refused(f"no {stage} defense but {', '.join(wanted)}, unless its conditions name it", found)
+        if there != wanted:
+            raise _refused(f"the {stage} defenses in the order {', '.join(wanted)}", found)
+    for name in set(run.defense_names) - set(policy.defenses) if policy.defenses else ():
+        if DEFENSES[name].guards:
+            raise _refused(f"a chain without {name}, unless its conditions name it", found)
+
+
+def _unmet(policy: Policy, run: Run, raw: Raw) -> Iterator[tuple[str, object]]:
+    """What the owner wants of a setting, and what the run has instead."""
+    least, written = parse_run({key: v for key, v in policy.settings.items() if "." not in key}), policy.settings
+    for name in Run.model_fields:
+        wanted, found = getattr(least, name), getattr(run, name)
+        if kebab(name) in written and found != wanted:
+            yield f"{kebab(name)}={wanted}", found
+    stepwise = [name for name in policy.defenses if DEFENSES[name].stage != "update" and not policy.epsilon_budget]
+    if stepwise and run.local_steps > least.local_steps:
+        yield f"local-steps of {least.local_steps} or less, since {stepwise[0]} works step by step", run.local_steps
+    for section, settings in SECTIONS.items():
+        keys = [key for key in section_defaults(section, settings) if section in policy.defenses or key in written]
+        if not keys:
+            continue
+        own: Any = parse_section(written, section, settings)
+        runs: Any = parse_section(raw, section, settings)
+        for name, which in {**dict.fromkeys(vars(own), Stronger.EQUAL), **directions(settings)}.items():
+            key, wanted, found = f"{section}.{kebab(name)}", getattr(own, name), getattr(runs, name)
+            if key in keys and not _as_strong(found, wanted, which):
+                yield f"{key} of {wanted} {which.value}" if which.value else f"{key}={wanted!r}", found
+
+
+def _as_strong(found: Any, wanted: Any, which: Stronger) -> bool:
+    """Never of a NaN."""
+    if which is Stronger.LARGER:
+        return bool(found >= wanted)
+    return bool(found <= wanted) if which is Stronger.SMALLER else bool(found == wanted)
+
+
+def _check_beside(policy: Policy, run: Run, privacy: Privacy) -> None:
+    """Nothing leaves that passes by what is required, as far as settings decide about it."""
+    priced = bool(policy.epsilon_budget) or "privacy.validation-noise" in policy.settings
+    if run.evaluation == "clients" and not (priced and _private(run) and privacy.validation_noise):
+        wanted = "evaluation=server (noisy scores: an ε, and privacy.validation-noise or a budget among its conditions)"
+        raise _refused(wanted, f"evaluation={run.evaluation}")
+    if validates(run.strategy):
+        raise _refused("a strategy without scores of held-out examples, as magnitude", run.strategy)
+    if not policy.covers_gradients and run.strategy in STRATEGIES and STRATEGIES[run.strategy].plan is not None:
+        raise _refused("a strategy whose clients send no masks of their own, as magnitude", run.strategy)
+
+
+def check_model(policy: Policy, model: str, buffers: Collection[str]) -> None:
+    """Refuse a model whose buffers would leave beside what is required."""
+    promised = policy.defenses or policy.epsilon_budget
+    if promised and buffers and not policy.covers_images:
+        raise _refused("a model without buffers (batch norm), which leave beside its defenses", model)
+
+
+def check_first_mask(policy: Policy) -> None:
+    """Refuse PruneFL's initial pruning where a mask would pass by what is required, or come of more steps than anybody
+    counts."""
+    if policy.defenses and not (policy.epsilon_budget and policy.covers_gradients):
+        raise ConfigError("this client's owner lets no mask of this client's making leave; the run asks for one")
 
 
 def _refused(wanted: str, found: object) -> ConfigError:

@@ -5,12 +5,14 @@ lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
 ``require``, ``epsilon-budget`` and ``delta`` (``client.policy``) and, for reproducible experiments only,
-``client-seed``. The virtual clients of a simulation have no configuration of their own: for them
-``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
+``client-seed``: noise that others can draw again promises nothing, so no ε and no nats are printed with one. The
+virtual clients of a simulation have no configuration of their own: for them ``PRUNELLA_STATE_DIR`` and
+``PRUNELLA_AUDIT`` in the environment stand in.
 """
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,20 +26,22 @@ from client.state import ClientStore
 from core.config import Raw, Run, parse_run, parse_section
 from core.device import pick_device
 from core.errors import ConfigError
-from core.randomness import stream
+from core.randomness import PrivateGenerator, derived
 from core.trees import Tree
 from privacy.accounting import Privacy
 from privacy.chain import Chain, build_chain
-from privacy.ledger import Ledger
+from privacy.ledger import digest
 from strategies import validates
 from strategies.local import Procedure
 from strategies.roster import CONSENTS, Consent
 from tasks.data import Examples, Partition, batches, load_client, make_task
 from tasks.examples import poisson_batches
-from tasks.task import Task, initial
+from tasks.task import Task, identity, initial
 from tasks.training import Sgd
 
 HELD_OUT = 5  # every fifth example, when clients evaluate
+# Settings that no answer depends on: where the server keeps what, how it waits, and how many rounds there will be.
+PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,22 @@ def read_node(config: Mapping[str, object]) -> Node:
     )
 
 
+@dataclass(frozen=True)
+class Request:
+    """One question of the server, named by a digest of all that its answer depends on.
+
+    The digest keys every draw behind the answer, and it is what the account charges: the same question gets the same
+    answer for nothing, and no two questions share any noise.
+    """
+
+    digest: str
+    key: bytes
+
+    def generator(self, purpose: str) -> PrivateGenerator:
+        """Draws that the server cannot repeat, fresh for each purpose."""
+        return PrivateGenerator(derived(self.key, self.digest, purpose))
+
+
 class Session:
     """What a message handler needs, made when first used."""
 
@@ -99,14 +119,11 @@ class Session:
 
     @cached_property
     def accounts(self) -> Accounts:
-        """What all runs have let through of the examples this one trains on or, where it evaluates, tells scores of."""
-        told = self._all if self.run.evaluation == "clients" else self.examples
-        return Accounts(self.store.home, self.store.folder.name, told.x)
-
-    @cached_property
-    def elsewhere(self) -> Ledger:
-        """What other runs have let through of these examples; what this one writes down does not change it."""
-        return self.accounts.elsewhere()
+        """What all runs have let through of this client's examples, those it trains on and those held out."""
+        raw = self._all.raw
+        if raw is None:
+            raise ConfigError(f"dataset {self.run.dataset!r} does not tell its examples apart: no account can be kept")
+        return Accounts(self.store.home, raw)
 
     @cached_property
     def _privacy(self) -> Privacy:
@@ -136,12 +153,11 @@ class Session:
         """The examples to train on: all, or four fifths when clients evaluate or the scheme validates."""
         if self.run.evaluation == "server" and not validates(self.run.strategy):
             return self._all
-        keep = torch.arange(len(self._all.y)) % HELD_OUT != 0
-        return Examples(self._all.x[keep], self._all.y[keep])
+        return self._all.take(torch.arange(len(self._all)) % HELD_OUT != 0)
 
     @cached_property
     def held_out(self) -> Examples:
-        return Examples(self._all.x[::HELD_OUT], self._all.y[::HELD_OUT])
+        return self._all.take(torch.arange(len(self._all)) % HELD_OUT == 0)
 
     @cached_property
     def procedure(self) -> Procedure:
@@ -150,17 +166,46 @@ class Session:
         sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
         return Procedure(self.task.build().to(self.device), sgd, chain, min(run.batch_size, len(self.examples)))
 
-    def generator(self, round: int, purpose: str) -> torch.Generator:
-        """A stream the server cannot draw, unless the node was given a ``client-seed``. What carries an epsilon is
-        drawn anew in every run and for other examples: two answers with one noise would let the server subtract it."""
-        if self.procedure.chain.private is not None:
-            purpose = f"{purpose}|{self.store.folder.name}|{self.accounts.name}"
-        secret = self.node.seed if self.node.seed is not None else self.store.secret()
-        return stream(secret, round=round, client=self.node.client, purpose=purpose)
+    @cached_property
+    def settings(self) -> str:
+        """A digest of the run's settings, its places left out, and of the model's code. A machine or a release that
+        rounds otherwise gives another answer to the same question: it is not sent (``client.budget.confirm``)."""
+        plain = self.run.model_dump(exclude=PLACES)
+        sections = {key: value for key, value in self.raw.items() if "." in key}
+        model = identity(self.task, self.procedure.module)
+        return digest([], json.dumps([plain, sections, model], sort_keys=True))
 
-    def batches(self, round: int, steps: int | None = None, purpose: str = "batches") -> Iterator[Examples]:
-        """The batches of a round; asked again, the same ones, so that an audit needs no copy of private data."""
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What takes from the claims of this run's defenses."""
+        return () if self.node.seed is None else ("client-seed: noise that can be drawn again, no ε and no nats",)
+
+    @cached_property
+    def _data(self) -> str:
+        """A digest of the examples and their order."""
+        return digest([{"x": self._all.x, "y": self._all.y}], "")
+
+    @cached_property
+    def _key(self) -> bytes:
+        seed = self.node.seed
+        return self.accounts.key() if seed is None else derived(b"client-seed", str(seed), str(self.node.client))
+
+    @property
+    def trained_under(self) -> str:
+        """What an audit of a round must find as it was: settings, the model's code and the examples."""
+        return digest([], f"{self.settings} {self._data}")
+
+    def request(self, kind: str, round: int, trees: Iterable[Tree] = ()) -> Request:
+        """The question ``kind`` about ``round`` that came with ``trees`` and met this client in the state they say."""
+        return Request(digest(trees, json.dumps([kind, round, self.settings, self._data])), self._key)
+
+    def trained(self, request: str) -> Request:
+        """The request of an earlier round, by its digest."""
+        return Request(request, self._key)
+
+    def batches(self, request: Request, steps: int | None = None) -> Iterator[Examples]:
+        """The batches of a request; asked again, the same ones, so that an audit needs no copy of private data."""
         count = self.run.local_steps if steps is None else steps
         draw = batches if self.procedure.chain.private is None else poisson_batches
-        for batch in draw(self.examples, self.run.batch_size, count, self.generator(round, purpose)):
+        for batch in draw(self.examples, self.run.batch_size, count, request.generator("batches")):
             yield Examples(batch.x.to(self.device), batch.y.to(self.device))

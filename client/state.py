@@ -1,40 +1,53 @@
-"""What a client remembers between messages, on its own disk: defense state, ledger, the last mask, a secret.
+"""What a client remembers of a run between messages, on its own disk: defense state, a tally, the last mask.
 
 Flower's ``Context.state`` lives in memory, is lost when large and on every restart. Files here are written atomically,
 readable by the owner only, one per round. State of round r is read by later rounds only, so a server that resumes from
-an older checkpoint meets the state that belonged to it.
+an older checkpoint meets the state that belonged to it. What all runs have let through is in ``client.accounts``.
 """
 
+import dataclasses
 import json
 import re
-import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from core.errors import DefenseError
-from core.files import read_tree, write_atomically, write_json, write_tree
+from core.files import read_tree, write_json, write_tree
 from core.trees import Mask, Tree
 from privacy.chain import ChainState, flatten_state, unflatten_state
-from privacy.ledger import Ledger, from_json, merge, to_json
+from privacy.ledger import Tally
 
 KEPT_ROUNDS = 3
 AUDITABLE_ROUNDS = 100
-ANSWERS_PER_ROUND = 2  # the second for a server that resumed
 SCHEME = "scheme"  # beside the names of defenses
+LOCK_SECONDS = 600.0
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Defense state, ledger and what the scheme's client half keeps, after some round."""
+    """Defense state, the run's tally and what the scheme's client half keeps, after some round."""
 
     state: ChainState
-    ledger: Ledger
+    tally: Tally
     scheme: dict[str, Tree] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TrainedRound:
+    """What an audit must know of a round this client trained in: the digests of its request, and of its settings
+    and examples."""
+
+    request: str
+    settings: str
+
+
 class ClientStore:
-    """The files of one client in one run. ``secret`` is shared by all runs of the client."""
+    """The files of one client in one run."""
 
     def __init__(self, directory: Path, run: str) -> None:
         self.home = directory
@@ -43,12 +56,21 @@ class ClientStore:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home.chmod(0o700)
 
-    def secret(self) -> int:
-        """A 63-bit seed only this client knows; made from the operating system's randomness once."""
-        path = self.home / "secret"
-        if not path.exists():
-            write_atomically(path, lambda p: p.write_text(str(secrets.randbits(63))))
-        return int(path.read_text())
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other process handles a message in this directory: two at once would charge as if they were one.
+
+        Raises ``DefenseError`` after ``LOCK_SECONDS``.
+        """
+        lock = FileLock(self.home / "lock", timeout=LOCK_SECONDS, mode=0o600)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise DefenseError("another message to this client is still being handled: try again later") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _rounds(self) -> list[int]:
         matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
@@ -57,44 +79,49 @@ class ClientStore:
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:08d}.safetensors"
 
-    def spent(self) -> Ledger:
-        """Everything this client was ever charged in this run, whichever round a server goes back to."""
-        path = self.folder / "spent.json"
-        if path.exists():
-            return from_json(json.loads(path.read_text()))
-        if self._rounds():
-            raise FileNotFoundError(path.name)
-        return Ledger()
-
     def load(self, round: int) -> Memory:
-        """What was known before ``round``. A file that cannot be read stops the client: forgetting what was spent, or
-        what was withheld, is not a safe default."""
+        """What was known before ``round``. A file that cannot be read stops the client: forgetting what was withheld is
+        not a safe default."""
         earlier = [r for r in self._rounds() if r < round]
+        if not earlier:
+            return Memory({}, Tally())
         try:
-            spent = self.spent()
-            if not earlier:
-                return Memory({}, merge(Ledger(), spent))
             flat, metadata = read_tree(self._path(earlier[-1]))
             state = unflatten_state(flat)
             scheme = state.pop(SCHEME, {})
-            return Memory(state, merge(from_json(json.loads(metadata["ledger"])), spent), scheme)
+            tally = json.loads(metadata["tally"])
+            return Memory(state, Tally(**{**tally, "claims": tuple(tally["claims"])}), scheme)
         except Exception as error:
             raise DefenseError(
                 f"this client's state before round {round} cannot be read ({type(error).__name__}): restore it, or "
                 "remove this client's state directory to begin again without it"
             ) from error
 
-    def save(self, round: int, memory: Memory) -> None:
-        """Write the state after ``round`` and drop what no resume can ask for any more. What was spent goes first."""
-        write_json(self.folder / "spent.json", to_json(merge(memory.ledger, self.spent())), mode=0o600)
+    def save(self, round: int, memory: Memory, trained: TrainedRound | None = None) -> None:
+        """Write the state after ``round`` and drop what no resume can ask for any more."""
         flat = flatten_state({**memory.state, SCHEME: memory.scheme})
-        write_tree(self._path(round), flat, {"ledger": json.dumps(to_json(memory.ledger))})
+        write_tree(self._path(round), flat, {"tally": json.dumps(dataclasses.asdict(memory.tally))})
         rounds = self._rounds()
         stale = [r for r in rounds if r > round] + [r for r in rounds if r <= round][:-KEPT_ROUNDS]
         for old in stale:
             self._path(old).unlink(missing_ok=True)
-        took_part = sorted({*self._took_part(), round})[-AUDITABLE_ROUNDS:]
-        write_json(self.folder / "rounds.json", took_part, mode=0o600)
+        if trained is not None:
+            known = self._trained() | {round: trained}
+            kept = sorted(known)[-AUDITABLE_ROUNDS:]
+            write_json(self._trained_path, {r: dataclasses.asdict(known[r]) for r in kept}, mode=0o600)
+
+    @property
+    def _trained_path(self) -> Path:
+        return self.folder / "rounds.json"
+
+    def _trained(self) -> dict[int, TrainedRound]:
+        if not self._trained_path.exists():
+            return {}
+        return {int(r): TrainedRound(**value) for r, value in json.loads(self._trained_path.read_text()).items()}
+
+    def trained(self, round: int) -> TrainedRound | None:
+        """What is known of a round this client trained in, as far back as audits may ask; else None."""
+        return self._trained().get(round)
 
     def mask(self) -> Mask | None:
         """The mask last received, or None."""
@@ -115,22 +142,3 @@ class ClientStore:
     def save_model(self, params: Tree, locations: Mask) -> None:
         flat = flatten_state({"model": {"params": params, "locations": locations}})
         write_tree(self.folder / "model.safetensors", {n.removeprefix("model/"): t for n, t in flat.items()})
-
-    def _took_part(self) -> list[int]:
-        path = self.folder / "rounds.json"
-        return list(json.loads(path.read_text())) if path.exists() else []
-
-    def took_part(self, round: int) -> bool:
-        """Whether this client trained in ``round`` of this run, as far back as audits may ask."""
-        return round in self._took_part()
-
-    def claim(self, kind: str, question: str, limit: int, total: int = 0) -> bool:
-        """True, and counted, when ``question`` was answered fewer than ``limit`` times, and all of its kind fewer than
-        ``total`` times (0: no limit). Counted for this client, whatever a server calls its runs."""
-        path = self.home / f"{kind}.json"
-        answered = dict(json.loads(path.read_text())) if path.exists() else {}
-        key = question if total else f"{self.folder.name}/{question}"
-        if answered.get(key, 0) >= limit or (total and sum(answered.values()) >= total):
-            return False
-        write_json(path, answered | {key: answered.get(key, 0) + 1}, mode=0o600)
-        return True

@@ -1,11 +1,16 @@
 """Errors of the project, one base class.
 
 Flower forwards ``str(exception)`` from a client to the server, and here the server is the adversary: a message names
-tensors, shapes, settings and files of the configuration, never values of a tensor or of an example.
+tensors, shapes of the model and settings, never values of a tensor or of an example. What a client's files hold is not
+counted or named either (labels, classes, columns, pictures, folders): a server chooses what the files are read as, so
+every number in an error would answer a question about them.
 """
 
 import difflib
+import logging
 from collections.abc import Iterable
+
+logger = logging.getLogger(__name__)
 
 
 class PrunellaError(Exception):
@@ -34,6 +39,16 @@ class DefenseError(PrunellaError, RuntimeError):
 
 class DataError(PrunellaError, ValueError):
     """A dataset is missing or not readable as described."""
+
+
+def of_data(message: str, details: object) -> DataError:
+    """The error for data that cannot be used: ``message`` may leave this machine, ``details`` go to its log only.
+
+    >>> print(of_data("labels are not classes", "17 of 400"))
+    labels are not classes; the log of the machine they lie on says more
+    """
+    logger.error("%s: %s", message, details)
+    return DataError(f"{message}; the log of the machine they lie on says more")
 
 
 class AttackError(PrunellaError, ValueError):

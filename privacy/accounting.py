@@ -1,6 +1,6 @@
 """From charges to epsilon, through dp-accounting: sampled Gaussian steps and Laplace answers, composed.
 
-A charge is one answer of a client: ``steps`` Gaussian mechanisms with noise ``noise`` over Poisson samples with
+A charge is one answer of a client: perhaps ``steps`` Gaussian mechanisms with noise ``noise`` over Poisson samples with
 probability ``sampling``, and perhaps a count released with Laplace noise of scale ``laplace`` (sensitivity 1; LTP 4.4).
 Three accountants: ``rdp`` (the moments accountant, fast), ``pld`` (privacy loss distributions, tighter, slower) and
 ``zcdp``, which uses no amplification by sampling: every step is 1/(2 sigma^2)-zCDP, a Laplace answer 1/(2 scale^2).
@@ -13,11 +13,12 @@ LTP Eq. (20), for one order alpha after t+1 rounds, as printed:
 alpha. ``ltp_printed`` keeps it, minimised over the orders, so that published numbers can be checked. Its rho_s counts
 t + 1 Gaussian steps; the published 9.71 counts all tau local ones, so ``steps`` is an argument.
 
->>> one = [Charge("1", "", noise=1.0, sampling=1.0, steps=1)]
+>>> one = [Charge("1", noise=1.0, steps=1)]
 >>> round(epsilon(one, 1e-5, "pld"), 2), round(epsilon(one, 1e-5, "rdp"), 2), round(epsilon([], 1e-5, "rdp"), 2)
 (4.38, 4.73, 0.0)
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -26,8 +27,13 @@ from typing import Any, Literal
 
 from core.config import Positive
 from core.errors import ConfigError, DefenseError
+from privacy.defense import Equal, Larger, Smaller
 
 Accountant = Literal["rdp", "pld", "zcdp"]
+# What a charge may hold, so that no question of a server brings an account to numbers that nobody can add up any more.
+NOISE, LAPLACE = (0.1, 1e6), (1e-3, 1e6)
+STEPS, NATS = 10**9, 1e12
+EVENTS = 32  # different steps that are accounted for one by one
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,10 @@ class Privacy:
     gets right, which is what it tells of them under an epsilon; 0: it tells nothing.
     """
 
-    epsilon_budget: float = 0.0
-    delta: Positive = 1e-5
-    accountant: Accountant = "rdp"
-    validation_noise: float = 0.0
+    epsilon_budget: Equal[float] = 0.0
+    delta: Smaller[Positive] = 1e-5
+    accountant: Equal[Accountant] = "rdp"
+    validation_noise: Larger[float] = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon_budget < math.inf and 0 < self.delta < 1):
@@ -52,19 +58,48 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Charge:
-    """What one answer cost. ``request`` names it, ``digest`` is of everything it depended on; ``laplace`` 0: none."""
+    """What one answer let through. ``digest`` is of everything the answer depends on, and so its name.
 
-    request: str
+    ``noise`` 0: no Gaussian mechanism; ``laplace`` 0: no noisy count; with neither, no ε covers the answer. ``nats``
+    bounds what a channel let through; None: no channel bounds it.
+    """
+
     digest: str
-    noise: float
-    sampling: float
-    steps: int
+    noise: float = 0.0
+    sampling: float = 1.0
+    steps: int = 0
     laplace: float = 0.0
+    nats: float | None = None
 
     def __post_init__(self) -> None:
-        good = 0 < self.noise < math.inf and 0 < self.sampling <= 1 and self.steps >= 0 and 0 <= self.laplace < math.inf
-        if not good or not all(isinstance(text, str) for text in (self.request, self.digest)):
-            raise DefenseError("a charge has noise above 0, a sampling rate in (0, 1], steps and a Laplace scale >= 0")
+        for value, (least, most) in ((self.noise, NOISE), (self.laplace, LAPLACE)):
+            if value and not least <= value <= most:
+                raise DefenseError(f"noise of {value:g} is not one an accountant can add up")
+        if self.steps > STEPS or (self.nats or 0.0) > NATS:
+            raise DefenseError("a charge of more steps or nats than anybody takes")
+        numbers = (self.noise, self.sampling, float(self.steps), self.laplace, self.nats or 0.0)
+        if not all(math.isfinite(number) and number >= 0 for number in numbers) or not 0 < self.sampling <= 1:
+            raise DefenseError("a charge has noise, steps, nats and a Laplace scale >= 0 and a sampling rate in (0, 1]")
+        if not isinstance(self.digest, str):
+            raise DefenseError("a charge is named by a digest")
+
+    @property
+    def covered(self) -> bool:
+        """Whether an ε covers the answer."""
+        return self.noise > 0 or self.laplace > 0
+
+
+def _few(steps: "Counter[tuple[float, float]]") -> "Counter[tuple[float, float]]":
+    """At most ``EVENTS`` different steps that cost no less: every further one takes a tenth of a second in a message.
+    Noise is rounded down and sampling up, to powers of two; if that is not enough, all are counted as the worst."""
+    if len(steps) <= EVENTS:
+        return steps
+    few: Counter[tuple[float, float]] = Counter()
+    for (noise, sampling), count in steps.items():
+        few[2.0 ** math.floor(math.log2(noise)), min(1.0, 2.0 ** math.ceil(math.log2(sampling)))] += count
+    if len(few) <= EVENTS:
+        return few
+    return Counter({(min(noise for noise, _ in few), max(sampling for _, sampling in few)): few.total()})
 
 
 def _events(charges: Iterable[Charge], sampled: bool) -> list[Any]:
@@ -74,10 +109,11 @@ def _events(charges: Iterable[Charge], sampled: bool) -> list[Any]:
     steps: Counter[tuple[float, float]] = Counter()
     answers: Counter[float] = Counter()
     for charge in charges:
-        steps[charge.noise, charge.sampling if sampled else 1.0] += charge.steps
+        if charge.noise:
+            steps[charge.noise, charge.sampling if sampled else 1.0] += charge.steps
         answers[charge.laplace] += 1
     events: list[Any] = []
-    for (noise, sampling), count in steps.items():
+    for (noise, sampling), count in _few(steps).items():
         gaussian = dp.GaussianDpEvent(noise)
         step = dp.PoissonSampledDpEvent(sampling, gaussian) if sampling < 1 else gaussian
         events += [dp.SelfComposedDpEvent(step, count)] if count else []
@@ -89,6 +125,9 @@ def _events(charges: Iterable[Charge], sampled: bool) -> list[Any]:
 def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant) -> float:
     """The epsilon at ``delta`` of all charges together; infinite where an accountant has no finite one."""
     import dp_accounting as dp
+
+    # It warns of every order that it leaves out, which makes the bound no smaller than with it.
+    logging.getLogger("absl").setLevel(logging.ERROR)
 
     events = _events(charges, sampled=accountant != "zcdp")
     if not events:

@@ -29,13 +29,14 @@ State: error, locations (all True before the first set), proposal. Errors: ``Con
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Rate, Share
 from core.errors import ConfigError, DefenseError
+from core.randomness import PrivateGenerator
 from core.selection import keep_among, part_of
 from core.trees import Mask, Tree, add, apply_mask, full_mask, intersect, map_trees, subtract, zeros_like
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 from privacy.top_k import top_mask
 
 NAME = "adgp"
@@ -44,12 +45,15 @@ NAME = "adgp"
 @dataclass(frozen=True)
 class AlignedPruning:
     """``top`` is k1, ``keep`` is k, the set has 2k; ``repeated`` is the share of a set at which it counts as an old one
-    again. The paper's k1 = 5 %, and k = 20 % of its Table 3."""
+    again. The paper's k1 = 5 %, and k = 20 % of its Table 3.
 
-    top: Rate = 0.05
-    keep: Share = 0.2
-    feedback: bool = True
-    repeated: Share = 0.99
+    Neither share is stronger one way: a larger ``top`` sends other coordinates, and a smaller set names the largest
+    ones more closely."""
+
+    top: Equal[Rate] = 0.05
+    keep: Equal[Share] = 0.2
+    feedback: Equal[bool] = True
+    repeated: Smaller[Share] = 0.99
 
     def __post_init__(self) -> None:
         if not (0 <= self.top < self.keep <= 0.5):
@@ -70,9 +74,9 @@ def location_set(values: Tree, inside: Mask, settings: AlignedPruning) -> Mask:
     return map_trees(lambda t, m: top_mask(t, m, 2 * settings.keep), values, inside)
 
 
-def drawn_set(inside: Mask, settings: AlignedPruning, generator: Generator) -> Mask:
+def drawn_set(inside: Mask, settings: AlignedPruning, generator: PrivateGenerator) -> Mask:
     """A set of the right size that is nobody's, for a round without a valid one."""
-    scores = map_trees(lambda m: torch.rand(m.shape, generator=generator), inside)
+    scores = map_trees(lambda m: generator.uniform(*m.shape), inside)
     return location_set(scores, inside, settings)
 
 
@@ -131,7 +135,7 @@ def _init(like: Tree) -> State:
 
 
 def adgp(settings: AlignedPruning) -> UpdateDefense:
-    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
         owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
         proposal = location_set(owed, outgoing.shared, settings)
         places = intersect(state["locations"], outgoing.shared)

@@ -29,15 +29,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from core.config import Count
 from core.errors import ConfigError, DefenseError
-from core.randomness import stream
+from core.randomness import PrivateGenerator, stream
 from core.trees import Tree
-from privacy.defense import DataDefense, State
+from privacy.defense import DataDefense, Equal, State
 
 STRENGTHS: dict[str, tuple[float, ...]] = {
     "translate-x": (0.1, 0.2, 0.3, 0.4, 0.5),  # share of the width
@@ -62,10 +62,10 @@ _AT_ONCE = 512  # single gradients of the search held at a time
 class TransformationSearch:
     """``candidates`` policies of ``length`` transformations are scored on ``images`` images; ``policies`` are kept."""
 
-    candidates: Count = 40
-    length: Count = 3
-    policies: Count = 2
-    images: Count = 4
+    candidates: Equal[Count] = 40
+    length: Equal[Count] = 3
+    policies: Equal[Count] = 2
+    images: Equal[Count] = 4
 
     def __post_init__(self) -> None:
         if not 1 <= self.policies <= self.candidates:
@@ -125,8 +125,8 @@ def follow(x: Tensor, policy: Tensor, signs: Tensor) -> Tensor:
     return x
 
 
-def _signs(length: int, generator: Generator) -> Tensor:
-    return torch.randint(2, (length,), generator=generator) * 2 - 1
+def _signs(length: int, generator: PrivateGenerator) -> Tensor:
+    return generator.signs(length)
 
 
 def _probe(x: Tensor) -> tuple[nn.Module, Tree]:
@@ -179,12 +179,12 @@ def accuracy_score(x: Tensor, y: Tensor, module: nn.Module, params: Tree) -> flo
     return -float((values.log() + 1 / values).sum())
 
 
-def search(x: Tensor, settings: TransformationSearch, generator: Generator) -> Tensor:
+def search(x: Tensor, settings: TransformationSearch, generator: PrivateGenerator) -> Tensor:
     """The best policies for images x [N, C, H, W], int64 [policies, length], best first."""
     shape = (settings.candidates, settings.length)
-    drawn = torch.randint(len(LIBRARY), shape, generator=generator)
-    few = x[torch.randperm(len(x), generator=generator)[: settings.images].to(x.device)].float()
-    noise = torch.rand(few.shape, generator=generator).to(x.device)
+    drawn = generator.below(len(LIBRARY), *shape)
+    few = x[generator.permutation(len(x))[: settings.images].to(x.device)].float()
+    noise = generator.uniform(*few.shape).to(few)
     module, params = _probe(x)
     with torch.no_grad():
         y = functional_call(module, params, (few,)).argmin(1)
@@ -201,18 +201,18 @@ def search(x: Tensor, settings: TransformationSearch, generator: Generator) -> T
 
 
 def ats(settings: TransformationSearch) -> DataDefense:
-    def fit(x: Tensor) -> State:
+    def fit(x: Tensor, generator: PrivateGenerator) -> State:
         if not len(x) or not bool(torch.isfinite(x).all()):
-            raise DefenseError(f"ats: images of shape {tuple(x.shape)} are none, or not finite")
-        return {"policies": {"policies": search(x, settings, stream(0, purpose="ats search"))}}
+            raise DefenseError(f"ats: images of shape {tuple(x.shape[1:])} are none, or not finite")
+        return {"policies": {"policies": search(x, settings, generator)}}
 
-    def apply(batch: Tensor, state: State, generator: Generator) -> Tensor:
+    def apply(batch: Tensor, state: State, generator: PrivateGenerator) -> Tensor:
         policies = state["policies"]["policies"]
         if policies.dim() != 2 or not bool(((policies >= 0) & (policies < len(LIBRARY))).all()):
             raise DefenseError("ats: the saved policies are none: remove this client's state to search again")
         if not bool(torch.isfinite(batch).all()):  # eight bits would hide it
-            raise DefenseError(f"ats: a batch of shape {tuple(batch.shape)} is not finite")
-        chosen = torch.randint(len(policies), (len(batch),), generator=generator).tolist()
+            raise DefenseError(f"ats: a batch of shape {tuple(batch.shape[1:])} is not finite")
+        chosen = generator.below(len(policies), len(batch)).tolist()
         signs = [_signs(policies.shape[1], generator) for _ in chosen]
         shown = [follow(image[None], policies[c], s) for image, c, s in zip(batch.float(), chosen, signs, strict=True)]
         return torch.cat(shown).to(batch.dtype) if shown else batch.clone()

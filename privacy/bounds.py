@@ -1,4 +1,4 @@
-"""Information bounds as plain functions: PriPrune's in bits (PRI Thm 4.1, Cor. 4.2), CHN's reconstruction floor.
+"""Information bounds as plain functions: PriPrune's in bits (PRI Thm 4.1, Cor. 4.2), CHN's in nats (Thms 1 and 4).
 
 PRI, base rate p, batch B, gradient rank d*, covariance Sigma of one example's gradient on its d* directions:
 
@@ -17,10 +17,18 @@ do not certify one.
 
 CHN Theorem 1, h and I in nats: any estimator's E|D - D'|^2 / d >= e^(2 h(D)/d) / (2 pi e) * e^(-2 I/d).
 
+CHN Theorem 4, nats that one step of DP-SGD may tell of its batch: gradients clipped to norm S, noise of variance sigma
+on their sum, batch B. As printed C <= B S^2 / sigma, and with the sigma of the Gaussian mechanism
+C <= B eps^2 / (2 ln(1.25 / delta)). [erratum] Its proof drops the 1/2 of Eq. 15, so that both are twice what holds:
+corrected C <= B S^2 / (2 sigma), which gradients of many equal directions reach. The paper matches DP to channels by
+the printed form: kappa 100, 200, 300, 1500 by noise 0.8, 0.57, 0.46, 0.2066 at clip 1 and batch 64 (claim C4).
+
 >>> round(priprune_printed(0.5, 1, 1, 0.0), 3), round(priprune_corrected(0.5, 1, 1, 0.0), 3)
 (5.455, 5.094)
 >>> round(reconstruction_floor(gaussian_entropy([0.04] * 10), 0.0, 10), 6)
 0.04
+>>> [round(dp_capacity(1.0, noise**2, 64, as_printed=True)) for noise in (0.8, 0.57, 0.46, 0.2066)]
+[100, 197, 302, 1499]
 """
 
 import math
@@ -73,3 +81,29 @@ def reconstruction_floor(entropy: float, information: float, dimensions: int) ->
     if dimensions < 1 or information < 0 or math.isnan(entropy):
         raise ValueError(f"{dimensions} dimensions and {information} nats are out of range")
     return math.exp(2 * entropy / dimensions - 2 * information / dimensions) / (2 * math.pi * math.e)
+
+
+def dp_capacity(clip: float, variance: float, batch: int, *, as_printed: bool = False) -> float:
+    """Theorem 4 (1): the most nats that the noised sum of ``batch`` gradients tells of them.
+
+    ``clip`` is the bound S on the norm of a gradient, ``variance`` that of the noise in every coordinate of the sum, in
+    squared units of the gradient: (noise multiplier * clip)^2. For DP-SGD, B / (2 noise multiplier^2).
+
+    >>> dp_capacity(1.0, 0.64, 64), dp_capacity(1.0, 0.64, 64, as_printed=True)
+    (50.0, 100.0)
+    """
+    if not (0 < clip < math.inf and 0 < variance < math.inf and batch >= 1):
+        raise ValueError(f"clip {clip}, variance {variance}, batch {batch} are out of range")
+    return (1.0 if as_printed else 0.5) * batch * clip**2 / variance
+
+
+def dp_capacity_of_epsilon(epsilon: float, delta: float, batch: int, *, as_printed: bool = False) -> float:
+    """Theorem 4 (2): ``dp_capacity`` at the noise that the Gaussian mechanism takes for one step's (epsilon, delta),
+    variance 2 ln(1.25 / delta) S^2 / epsilon^2, whatever the clip. That noise is enough up to epsilon 1 only.
+
+    >>> round(dp_capacity_of_epsilon(1.0, 1e-5, 1), 4), round(dp_capacity_of_epsilon(1.0, 1e-5, 1, as_printed=True), 4)
+    (0.0213, 0.0426)
+    """
+    if not (0 < epsilon <= 1 and 0 < delta < 1):
+        raise ValueError(f"epsilon {epsilon} must lie in (0, 1] and delta {delta} in (0, 1)")
+    return dp_capacity(1.0, 2 * math.log(1.25 / delta) / epsilon**2, batch, as_printed=as_printed)

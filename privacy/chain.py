@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Raw, parse_section
 from core.errors import ConfigError, DefenseError
+from core.randomness import PrivateGenerator
 from core.trees import Mask, Tree, all_finite, zeros_like
 from privacy import find_defense
 from privacy.defense import (
@@ -160,17 +161,17 @@ def _resume(name: str, saved: State, fresh: State) -> State:
     return {tree: {key: saved[tree][key].to(t.device) for key, t in fresh[tree].items()} for tree in fresh}
 
 
-def _start_link(link: Link, x: Tensor, like: Tree, saved: State | None) -> State:
+def _start_link(link: Link, x: Tensor, like: Tree, saved: State | None, generator: PrivateGenerator) -> State:
     if isinstance(link.defense, DataDefense):
-        return link.defense.fit(x) if saved is None else saved
+        return link.defense.fit(x, generator) if saved is None else saved
     fresh = link.defense.init(like)
     return fresh if saved is None else _resume(link.name, saved, fresh)
 
 
-def start(chain: Chain, x: Tensor, like: Tree, state: ChainState) -> ChainState:
+def start(chain: Chain, x: Tensor, like: Tree, state: ChainState, generator: PrivateGenerator) -> ChainState:
     """State for every link: fitted on the client's images ``x`` [N, C, H, W] or made for the weights ``like`` where it
     is missing, checked and moved to the device of ``like`` where it was saved."""
-    return {link.name: _start_link(link, x, like, state.get(link.name)) for link in chain.links}
+    return {link.name: _start_link(link, x, like, state.get(link.name), generator) for link in chain.links}
 
 
 def flatten_state(state: ChainState) -> Tree:
@@ -200,7 +201,7 @@ def _require_finite(name: str, what: str, tree: Tree) -> None:
             raise DefenseError(f"{name}: {what} {key} is not finite")
 
 
-def present(chain: Chain, batch: Tensor, state: ChainState, generator: Generator) -> Tensor:
+def present(chain: Chain, batch: Tensor, state: ChainState, generator: PrivateGenerator) -> Tensor:
     """The images [B, C, H, W] as training sees them."""
     shown = batch
     for link in chain.links:
@@ -211,7 +212,7 @@ def present(chain: Chain, batch: Tensor, state: ChainState, generator: Generator
     return shown
 
 
-def compose(chain: Chain, received: Tree, state: ChainState, generator: Generator) -> tuple[Tree, ChainState]:
+def compose(chain: Chain, received: Tree, state: ChainState, generator: PrivateGenerator) -> tuple[Tree, ChainState]:
     """The weights local training starts from. The caller applies the base mask to them afterwards."""
     weights, after = received, dict(state)
     for name, defense in chain.updates():
@@ -222,7 +223,12 @@ def compose(chain: Chain, received: Tree, state: ChainState, generator: Generato
 
 
 def observe(
-    chain: Chain, gradient: Tree, received: Tree, state: ChainState, generator: Generator, step: Step | None = None
+    chain: Chain,
+    gradient: Tree,
+    received: Tree,
+    state: ChainState,
+    generator: PrivateGenerator,
+    step: Step | None = None,
 ) -> tuple[Tree, ChainState]:
     """One local step: the gradient the optimiser is to use, defended, and shown to the update defenses.
 
@@ -243,7 +249,9 @@ def observe(
     return defended, after
 
 
-def _defend(link: Link, gradient: Tree, step: Step | None, state: State, generator: Generator) -> tuple[Tree, State]:
+def _defend(
+    link: Link, gradient: Tree, step: Step | None, state: State, generator: PrivateGenerator
+) -> tuple[Tree, State]:
     if isinstance(link.defense, GradientDefense):
         return link.defense.apply(gradient, state, generator)
     if not isinstance(link.defense, StepDefense) or step is None:
@@ -270,7 +278,7 @@ def _check_outgoing(name: str, outgoing: Outgoing, entry: Outgoing) -> None:
 
 
 def release(
-    chain: Chain, outgoing: Outgoing, state: ChainState, generator: Generator
+    chain: Chain, outgoing: Outgoing, state: ChainState, generator: PrivateGenerator
 ) -> tuple[Outgoing, ChainState, tuple[str, ...]]:
     """What leaves, the state to keep, and the names of every defense of the chain in the order applied.
 

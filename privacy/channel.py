@@ -17,6 +17,9 @@ has a noise of its own and the mean of B noises shrinks alike, so that the disco
 there to reproduce settings. As ln(1 + B x) <= B ln(1 + x), what then holds per image is B kappa, and that is what
 ``nats_per_step`` says and the ledger adds. Default 1.
 
+Noisy images lie on the grid of ``gaussian.add_noise``: the low bits of a float32 sum tell what the noise was added to,
+and 250 unrounded answers of 0.02 nats each gave every pixel of a picture.
+
 Errors: ``DefenseError`` for fewer than two images, identical images (no covariance: f would ask for no noise at all),
 images that are not finite, a batch of another image size, or a saved channel solved for other settings.
 
@@ -31,12 +34,14 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Count, Positive
 from core.errors import DefenseError
+from core.randomness import PrivateGenerator
 from core.trees import Tree
-from privacy.defense import DataDefense, State
+from privacy.defense import DataDefense, Smaller, State
+from privacy.gaussian import to_grid
 
 
 @runtime_checkable
@@ -51,8 +56,8 @@ class ChannelSettings(Protocol):
 class NaturalChannel:
     """``kappa`` nats per local step; the paper uses 50, 100, 200 and 300 on 3072 pixels."""
 
-    kappa: Positive = 50.0
-    batch: Count = 1
+    kappa: Smaller[Positive] = 50.0
+    batch: Smaller[Count] = 1
 
     @property
     def nats_per_step(self) -> float:
@@ -60,6 +65,7 @@ class NaturalChannel:
 
 
 ZERO = torch.finfo(torch.float64).eps  # what decomposition leaves of a zero eigenvalue, per unit of the largest
+KNOWN = 1000  # times that: an eigenvalue of a product is right to a millionth
 
 
 def centre(images: Tensor) -> Tensor:
@@ -68,20 +74,27 @@ def centre(images: Tensor) -> Tensor:
     if len(flat) < 2:
         raise DefenseError("a channel needs at least two images to know their covariance")
     if not bool(torch.isfinite(flat).all()):
-        raise DefenseError(f"images of shape {tuple(images.shape)} are not all finite")
+        raise DefenseError(f"images of shape {tuple(images.shape[1:])} are not all finite")
     return flat - flat.mean(0)
 
 
 def eigenvalues(images: Tensor) -> Tensor:
     """Eigenvalues of the sample covariance of flattened images [N, ...], float64, ascending, min(N, d) of them.
 
-    The other eigenvalues are zero. The smaller of the d x d covariance and the N x N Gram matrix is decomposed.
+    The other eigenvalues are zero. What decomposition leaves of a zero is rounding and must not count as information,
+    and what is small must count: under little noise it tells as much. The smaller of the d x d covariance and the N x N
+    Gram matrix is decomposed, and where that finds eigenvalues too small for it to know, the images themselves are,
+    which takes ten times as long and knows them to the square of its rounding.
     """
-    centered = centre(images)
-    small = centered @ centered.T if centered.shape[0] < centered.shape[1] else centered.T @ centered
-    values = torch.linalg.eigvalsh(small / (len(centered) - 1)).clamp(min=0)
-    # What decomposition leaves of a zero eigenvalue is rounding; it must not count as information.
-    return torch.where(values > values[-1] * len(values) * ZERO, values, 0.0)
+    centered = centre(images) / math.sqrt(len(images) - 1)
+    count, pixels = centered.shape
+    small = centered @ centered.T if count < pixels else centered.T @ centered
+    values = torch.linalg.eigvalsh(small).clamp(min=0)
+    rounding = values[-1] * len(values) * ZERO
+    if bool((values[len(values) - min(count - 1, pixels) :] > KNOWN * rounding).all()):
+        return torch.where(values > rounding, values, 0.0)
+    singular = torch.linalg.svdvals(centered).flip(0)
+    return torch.where(singular > singular[-1] * max(count, pixels) * ZERO, singular.square(), 0.0)
 
 
 def capacity(spectrum: Tensor, variance: float) -> float:
@@ -121,20 +134,20 @@ def check_fitted(batch: Tensor, fitted: Tree, wanted: Tree) -> None:
     if any(float(fitted[name]) != float(wanted[name]) for name in ("kappa", "batch", "as_printed")):
         raise DefenseError("the saved channel was solved for another kappa or batch: remove this client's state")
     if len(batch) and float(fitted["pixels"]) != float(wanted["pixels"]):
-        raise DefenseError(f"batch of shape {tuple(batch.shape)} has not the {int(fitted['pixels'])} pixels fitted")
+        raise DefenseError(f"batch of shape {tuple(batch.shape[1:])} has not the {int(fitted['pixels'])} pixels fitted")
 
 
-def _fit_natural(images: Tensor, settings: NaturalChannel) -> State:
+def _fit_natural(images: Tensor, generator: PrivateGenerator, settings: NaturalChannel) -> State:
     variance = solve_variance(eigenvalues(images) / settings.batch, settings.kappa)
     described = describe(settings.kappa, settings.batch, images)
     return {"channel": {"variance": torch.tensor(variance, dtype=torch.float64), **described}}
 
 
-def _apply_natural(batch: Tensor, state: State, generator: Generator, settings: NaturalChannel) -> Tensor:
+def _apply_natural(batch: Tensor, state: State, generator: PrivateGenerator, settings: NaturalChannel) -> Tensor:
     check_fitted(batch, state["channel"], describe(settings.kappa, settings.batch, batch))
     deviation = math.sqrt(float(state["channel"]["variance"]))
-    noise = torch.randn(batch.shape, generator=generator, dtype=batch.dtype).to(batch.device)
-    return torch.add(batch, noise, alpha=deviation, out=noise)  # one pass, no page more: a tenth of a small step
+    noisy = generator.normal(*batch.shape).to(batch.device).mul_(deviation).add_(batch)
+    return to_grid(noisy, deviation).to(batch.dtype)
 
 
 def natural_channel(settings: NaturalChannel) -> DataDefense:

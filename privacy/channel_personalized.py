@@ -25,24 +25,27 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Count, Positive
 from core.errors import ConfigError, DefenseError
+from core.randomness import PrivateGenerator
 from privacy.channel import check_fitted, describe, eigenvalues, log_capacity, solve_variance
-from privacy.defense import DataDefense, State
+from privacy.defense import DataDefense, Equal, Smaller, State
+from privacy.gaussian import to_grid
 
 
 @dataclass(frozen=True)
 class PersonalizedChannel:
-    """``kappa`` nats per local step; the paper uses 500 to 1500 and beta 1 : 50."""
+    """``kappa`` nats per local step; the paper uses 500 to 1500 and beta 1 : 50. More noise at one pixel is less at
+    another."""
 
-    kappa: Positive = 500.0
-    batch: Count = 1
-    importance: str = "box:0.375,0.625,0.25,0.75"
-    inside: Positive = 50.0
-    outside: Positive = 1.0
-    as_printed: bool = False
+    kappa: Smaller[Positive] = 500.0
+    batch: Smaller[Count] = 1
+    importance: Equal[str] = "box:0.375,0.625,0.25,0.75"
+    inside: Equal[Positive] = 50.0
+    outside: Equal[Positive] = 1.0
+    as_printed: Equal[bool] = False
 
     def __post_init__(self) -> None:
         if self.importance.startswith("box:"):
@@ -120,7 +123,7 @@ def _spread(beta: Tensor, images: Tensor) -> Tensor:
     return beta.expand(images.shape[1:]).contiguous()
 
 
-def _fit(images: Tensor, settings: PersonalizedChannel) -> State:
+def _fit(images: Tensor, generator: PrivateGenerator, settings: PersonalizedChannel) -> State:
     beta = _spread(importance_map(settings, images.shape[-2], images.shape[-1]), images)
     spectrum = eigenvalues(images.double().cpu() / beta.sqrt()) / settings.batch
     if settings.as_printed:
@@ -132,11 +135,12 @@ def _fit(images: Tensor, settings: PersonalizedChannel) -> State:
     return {"channel": described | {"variance": torch.tensor(variance, dtype=torch.float64), "deviation": deviation}}
 
 
-def _apply(batch: Tensor, state: State, generator: Generator, settings: PersonalizedChannel) -> Tensor:
+def _apply(batch: Tensor, state: State, generator: PrivateGenerator, settings: PersonalizedChannel) -> Tensor:
     fitted = state["channel"]
     check_fitted(batch, fitted, describe(settings.kappa, settings.batch, batch, as_printed=settings.as_printed))
-    noise = torch.randn(batch.shape, generator=generator, dtype=batch.dtype).to(batch.device)
-    return batch.addcmul(noise, fitted["deviation"].to(device=batch.device, dtype=batch.dtype))
+    deviation = fitted["deviation"].to(batch.device)
+    noisy = generator.normal(*batch.shape).to(batch.device).mul_(deviation).add_(batch)
+    return to_grid(noisy, deviation).to(batch.dtype)
 
 
 def personalized_channel(settings: PersonalizedChannel) -> DataDefense:

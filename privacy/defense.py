@@ -4,20 +4,52 @@ Stages run in the order of ``STAGES``. A *data* defense touches the images once,
 defense touches every local step's gradient; an *update* defense decides what leaves. All state is a ``State``: named
 trees that the client writes to its own disk between rounds. No function changes its inputs, and none returns its input
 when it could not do its job: it raises ``DefenseError``.
+
+Each setting says which way it makes its defense stronger (``Larger[...]``, ``Smaller[...]``), or that there is no such
+way (``Equal[...]``). A client whose owner requires a defense reads settings as bounds by that (``client.policy``), so a
+direction is declared only where it holds whatever the data and the other settings are: less leaves, or the same with
+more noise, or (PriPrune) every step makes it likelier that a coordinate stays.
+
+>>> from privacy.dgp import DualPruning
+>>> {name: which.value for name, which in directions(DualPruning).items()}
+{'top': 'or more', 'bottom': 'or more', 'feedback': ''}
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from enum import Enum
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
-from torch import Generator, Tensor
+from torch import Tensor
 
+from core.randomness import PrivateGenerator
 from core.trees import Mask, Tree
 
 Stage = Literal["data", "gradient", "update"]
 HEURISTIC = "heuristic, no ε"
 STAGES: tuple[Stage, ...] = ("data", "gradient", "update")
 State = dict[str, Tree]
+T = TypeVar("T")
+
+
+class Stronger(Enum):
+    """Which values of a setting are at least as strong as a given one, in words that stand after it."""
+
+    LARGER = "or more"
+    SMALLER = "or less"
+    EQUAL = ""
+
+
+Larger = Annotated[T, Stronger.LARGER]
+Smaller = Annotated[T, Stronger.SMALLER]
+Equal = Annotated[T, Stronger.EQUAL]
+
+
+def directions(settings: type) -> dict[str, Stronger]:
+    """The direction of every field of a settings dataclass that declares one."""
+    hints = get_type_hints(settings, include_extras=True)
+    declared = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: each for name, notes in declared.items() for each in notes if isinstance(each, Stronger)}
 
 
 @dataclass(frozen=True)
@@ -42,15 +74,15 @@ class DataDefense(NamedTuple):
     """``fit`` sees the client's images [N, C, H, W] once and returns state; ``apply`` maps a batch [B, C, H, W] to one
     of the same shape."""
 
-    fit: Callable[[Tensor], State]
-    apply: Callable[[Tensor, State, Generator], Tensor]
+    fit: Callable[[Tensor, PrivateGenerator], State]
+    apply: Callable[[Tensor, State, PrivateGenerator], Tensor]
 
 
 class GradientDefense(NamedTuple):
     """``apply`` maps one step's gradient to the one the optimiser sees."""
 
     init: Callable[[Tree], State]
-    apply: Callable[[Tree, State, Generator], tuple[Tree, State]]
+    apply: Callable[[Tree, State, PrivateGenerator], tuple[Tree, State]]
 
 
 class UpdateDefense(NamedTuple):
@@ -58,9 +90,9 @@ class UpdateDefense(NamedTuple):
     (defended) gradient, ``apply`` restricts what leaves. ``observe`` gets gradient, received weights and state."""
 
     init: Callable[[Tree], State]
-    compose: Callable[[Tree, State, Generator], tuple[Tree, State]]
-    observe: Callable[[Tree, Tree, State, Generator], State]
-    apply: Callable[[Outgoing, State, Generator], tuple[Outgoing, State]]
+    compose: Callable[[Tree, State, PrivateGenerator], tuple[Tree, State]]
+    observe: Callable[[Tree, Tree, State, PrivateGenerator], State]
+    apply: Callable[[Outgoing, State, PrivateGenerator], tuple[Outgoing, State]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +118,7 @@ class StepDefense(NamedTuple):
     clipped single ones: the gradient it is given is zero, so that nothing unclipped can get past it."""
 
     init: Callable[[Tree], State]
-    apply: Callable[[Tree, Step, State, Generator], tuple[Tree, State]]
+    apply: Callable[[Tree, Step, State, PrivateGenerator], tuple[Tree, State]]
 
 
 @runtime_checkable
@@ -100,12 +132,12 @@ class PrivateSettings(Protocol):
 Defense = DataDefense | GradientDefense | StepDefense | UpdateDefense
 
 
-def keep_received(received: Tree, state: State, generator: Generator) -> tuple[Tree, State]:
+def keep_received(received: Tree, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
     """``compose`` of a defense that starts from what the server sent."""
     return received, state
 
 
-def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: Generator) -> State:
+def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: PrivateGenerator) -> State:
     """``observe`` of a defense that learns nothing during training."""
     return state
 

@@ -20,22 +20,23 @@ Errors: ``ConfigError`` for shares that leave nothing, ``DefenseError`` (from th
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Rate
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.selection import keep_between, part_of
 from core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)
 class DualPruning:
     """Shares removed per layer; the paper's k1 = 5 %, k2 = 75 %. ``feedback`` off is its ablation (Fig. 4)."""
 
-    top: Rate = 0.05
-    bottom: Rate = 0.75
-    feedback: bool = True
+    top: Larger[Rate] = 0.05
+    bottom: Larger[Rate] = 0.75
+    feedback: Equal[bool] = True
 
     def __post_init__(self) -> None:
         if not (0 <= self.top and 0 <= self.bottom and self.top + self.bottom < 1):
@@ -72,7 +73,7 @@ def _init(like: Tree) -> State:
 
 
 def dgp(settings: DualPruning) -> UpdateDefense:
-    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
         owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
         shared = dual_masks(owed, outgoing.shared, settings)
         sent = apply_mask(owed, shared)

@@ -10,7 +10,7 @@ noise that goes nowhere and their gradients count in the norm. The ledger gives 
 from dataclasses import dataclass
 
 from core.config import Positive
-from privacy.defense import StepDefense
+from privacy.defense import Equal, Larger, StepDefense
 from privacy.dp_sgd import Mechanism, dp_sgd
 
 
@@ -18,8 +18,8 @@ from privacy.dp_sgd import Mechanism, dp_sgd
 class DpFed(Mechanism):
     """LTP's settings."""
 
-    clip: Positive = 10.0
-    noise_multiplier: Positive = 1.4
+    clip: Equal[Positive] = 10.0
+    noise_multiplier: Larger[Positive] = 1.4
 
 
 def dp_fed(settings: DpFed) -> StepDefense:

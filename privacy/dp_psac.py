@@ -4,6 +4,7 @@ Every example is weighed by C / (||g|| + r / (||g|| + r)) instead of min(1, C / 
 is large, while one near zero is not blown up (plain normalisation would, and small gradients then point the wrong way).
 The weighed norm stays under C, so noise and accounting are those of ``dp_sgd.py``. The authors' r = 0.1.
 
+>>> import torch
 >>> norms = torch.tensor([0.0, 0.9, 99.9])
 >>> [round(norm, 4) for norm in (psac_weight(norms, 1.0, 0.1) * norms).tolist()]
 [0.0, 0.9, 1.0]
@@ -12,13 +13,13 @@ The weighed norm stays under C, so noise and accounting are those of ``dp_sgd.py
 import functools
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from core.config import Positive
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.trees import Tree, full_mask
-from privacy.defense import State, Step, StepDefense
+from privacy.defense import Equal, State, Step, StepDefense
 from privacy.dp_sgd import Mechanism, no_state, noisy_mean
 
 
@@ -26,7 +27,7 @@ from privacy.dp_sgd import Mechanism, no_state, noisy_mean
 class DpPsac(Mechanism):
     """``stability`` is r."""
 
-    stability: Positive = 0.1
+    stability: Equal[Positive] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +43,7 @@ def psac_weight(norms: Tensor, clip: float, stability: float) -> Tensor:
 def dp_psac(settings: DpPsac) -> StepDefense:
     weigh = functools.partial(psac_weight, clip=settings.clip, stability=settings.stability)
 
-    def apply(gradient: Tree, step: Step, state: State, generator: torch.Generator) -> tuple[Tree, State]:
+    def apply(gradient: Tree, step: Step, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
         return noisy_mean(step, weigh, settings, generator, full_mask(step.params)), state
 
     return StepDefense(no_state, apply)

@@ -22,12 +22,12 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
 
 from core.config import Positive, Share
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.trees import Tree, scale
-from privacy.defense import State, Step, StepDefense
+from privacy.defense import Equal, Larger, State, Step, StepDefense
 from privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 
 
@@ -35,9 +35,9 @@ from privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 class FedLtp(Mechanism):
     """``decay`` per round of the learning rate."""
 
-    clip: Positive = 10.0
-    noise_multiplier: Positive = 1.4
-    decay: Share = 0.99
+    clip: Equal[Positive] = 10.0
+    noise_multiplier: Larger[Positive] = 1.4
+    decay: Equal[Share] = 0.99
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +52,7 @@ def _init(like: Tree) -> State:
 def fed_ltp(settings: FedLtp) -> StepDefense:
     weigh = functools.partial(flat_weight, clip=settings.clip)
 
-    def apply(gradient: Tree, step: Step, state: State, generator: Generator) -> tuple[Tree, State]:
+    def apply(gradient: Tree, step: Step, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
         rounds = state["clock"]["rounds"] + (1 if step.number == 0 else 0)
         noisy = noisy_mean(step, weigh, settings, generator, step.mask)
         return scale(noisy, settings.decay ** (float(rounds) - 1)), {"clock": {"rounds": rounds}}

@@ -17,14 +17,14 @@ wire codec sees zeros inside the shared mask and does not save their bytes.
 import functools
 from dataclasses import dataclass
 
-import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Positive, Share
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.selection import keep_largest, part_of
 from core.trees import Mask, Tree, full_mask, intersect, map_trees
-from privacy.defense import State, Step, StepDefense
+from privacy.defense import Equal, Larger, State, Step, StepDefense
 from privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 
 
@@ -32,9 +32,9 @@ from privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 class FedSpa(Mechanism):
     """``keep`` is the compression ratio p; the paper shows 0.2 to 1."""
 
-    clip: Positive = 10.0
-    noise_multiplier: Positive = 1.4
-    keep: Share = 0.4
+    clip: Equal[Positive] = 10.0
+    noise_multiplier: Larger[Positive] = 1.4
+    keep: Equal[Share] = 0.4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,11 +42,11 @@ class FedSpa(Mechanism):
             raise ConfigError("fed-spa.keep must lie in (0, 1]")
 
 
-def draw_mask(like: Tree, keep: float, generator: Generator) -> Mask:
+def draw_mask(like: Tree, keep: float, generator: PrivateGenerator) -> Mask:
     """ceil(keep * n) coordinates of every tensor, uniformly."""
 
     def one(tensor: Tensor) -> Tensor:
-        lottery = torch.rand(tensor.shape, generator=generator)
+        lottery = generator.uniform(*tensor.shape)
         return keep_largest(lottery, part_of(keep, tensor.numel(), up=True)).to(tensor.device)
 
     return map_trees(one, like)
@@ -55,7 +55,7 @@ def draw_mask(like: Tree, keep: float, generator: Generator) -> Mask:
 def fed_spa(settings: FedSpa) -> StepDefense:
     weigh = functools.partial(flat_weight, clip=settings.clip)
 
-    def apply(gradient: Tree, step: Step, state: State, generator: Generator) -> tuple[Tree, State]:
+    def apply(gradient: Tree, step: Step, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
         drawn = draw_mask(step.params, settings.keep, generator) if step.number == 0 else state["drawn"]
         return noisy_mean(step, weigh, settings, generator, intersect(drawn, step.mask)), {"drawn": drawn}
 

@@ -14,7 +14,7 @@ server's aggregation decides whether they count as zero (as printed).
 
 >>> inside = {"w": torch.tensor([True, True, True, False])}
 >>> movement = {"w": torch.tensor([0.1, -3.0, 2.0, 9.0])}
->>> withheld_mask(movement, inside, FixedRate(rate=0.5), 1.0, torch.Generator())["w"].tolist()
+>>> withheld_mask(movement, inside, FixedRate(rate=0.5), 1.0, PrivateGenerator(bytes(32)))["w"].tolist()
 [False, True, True, False]
 """
 
@@ -23,22 +23,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Rate
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.selection import keep_largest, part_of
 from core.trees import Mask, Tree, apply_mask, intersect, invert, subtract, where, zeros_like
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)
 class FixedRate:
     """``rate`` of the kept coordinates is withheld."""
 
-    rate: Rate = 0.3
-    pseudo: bool = True
-    scope: Literal["global", "layer"] = "global"
+    rate: Larger[Rate] = 0.3
+    pseudo: Equal[bool] = True
+    scope: Equal[Literal["global", "layer"]] = "global"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -49,7 +50,7 @@ class FixedRate:
 class MixedRate(FixedRate):
     """``largest_share`` of the withheld coordinates are the largest, the others random."""
 
-    largest_share: float = 0.5
+    largest_share: Equal[float] = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,15 +58,15 @@ class MixedRate(FixedRate):
             raise ConfigError("mix.largest-share must lie in [0, 1]")
 
 
-def choose(magnitude: Tensor, rate: float, largest_share: float, generator: Generator) -> Tensor:
+def choose(magnitude: Tensor, rate: float, largest_share: float, generator: PrivateGenerator) -> Tensor:
     """Of a 1-d tensor, True at the ceil(rate * n) withheld coordinates: the largest, then random ones of the rest."""
     count = part_of(rate, magnitude.numel(), up=True)
     largest = keep_largest(magnitude, part_of(largest_share, count, up=True))
-    lottery = torch.rand(magnitude.shape, generator=generator).to(magnitude.device).masked_fill(largest, 2.0)
+    lottery = generator.uniform(*magnitude.shape).to(magnitude.device).masked_fill(largest, 2.0)
     return keep_largest(lottery, count)
 
 
-def _withheld_in(movement: Tree, inside: Mask, settings: FixedRate, share: float, generator: Generator) -> Mask:
+def _withheld_in(movement: Tree, inside: Mask, settings: FixedRate, share: float, generator: PrivateGenerator) -> Mask:
     """The mask over all given tensors ranked together."""
     magnitude = torch.cat([movement[name][inside[name]].abs() for name in movement])
     chosen = choose(magnitude, settings.rate, share, generator)
@@ -76,7 +77,7 @@ def _withheld_in(movement: Tree, inside: Mask, settings: FixedRate, share: float
     return result
 
 
-def withheld_mask(movement: Tree, inside: Mask, settings: FixedRate, share: float, generator: Generator) -> Mask:
+def withheld_mask(movement: Tree, inside: Mask, settings: FixedRate, share: float, generator: PrivateGenerator) -> Mask:
     """True at the coordinates of ``inside`` to withhold; ``share`` is how much of them the largest make up."""
     if settings.scope == "global":
         return _withheld_in(movement, inside, settings, share, generator)
@@ -94,12 +95,12 @@ def _init_real(like: Tree) -> State:
     return {}
 
 
-def _rejoin(received: Tree, state: State, generator: Generator) -> tuple[Tree, State]:
+def _rejoin(received: Tree, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
     return where(state["held"], state["withheld"], received), state
 
 
 def _apply(
-    outgoing: Outgoing, state: State, generator: Generator, settings: FixedRate, share: float
+    outgoing: Outgoing, state: State, generator: PrivateGenerator, settings: FixedRate, share: float
 ) -> tuple[Outgoing, State]:
     movement = outgoing.update
     if settings.pseudo:

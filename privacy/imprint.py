@@ -11,13 +11,15 @@ What honest models have: over ``tasks.MODELS`` as drawn, also pruned to 1 %, no 
 What this does not see: rows turned apart by noise below that cosine, for which the attack pays with most of its bins
 (noise of 0.5 of each weight: 1 to 4 images of a batch of nine recovered, instead of nine), several small groups, trap
 weights (Boenisch et al. 2021), or any other malicious model. It costs one product of each layer's rows with themselves,
-in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer.
+in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer. Whoever knows the
+dimensions can hide rows along one line from them, so the client draws them in private.
 
 Errors: ``DefenseError`` with the names of the layers.
 
 >>> net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 >>> params = {name: p.detach() for name, p in net.named_parameters()}
->>> imprint_layers(net, params), imprint_layers(net, {**params, "0.weight": torch.ones(100, 64) / 64})
+>>> draw = PrivateGenerator(bytes(32))
+>>> imprint_layers(net, params, draw), imprint_layers(net, {**params, "0.weight": torch.ones(100, 64) / 64}, draw)
 ([], ['0'])
 """
 
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import DefenseError
-from core.randomness import stream
+from core.randomness import PrivateGenerator
 from core.trees import Tree
 
 ALIKE = 0.9  # cosine of two rows along one line
@@ -35,7 +37,7 @@ SKETCH = 128  # dimensions in which rows are compared first
 _SLACK = 0.15  # what the comparison in fewer dimensions may be wrong by
 
 
-def largest_cluster(weight: Tensor) -> int:
+def largest_cluster(weight: Tensor, generator: PrivateGenerator) -> int:
     """How many rows of [out, in] lie within ``ALIKE`` of one of them, itself included."""
     rows = weight.detach().float()
     rows = rows[(rows != 0).sum(dim=1) >= SUPPORT]
@@ -44,7 +46,7 @@ def largest_cluster(weight: Tensor) -> int:
     rows = rows / rows.norm(dim=1, keepdim=True)
     short, slack = rows, 0.0
     if rows.shape[1] > 4 * SKETCH:
-        draw = torch.randn((rows.shape[1], SKETCH), generator=stream(0, purpose="imprint sketch")).to(rows.device)
+        draw = generator.normal(rows.shape[1], SKETCH).to(rows)
         short, slack = rows @ draw, _SLACK
         short = short / short.norm(dim=1, keepdim=True).clamp_min(torch.finfo(short.dtype).tiny)
     near = torch.cat([((part @ short.T).abs() >= ALIKE - slack).sum(dim=1) for part in short.split(1024)])
@@ -54,15 +56,15 @@ def largest_cluster(weight: Tensor) -> int:
     return int(torch.cat([((part @ rows.T).abs() >= ALIKE).sum(dim=1) for part in candidates.split(64)]).max())
 
 
-def imprint_layers(module: nn.Module, params: Tree) -> list[str]:
+def imprint_layers(module: nn.Module, params: Tree, generator: PrivateGenerator) -> list[str]:
     """Names of the linear layers that look like an imprint; the last one, which makes the logits, is left out."""
     layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     found = {name: params[f"{name}.weight" if name else "weight"] for name in layers[:-1]}
-    return [name for name, weight in found.items() if largest_cluster(weight) >= CLUSTER]
+    return [name for name, weight in found.items() if largest_cluster(weight, generator) >= CLUSTER]
 
 
-def refuse_imprint(module: nn.Module, params: Tree) -> None:
+def refuse_imprint(module: nn.Module, params: Tree, generator: PrivateGenerator) -> None:
     """Raise ``DefenseError`` where ``imprint_layers`` finds one: nothing is trained, and nothing leaves."""
-    found = imprint_layers(module, params)
+    found = imprint_layers(module, params, generator)
     if found:
         raise DefenseError(f"the model would copy images into its update (imprint in {', '.join(found)}): not trained")

@@ -25,12 +25,13 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Count, Positive
 from core.errors import ConfigError, DefenseError
+from core.randomness import PrivateGenerator
 from core.trees import Tree
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.defense import Equal, Larger, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 
 NAME = "leakage-guard"
 
@@ -38,15 +39,17 @@ NAME = "leakage-guard"
 @dataclass(frozen=True)
 class LeakageGuard:
     """An update leaks when some image is rebuilt at ``psnr`` dB or ``ssim`` or more. ``attack`` is an entry of
-    ``attacks.ATTACKS`` with its default settings but ``iterations`` and ``images``, the most images it guesses."""
+    ``attacks.ATTACKS`` with its default settings but ``iterations`` and ``images``, the most images it guesses. With
+    fewer ``levels`` an update that still leaks is withheld sooner; no number of iterations or images is the best for
+    the attack on every update."""
 
-    psnr: Positive = 15.0
-    ssim: Annotated[float, Field(gt=0, le=1)] = 0.5
-    noise: Positive = 0.5
-    levels: Count = 4
-    attack: str = "sgi"
-    iterations: Count = 100
-    images: Count = 4
+    psnr: Smaller[Positive] = 15.0
+    ssim: Smaller[Annotated[float, Field(gt=0, le=1)]] = 0.5
+    noise: Larger[Positive] = 0.5
+    levels: Smaller[Count] = 4
+    attack: Equal[str] = "sgi"
+    iterations: Equal[Count] = 100
+    images: Equal[Count] = 4
 
     def __post_init__(self) -> None:
         if not (0 < self.psnr < float("inf") and 0 < self.noise < float("inf") and 0 < self.ssim <= 1):
@@ -60,14 +63,14 @@ def deviation(shared: Tensor, level: int, settings: LeakageGuard) -> float:
     return settings.noise * 4.0 ** (level - 1) * float(shared.double().square().mean().sqrt())
 
 
-def strengthen(outgoing: Outgoing, level: int, settings: LeakageGuard, generator: Generator) -> Outgoing:
+def strengthen(outgoing: Outgoing, level: int, settings: LeakageGuard, generator: PrivateGenerator) -> Outgoing:
     """The update with the noise of ``level`` on what is shared. Draws do not depend on values."""
     if not 0 <= level <= settings.levels:
         raise DefenseError(f"{NAME}: there is no level {level}")
     update: Tree = {}
     for name, values in outgoing.update.items():
         sent = outgoing.shared[name]
-        noise = torch.randn(values.shape, generator=generator, dtype=values.dtype).to(values.device)
+        noise = generator.normal(*values.shape).to(values)
         update[name] = values + noise * deviation(values[sent], level, settings) * sent
     return replace(outgoing, update=update)
 
@@ -81,7 +84,7 @@ def leakage_guard(settings: LeakageGuard) -> UpdateDefense:
     def init(like: Tree) -> State:
         return {"level": {"level": torch.tensor(settings.levels)}}
 
-    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
         level = int(state["level"]["level"])
         return strengthen(outgoing, level, settings, generator), init({})  # the next round is guarded anew
 

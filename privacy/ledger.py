@@ -1,220 +1,180 @@
-"""What one client has let through so far, over all its rounds: one ledger per client, kept on its disk, never reset.
+"""What a client's answers have let through of its examples: charges, each under the digest of the question it answers.
 
-``channel_nats`` adds the channel's bound for every local step (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa).
-One round without a channel and there is no bound any more: ``None``, for good.
+The digest covers everything an answer depends on, and the same digest keys the noise of the answer
+(``client.session.Request``). So the same question gets the same answer and costs nothing more, and every other one
+gets fresh noise and a charge of its own, in whichever run and round it is asked. A charge is written down BEFORE the
+answer is computed, and never taken back.
 
-``epsilon`` composes the ``charges`` of a chain with clipping and noise (``accounting.py``): every local step, the
-sampling, the Laplace answers. One round without such a defense and there is none any more (``covered``). The charge is
-made BEFORE the round: an epsilon that would pass the budget refuses it, and nothing was computed yet. The noise of a
-request must be drawn once: the same request again (a server that resumes) is the same answer and costs nothing; the
-same round asked for another model, which would let a server subtract the noise, is refused. Heuristics are listed as
-what they are. A ledger only ever grows.
+``epsilon`` composes clipping and noise (``accounting.py``): every local step, the sampling, the Laplace answers.
+``nats`` adds the channels' bounds (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa). One answer without such a
+bound, and there is none any more, for good: None, never zero. Heuristics are listed as what they are.
 
-What epsilon covers is what training lets out: in this run, and (``elsewhere``, from ``client.accounts``) in every other
-run of this client that used any of these examples. Not covered: audits the client's owner consents to, and the time a
+Covered is what training and noisy counts let out. Not covered: audits the client's owner consents to, and the time a
 reply takes.
 
->>> from privacy.chain import build_chain
->>> chain = build_chain(["channel-natural", "dgp"], {"channel-natural.kappa": 2.0})
->>> line(record(Ledger(), chain, steps=5))
-{'rounds': 1.0, 'steps': 5.0, 'claims': 'channel-natural: at most kappa * batch nats per step; dgp: heuristic, no ε', \
-'channel_nats': 10.0}
+>>> ledger = add(Ledger(), Charge("a", nats=10.0))
+>>> ledger = add(ledger, Charge("b", nats=2.0))
+>>> ledger.nats, ledger.covered, add(ledger, Charge("a", nats=10.0)) == ledger
+(12.0, False, True)
 """
 
 import dataclasses
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from core.errors import DefenseError
 from core.trees import Tree
-from privacy.accounting import Charge, Privacy, epsilon
+from privacy.accounting import NATS, NOISE, STEPS, Charge, Privacy, epsilon
 from privacy.chain import Chain
 from privacy.channel import ChannelSettings
+
+TOLD = 1e9  # a bound above this is none, and is not told
+UNBOUNDED = Charge("unbounded")  # all answers that nothing bounds: one stands for any number of them
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Rounds and local steps taken part in, what was claimed, and the two bounds (None: no bound).
+    """The charges of all answers about some examples."""
 
-    ``covered``: everything so far is in ``charges``.
-    """
+    charges: tuple[Charge, ...] = ()
+
+    @property
+    def covered(self) -> bool:
+        """Whether an ε covers every answer."""
+        return all(charge.covered for charge in self.charges)
+
+    @property
+    def nats(self) -> float | None:
+        """The bound in nats on all answers together; None: there is none."""
+        each = [charge.nats for charge in self.charges]
+        return None if None in each else math.fsum(n for n in each if n is not None)
+
+    def epsilon(self, privacy: Privacy) -> float | None:
+        """ε at the settings' δ; None where it is not finite or an answer is not covered."""
+        if not self.covered:
+            return None
+        total = epsilon(self.charges, privacy.delta, privacy.accountant)
+        return total if math.isfinite(total) else None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Rounds and local steps that a client took part in during this run, and what its defenses claimed."""
 
     rounds: int = 0
     steps: int = 0
-    channel_nats: float | None = 0.0
-    epsilon: float | None = None
-    delta: float = 0.0
     claims: tuple[str, ...] = ()
-    covered: bool = True
-    charges: tuple[Charge, ...] = ()
 
     def __post_init__(self) -> None:
-        bounds = [bound for bound in (self.channel_nats, self.epsilon, self.delta) if bound is not None]
-        if min(self.rounds, self.steps, *bounds) < 0 or not all(math.isfinite(bound) for bound in bounds):
-            raise DefenseError("a ledger holds no negative and no infinite numbers")
-        if not isinstance(self.covered, bool):
-            raise DefenseError("a ledger knows whether all of it is covered")
+        if min(self.rounds, self.steps) < 0:
+            raise DefenseError("a tally holds no negative numbers")
 
 
 def nats_per_step(chain: Chain) -> float | None:
-    """The tightest channel's bound, or None without a channel: channels in a row pass at most the least of them."""
+    """The tightest channel's bound, or None without a channel: channels in a row pass at most the least of them.
+
+    None, too, where something else of the chain looks at the images: a guard says by what it does how an attack on them
+    went, and a channel behind another change of the data is not fitted to what it is given.
+    """
+    data = [link for link in chain.links if link.entry.stage == "data"]
+    if chain.guard is not None or not all(isinstance(link.settings, ChannelSettings) for link in data):
+        return None
     settings = [link.settings for link in chain.links if isinstance(link.settings, ChannelSettings)]
     return min((channel.nats_per_step for channel in settings if channel.nats_per_step is not None), default=None)
 
 
 def digest(trees: Iterable[Tree], text: str) -> str:
-    """SHA-256 of what an answer depends on: names, shapes, types and bytes of the trees, and a text."""
-    found = hashlib.sha256(text.encode())
+    """SHA-256 of names, shapes, types and bytes of the trees, in their order, and of a text."""
+    found = hashlib.sha256(f"{len(text.encode())}|{text}".encode())
     for tree in trees:
+        found.update(f"tree {len(tree)}".encode())
         for name, tensor in sorted(tree.items()):
             array = tensor.detach().cpu().contiguous()
-            found.update(f"|{name}|{tuple(array.shape)}|{array.dtype}|".encode())
-            found.update(array.numpy().tobytes())
-        found.update(b"||")
+            found.update(json.dumps([name, list(array.shape), str(array.dtype)]).encode())
+            found.update(array.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
-def charge(chain: Chain, request: tuple[str, str], steps: int, examples: int, batch_size: int) -> Charge | None:
-    """What ``steps`` steps will cost; ``request`` is its name and digest. None: the chain has no epsilon."""
+def charge(chain: Chain, digest: str, steps: int, examples: int, batch_size: int) -> Charge:
+    """What ``steps`` local steps under ``chain`` let through. Raises ``DefenseError`` for a negative number of them."""
+    if steps < 0:
+        raise DefenseError(f"a round has no negative number of steps, got {steps}")
+    per_step = nats_per_step(chain)
+    nats = None if per_step is None or steps * per_step > NATS else steps * per_step
     if chain.private is None:
-        return None
-    return Charge(*request, noise=chain.private.noise_multiplier, sampling=min(1.0, batch_size / examples), steps=steps)
+        return UNBOUNDED if nats is None else Charge(digest, nats=nats)
+    sampling, noise = min(1.0, batch_size / examples), chain.private.noise_multiplier
+    if not NOISE[0] <= noise <= NOISE[1] or steps > STEPS:
+        return UNBOUNDED  # so little noise is none, and so much is nobody's
+    return Charge(digest, noise, sampling, steps, nats=nats)
 
 
-def spend(charges: tuple[Charge, ...], new: Charge) -> tuple[Charge, ...]:
-    """The charges with a new one; a request that was answered is not paid twice, and not answered differently."""
-    for old in charges:
-        if old.request == new.request:
-            if old != new:
-                raise DefenseError(
-                    f"round {old.request} was answered for another model or state: noise that carries an ε is drawn "
-                    "once, so begin a new run"
-                )
-            return charges
-    return (*charges, new)
+def tallied(tally: Tally, chain: Chain, steps: int, caveats: tuple[str, ...] = ()) -> Tally:
+    """The tally after one more round; ``caveats`` stand beside the claims.
+
+    >>> from privacy.chain import build_chain
+    >>> tallied(Tally(), build_chain(["dgp"], {}), 5)
+    Tally(rounds=1, steps=5, claims=('dgp: heuristic, no ε',))
+    """
+    claims = tuple(f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True))
+    return Tally(tally.rounds + 1, tally.steps + steps, tuple(dict.fromkeys(tally.claims + claims + caveats)))
 
 
-def _epsilon(charges: tuple[Charge, ...], covered: bool, privacy: Privacy) -> float | None:
-    if not covered:
-        if privacy.epsilon_budget:
-            raise DefenseError(
-                "privacy.epsilon-budget is set, but not every round on these examples, in any run, had an ε: "
-                "use dp-sgd, on examples that no other defense has touched"
-            )
-        return None
-    total = epsilon(charges, privacy.delta, privacy.accountant)
-    if privacy.epsilon_budget and not total <= privacy.epsilon_budget:
+def add(ledger: Ledger, *charges: Charge) -> Ledger:
+    """The ledger with these charges. One that it holds already is the same answer and is not added again."""
+    known = {charge.digest: charge for charge in ledger.charges}
+    for new in charges:
+        if known.setdefault(new.digest, new) != new:
+            raise DefenseError("one question was charged in two ways: the account of this client is damaged")
+    return Ledger(tuple(known.values()))
+
+
+def spend(ledger: Ledger, new: Charge, privacy: Privacy) -> Ledger:
+    """The ledger with a new charge, or ``DefenseError`` where the answer would pass the budget."""
+    after = add(ledger, new)
+    if not privacy.epsilon_budget:
+        return after
+    if not after.covered:
+        raise DefenseError(
+            "privacy.epsilon-budget is set, but not every answer about these examples, in any run, had an ε: "
+            "use dp-sgd, on examples that no other defense has touched"
+        )
+    total = epsilon(after.charges, privacy.delta, privacy.accountant)
+    if not total <= privacy.epsilon_budget:
         raise DefenseError(
             f"this round would bring ε to {total:.3f}, past privacy.epsilon-budget = {privacy.epsilon_budget:g} "
             f"at δ = {privacy.delta:g}: this client takes no further part"
         )
-    return total if math.isfinite(total) else None
+    return after
 
 
-def record(
-    ledger: Ledger,
-    chain: Chain,
-    steps: int,
-    new: Charge | None = None,
-    privacy: Privacy | None = None,
-    elsewhere: Ledger | None = None,
-) -> Ledger:
-    """The ledger after one more round of ``steps`` local steps under ``chain``; raises where it must not take place.
+def line(tally: Tally, ledger: Ledger, privacy: Privacy) -> dict[str, float | str]:
+    """What goes with each reply; a bound that does not exist is absent, never zero.
 
-    Without a charge for all its steps a round is not covered. ``epsilon`` is that of this run and ``elsewhere``.
+    >>> line(Tally(1, 5, ("x: y",)), Ledger((Charge("a", nats=10.0),)), Privacy())
+    {'rounds': 1.0, 'steps': 5.0, 'claims': 'x: y', 'channel_nats': 10.0}
     """
-    if steps < 0:
-        raise DefenseError(f"a round has no negative number of steps, got {steps}")
-    privacy = privacy or Privacy()
-    per_step, before = nats_per_step(chain), ledger.channel_nats
-    total = None if per_step is None or before is None else before + steps * per_step
-    claims = tuple(f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True))
-    covered = ledger.covered and new is not None and chain.private is not None and new.steps >= steps
-    charges = spend(ledger.charges, new) if new is not None else ledger.charges
-    others = elsewhere or Ledger()
-    all_covered = covered and others.covered
-    return dataclasses.replace(
-        ledger,
-        rounds=ledger.rounds + 1,
-        steps=ledger.steps + steps,
-        channel_nats=total,
-        epsilon=_epsilon((*charges, *others.charges), all_covered, privacy),
-        delta=privacy.delta if all_covered else 0.0,
-        claims=tuple(dict.fromkeys(ledger.claims + claims)),
-        covered=covered,
-        charges=charges,
-    )
+    values: dict[str, float | str] = {"rounds": float(tally.rounds), "steps": float(tally.steps)}
+    values["claims"] = "; ".join(tally.claims)
+    nats, total = ledger.nats, ledger.epsilon(privacy)
+    values |= {} if nats is None or nats > TOLD else {"channel_nats": nats}
+    return values | ({} if total is None or total > TOLD else {"epsilon": total, "delta": privacy.delta})
 
 
-def answer(ledger: Ledger, new: Charge, privacy: Privacy, elsewhere: Ledger) -> Ledger:
-    """The ledger after one noisy answer that is no round; raises where it must not be given.
-
-    An answer about examples of which a round without an epsilon took is refused: noise would promise nothing.
-    """
-    if not (ledger.covered and elsewhere.covered):
-        raise DefenseError("not every round on these examples, in any run, had an ε: their scores stay here")
-    charges = spend(ledger.charges, new)
-    total = _epsilon((*charges, *elsewhere.charges), True, privacy)
-    return dataclasses.replace(ledger, charges=charges, epsilon=total, delta=privacy.delta)
+def to_json(charges: Iterable[Charge]) -> list[dict[str, Any]]:
+    """Plain rows that ``json`` takes."""
+    return [dataclasses.asdict(charge) for charge in charges]
 
 
-def projected(ledger: Ledger, again: Iterable[Charge], privacy: Privacy, elsewhere: Ledger) -> float | None:
-    """The epsilon if these were charged once more, as they will be next round; None where there is none."""
-    if not (ledger.covered and elsewhere.covered):
-        return None
-    total = epsilon((*ledger.charges, *elsewhere.charges, *again), privacy.delta, privacy.accountant)
-    return total if math.isfinite(total) else None
-
-
-def merge(ledger: Ledger, spent: Ledger) -> Ledger:
-    """``ledger``, perhaps of an earlier round, with all that was ever spent."""
-    known = {charge.request for charge in ledger.charges}
-    charges = ledger.charges + tuple(charge for charge in spent.charges if charge.request not in known)
-    return dataclasses.replace(ledger, charges=charges, covered=ledger.covered and spent.covered)
-
-
-def add(ledger: Ledger, other: Ledger) -> Ledger:
-    """Two ledgers of different runs on the same examples: everything counts, nothing is the same request."""
-    nats = (
-        None if ledger.channel_nats is None or other.channel_nats is None else ledger.channel_nats + other.channel_nats
-    )
-    charges, covered = ledger.charges + other.charges, ledger.covered and other.covered
-    return dataclasses.replace(ledger, channel_nats=nats, charges=charges, covered=covered)
-
-
-def line(ledger: Ledger, elsewhere: Ledger | None = None) -> dict[str, float | str]:
-    """What goes with each reply; a bound that does not exist is absent, never zero. ``epsilon`` counts ``elsewhere``
-    already (``record``); the nats of other runs are added here."""
-    if elsewhere is not None:
-        ledger = dataclasses.replace(ledger, channel_nats=add(ledger, elsewhere).channel_nats)
-    values: dict[str, float | str] = {"rounds": float(ledger.rounds), "steps": float(ledger.steps)}
-    values["claims"] = "; ".join(ledger.claims)
-    for name in ("channel_nats", "epsilon"):
-        bound = getattr(ledger, name)
-        if bound is not None:
-            values[name] = float(bound)
-    return values | ({"delta": ledger.delta} if ledger.epsilon is not None else {})
-
-
-def to_json(ledger: Ledger) -> dict[str, Any]:
-    """A dict that ``json`` takes."""
-    return {**dataclasses.asdict(ledger), "claims": list(ledger.claims), "charges": _rows(ledger)}
-
-
-def _rows(ledger: Ledger) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(charge) for charge in ledger.charges]
-
-
-def from_json(value: Mapping[str, Any]) -> Ledger:
-    """The inverse of ``to_json``. A ledger that cannot be read is an error, never a fresh one."""
-    names = {field.name for field in dataclasses.fields(Ledger)}
-    if value.keys() != names:
-        raise DefenseError(f"the ledger on disk lacks or has too many of: {', '.join(sorted(names ^ value.keys()))}")
+def from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Charge, ...]:
+    """The inverse of ``to_json``. Charges that cannot be read are an error, never forgotten."""
     try:
-        charges = tuple(Charge(**row) for row in value["charges"])
-        return Ledger(**{**value, "claims": tuple(value["claims"]), "charges": charges})
-    except TypeError:
-        raise DefenseError("the ledger on disk holds values of the wrong type") from None
+        return tuple(Charge(**row) for row in rows)
+    except (TypeError, ValueError):
+        raise DefenseError("the charges on disk are not those of this release") from None

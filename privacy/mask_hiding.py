@@ -19,40 +19,41 @@ under this defense, since theirs would be zero where the value was withheld. A h
 
 >>> values = torch.tensor([0.0, 2.0, 0.0, 2.0])
 >>> sent = torch.tensor([False, True, False, True])
->>> filled(values, sent, torch.tensor([True, True, True, True]), 1.0, torch.Generator()).abs().tolist()
+>>> filled(values, sent, torch.tensor([True, True, True, True]), 1.0, PrivateGenerator(bytes(32))).abs().tolist()
 [2.0, 2.0, 2.0, 2.0]
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Positive
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.trees import Mask, Tree, map_trees
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.defense import Equal, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)
 class MaskHiding:
-    """``scale`` of the filling over what is sent."""
+    """``scale`` of the filling over what is sent; at any other than 1 magnitudes tell the two apart."""
 
-    scale: Positive = 1.0
+    scale: Equal[Positive] = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
             raise ConfigError("mask-hiding.scale must be above 0 and finite")
 
 
-def filled(values: Tensor, sent: Tensor, inside: Tensor, scale: float, generator: Generator) -> Tensor:
+def filled(values: Tensor, sent: Tensor, inside: Tensor, scale: float, generator: PrivateGenerator) -> Tensor:
     """``values`` with signed magnitudes of the sent ones wherever ``inside`` is True and ``sent`` is not."""
     magnitudes, empty = values[sent].abs(), inside & ~sent
     count = int(torch.count_nonzero(empty))
     if not magnitudes.numel() or not count:
         return values
-    drawn = torch.randint(magnitudes.numel(), (count,), generator=generator).to(values.device)
-    signs = torch.randint(2, (count,), generator=generator).to(values.device) * 2 - 1
+    drawn = generator.below(magnitudes.numel(), count).to(values.device)
+    signs = generator.signs(count).to(values.device)
     result = values.clone()
     result[empty] = magnitudes[drawn] * signs * scale
     return result
@@ -64,7 +65,7 @@ def _cover(sent: Tensor, inside: Tensor) -> Tensor:
 
 
 def mask_hiding(settings: MaskHiding) -> UpdateDefense:
-    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
         base: Mask = outgoing.shared if outgoing.base is None else outgoing.base
         update: Tree = {
             name: filled(values, outgoing.shared[name], base[name], settings.scale, generator)

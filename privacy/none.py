@@ -1,16 +1,16 @@
 """No defense: the whole update inside the base mask leaves. An entry of its own, never a fallback.
 
+>>> import torch
 >>> update = {"w": torch.tensor([1.0, 0.0])}
 >>> mask = {"w": torch.tensor([True, False])}
->>> out, _ = none(NoDefense()).apply(Outgoing(update, mask, mask, update), {}, torch.Generator())
+>>> out, _ = none(NoDefense()).apply(Outgoing(update, mask, mask, update), {}, PrivateGenerator(bytes(32)))
 >>> out.update["w"].tolist()
 [1.0, 0.0]
 """
 
 from dataclasses import dataclass
 
-import torch
-
+from core.randomness import PrivateGenerator
 from core.trees import Tree
 from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
@@ -24,7 +24,7 @@ def _init(like: Tree) -> State:
     return {}
 
 
-def _apply(outgoing: Outgoing, state: State, generator: torch.Generator) -> tuple[Outgoing, State]:
+def _apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
     return outgoing, state
 
 

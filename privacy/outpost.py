@@ -18,13 +18,14 @@ skipped at random by design, so a step may leave undefended: a heuristic, no ε.
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Rate, Share
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.selection import keep_largest, keep_smallest, part_of
 from core.trees import Mask, Tree, apply_mask, invert, map_trees, zeros_like
-from privacy.defense import State, Step, StepDefense
+from privacy.defense import Larger, Smaller, State, Step, StepDefense
 from privacy.dp_sgd import no_state
 
 
@@ -32,10 +33,10 @@ from privacy.dp_sgd import no_state
 class Outpost:
     """``noise`` lambda, ``fisher`` phi, ``decay`` beta, ``prune`` rho, as shares of 1."""
 
-    noise: float = 0.8
-    fisher: Share = 0.4
-    decay: float = 0.1
-    prune: Rate = 0.8
+    noise: Larger[float] = 0.8
+    fisher: Larger[Share] = 0.4
+    decay: Smaller[float] = 0.1
+    prune: Larger[Rate] = 0.8
 
     def __post_init__(self) -> None:
         if not (self.noise >= 0 and self.decay >= 0 and 0 < self.fisher <= 1 and 0 <= self.prune < 1):
@@ -64,23 +65,23 @@ def most_informed(fisher: Tree, share: float) -> Mask:
     return {name: part.reshape(fisher[name].shape) for name, part in zip(fisher, parts, strict=True)}
 
 
-def perturb(gradient: Tree, step: Step, settings: Outpost, generator: Generator) -> Tree:
+def perturb(gradient: Tree, step: Step, settings: Outpost, generator: PrivateGenerator) -> Tree:
     """Prune, then noise."""
     small = map_trees(lambda g: keep_smallest(g.abs(), part_of(settings.prune, g.numel())), gradient)
     pruned = apply_mask(gradient, invert(small))
     noisy = most_informed(fisher_information(step), settings.fisher)
 
     def one(g: Tensor, weights: Tensor, where: Tensor) -> Tensor:
-        noise = torch.randn(g.shape, generator=generator, dtype=g.dtype).to(g.device)
+        noise = generator.normal(*g.shape).to(g)
         return g + noise * (settings.noise * risk(weights)) * where
 
     return map_trees(one, pruned, step.params, noisy)
 
 
 def outpost(settings: Outpost) -> StepDefense:
-    def apply(gradient: Tree, step: Step, state: State, generator: Generator) -> tuple[Tree, State]:
+    def apply(gradient: Tree, step: Step, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
         chance = 1 / (1 + settings.decay * step.number)
-        if float(torch.rand((), generator=generator, dtype=torch.float64)) >= chance:
+        if float(generator.uniform(1)) >= chance:
             return gradient, state
         return perturb(gradient, step, settings, generator), state
 

@@ -15,9 +15,8 @@ core.errors.DefenseError: precode: this model has no variational bottleneck: set
 
 from dataclasses import dataclass
 
-from torch import Generator
-
 from core.errors import DefenseError
+from core.randomness import PrivateGenerator
 from core.trees import Tree
 from privacy.defense import GradientDefense, State
 
@@ -43,7 +42,7 @@ def _init(like: Tree) -> State:
     return {}
 
 
-def _apply(gradient: Tree, state: State, generator: Generator) -> tuple[Tree, State]:
+def _apply(gradient: Tree, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
     require_bottleneck(gradient)
     return gradient, state
 

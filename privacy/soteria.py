@@ -17,13 +17,14 @@ cost is that of the norms (``tasks.sensitivity``). With a mask on the update it 
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Rate
 from core.errors import ConfigError, DefenseError
+from core.randomness import PrivateGenerator
 from core.selection import keep_smallest, part_of
 from core.trees import Tree
-from privacy.defense import State, Step, StepDefense
+from privacy.defense import Larger, State, Step, StepDefense
 from privacy.dp_sgd import no_state
 
 
@@ -31,7 +32,7 @@ from privacy.dp_sgd import no_state
 class Soteria:
     """``rate`` of the representation's units is pruned."""
 
-    rate: Rate = 0.8
+    rate: Larger[Rate] = 0.8
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -42,12 +43,12 @@ def pruned_units(features: Tensor, norms: Tensor, rate: float) -> Tensor:
     """True at the floor(rate * F) units with the smallest sum over the batch of ||dr/dx|| / |r|; both [B, F]."""
     score = (norms.double() / features.double().abs().clamp(min=1e-12)).sum(0)
     if not bool(torch.isfinite(score).all()):
-        raise DefenseError(f"soteria: a representation of shape {tuple(features.shape)} is not finite")
+        raise DefenseError(f"soteria: a representation of shape {tuple(features.shape[1:])} is not finite")
     return keep_smallest(score, part_of(rate, score.numel()))
 
 
 def soteria(settings: Soteria) -> StepDefense:
-    def apply(gradient: Tree, step: Step, state: State, generator: Generator) -> tuple[Tree, State]:
+    def apply(gradient: Tree, step: Step, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
         name, features, norms = step.representation()
         if name not in gradient or gradient[name].dim() != 2 or gradient[name].shape[1] != features.shape[1]:
             raise DefenseError(f"soteria: {name} is not the weight of a layer that reads the representation")

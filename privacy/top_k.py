@@ -9,7 +9,7 @@ are dropped. The count is rounded up, so that every layer trains.
 >>> update = {"w": torch.tensor([3.0, -4.0, 1.0, 0.5, 0.0])}
 >>> mask = {"w": torch.ones(5, dtype=torch.bool)}
 >>> defense = top_k(TopK(keep=0.2))
->>> out, state = defense.apply(Outgoing(update, mask, mask, update), defense.init(update), torch.Generator())
+>>> out, state = defense.apply(Outgoing(update, mask, mask, update), defense.init(update), PrivateGenerator(bytes(32)))
 >>> out.update["w"].tolist(), state["error"]["w"].tolist()
 ([0.0, -4.0, 0.0, 0.0, 0.0], [3.0, 0.0, 1.0, 0.5, 0.0])
 """
@@ -17,21 +17,22 @@ are dropped. The count is rounded up, so that every layer trains.
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from core.config import Share
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from core.selection import keep_largest, part_of
 from core.trees import Tree, add, apply_mask, map_trees, subtract, zeros_like
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)
 class TopK:
     """``keep`` is the share of each layer that leaves; the paper's 20 %. ``feedback`` off drops what waits."""
 
-    keep: Share = 0.2
-    feedback: bool = True
+    keep: Smaller[Share] = 0.2
+    feedback: Equal[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
@@ -54,7 +55,7 @@ def _init(like: Tree) -> State:
 
 
 def top_k(settings: TopK) -> UpdateDefense:
-    def apply(outgoing: Outgoing, state: State, generator: Generator) -> tuple[Outgoing, State]:
+    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
         owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
         shared = map_trees(lambda t, m: top_mask(t, m, settings.keep), owed, outgoing.shared)
         sent = apply_mask(owed, shared)

@@ -1,82 +1,116 @@
-"""What was let through of examples is not forgotten when a server renames a run, or the data."""
+"""What was let through of examples is not forgotten when a server renames a run, cuts the data or decodes it anew."""
 
+import json
 import stat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
+from PIL import Image
 
-from client.accounts import Accounts, digests_of
+from client.accounts import FILE, SETS, Accounts
+from client.budget import FAILED
 from core.errors import DefenseError
+from core.files import read_tree, write_tree
+from core.records import to_coded
+from core.trees import full_mask
 from privacy.accounting import Charge, epsilon
-from privacy.ledger import Ledger
+from privacy.ledger import UNBOUNDED, Ledger
+from tasks.per_example import per_example_gradients
+from tasks.task import Task, initial
 from tests.client.test_app import model, send
 from tests.client.test_budget import update_of
 from tests.client.test_session import session
 
-PRIVATE: dict[str, Any] = {"defenses": "dp-sgd", "local_steps": 2}
-X = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+PRIVATE: dict[str, Any] = {"defenses": "dp-sgd", "local_steps": 2, "node": {"client-seed": None}}
+RAW = torch.arange(6)
 
 
-def ledger(request: str, nats: float | None = 0.0, covered: bool = True) -> Ledger:
-    return Ledger(1, 2, nats, covered=covered, charges=(Charge(request, "d", 1.0, 0.1, 2),))
-
-
-def test_digests_are_of_pixels_and_not_of_order() -> None:
-    assert np.array_equal(digests_of(X), digests_of(X.flip(0))) and len(digests_of(X)) == 6
-    assert not np.array_equal(digests_of(X), digests_of(X + 1e-6))
+def charge(name: str, nats: float | None = None) -> Charge:
+    return Charge(name, 1.0, 0.1, 2, nats=nats)
 
 
 def test_an_account_is_found_by_any_shared_example_and_by_no_other(tmp_path: Path) -> None:
-    Accounts(tmp_path, "first", X[:4]).write(ledger("1", 3.0))
-    Accounts(tmp_path, "second", X[3:5]).write(ledger("1", 4.0))
-    assert Accounts(tmp_path, "first", X[:4]).elsewhere().channel_nats == 4.0
-    both = Accounts(tmp_path, "third", X[3:4]).elsewhere()
-    assert both.channel_nats == 7.0 and len(both.charges) == 2
-    assert Accounts(tmp_path, "third", X[5:]).elsewhere() == Ledger()
-    Accounts(tmp_path, "fourth", X[3:4]).write(ledger("1", None, covered=False))
-    assert not Accounts(tmp_path, "x", X[:4]).elsewhere().covered
-    assert Accounts(tmp_path, "x", X[:4]).elsewhere().channel_nats is None
-    assert Accounts(tmp_path, "x", X[:3]).elsewhere().covered
+    Accounts(tmp_path, RAW[:4]).charge(charge("1", 3.0))
+    Accounts(tmp_path, RAW[3:5]).charge(charge("2", 4.0))
+    assert Accounts(tmp_path, RAW[:3]).ledger().nats == 3.0
+    both = Accounts(tmp_path, RAW[3:4]).ledger()
+    assert both.nats == 7.0 and len(both.charges) == 2
+    assert Accounts(tmp_path, RAW[5:]).ledger() == Ledger()
+    Accounts(tmp_path, RAW[3:4]).charge(UNBOUNDED)
+    assert not Accounts(tmp_path, RAW[:4]).ledger().covered and Accounts(tmp_path, RAW[:4]).ledger().nats is None
+    assert Accounts(tmp_path, RAW[:3]).ledger().covered
 
 
-def test_what_a_run_was_charged_stays_when_it_goes_back(tmp_path: Path) -> None:
-    account = Accounts(tmp_path, "run", X)
-    account.write(ledger("1"))
-    account.write(ledger("2"))
-    assert [c.request for c in account.charged().charges] == ["2", "1"] and account.elsewhere() == Ledger()
+def test_one_question_is_one_charge_and_one_file_holds_all_for_its_owner_alone(tmp_path: Path) -> None:
+    account = Accounts(tmp_path, RAW)
+    for name in ("1", "2", "1"):
+        account.charge(charge(name))
+    assert [c.digest for c in account.ledger().charges] == ["1", "2"]
+    assert Accounts(tmp_path, RAW.flip(0)).name == account.name  # a set has no order
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600} and len(files) == 1
+    assert [path.name for path in files] == [FILE] and stat.S_IMODE(files[0].stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["bytes", "gone"])
-def test_damaged_or_lost_accounts_stop_the_client(tmp_path: Path, damage: str) -> None:
+def test_the_key_is_256_bits_of_this_client_alone_and_stays(tmp_path: Path) -> None:
+    key = Accounts(tmp_path / "a", RAW).key()
+    assert len(key) == 32 and Accounts(tmp_path / "a", RAW[2:]).key() == key
+    keys = {Accounts(tmp_path / str(n), RAW).key() for n in range(50)} | {key}
+    assert len(keys) == 51
+    flips = sum(bin(a ^ b).count("1") for other in keys - {key} for a, b in zip(key, other, strict=True))
+    assert 0.4 < flips / (50 * 256) < 0.6
+
+
+def test_answers_are_rationed_by_question_and_in_all_about_any_of_the_examples(tmp_path: Path) -> None:
+    a, b, c = Accounts(tmp_path, RAW[:4]), Accounts(tmp_path, RAW[3:]), Accounts(tmp_path, RAW[5:])
+    assert [one.claim("audits", "x", 2, 4) for one in (a, b, a)] == [True, True, False]
+    assert [one.claim("audits", name, 2, 4) for one, name in ((b, "p"), (b, "q"), (a, "r"))] == [True, True, False]
+    assert c.claim("numbers", "x", 2, 4), "another kind has its own ration"
+
+
+def test_ever_new_sets_become_one_and_nothing_of_them_is_forgotten(tmp_path: Path) -> None:
+    raw = torch.arange(1000)
+    for number in range(3 * SETS):
+        account = Accounts(tmp_path, raw[number : number + 5])
+        account.charge(Charge(str(number), 1.0, 0.1, 1))
+        assert account.claim("audits", "x", 10**6, 10**6)
+    sets, _ = read_tree(tmp_path / FILE)
+    assert len(sets) <= SETS and sum(len(each) for each in sets.values()) < 2000
+    whole = Accounts(tmp_path, raw)
+    assert {charge.digest for charge in whole.ledger().charges} == {str(number) for number in range(3 * SETS)}
+    assert not whole.claim("audits", "y", 10**6, 3 * SETS) and whole.claim("audits", "y", 10**6, 3 * SETS + 1)
+    assert Accounts(tmp_path, raw[900:]).ledger() == Ledger()
+
+
+@pytest.mark.parametrize("damage", ["bytes", "gone", "key", "charges", "tensor", "empty"])
+def test_a_damaged_or_lost_account_stops_the_client(tmp_path: Path, damage: str) -> None:
     send(tmp_path, "train", model(1), **PRIVATE)
-    folder = tmp_path / "accounts"
-    for path in folder.iterdir():
-        if damage == "gone":
-            path.unlink()
-        else:
-            path.write_bytes(b"x")
+    path = tmp_path / FILE
+    sets, notes = read_tree(path)
     if damage == "gone":
-        folder.rmdir()
-    with pytest.raises(DefenseError, match="accounts cannot be read"):
-        send(tmp_path, "train", model(1), **PRIVATE, run_dir="/x/other")
+        path.unlink()
+    elif damage in ("bytes", "empty"):
+        path.write_bytes(b"x" * 100 if damage == "bytes" else b"")
+    elif damage == "key":
+        write_tree(path, sets, notes | {"key": "00"})
+    elif damage == "charges":
+        write_tree(path, sets, notes | {"charges": json.dumps({name: [{"digest": 1}] for name in sets})})
+    else:
+        write_tree(path, {}, notes)
+    with pytest.raises(DefenseError):
+        send(tmp_path, "train", model(2), **{**PRIVATE, "run_dir": "/x/other"})
 
 
-def test_a_renamed_run_does_not_reset_epsilon_and_draws_other_noise(tmp_path: Path) -> None:
+def test_a_renamed_run_neither_resets_epsilon_nor_pays_twice_for_one_answer(tmp_path: Path) -> None:
     node = session(tmp_path / "like", {"partition-id": 0})
     rate = node.run.batch_size / len(node.examples)
-    answers = [send(tmp_path, "train", model(1), **PRIVATE, run_dir=f"/x/{name}").content for name in ("a", "b", "c")]
-    spent = [float(answer["ledger"]["epsilon"]) for answer in answers]
-    expected = [epsilon([Charge("", "", 1.0, rate, 2 * n)], 1e-5, "rdp") for n in (1, 2, 3)]
-    assert spent == pytest.approx(expected)
-    assert not torch.equal(update_of(answers[0]), update_of(answers[1]))
-    again = send(tmp_path, "train", model(1), **PRIVATE, run_dir="/x/a").content
-    assert torch.equal(update_of(again), update_of(answers[0]))  # the same answer costs nothing
-    assert float(again["ledger"]["epsilon"]) == pytest.approx(expected[2])
+    one, same = (send(tmp_path, "train", model(1), **PRIVATE, run_dir=f"/x/{name}").content for name in "ab")
+    assert torch.equal(update_of(one), update_of(same)) and one["ledger"]["epsilon"] == same["ledger"]["epsilon"]
+    other = send(tmp_path, "train", model(2), **PRIVATE, run_dir="/x/c").content
+    assert not torch.equal(update_of(one), update_of(other))
+    assert other["ledger"]["epsilon"] == pytest.approx(epsilon([Charge("", 1.0, rate, 4)], 1e-5, "rdp"))
 
 
 def test_a_budget_holds_over_run_names(tmp_path: Path) -> None:
@@ -84,19 +118,67 @@ def test_a_budget_holds_over_run_names(tmp_path: Path) -> None:
     budget = {**PRIVATE, "privacy.epsilon-budget": float(spent) * 1.0001}
     send(tmp_path / "b", "train", model(1), **budget)
     with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
-        send(tmp_path / "b", "train", model(1), **budget, run_dir="/x/other")
+        send(tmp_path / "b", "train", model(2), **budget, run_dir="/x/other")
 
 
-def test_the_same_data_cut_another_way_still_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [{"num-partitions": 1}, {"num-partitions": 2}])
+def test_the_same_data_cut_another_way_still_counts(tmp_path: Path, changed: dict[str, Any]) -> None:
     send(tmp_path, "train", model(1), defenses="none")
-    whole = {"num-partitions": 1}
-    line = send(tmp_path, "train", model(1), whole, **PRIVATE, run_dir="/x/other").content["ledger"]
+    cut = {**PRIVATE, "node": {"client-seed": None, **changed}, "run_dir": "/x/other"}
+    line = send(tmp_path, "train", model(1), **cut).content["ledger"]
     assert "epsilon" not in line  # a heuristic round elsewhere ended the claim
-    fresh = send(tmp_path / "fresh", "train", model(1), whole, **PRIVATE, run_dir="/x/other").content["ledger"]
-    assert "epsilon" in fresh
+    assert "epsilon" in send(tmp_path / "fresh", "train", model(1), **cut).content["ledger"]
 
 
 def test_the_nats_of_all_runs_add(tmp_path: Path) -> None:
-    chosen: dict[str, Any] = {"defenses": "channel-natural", "local_steps": 2}
-    lines = [send(tmp_path, "train", model(1), **chosen, run_dir=f"/x/{n}").content["ledger"] for n in "ab"]
-    assert lines[1]["channel_nats"] == 2 * float(lines[0]["channel_nats"])
+    chosen: dict[str, Any] = {"defenses": "channel-natural", "local_steps": 2, "node": {"client-seed": None}}
+    first, again, other = (
+        float(send(tmp_path, "train", model(round), **chosen, run_dir=f"/x/{name}").content["ledger"]["channel_nats"])
+        for round, name in ((1, "a"), (1, "b"), (2, "c"))
+    )
+    assert first == again and other == 2 * first  # the same answer once more tells nothing more
+
+
+def pictures(folder: Path) -> Path:
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = torch.randint(256, (20, 20), generator=torch.Generator().manual_seed(number + len(label)))
+            Image.fromarray(pixels.byte().numpy()).save(folder / label / f"{number}.png")
+    return folder
+
+
+def of_size(side: int) -> tuple[RecordDict, dict[str, Any]]:
+    params, _ = initial(Task("cnn", (1, side, side), 2), 0)
+    content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 1})})
+    return content, {**PRIVATE, "dataset": f"imagefolder@1x{side}x{side}", "batch_size": 2}
+
+
+def test_an_epsilon_is_of_the_files_at_whatever_size_they_are_decoded(tmp_path: Path) -> None:
+    node = {"client-seed": None, "data": str(pictures(tmp_path / "data")), "partition-id": 0, "num-partitions": 1}
+    spent = []
+    for side in (16, 18, 20):
+        content, run = of_size(side)
+        reply = send(tmp_path / "home", "train", content, **{**run, "node": node}).content
+        spent.append(float(reply["ledger"]["epsilon"]))
+    rate = 2 / 8
+    assert spent == pytest.approx([epsilon([Charge("", 1.0, rate, 2 * n)], 1e-5, "rdp") for n in (1, 2, 3)])
+    budget = {"node": node, "privacy.epsilon-budget": spent[2] * 1.0001}
+    content, run = of_size(24)
+    with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
+        send(tmp_path / "home", "train", content, **{**run, **budget})
+
+
+def test_the_same_question_is_not_answered_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that rounds otherwise would put another sum under the same noise, and the difference leaves bare."""
+    first = send(tmp_path, "train", model(1), **PRIVATE).content
+    assert torch.equal(update_of(send(tmp_path, "train", model(1), **PRIVATE).content), update_of(first))
+
+    def rounded_otherwise(*arguments: Any, **keywords: Any) -> Any:
+        for tree in per_example_gradients(*arguments, **keywords):
+            yield {name: tensor * (1 + 1e-3) for name, tensor in tree.items()}
+
+    monkeypatch.setattr("strategies.local.per_example_gradients", rounded_otherwise)
+    with pytest.raises(DefenseError, match=FAILED):
+        send(tmp_path, "train", model(1), **PRIVATE)
+    assert send(tmp_path, "train", model(2), **PRIVATE).content["ledger"]["epsilon"] > first["ledger"]["epsilon"]

@@ -28,6 +28,7 @@ def send(
 ) -> Message:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     config = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 1, **(node or {})}
+    config = {key: value for key, value in config.items() if value is not None}  # so a test takes one away
     message = Message(content, dst_node_id=5, message_type=kind)
     kept = RecordDict() if state is None else state
     return app(message, Context(1, 5, config, kept, settings(**{"run_dir": "/x/run", **overrides})))
@@ -62,15 +63,14 @@ def test_a_train_reply_holds_what_is_allowed_and_nothing_else(tmp_path: Path) ->
 @pytest.mark.parametrize(("values", "share"), [("float16", 0.6), ("int8", 0.35)])
 def test_values_are_rounded_where_the_run_says_so(tmp_path: Path, values: str, share: float) -> None:
     params, _ = initial(TASK, 0)
-    exact = send(tmp_path / "a", "train", model(), {"client-seed": 1}, defenses="none").content
-    rounded = send(tmp_path / "b", "train", model(), {"client-seed": 1}, defenses="none", values=values).content
+    exact, rounded = (
+        send(tmp_path / kind, "train", model(), defenses="none", values=kind).content for kind in ("float32", values)
+    )
     assert (exact["provenance"]["values"], rounded["provenance"]["values"]) == ("float32", values)
     assert record_bytes(rounded["update"]) < share * record_bytes(exact["update"])
-    whole, mask = from_coded(exact["update"], params, full_mask(params))
-    near, same = from_coded(rounded["update"], params, full_mask(params))
-    for name in params:
-        assert torch.equal(mask[name], same[name])
-        assert 0 < (whole[name] - near[name]).abs().max() <= whole[name].abs().max() / 253
+    told, _ = from_coded(rounded["update"], params, full_mask(params))
+    for tensor in told.values():
+        assert len(tensor.unique()) <= (255 if values == "int8" else 2**15)
 
 
 def test_importance_leaves_only_when_asked_and_only_of_prunable_weights(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_evaluation_is_refused_in_a_run_that_does_not_evaluate_on_clients_and_ra
         send(tmp_path, "evaluate", model())
     for _ in range(2):
         send(tmp_path, "evaluate", model(), evaluation="clients")
-    with pytest.raises(ConfigError, match="already"):
+    with pytest.raises(ConfigError, match="answers no more"):
         send(tmp_path, "evaluate", model(), evaluation="clients")
 
 

@@ -1,30 +1,48 @@
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from client.audit import answer, truth
+from attacks.level import ORDER
+from client.audit import ANSWERS_PER_ROUND, NUMBERS, answer, truth
 from client.session import Session
-from client.state import ANSWERS_PER_ROUND, Memory
+from client.state import Memory, TrainedRound
 from core.records import from_dense, to_dense
-from privacy.ledger import Ledger
+from core.types import PrivateBatch
+from privacy.ledger import Tally
 from tests.local_grid import settings
 
 
-def session(tmp_path: Path, consent: str | None) -> Session:
+def made(tmp_path: Path, consent: str | None, **overrides: object) -> Session:
     node = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 3}
     if consent:
         node["audit"] = consent
-    run = settings(run_dir="/x/run", batch_size=2, local_steps=2)
-    made = Session(Context(1, 1, node, RecordDict(), run))
-    made.store.save(1, Memory({}, Ledger()))
-    return made
+    run = settings(**{"run_dir": "/x/run", "batch_size": 2, "local_steps": 2, **overrides})
+    return Session(Context(1, 1, node, RecordDict(), run))
 
 
-def question(x: torch.Tensor, y: torch.Tensor | None = None, round: int = 1) -> RecordDict:
+def session(tmp_path: Path, consent: str | None, **overrides: object) -> Session:
+    """A client that trained in round 1."""
+    here = made(tmp_path, consent, **overrides)
+    here.accounts.key()  # a round is charged before it is trained
+    here.store.save(1, Memory({}, Tally()), TrainedRound(here.request("train", 1).digest, here.trained_under))
+    return here
+
+
+def used(here: Session) -> PrivateBatch:
+    return truth(here, here.request("train", 1))
+
+
+def question(x: torch.Tensor, y: torch.Tensor | None = None) -> RecordDict:
     tree = {"x": x} | ({"y": y} if y is not None else {})
-    return RecordDict({"audit": ConfigRecord({"round": round}), "reconstruction": to_dense(tree)})
+    return RecordDict({"audit": ConfigRecord({"round": 1}), "reconstruction": to_dense(tree)})
+
+
+def ask(here: Session, content: RecordDict, round: int = 1) -> RecordDict:
+    return answer(here, content, round)
 
 
 def outcome(reply: RecordDict) -> str:
@@ -33,51 +51,82 @@ def outcome(reply: RecordDict) -> str:
 
 @pytest.mark.parametrize("consent", [None, "deny"])
 def test_without_consent_nothing_but_the_refusal_leaves(tmp_path: Path, consent: str | None) -> None:
-    reply = answer(session(tmp_path, consent), question(torch.rand(4, 1, 8, 8)))
+    reply = ask(session(tmp_path, consent), question(torch.rand(4, 1, 8, 8)))
     assert outcome(reply) == "no-consent"
     assert list(reply) == ["audit"]
 
 
-def test_scores_leave_without_pictures_and_are_those_of_the_true_batch(tmp_path: Path) -> None:
-    here = session(tmp_path, "scores")
-    private = truth(here, 1)
-    perfect = answer(here, question(private.x.flip(0), private.y.flip(0)))
+def test_scores_are_one_word_and_numbers_those_of_the_true_batch(tmp_path: Path) -> None:
+    here = session(tmp_path / "a", "scores")
+    private = used(here)
+    told = ask(here, question(private.x.flip(0), private.y.flip(0)))
+    assert list(told) == ["audit"] and dict(told["audit"]) == {"outcome": "scored", "level": "rebuilt"}
+    assert ask(here, question(torch.rand(4, 1, 8, 8)))["audit"]["level"] == "baseline"
+    here = session(tmp_path / "b", "numbers")
+    private = used(here)
+    perfect = ask(here, question(private.x.flip(0), private.y.flip(0)))
     assert outcome(perfect) == "scored" and "pictures" not in perfect
     assert perfect["scores"]["psnr.mean"] == 100.0 and perfect["scores"]["label_accuracy"] == 1.0
-    noise = answer(here, question(torch.rand(4, 1, 8, 8)))
+    noise = ask(here, question(torch.rand(4, 1, 8, 8)))
     assert noise["scores"]["psnr.mean"] < 15
+
+
+def test_words_are_all_that_scores_ever_tell(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    for number in range(12):
+        here = session(tmp_path / str(number), "scores")
+        near = used(here).x + torch.rand(4, 1, 8, 8, generator=g) * number / 12
+        told = ask(here, question(near))
+        assert (
+            list(told) == ["audit"] and set(told["audit"]) == {"outcome", "level"} and told["audit"]["level"] in ORDER
+        )
 
 
 def test_pictures_are_the_originals_beside_their_matches(tmp_path: Path) -> None:
     here = session(tmp_path, "pictures")
-    private = truth(here, 1)
-    reply = answer(here, question(private.x.flip(0)))
+    private = used(here)
+    reply = ask(here, question(private.x.flip(0)))
     pictures = from_dense(reply["pictures"])
     assert torch.equal(pictures["original"], private.x)
     assert torch.equal(pictures["reconstruction"], private.x)
 
 
-def test_a_question_is_rationed_and_odd_ones_are_refused(tmp_path: Path) -> None:
-    here = session(tmp_path, "scores")
+@pytest.mark.parametrize("consent", ["scores", "numbers", "pictures"])
+def test_a_question_is_rationed_and_odd_ones_are_refused(tmp_path: Path, consent: str) -> None:
+    here = session(tmp_path, consent)
     for _ in range(ANSWERS_PER_ROUND):
-        assert outcome(answer(here, question(torch.rand(4, 1, 8, 8)))) == "scored"
-    assert outcome(answer(here, question(torch.rand(4, 1, 8, 8)))) == "refused"
-    assert outcome(answer(here, question(torch.rand(4, 1, 8, 8), round=2))) == "refused"
+        assert outcome(ask(here, question(torch.rand(4, 1, 8, 8)))) == "scored"
+    assert outcome(ask(here, question(torch.rand(4, 1, 8, 8)))) == "refused"
+    assert outcome(ask(here, question(torch.rand(4, 1, 8, 8)), round=2)) == "refused"
 
 
-def test_the_same_images_under_another_run_name_are_the_same_question(tmp_path: Path) -> None:
-    first = session(tmp_path, "scores")
-    for _ in range(ANSWERS_PER_ROUND):
-        answer(first, question(torch.rand(4, 1, 8, 8)))
-    renamed = settings(run_dir="/x/another", batch_size=2, local_steps=2)
-    node = {"partition-id": 0, "num-partitions": 4, "state-dir": str(tmp_path), "client-seed": 3, "audit": "scores"}
-    again = Session(Context(1, 1, node, RecordDict(), renamed))
-    again.store.save(1, Memory({}, Ledger()))
-    assert outcome(answer(again, question(torch.rand(4, 1, 8, 8)))) == "refused"
+def test_answers_are_rationed_over_runs_rounds_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.audit.AUDITS", 5)
+    told = [
+        outcome(ask(session(tmp_path, "scores", run_dir=f"/x/{n}", batch_size=2 + n), question(torch.rand(2, 1, 8, 8))))
+        for n in range(8)
+    ]
+    assert told == ["scored"] * 5 + ["refused"] * 3
 
 
-def test_scores_leave_with_three_digits(tmp_path: Path) -> None:
-    reply = answer(session(tmp_path, "scores"), question(torch.rand(4, 1, 8, 8)))
+def test_when_the_numbers_are_used_up_the_word_is_left(tmp_path: Path) -> None:
+    told = []
+    for n in range(NUMBERS + 3):
+        reply = ask(session(tmp_path, "numbers", run_dir=f"/x/{n}", batch_size=2 + n), question(torch.rand(2, 1, 8, 8)))
+        told.append("scores" in reply)
+        assert outcome(reply) == "scored"
+    assert told == [True] * NUMBERS + [False] * 3
+
+
+def test_an_audit_under_other_settings_than_the_round_was_trained_with_is_refused(tmp_path: Path) -> None:
+    session(tmp_path, "pictures")
+    for changed in ({"batch_size": 1}, {"seed": 4}, {"local_steps": 1}, {"defenses": "none"}):
+        assert outcome(ask(made(tmp_path, "pictures", **changed), question(torch.rand(1, 1, 8, 8)))) == "refused"
+    assert outcome(ask(made(tmp_path, "pictures"), question(torch.rand(1, 1, 8, 8)))) == "scored"
+
+
+def test_numbers_leave_with_three_digits(tmp_path: Path) -> None:
+    reply = ask(session(tmp_path, "numbers"), question(torch.rand(4, 1, 8, 8)))
     assert all(float(f"{value:.3g}") == value for value in reply["scores"].values())
 
 
@@ -92,4 +141,35 @@ def test_scores_leave_with_three_digits(tmp_path: Path) -> None:
     ],
 )
 def test_more_images_than_were_used_other_shapes_and_nan_are_refused(tmp_path: Path, x: torch.Tensor) -> None:
-    assert outcome(answer(session(tmp_path, "pictures"), question(x))) == "refused"
+    assert outcome(ask(session(tmp_path, "pictures"), question(x))) == "refused"
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        torch.tensor([0, 1, 2, 4 * 10**8]),
+        torch.tensor([0, 1, 2, 10]),
+        torch.tensor([0, 1, 2, -1]),
+        torch.tensor([0.0, 1.0, 2.0, 3.0]),
+        torch.tensor(3),
+        torch.tensor([[0], [1], [2], [3]]),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_before_they_are_scored(
+    tmp_path: Path, y: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attacks.leakage.score", lambda *_: pytest.fail("scored"))
+    assert outcome(ask(session(tmp_path, "scores"), question(torch.rand(4, 1, 8, 8), y))) == "refused"
+
+
+@pytest.mark.parametrize("spoil", ["size", "bytes", "type"])
+def test_a_reconstruction_that_cannot_be_read_is_refused(tmp_path: Path, spoil: str) -> None:
+    """Among others one whose header announces a terabyte."""
+    asked = question(torch.rand(4, 1, 8, 8))
+    array = asked.array_records["reconstruction"]["x"]
+    header = io.BytesIO()
+    shape = {"shape": (2**36, 1, 8, 8), "fortran_order": False, "descr": "<f4"}
+    np.lib.format.write_array_header_1_0(header, shape)
+    array.data = {"size": header.getvalue() + bytes(64), "bytes": b"PK", "type": array.data}[spoil]
+    array.stype = "other" if spoil == "type" else array.stype
+    assert outcome(ask(session(tmp_path, "scores"), asked)) == "refused"

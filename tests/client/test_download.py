@@ -7,7 +7,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from core.errors import PrunellaError
-from core.randomness import stream
+from core.randomness import rehearsal
 from core.records import mask_from_coded, mask_to_coded, to_coded
 from core.trees import Mask, Tree, apply_mask, full_mask, where
 from privacy.adgp import AlignedPruning, drawn_set
@@ -17,7 +17,7 @@ from tests.client.test_app import TASK, send
 
 PARAMS = initial(TASK, 0)[0]
 FULL = full_mask(PARAMS)
-SETS = [drawn_set(FULL, AlignedPruning(), stream(n, purpose="x")) for n in range(3)]
+SETS = [drawn_set(FULL, AlignedPruning(), rehearsal(n, purpose="x")) for n in range(3)]
 
 
 def message(round: int, arrays: dict[str, object], locations: Mask | None = None, **config: object) -> RecordDict:

@@ -2,17 +2,28 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
+from hypothesis import HealthCheck, assume, given
+from hypothesis import settings as examined
+from hypothesis import strategies as st
 
 from client.policy import Policy, check_run, read_policy, within
-from core.config import parse_run, parse_section
+from core.config import kebab, parse_run, parse_section, section_defaults
 from core.errors import ConfigError, DefenseError
+from core.records import from_coded, to_coded
+from core.trees import full_mask
+from privacy import DEFENSES, SECTIONS
 from privacy.accounting import Privacy
-from tests.client.test_app import model, send
+from privacy.chain import build_chain
+from privacy.defense import Stronger, directions
+from tasks.task import initial, prunable
+from tests.client.test_app import TASK, model, send
 from tests.client.test_audit import question
-from tests.client.test_budget import PRIVATE
+from tests.client.test_budget import RUN
 
 
 def against(config: dict[str, object], **raw: object) -> None:
@@ -33,8 +44,9 @@ def test_a_run_that_meets_them_passes(require: str) -> None:
     ("require", "words"),
     [
         ("top-k", "the defenses top-k; the run has dgp"),
-        ("dgp, dgp.bottom=0.8", "dgp.bottom=0.8; the run has 0.75"),
-        ("dgp.top=0.05", "dgp.top=0.05; the run has no such setting"),
+        ("dgp, dgp.bottom=0.8", "dgp.bottom of 0.8 or more; the run has 0.75"),
+        ("gaussian.deviation=0.01", "the defenses gaussian; the run has dgp"),
+        ("rounds=11", "rounds=11; the run has 10"),
         ("model=cnn", "model=cnn; the run has attacks.rob:cnn"),
     ],
 )
@@ -59,6 +71,14 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
     [
         ({"require": "dpg"}, "did you mean 'dgp'"),
         ({"require": "dgp.botom=0.75"}, "did you mean 'dgp.bottom'"),
+        ({"require": "dgp.bottom=much"}, "dgp.bottom"),
+        ({"require": "dgp.top=0.5"}, "must stay under 1"),
+        ({"require": "rounds=0"}, "rounds"),
+        ({"require": "dgp.top=0.1, dgp.top=0"}, "dgp.top stands twice"),
+        ({"require": "dp-sgd, gaussian"}, "only gradient defense"),
+        ({"require": "none"}, "none is no defense"),
+        ({"require": "defenses=dgp"}, "name the defenses themselves"),
+        ({"require": "model='cnn"}, "a quotation mark"),
         ({"epsilon-budget": -1.0}, "epsilon-budget in the node configuration"),
         ({"epsilon-budget": "much"}, "epsilon-budget in the node configuration"),
         ({"epsilon-budget": float("nan")}, "epsilon-budget in the node configuration"),
@@ -106,11 +126,220 @@ def test_no_question_of_a_run_that_does_not_fit_is_answered(tmp_path: Path, kind
 
 
 def test_the_owner_s_budget_stops_training_whatever_the_run_says(tmp_path: Path) -> None:
-    run = {**PRIVATE, "privacy.epsilon-budget": 1e6}
-    spent = send(tmp_path / "a", "train", model(1), **run).content["ledger"]["epsilon"]
-    mine = {"epsilon-budget": 1.001 * spent}
+    run = {**RUN, "privacy.epsilon-budget": 1e6}
+    spent = send(tmp_path / "a", "train", model(1), node={"client-seed": None}, **run).content["ledger"]["epsilon"]
+    mine = {"epsilon-budget": 1.001 * spent, "client-seed": None}
     line = send(tmp_path / "b", "train", model(1), node=mine, **run).content["ledger"]
     assert line["epsilon_budget"] == pytest.approx(1.001 * spent) and line["epsilon_next"] > spent
     with pytest.raises(DefenseError, match="past"):
         send(tmp_path / "b", "train", model(2), node=mine, **run)
-    send(tmp_path / "a", "train", model(2), **run)
+    send(tmp_path / "a", "train", model(2), node={"client-seed": None}, **run)
+
+
+# ---- a required defense is required at its strength
+
+
+@pytest.mark.parametrize(
+    ("require", "run", "words"),
+    [
+        ("gaussian", {"gaussian.deviation": 1e-30}, "gaussian.deviation of 0.01 or more; the run has 1e-30"),
+        ("dgp", {"dgp.top": 1e-9}, "dgp.top of 0.05 or more"),
+        ("dgp, dgp.bottom=0.8", {"dgp.bottom": 0.7}, "dgp.bottom of 0.8 or more"),
+        ("dp-sgd", {"dp-sgd.noise-multiplier": 1e-6}, "dp-sgd.noise-multiplier of 1.0 or more"),
+        ("dp-sgd", {"dp-sgd.clip": 0.5}, "dp-sgd.clip=1.0; the run has 0.5"),
+        ("channel-white", {"channel-white.kappa": 1e9}, "channel-white.kappa of 500.0 or less"),
+        ("channel-natural", {"channel-natural.batch": 64}, "channel-natural.batch of 1 or less"),
+        ("priprune", {"priprune.initial-alpha": 0.001}, "priprune.initial-alpha of 0.5 or more"),
+        ("gaussian", {"local-steps": 9}, "local-steps of 8 or less, since gaussian works step by step; the run has 9"),
+        ("channel-white", {"local-steps": 400}, "local-steps of 8 or less"),
+        ("dp-sgd", {"local-steps": 400}, "local-steps of 8 or less"),
+        ("gaussian, local-steps=4", {"local-steps": 8}, "local-steps=4"),
+        ("leakage-guard", {"leakage-guard.psnr": 90.0}, "leakage-guard.psnr of 15.0 or less"),
+        ("leakage-guard", {"leakage-guard.attack": "dlg"}, "leakage-guard.attack='sgi'; the run has dlg"),
+    ],
+)
+def test_a_required_name_pins_the_settings_of_its_defense(require: str, run: dict[str, Any], words: str) -> None:
+    name = require.partition(",")[0]
+    with pytest.raises(ConfigError, match=words):
+        against({"require": require}, defenses=name, **run)
+
+
+def test_a_site_says_what_it_wants_instead_of_a_default_and_gets_at_least_that() -> None:
+    for top in (0.01, 0.02, 0.1):
+        against({"require": "dgp, dgp.top=0.01"}, **{"dgp.top": top})
+    with pytest.raises(ConfigError, match="dgp.top of 0.01 or more"):
+        against({"require": "dgp.top=0.01"}, **{"dgp.top": 0.009})
+    box = "box:0,1,0,1"
+    asked = {"require": f"channel-personalized, channel-personalized.importance='{box}', rounds=10"}
+    against(asked, rounds=10, defenses="channel-personalized", **{"channel-personalized.importance": box})
+    with pytest.raises(ConfigError, match="channel-personalized.importance='box:0,1,0,1'"):
+        against(asked, rounds=10, defenses="channel-personalized")
+
+
+def test_steps_are_free_where_noise_is_not_drawn_anew_at_each_or_an_epsilon_counts_them() -> None:
+    against({"require": "dgp"}, **{"local-steps": 400})
+    against({"require": "gaussian, local-steps=400"}, defenses="gaussian", **{"local-steps": 400})
+    against({"require": "dp-sgd", "epsilon-budget": 3.0}, defenses="dp-sgd", **{"local-steps": 400})
+
+
+def test_every_setting_of_every_defense_has_a_direction() -> None:
+    assert all(name in SECTIONS or not directions(entry.settings) for name, entry in DEFENSES.items())
+    for name, settings in SECTIONS.items():
+        written = {f"{name}.{kebab(key)}" for key in directions(settings)}
+        assert written == section_defaults(name, settings).keys(), name
+
+
+def test_the_guide_tells_every_direction() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    rows = {Stronger.LARGER: "| larger |", Stronger.SMALLER: "| smaller |"}
+    for name, settings in SECTIONS.items():
+        for key, way in directions(settings).items():
+            if way in rows:
+                (row,) = [line for line in guide.splitlines() if line.endswith(rows[way])]
+                assert f"`{name}.{kebab(key)}`" in row or f"`{kebab(key)}`" in row, (name, key)
+
+
+PINNED = [(name, key) for name in DEFENSES if name in SECTIONS for key in directions(SECTIONS[name])]
+OTHER = {"importance": "box:0,1,0,1", "scope": "layer", "attack": "ig"}
+RULES = {Stronger.LARGER: ">", Stronger.SMALLER: "<", Stronger.EQUAL: ""}
+factors = st.sampled_from([0.0, 1e-30, 0.5, 0.999, 1.001, 2.0, 1e30]) | st.floats(0.5, 2.0)
+seldom = [HealthCheck.filter_too_much]  # settings that bound each other leave few values
+
+
+@pytest.mark.parametrize(("name", "key"), PINNED, ids=[f"{name}.{key}" for name, key in PINNED])
+@examined(max_examples=40, deadline=None, suppress_health_check=seldom)
+@given(factor=factors)
+def test_a_setting_moves_in_its_strong_direction_only(name: str, key: str, factor: float) -> None:
+    """Read back from the words of the settings themselves, for every defense there is."""
+    flat = f"{name}.{kebab(key)}"
+    default = section_defaults(name, SECTIONS[name])[flat]
+    moved = not default if isinstance(default, bool) else OTHER.get(key, default)
+    if isinstance(default, float | int) and not isinstance(default, bool):
+        moved = type(default)(factor * default)
+    assume(moved != default)
+    settings = {"defenses": name, flat: moved}
+    try:
+        build_chain([name], settings)
+    except ConfigError:
+        assume(False)
+    way = "" if isinstance(moved, bool | str) else "<>"[moved > default]
+    if way and way == RULES[directions(SECTIONS[name])[key]]:
+        against({"require": name}, **settings)
+    else:
+        with pytest.raises(ConfigError, match=f"takes part only with {flat}"):
+            against({"require": name}, **settings)
+
+
+# ---- what stands beside a required defense
+
+
+@pytest.mark.parametrize(
+    ("require", "defenses"),
+    [
+        ("dgp", "channel-natural,gaussian,dgp"),
+        ("dgp", "dp-sgd,dgp"),
+        ("dgp, mask-hiding", "dgp,mask-hiding"),
+        ("dgp, gaussian", "gaussian,dgp"),
+        ("gaussian", "gaussian,top-k"),
+        ("gaussian, dgp, leakage-guard", "gaussian,dgp,leakage-guard"),
+    ],
+)
+def test_defenses_of_other_stages_may_be_there(require: str, defenses: str) -> None:
+    against({"require": require}, defenses=defenses)
+
+
+@pytest.mark.parametrize(
+    ("require", "defenses", "words"),
+    [
+        ("dgp", "top-k,dgp", "no update defense but dgp"),  # DGP's shares would be of the largest only
+        ("dgp", "dgp,priprune", "no update defense but dgp"),  # whose mask would tell where DGP's largest are
+        ("dgp", "adgp,dgp", "no update defense but dgp"),  # whose location set would name them
+        ("dgp", "dgp,leakage-guard", "no update defense but dgp"),
+        ("channel-white", "ats,channel-white", "no data defense but channel-white"),
+        ("gaussian", "soteria,gaussian", "no gradient defense but gaussian"),
+        ("gaussian", "gaussian,leakage-guard", "without leakage-guard"),
+        ("dgp, top-k", "top-k,dgp", "the update defenses in the order dgp, top-k"),
+    ],
+)
+def test_a_defense_that_could_undo_it_may_not(require: str, defenses: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        against({"require": require}, defenses=defenses)
+
+
+@pytest.mark.parametrize(
+    ("require", "run", "words"),
+    [
+        ("dgp.bottom=0.75", {"defenses": "none"}, "the defenses dgp"),
+        ("dgp", {"evaluation": "clients"}, "evaluation=server"),
+        ("rounds=10", {"evaluation": "clients"}, "evaluation=server"),
+        ("dp-sgd", {"evaluation": "clients", "defenses": "dp-sgd"}, "evaluation=server"),
+        ("dp-sgd", {"evaluation": "clients", "defenses": "dp-sgd", "privacy.validation-noise": 1e-9}, "evaluation"),
+        ("dgp", {"strategy": "lotteryfl"}, "a strategy without scores of held-out examples"),
+        ("gaussian", {"strategy": "lotteryfl", "defenses": "gaussian"}, "a strategy without scores"),
+        ("dgp", {"strategy": "feddst"}, "a strategy whose clients send no masks"),
+    ],
+)
+def test_a_run_that_would_tell_something_beside_the_defense_is_refused(
+    require: str, run: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        against({"require": require}, rounds=10, **run)
+
+
+def test_a_run_that_tells_what_a_defense_let_through_is_not() -> None:
+    noisy = {"evaluation": "clients", "defenses": "dp-sgd", "privacy.validation-noise": 2.0}
+    against({"require": "dp-sgd, privacy.validation-noise=2"}, **noisy)
+    against({"epsilon-budget": 3.0}, **noisy)
+    for name in ("gaussian", "dp-sgd", "channel-white"):
+        against({"require": name}, defenses=name, strategy="feddst")
+    against({"require": "dgp"}, strategy="prunefl")
+
+
+@pytest.mark.parametrize(
+    ("require", "defenses", "leaves"),
+    [("dgp", "dgp", False), ("gaussian, dgp", "gaussian,dgp", False), ("dp-sgd", "dp-sgd", True), ("", "dgp", True)],
+)
+def test_squared_gradients_leave_only_if_the_required_defense_has_touched_them(
+    tmp_path: Path, require: str, defenses: str, leaves: bool
+) -> None:
+    names, (params, _) = sorted(prunable(TASK.build())), initial(TASK, 0)
+    asked = model(4, names, keep=0.5)
+    _, mask = from_coded(asked["model"], params)
+    content = send(tmp_path, "train", asked, {"require": require}, defenses=defenses, local_steps=2).content
+    importance, _ = from_coded(content["importance"], {name: params[name] for name in names})
+    assert any(bool(t.any()) for t in importance.values()) == leaves
+    update, _ = from_coded(content["update"], params, mask)
+    assert any(bool(t.any()) for t in update.values())
+
+
+def test_no_first_mask_is_made_of_gradients_that_the_required_defense_has_not_touched(tmp_path: Path) -> None:
+    params, _ = initial(TASK, 0)
+    content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 0})})
+    with pytest.raises(ConfigError, match="no mask of this client's making leave"):
+        send(tmp_path / "a", "train.initial", content, {"require": "dgp"}, defenses="dgp", rate=0.5)
+    assert not list((tmp_path / "a").rglob("round-*"))
+    with pytest.raises(ConfigError, match="no mask of this client's making leave"):  # of any number of noisy steps
+        send(tmp_path / "a", "train.initial", content, {"require": "gaussian"}, defenses="gaussian", rate=0.5)
+    counted = {"require": "dp-sgd", "epsilon-budget": 100.0, "client-seed": None}
+    for folder, node, defenses in (("b", counted, "dp-sgd"), ("c", {}, "dgp")):
+        assert "mask" in send(tmp_path / folder, "train.initial", content, node, defenses=defenses, rate=0.5).content
+
+
+@pytest.mark.parametrize(
+    ("node", "defenses"),
+    [({"require": "dgp"}, "dgp"), ({"require": "gaussian"}, "gaussian"), ({"epsilon-budget": 3.0}, "dp-sgd")],
+)
+def test_a_model_whose_buffers_would_leave_is_refused_at_once(
+    tmp_path: Path, node: dict[str, Any], defenses: str
+) -> None:
+    with pytest.raises(ConfigError, match="a model without buffers .*; the run has resnet10"):
+        send(tmp_path, "query.hello", RecordDict(), node, model="resnet10", defenses=defenses)
+    send(tmp_path, "query.hello", RecordDict(), {}, model="resnet10", defenses=defenses)
+    white = {"model": "resnet10", "defenses": "channel-white"}  # whatever is computed of its images is covered
+    send(tmp_path, "query.hello", RecordDict(), {"require": "channel-white"}, **white)
+
+
+def test_how_long_training_took_is_not_told(tmp_path: Path) -> None:
+    assert set(send(tmp_path, "train", model(), {"require": "dgp"}, defenses="dgp").content["metrics"]) == {
+        "num-examples"
+    }

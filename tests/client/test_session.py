@@ -11,13 +11,13 @@ from tests.local_grid import settings
 
 def session(tmp_path: Path, node: dict | None = None, **overrides: object) -> Session:
     config = {"partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path), **(node or {})}
-    return Session(Context(1, 1, config, RecordDict(), settings(run_dir="/x/run-1", **overrides)))
+    return Session(Context(1, 1, config, RecordDict(), settings(**{"run_dir": "/x/run", **overrides})))
 
 
 def test_consent_is_the_nodes_alone_and_denied_by_default(tmp_path: Path) -> None:
     assert session(tmp_path).node.consent == "deny"
     assert session(tmp_path, {"audit": "scores"}).node.consent == "scores"
-    with pytest.raises(ConfigError, match="deny, scores, pictures"):
+    with pytest.raises(ConfigError, match="deny, scores, numbers, pictures"):
         session(tmp_path, {"audit": "yes"})
 
 
@@ -43,9 +43,13 @@ def test_state_lies_where_the_node_says(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_node({"partition-id": 2}).state_dir == Path("/home/flwr/prunella/2")
 
 
-def test_batches_of_a_round_can_be_drawn_again_and_differ_between_rounds(tmp_path: Path) -> None:
+def first_batch(one: Session, round: int = 1) -> torch.Tensor:
+    return next(one.batches(one.request("train", round))).x
+
+
+def test_batches_of_a_request_can_be_drawn_again_and_differ_between_requests(tmp_path: Path) -> None:
     first, again = (session(tmp_path) for _ in range(2))
-    a, b, c = list(first.batches(3)), list(again.batches(3)), list(first.batches(4))
+    a, b, c = (list(s.batches(s.request("train", r))) for s, r in ((first, 3), (again, 3), (first, 4)))
     assert len(a) == first.run.local_steps
     assert all(torch.equal(x.x, y.x) and torch.equal(x.y, y.y) for x, y in zip(a, b, strict=True))
     assert not all(torch.equal(x.x, y.x) for x, y in zip(a, c, strict=True))
@@ -53,9 +57,45 @@ def test_batches_of_a_round_can_be_drawn_again_and_differ_between_rounds(tmp_pat
 
 def test_the_server_cannot_draw_a_clients_batches_unless_the_node_was_given_a_seed(tmp_path: Path) -> None:
     secret, other = session(tmp_path / "a"), session(tmp_path / "b")
-    assert not torch.equal(next(secret.batches(1)).x, next(other.batches(1)).x)
+    assert not torch.equal(first_batch(secret), first_batch(other))
     seeded = [session(tmp_path / name, {"client-seed": 5}) for name in "cd"]
-    assert torch.equal(next(seeded[0].batches(1)).x, next(seeded[1].batches(1)).x)
+    assert torch.equal(first_batch(seeded[0]), first_batch(seeded[1]))
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "strategy": {"strategy": "magnitude"},
+    "its section": {"prunefl.initial-interval": 7},
+    "another section": {"dgp.top": 0.07},
+    "order of examples": {"seed": 1},
+    "share": {"partition": "iid"},
+    "held out": {"evaluation": "clients"},
+    "optimiser": {"momentum": 0.5},
+    "steps": {"local_steps": 9},
+    "batch": {"batch_size": 15},
+    "model": {"model": "precode-cnn"},
+    "values": {"values": "int8"},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
+def test_whatever_can_change_an_answer_changes_its_digest_and_so_its_noise(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    one, two = session(tmp_path), session(tmp_path, **changed)
+    a, b = one.request("train", 1), two.request("train", 1)
+    assert a.digest != b.digest and a.key == b.key
+    assert not torch.equal(a.generator("defense").normal(4), b.generator("defense").normal(4))
+
+
+def test_kind_round_and_tensors_change_a_digest_and_places_do_not(tmp_path: Path) -> None:
+    one = session(tmp_path)
+    tree = {"w": torch.ones(2)}
+    asked = [("train", 1, []), ("initial", 1, []), ("train", 2, []), ("train", 1, [tree]), ("train", 1, [tree, tree])]
+    assert len({one.request(*each).digest for each in asked}) == len(asked)
+    moved = session(tmp_path, resume=True, poll_seconds=0.5, metrics_address="127.0.0.1:1")
+    assert moved.request("train", 1) == one.request("train", 1)
+    draws = [one.request("train", 1).generator(purpose).normal(3) for purpose in ("batches", "defense", "batches")]
+    assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
 
 
 def test_examples_held_out_for_evaluation_are_never_trained_on(tmp_path: Path) -> None:

@@ -4,41 +4,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.state import KEPT_ROUNDS, ClientStore, Memory
+from client.state import KEPT_ROUNDS, ClientStore, Memory, TrainedRound
 from core.errors import DefenseError
-from privacy.ledger import Ledger
+from privacy.ledger import Tally
 
 
 def memory(value: float) -> Memory:
-    return Memory(
-        {"dgp": {"error": {"w": torch.full((3,), value)}}}, Ledger(rounds=int(value), steps=2, channel_nats=1.5)
-    )
+    return Memory({"dgp": {"error": {"w": torch.full((3,), value)}}}, Tally(int(value), 2, ("dgp: x",)))
 
 
-def test_state_and_ledger_survive_a_new_process(tmp_path: Path) -> None:
+def test_state_and_tally_survive_a_new_process(tmp_path: Path) -> None:
     ClientStore(tmp_path, "run").save(1, memory(1.0))
     again = ClientStore(tmp_path, "run").load(2)
     assert torch.equal(again.state["dgp"]["error"]["w"], torch.ones(3))
-    assert again.ledger == memory(1.0).ledger
+    assert again.tally == memory(1.0).tally
 
 
 def test_a_round_reads_only_what_was_before_it_so_that_a_resume_repeats_it(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, "run")
     for round in (1, 2, 3):
         store.save(round, memory(float(round)))
-    assert store.load(3).ledger.rounds == 2
-    assert store.load(4).ledger.rounds == 3
+    assert store.load(3).tally.rounds == 2
+    assert store.load(4).tally.rounds == 3
     store.save(2, memory(20.0))
-    assert store.load(4).ledger.rounds == 20
-    assert ClientStore(tmp_path, "run").load(1) == Memory({}, Ledger())
+    assert store.load(4).tally.rounds == 20
+    assert ClientStore(tmp_path, "run").load(1) == Memory({}, Tally())
 
 
-def test_runs_do_not_share_state_but_share_the_secret(tmp_path: Path) -> None:
+def test_runs_do_not_share_state(tmp_path: Path) -> None:
     a, b = ClientStore(tmp_path, "a"), ClientStore(tmp_path, "b")
     a.save(1, memory(1.0))
-    assert b.load(2) == Memory({}, Ledger())
-    assert a.secret() == b.secret() == ClientStore(tmp_path, "c").secret()
-    assert a.secret() != ClientStore(tmp_path / "other", "a").secret()
+    assert b.load(2) == Memory({}, Tally())
 
 
 def test_old_rounds_go_and_files_are_private(tmp_path: Path) -> None:
@@ -47,7 +43,6 @@ def test_old_rounds_go_and_files_are_private(tmp_path: Path) -> None:
         store.save(round, memory(float(round)))
     states = sorted(path.name for path in (tmp_path / "runs" / "run").glob("round-*"))
     assert len(states) == KEPT_ROUNDS
-    store.secret()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
@@ -61,33 +56,28 @@ def test_a_damaged_state_stops_the_client_instead_of_forgetting(tmp_path: Path) 
         store.load(2)
 
 
-def test_the_rounds_a_client_took_part_in_are_remembered_longer_than_their_state(tmp_path: Path) -> None:
+def test_the_rounds_a_client_trained_in_are_remembered_longer_than_their_state(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, "run")
-    assert not store.took_part(1)
+    assert store.trained(1) is None
+    store.save(0, memory(1.0))  # initial pruning: no round that could be audited
     for round in range(1, 8):
-        store.save(round, memory(1.0))
-    assert store.took_part(1) and store.took_part(7) and not store.took_part(8)
+        store.save(round, memory(1.0), TrainedRound(f"r{round}", "s"))
+    assert store.trained(1) == TrainedRound("r1", "s") and store.trained(7) and not store.trained(8)
+    assert store.trained(0) is None
 
 
-def test_answers_are_rationed_by_question_and_in_all_whatever_a_run_is_called(tmp_path: Path) -> None:
-    a, b = ClientStore(tmp_path, "a"), ClientStore(tmp_path, "b")
-    assert [a.claim("audits", "x", 2, 4), b.claim("audits", "x", 2, 4), a.claim("audits", "x", 2, 4)] == [
-        True,
-        True,
-        False,
-    ]
-    assert [b.claim("audits", name, 2, 4) for name in "pqr"] == [True, True, False]
-    assert [a.claim("evaluations", "1", 1), a.claim("evaluations", "1", 1), b.claim("evaluations", "1", 1)] == [
-        True,
-        False,
-        True,
-    ]
+def test_two_messages_to_one_client_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = ClientStore(tmp_path, "a"), ClientStore(tmp_path, "b")
+    monkeypatch.setattr("client.state.LOCK_SECONDS", 0.05)
+    with one.alone(), pytest.raises(DefenseError, match="still being handled"), two.alone():
+        pass
+    with two.alone():
+        pass
 
 
 @pytest.mark.parametrize("name", ["..", "../..", "secret", "a/b", "", "."])
 def test_a_server_cannot_choose_a_place_outside(tmp_path: Path, name: str) -> None:
     store = ClientStore(tmp_path / "home", name)
-    store.secret()
     assert store.folder.parent == tmp_path / "home" / "runs"
     assert store.folder.resolve().is_relative_to((tmp_path / "home" / "runs").resolve())
     assert store.folder.resolve() != (tmp_path / "home" / "runs").resolve()
@@ -102,7 +92,7 @@ def test_the_mask_is_remembered(tmp_path: Path) -> None:
 
 def test_what_a_scheme_keeps_comes_back_beside_the_defenses_and_not_among_them(tmp_path: Path) -> None:
     kept = {"mask": {"w": torch.tensor([True, False, True])}}
-    ClientStore(tmp_path, "run").save(1, Memory(memory(1.0).state, Ledger(), kept))
+    ClientStore(tmp_path, "run").save(1, Memory(memory(1.0).state, Tally(), kept))
     again = ClientStore(tmp_path, "run").load(2)
     assert again.state.keys() == {"dgp"}
     assert torch.equal(again.scheme["mask"]["w"], kept["mask"]["w"])

@@ -16,6 +16,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "foreign_mine", raising=False)
     file = tmp_path / "foreign_mine.py"
     file.write_text("NAME = 'mine'\n")
+    (tmp_path / "foreign_broken.py").write_text("from foreign_mine import PATIENTS\n")
     return file
 
 
@@ -33,6 +34,7 @@ def test_a_registry_comes_first_and_nothing_is_imported_for_its_names(mine: Path
         ("foreign_mine:NAM", "unknown name in foreign_mine 'NAM': did you mean 'NAME'? Valid: NAME"),
         (":NAME", "cannot be imported here"),
         (".mine:NAME", "cannot be imported here"),
+        ("foreign_broken:NAME", "cannot be imported here (ImportError): install its package"),
         ("foreign_mine:", "unknown name in foreign_mine ''"),
     ],
 )

@@ -172,3 +172,14 @@ def test_a_header_of_many_objects_is_refused_before_it_is_parsed() -> None:
 def test_a_message_without_frames_is_refused_before_the_tree_is_allocated() -> None:
     like = {"w": torch.zeros(1).expand(10**9)}  # declared, and never touched
     assert reason(blob([["w", "f4", [10**9], "f"]]), like) == "length"
+
+
+def test_an_error_does_not_say_how_many_classes_this_side_has() -> None:
+    """A client's last layer has a row for each class of its own files, and its errors are told to the server."""
+    told = []
+    for classes in (3, 17):
+        sent, own = ({"fc.weight": torch.zeros(rows, 4)} for rows in (10, classes))
+        with pytest.raises(WireError) as caught:
+            decode(encode(sent, full_mask(sent)), own)
+        told.append(str(caught.value))
+    assert told[0] == told[1] and "fc.weight" in told[0]

@@ -1,6 +1,7 @@
 """Epsilon against Opacus and closed forms on a grid, monotone in everything, composed with Laplace."""
 
 import math
+from collections import Counter
 
 import dp_accounting as dp
 import pytest
@@ -9,13 +10,13 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from core.errors import ConfigError, DefenseError
-from privacy.accounting import Charge, Privacy, epsilon, ltp_printed
+from privacy.accounting import EVENTS, Charge, Privacy, _few, epsilon, ltp_printed
 
 GRID = [(1.4, 15 / 955, 3000), (1.0, 0.1, 50), (0.8, 64 / 1500, 200), (4.0, 0.5, 20)]
 
 
 def charge(noise: float, sampling: float, steps: int, laplace: float = 0.0) -> Charge:
-    return Charge("r", "", noise, sampling, steps, laplace)
+    return Charge("r", noise, sampling, steps, laplace)
 
 
 def exact_gaussian(noise: float, delta: float) -> float:
@@ -70,7 +71,7 @@ def test_charges_compose_whatever_their_order_and_split() -> None:
 
 
 def test_a_laplace_answer_alone_costs_at_most_its_pure_epsilon() -> None:
-    answer = [Charge("v", "", 1.0, 1.0, 0, laplace=2.0)]
+    answer = [Charge("v", laplace=2.0)]
     assert 0.3 < epsilon(answer, 1e-5, "pld") <= 0.5 + 1e-3
     assert 0.3 < epsilon(answer, 1e-5, "rdp") <= 0.51
 
@@ -98,7 +99,35 @@ def test_bad_settings_are_refused(bad: dict[str, float]) -> None:
         Privacy(**bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bad", [(0.0, 0.1, 1), (math.nan, 0.1, 1), (1.0, 0.0, 1), (1.0, 1.1, 1), (1.0, 0.1, -1)])
-def test_a_charge_without_noise_is_none(bad: tuple[float, float, int]) -> None:
+def test_a_charge_without_noise_is_not_covered_and_composes_to_nothing() -> None:
+    assert not charge(0.0, 0.1, 1).covered and epsilon([charge(0.0, 0.1, 1)], 1e-5, "rdp") == 0.0
+    assert charge(1.0, 0.1, 1).covered and Charge("v", laplace=2.0).covered
+
+
+@pytest.mark.parametrize("bad", [(-1.0, 0.1, 1), (math.nan, 0.1, 1), (1.0, 0.0, 1), (1.0, 1.1, 1), (1.0, 0.1, -1)])
+def test_a_charge_with_odd_numbers_is_none(bad: tuple[float, float, int]) -> None:
     with pytest.raises(DefenseError):
         charge(*bad)
+
+
+def test_ever_other_steps_cost_no_less_and_stay_few() -> None:
+    """A server that asks with ever other noise must not make every later message slow."""
+    many = [Charge(str(n), 1.0 + n / 100, 0.1 + n / 1000, 3) for n in range(EVENTS)]
+    assert len(_few(Counter({(c.noise, c.sampling): c.steps for c in many}))) == EVENTS
+    more = [*many, Charge("x", 1.7, 0.3, 3)]
+    assert epsilon(more, 1e-5, "rdp") >= sum(c.steps for c in more) / sum(c.steps for c in many) * 0.9 * epsilon(
+        many, 1e-5, "rdp"
+    )
+    few = _few(Counter({(c.noise, c.sampling): c.steps for c in more}))
+    assert len(few) <= EVENTS and few.total() == sum(c.steps for c in more)
+    assert min(noise for noise, _ in few) <= 1.0 and max(sampling for _, sampling in few) >= 0.3
+    wild = Counter({(0.1 * 2.0**n, 2.0 ** -(n % 7 * 5)): 1 for n in range(200)})
+    assert len(_few(wild)) == 1 and _few(wild).total() == 200
+
+
+@pytest.mark.parametrize(
+    "odd", [{"noise": 1e-170}, {"noise": 1e7}, {"laplace": 1e-320}, {"nats": 1e13}, {"noise": 1.0, "steps": 10**10}]
+)
+def test_a_charge_that_nobody_could_add_up_is_none(odd: dict[str, float]) -> None:
+    with pytest.raises(DefenseError):
+        Charge("x", **odd)  # type: ignore[arg-type]

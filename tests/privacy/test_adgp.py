@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import ConfigError, DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import Mask, Tree, full_mask, invert, zeros_like
 from privacy.adgp import (
     AlignedPruning,
@@ -61,11 +61,11 @@ def test_a_large_pruned_layer_equals_a_full_sort() -> None:
 def test_a_set_of_all_is_dgp_with_the_same_shares_and_what_is_sent_lies_in_the_set() -> None:
     state = adgp(SETTINGS).init(LIKE)
     whole = Outgoing(LIKE, FULL, FULL, LIKE)
-    out, _ = adgp(SETTINGS).apply(whole, state, torch.Generator())
+    out, _ = adgp(SETTINGS).apply(whole, state, rehearsal(0, purpose="test"))
     ranks = LIKE["w"].abs().flatten().argsort(descending=True)
     assert sorted(out.shared["w"].flatten().nonzero().flatten().tolist()) == sorted(ranks[10:50].tolist())
-    drawn = drawn_set(FULL, SETTINGS, stream(0, purpose="x"))
-    inside, after = adgp(SETTINGS).apply(whole, {**state, "locations": drawn}, torch.Generator())
+    drawn = drawn_set(FULL, SETTINGS, rehearsal(0, purpose="x"))
+    inside, after = adgp(SETTINGS).apply(whole, {**state, "locations": drawn}, rehearsal(0, purpose="test"))
     assert all(not bool((inside.shared[n] & ~drawn[n]).any()) for n in LIKE) and int(inside.shared["w"].sum()) == 40
     assert torch.equal(after["proposal"]["w"], SET["w"]) and inside.spoken is FULL
 
@@ -76,8 +76,8 @@ def test_what_was_sent_and_what_waits_is_all_there_was() -> None:
     for round in range(6):
         g = stream(round, purpose="x")
         update = {n: torch.randn(t.shape, generator=g) for n, t in LIKE.items()}
-        state = with_locations(state, drawn_set(FULL, SETTINGS, g), FULL, SETTINGS)
-        out, state = defense.apply(Outgoing(update, FULL, FULL, LIKE), state, g)
+        state = with_locations(state, drawn_set(FULL, SETTINGS, rehearsal(round, purpose="set")), FULL, SETTINGS)
+        out, state = defense.apply(Outgoing(update, FULL, FULL, LIKE), state, rehearsal(0, purpose="test"))
         sent = {n: sent[n] + out.update[n] for n in LIKE}
         total = {n: total[n] + update[n] for n in LIKE}
     assert all(torch.allclose(sent[n] + state["error"][n], total[n], atol=1e-5) for n in LIKE)
@@ -98,7 +98,7 @@ BAD: dict[str, Mask] = {
 @pytest.mark.parametrize("words", list(BAD))
 def test_a_set_of_a_misbehaving_client_is_refused(words: str) -> None:
     check_locations(SET, FULL, SETTINGS, None)
-    check_locations(SET, FULL, SETTINGS, drawn_set(FULL, SETTINGS, stream(0, purpose="x")))
+    check_locations(SET, FULL, SETTINGS, drawn_set(FULL, SETTINGS, rehearsal(0, purpose="x")))
     with pytest.raises(DefenseError, match=words):
         check_locations(BAD[words], FULL, SETTINGS, SET)
 

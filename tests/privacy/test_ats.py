@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.errors import ConfigError, DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal
 from privacy.ats import (
     LIBRARY,
     TransformationSearch,
@@ -61,8 +61,8 @@ def test_images_that_are_all_alike_are_the_least_useful() -> None:
 
 def test_the_search_keeps_the_safest_of_the_useful_half() -> None:
     settings = TransformationSearch(candidates=12, policies=3)
-    best = search(X, settings, stream(1, purpose="ats"))
-    all_of_them = search(X, TransformationSearch(candidates=12, policies=12), stream(1, purpose="ats"))
+    best = search(X, settings, rehearsal(1, purpose="ats"))
+    all_of_them = search(X, TransformationSearch(candidates=12, policies=12), rehearsal(1, purpose="ats"))
     assert best.shape == (3, 3)
     places = [next(i for i, p in enumerate(all_of_them) if torch.equal(p, row)) for row in best]
     assert places == sorted(places) and places[0] < 7  # in the order of S_pri; at least six are no worse than useful
@@ -70,15 +70,15 @@ def test_the_search_keeps_the_safest_of_the_useful_half() -> None:
 
 def test_apply_gives_each_image_one_of_the_policies() -> None:
     defense = ats(TransformationSearch(candidates=4, policies=2, images=2))
-    state = defense.fit(X)
-    shown = defense.apply(X, state, stream(0, purpose="x"))
+    state = defense.fit(X, rehearsal(0, purpose="fit"))
+    shown = defense.apply(X, state, rehearsal(0, purpose="x"))
     two = state["policies"]["policies"]
     signs = torch.cartesian_prod(*[torch.tensor([-1, 1])] * 3)
     possible = [follow(X, policy, s) for policy in two for s in signs]
     for number, image in enumerate(shown):
         assert any(torch.allclose(image, p[number]) for p in possible)
-    assert torch.equal(shown, defense.apply(X, state, stream(0, purpose="x")))
-    assert not torch.equal(shown, defense.apply(X, state, stream(1, purpose="x")))
+    assert torch.equal(shown, defense.apply(X, state, rehearsal(0, purpose="x")))
+    assert not torch.equal(shown, defense.apply(X, state, rehearsal(1, purpose="x")))
 
 
 def test_bad_settings_images_and_state_are_refused() -> None:
@@ -86,9 +86,9 @@ def test_bad_settings_images_and_state_are_refused() -> None:
         TransformationSearch(candidates=1, policies=2)
     defense = ats(TransformationSearch(candidates=2, policies=1, images=1))
     with pytest.raises(DefenseError, match="finite"):
-        defense.fit(X.masked_fill(X > 0.5, torch.nan))
+        defense.fit(X.masked_fill(X > 0.5, torch.nan), rehearsal(0, purpose="fit"))
     with pytest.raises(DefenseError, match="finite"):
-        defense.fit(X[:0])
+        defense.fit(X[:0], rehearsal(0, purpose="fit"))
     with pytest.raises(DefenseError, match="search again"):
-        defense.apply(X, {"policies": {"policies": torch.tensor([[0, 50, 1]])}}, torch.Generator())
-    assert defense.fit(torch.zeros(1, 1, 3, 3))["policies"]["policies"].shape == (1, 3)
+        defense.apply(X, {"policies": {"policies": torch.tensor([[0, 50, 1]])}}, rehearsal(0, purpose="test"))
+    assert defense.fit(torch.zeros(1, 1, 3, 3), rehearsal(0, purpose="fit"))["policies"]["policies"].shape == (1, 3)

@@ -1,6 +1,7 @@
 """The bounds against numpy and scipy, and against each other."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from scipy.stats import entropy, multivariate_normal
 
 from privacy.bounds import (
     binary_entropy,
+    dp_capacity,
+    dp_capacity_of_epsilon,
     gaussian_entropy,
     priprune_corrected,
     priprune_printed,
@@ -65,6 +68,60 @@ def test_the_floor_falls_with_information_and_vanishes_without_entropy() -> None
     assert reconstruction_floor(h, 5, 4) < reconstruction_floor(h, 1, 4) < reconstruction_floor(h, 0, 4)
     assert reconstruction_floor(gaussian_entropy([0.1, 0.0]), 0.0, 2) == 0.0
     assert gaussian_entropy([0.5, 2.0]) == pytest.approx(multivariate_normal(cov=np.diag([0.5, 2.0])).entropy())
+
+
+def gaussian_information(eigenvalues: np.ndarray, clip: float, noise: float, batch: int) -> float:
+    """Nats that a mean of ``batch`` Gaussian gradients tells under noise of deviation noise * clip on the sum."""
+    signal, variance = np.diag(eigenvalues) / batch, (noise * clip / batch) ** 2
+    both, alone = multivariate_normal(cov=signal + variance * np.eye(len(signal))), len(signal)
+    return float(both.entropy() - 0.5 * alone * math.log(2 * math.pi * math.e * variance))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+@pytest.mark.parametrize("clip, noise", [(1.0, 0.8), (1.0, 0.2), (10.0, 1.4)])
+def test_no_gradients_under_the_clip_tell_more_than_the_corrected_capacity(
+    batch: int, clip: float, noise: float
+) -> None:
+    rng = np.random.default_rng(batch)
+    for dimensions in (1, 3, 40):
+        spread = rng.dirichlet(np.full(dimensions, 0.5)) * clip**2  # a variance of at most clip^2 in all
+        told = gaussian_information(spread, clip, noise, batch)
+        assert 0 < told <= dp_capacity(clip, (noise * clip) ** 2, batch)
+        assert dp_capacity(clip, (noise * clip) ** 2, batch, as_printed=True) >= 2 * told
+
+
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_the_corrected_capacity_is_reached_and_the_printed_one_is_twice_that(noise: float) -> None:
+    """By a variance of clip^2 spread over ever more dimensions: so the half belongs there, and nothing less will do."""
+    many = 3000
+    told = gaussian_information(np.full(many, 1.0 / many), 1.0, noise, 1)
+    assert told == pytest.approx(dp_capacity(1.0, noise**2, 1), rel=2e-3)
+    assert dp_capacity(1.0, noise**2, 1, as_printed=True) == 2 * dp_capacity(1.0, noise**2, 1)
+
+
+@pytest.mark.parametrize("epsilon, delta, batch", [(0.1, 1e-5, 1), (0.9, 1e-3, 20)])
+def test_the_capacity_of_an_epsilon_is_that_of_the_noise_the_gaussian_mechanism_takes_for_it(
+    epsilon: float, delta: float, batch: int
+) -> None:
+    variance = 2 * math.log(1.25 / delta) * 3.0**2 / epsilon**2
+    for printed in (False, True):
+        by_noise = dp_capacity(3.0, variance, batch, as_printed=printed)
+        assert dp_capacity_of_epsilon(epsilon, delta, batch, as_printed=printed) == pytest.approx(by_noise)
+
+
+def test_the_documentation_prints_the_capacities() -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs" / "defenses.md").read_text().split())
+    assert f"a noise multiplier of 1 lets at most {dp_capacity(1.0, 1.0, 1):.2f} nats of an image" in text
+    assert f"for ε 1 at δ 1e-5 at most {dp_capacity_of_epsilon(1.0, 1e-5, 1):.3f};" in text
+
+
+def test_a_capacity_of_impossible_arguments_raises() -> None:
+    for clip, variance, batch in ((0.0, 1.0, 1), (1.0, 0.0, 1), (1.0, 1.0, 0), (math.nan, 1.0, 1), (1.0, math.inf, 1)):
+        with pytest.raises(ValueError):
+            dp_capacity(clip, variance, batch)
+    for epsilon, delta in ((0.0, 1e-5), (1.5, 1e-5), (0.5, 0.0), (0.5, 1.0)):
+        with pytest.raises(ValueError):
+            dp_capacity_of_epsilon(epsilon, delta, 1)
 
 
 @pytest.mark.parametrize("bad", [(-0.1, 1, 1), (0.5, 0, 1), (0.5, 1, -1)])

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Generator
 
 import privacy
 from core.errors import ConfigError, DefenseError
 from core.files import read_tree, write_tree
+from core.randomness import PrivateGenerator, rehearsal
 from core.trees import Tree, full_mask, map_trees, zeros_like
 from privacy.chain import (
     Chain,
@@ -27,7 +27,8 @@ from privacy.chain import (
 from privacy.defense import Entry, GradientDefense, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 from privacy.none import NoDefense
 
-IMAGES = torch.rand(5, 1, 3, 3, generator=Generator().manual_seed(3))
+FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
+IMAGES = torch.rand(5, 1, 3, 3, generator=torch.Generator().manual_seed(3))
 LIKE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1.0)}
 
 
@@ -76,8 +77,8 @@ def outgoing(update: Tree) -> Outgoing:
 
 def test_release_names_the_whole_chain_in_order_and_applies_update_defenses_in_turn() -> None:
     chain = build_chain(["channel-natural", "random", "dgp"], {})
-    state = start(chain, IMAGES, LIKE, {})
-    out, after, applied = release(chain, outgoing(LIKE), state, Generator())
+    state = start(chain, IMAGES, LIKE, {}, FIT)
+    out, after, applied = release(chain, outgoing(LIKE), state, rehearsal(0, purpose="test"))
     assert applied == ("channel-natural", "random", "dgp")
     left = int((~out.spoken["w"]).sum()) + int(~out.spoken["b"])
     assert left == 3 and set(after) == set(applied)
@@ -85,8 +86,8 @@ def test_release_names_the_whole_chain_in_order_and_applies_update_defenses_in_t
 
 def test_the_default_chains_of_all_stages_run_end_to_end() -> None:
     chain = build_chain(["channel-natural", "priprune"], {})
-    state = start(chain, IMAGES, LIKE, {})
-    g = Generator().manual_seed(0)
+    state = start(chain, IMAGES, LIKE, {}, FIT)
+    g = rehearsal(0, purpose="test")
     assert present(chain, IMAGES, state, g).shape == IMAGES.shape
     weights, state = compose(chain, LIKE, state, g)
     gradient, state = observe(chain, LIKE, LIKE, state, g)
@@ -100,27 +101,27 @@ def faulty(apply: Any) -> Chain:
     return Chain((Link("faulty", NoDefense(), defense, entry),))
 
 
-def leaks(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+def leaks(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing(o.update, map_trees(torch.zeros_like, o.shared), o.spoken, o.local), s
 
 
-def widens(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+def widens(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing(zeros_like(o.update), full_mask(o.update), o.spoken, o.local), s
 
 
-def mutes(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+def mutes(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing(zeros_like(o.update), o.shared, map_trees(torch.zeros_like, o.spoken), o.local), s
 
 
-def reshapes(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+def reshapes(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing(map_trees(torch.flatten, o.update), o.shared, o.spoken, o.local), s
 
 
-def drops(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+def drops(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing({"w": o.update["w"]}, o.shared, o.spoken, o.local), s
 
 
-def divides(o: Outgoing, s: State, g: Generator) -> tuple[Outgoing, State]:
+def divides(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing(map_trees(lambda t: t / 0, o.update), o.shared, o.spoken, o.local), s
 
 
@@ -129,21 +130,21 @@ def test_a_faulty_defense_does_not_get_out(fault: Any) -> None:
     base = {"w": torch.tensor([[True, True, False], [True, True, True]]), "b": torch.tensor(True)}
     update = {name: torch.where(base[name], torch.full_like(t, 7.25), torch.zeros(())) for name, t in LIKE.items()}
     with pytest.raises(DefenseError) as caught:
-        release(faulty(fault), Outgoing(update, base, base, update), {"faulty": {}}, Generator())
+        release(faulty(fault), Outgoing(update, base, base, update), {"faulty": {}}, rehearsal(0, purpose="test"))
     assert "7.25" not in str(caught.value) and "faulty" in str(caught.value)
 
 
 def test_what_comes_in_nonzero_outside_the_base_mask_is_stopped() -> None:
     base = map_trees(lambda t: torch.zeros_like(t, dtype=torch.bool), LIKE)
     with pytest.raises(DefenseError, match="outside its shared mask"):
-        release(build_chain(["none"], {}), Outgoing(LIKE, base, base, LIKE), {"none": {}}, Generator())
+        release(build_chain(["none"], {}), Outgoing(LIKE, base, base, LIKE), {"none": {}}, rehearsal(0, purpose="test"))
 
 
 def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halve(gradient: Tree, state: State, g: Generator) -> tuple[Tree, State]:
+    def halve(gradient: Tree, state: State, g: PrivateGenerator) -> tuple[Tree, State]:
         return map_trees(lambda t: t / 2, gradient), {"calls": {"n": state["calls"]["n"] + 1}}
 
-    def keep(gradient: Tree, received: Tree, state: State, g: Generator) -> State:
+    def keep(gradient: Tree, received: Tree, state: State, g: PrivateGenerator) -> State:
         return {"seen": gradient}
 
     half = GradientDefense(lambda like: {"calls": {"n": torch.tensor(0)}}, halve)
@@ -154,8 +155,8 @@ def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytes
     }
     monkeypatch.setattr(privacy, "DEFENSES", made)
     chain = build_chain(["half", "spy"], {})
-    state = start(chain, IMAGES, LIKE, {"half": {"calls": {"n": torch.tensor(4)}}})
-    defended, state = observe(chain, LIKE, LIKE, state, Generator())
+    state = start(chain, IMAGES, LIKE, {"half": {"calls": {"n": torch.tensor(4)}}}, FIT)
+    defended, state = observe(chain, LIKE, LIKE, state, rehearsal(0, purpose="test"))
     assert torch.equal(defended["w"], LIKE["w"] / 2) and torch.equal(state["spy"]["seen"]["w"], LIKE["w"] / 2)
     assert int(state["half"]["calls"]["n"]) == 5
     with pytest.raises(ConfigError, match="half,spy"):
@@ -165,28 +166,28 @@ def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytes
 @pytest.mark.parametrize("names", [["none"], ["dgp"], ["channel-natural", "priprune"], ["mix"], ["largest", "dgp"]])
 def test_state_round_trips_through_a_file(names: list[str], tmp_path: Path) -> None:
     chain = build_chain(names, {})
-    g = Generator().manual_seed(2)
-    state = start(chain, IMAGES, LIKE, {})
+    g = rehearsal(2, purpose="test")
+    state = start(chain, IMAGES, LIKE, {}, FIT)
     _, state = compose(chain, LIKE, state, g)
     _, state = observe(chain, LIKE, LIKE, state, g)
     _, state, _ = release(chain, outgoing(LIKE), state, g)
     write_tree(tmp_path / "state", flatten_state(state))
-    loaded = start(chain, IMAGES, LIKE, unflatten_state(read_tree(tmp_path / "state")[0]))
+    loaded = start(chain, IMAGES, LIKE, unflatten_state(read_tree(tmp_path / "state")[0]), FIT)
     flat, again = flatten_state(state), flatten_state(loaded)
     assert flat.keys() == again.keys() and all(torch.equal(flat[k], again[k]) for k in flat)
-    one, two = (release(chain, outgoing(LIKE), s, Generator().manual_seed(1))[0] for s in (state, loaded))
+    one, two = (release(chain, outgoing(LIKE), s, rehearsal(1, purpose="test"))[0] for s in (state, loaded))
     assert all(torch.equal(one.update[k], two.update[k]) for k in LIKE)
 
 
 def test_state_of_another_model_or_version_is_refused() -> None:
     chain = build_chain(["dgp"], {})
-    state = start(chain, IMAGES, LIKE, {})
+    state = start(chain, IMAGES, LIKE, {}, FIT)
     with pytest.raises(DefenseError, match="names"):
-        start(chain, IMAGES, {"other": torch.zeros(2)}, state)
+        start(chain, IMAGES, {"other": torch.zeros(2)}, state, FIT)
     with pytest.raises(DefenseError, match="shape"):
-        start(chain, IMAGES, {"w": torch.zeros(9), "b": torch.tensor(1.0)}, state)
+        start(chain, IMAGES, {"w": torch.zeros(9), "b": torch.tensor(1.0)}, state, FIT)
     with pytest.raises(DefenseError, match="another version"):
-        start(chain, IMAGES, LIKE, {"dgp": {}})
+        start(chain, IMAGES, LIKE, {"dgp": {}}, FIT)
 
 
 @pytest.mark.parametrize(
@@ -211,4 +212,4 @@ def test_a_private_chain_refuses_batch_norm_and_a_gradient_without_its_step() ->
     check_model(chain, {})
     check_model(build_chain(["dgp"], {}), {"bn.running_mean": torch.zeros(2)})
     with pytest.raises(DefenseError, match="without its local step"):
-        observe(chain, LIKE, LIKE, start(chain, IMAGES, LIKE, {}), Generator())
+        observe(chain, LIKE, LIKE, start(chain, IMAGES, LIKE, {}, FIT), rehearsal(0, purpose="test"))

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import DefenseError
+from core.randomness import rehearsal
 from privacy.channel import ChannelSettings, NaturalChannel, capacity, eigenvalues, natural_channel, solve_variance
+from privacy.channel_personalized import PersonalizedChannel, personalized_channel
+from privacy.channel_white import WhiteChannel, white_channel
+from privacy.gaussian import grid_of
+
+FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 
 
 def images(n: int, side: int, seed: int = 0) -> torch.Tensor:
@@ -34,7 +40,7 @@ def test_the_solution_has_the_capacity_asked_for(spectrum: list[float], kappa: f
 def test_on_images_eq_18_holds_by_determinants(kappa: float, n: int) -> None:
     """Against numpy: half the log-determinant of covariance plus noise over noise."""
     x = images(n, 8)
-    variance = float(natural_channel(NaturalChannel(kappa)).fit(x)["channel"]["variance"])
+    variance = float(natural_channel(NaturalChannel(kappa)).fit(x, FIT)["channel"]["variance"])
     cov = np.cov(x.reshape(n, -1).double().numpy(), rowvar=False)
     logdet = np.linalg.slogdet(np.eye(64) + cov / variance)[1]
     assert 0.5 * logdet == pytest.approx(kappa, rel=1e-6)
@@ -59,7 +65,7 @@ def test_less_capacity_means_more_noise_and_units_scale_with_the_pixels() -> Non
 def test_the_noise_has_the_moments_of_the_channel_and_is_fresh_and_unclamped() -> None:
     x = images(40, 8)
     channel = natural_channel(NaturalChannel(20.0))
-    state, g = channel.fit(x), torch.Generator().manual_seed(1)
+    state, g = channel.fit(x, FIT), rehearsal(1, purpose="test")
     batch = x.repeat(40, 1, 1, 1)
     noisy = channel.apply(batch, state, g)
     noise, sigma = (noisy - batch).double(), float(state["channel"]["variance"])
@@ -75,16 +81,16 @@ def test_the_noise_has_the_moments_of_the_channel_and_is_fresh_and_unclamped() -
 def test_a_huge_kappa_is_no_noise() -> None:
     x = images(30, 4)
     channel = natural_channel(NaturalChannel(5000.0))
-    assert torch.equal(channel.apply(x, channel.fit(x), torch.Generator()), x)
+    assert torch.equal(channel.apply(x, channel.fit(x, FIT), rehearsal(0, purpose="test")), x)
 
 
 def test_constant_pixels_add_nothing_and_still_get_noise() -> None:
     x = images(30, 4)
     framed = torch.nn.functional.pad(x, (2, 2, 2, 2), value=0.5)
     channel = natural_channel(NaturalChannel(10.0))
-    state = channel.fit(framed)
+    state = channel.fit(framed, FIT)
     assert float(state["channel"]["variance"]) == pytest.approx(solve_variance(eigenvalues(x), 10.0), rel=1e-6)
-    assert bool((channel.apply(framed, state, torch.Generator().manual_seed(0))[:, :, 0] != 0.5).all())
+    assert bool((channel.apply(framed, state, rehearsal(0, purpose="test"))[:, :, 0] != 0.5).all())
 
 
 @pytest.mark.parametrize(
@@ -92,16 +98,16 @@ def test_constant_pixels_add_nothing_and_still_get_noise() -> None:
 )
 def test_what_has_no_covariance_is_refused(x: torch.Tensor) -> None:
     with pytest.raises(DefenseError):
-        natural_channel(NaturalChannel()).fit(x)
+        natural_channel(NaturalChannel()).fit(x, FIT)
 
 
 def test_a_channel_for_other_settings_or_images_is_refused() -> None:
     x = images(6, 4)
-    state = natural_channel(NaturalChannel(50.0)).fit(x)
+    state = natural_channel(NaturalChannel(50.0)).fit(x, FIT)
     with pytest.raises(DefenseError, match="another kappa"):
-        natural_channel(NaturalChannel(60.0)).apply(x, state, torch.Generator())
+        natural_channel(NaturalChannel(60.0)).apply(x, state, rehearsal(0, purpose="test"))
     with pytest.raises(DefenseError, match="pixels"):
-        natural_channel(NaturalChannel(50.0)).apply(images(2, 5), state, torch.Generator())
+        natural_channel(NaturalChannel(50.0)).apply(images(2, 5), state, rehearsal(0, purpose="test"))
 
 
 @pytest.mark.parametrize("batch", [2, 20])
@@ -109,7 +115,62 @@ def test_the_batch_discount_is_not_claimed(batch: int) -> None:
     """lambda / B gives less noise; what holds for one image is then bounded by what the ledger adds, B kappa."""
     x = images(60, 4)
     setting = NaturalChannel(10.0, batch=batch)
-    variance = float(natural_channel(setting).fit(x)["channel"]["variance"])
+    variance = float(natural_channel(setting).fit(x, FIT)["channel"]["variance"])
     assert variance == pytest.approx(solve_variance(eigenvalues(x) / batch, 10.0))
     assert 10.0 < capacity(eigenvalues(x), variance) <= setting.nats_per_step == 10.0 * batch
     assert isinstance(setting, ChannelSettings)
+
+
+def two_scales(faint: float) -> torch.Tensor:
+    """Five images of a strong and a faint pixel: the variances are apart by the square of ``faint``, and exact."""
+    x = torch.zeros(5, 1, 3, 3)
+    x[:, 0, 0, 0], x[:, 0, 1, 1] = torch.arange(5.0), faint * torch.tensor([1.0, 3.0, 2.0, 0.0, 4.0])
+    return x
+
+
+def by_singular_values(x: torch.Tensor) -> np.ndarray:
+    flat = x.flatten(1).double().numpy()
+    return np.linalg.svd(flat - flat.mean(0), compute_uv=False) ** 2 / (len(x) - 1)
+
+
+@pytest.mark.parametrize("faint", [1e-3, 1e-7, 1e-8, 1e-12])
+def test_a_faint_direction_counts_where_the_noise_is_fainter(faint: float) -> None:
+    """A product of images knows eigenvalues to 1e-16 of the largest; kappa was delivered twice where one was less."""
+    x = two_scales(faint)
+    variance = float(natural_channel(NaturalChannel(60.0)).fit(x, FIT)["channel"]["variance"])
+    found = by_singular_values(x)
+    told = 0.5 * np.log1p(found[found > 1e-30 * found[0]] / variance).sum()
+    assert told == pytest.approx(60.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("kappa", [3.0, 90.0])
+@pytest.mark.parametrize("copies, constant", [(1, 0), (3, 0), (1, 2), (2, 3)])
+def test_duplicates_and_constant_pixels_are_no_directions(kappa: float, copies: int, constant: int) -> None:
+    x = torch.nn.functional.pad(images(5, 4).repeat(copies, 1, 1, 1), (constant,) * 4, value=0.3)
+    variance = float(natural_channel(NaturalChannel(kappa)).fit(x, FIT)["channel"]["variance"])
+    assert 0.5 * np.log1p(by_singular_values(x)[:4] / variance).sum() == pytest.approx(kappa, rel=1e-6)
+    assert int((eigenvalues(x) > 0).sum()) == 4
+
+
+CHANNELS = {"natural": (natural_channel, NaturalChannel(2.0)), "white": (white_channel, WhiteChannel(2.0))}
+CHANNELS["personalized"] = (personalized_channel, PersonalizedChannel(2.0))
+
+
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_a_noisy_image_lies_on_one_grid_whatever_the_image(kind: str) -> None:
+    """Unrounded, the low bits of x + n told which grey level x was: 250 answers of 0.02 nats gave every pixel."""
+    build, settings = CHANNELS[kind]
+    channel, x = build(settings), images(30, 4)
+    state = channel.fit(x, FIT)
+    if kind == "natural":
+        deviation = state["channel"]["variance"].sqrt().expand(16)
+    else:
+        kept = state["channel"]
+        deviation = kept["factor"].norm(dim=0) if kind == "white" else kept["deviation"].flatten()[:16]
+    grid = torch.tensor([grid_of(float(d)) for d in deviation], dtype=torch.float64)
+    for grey in (0.0, 1 / 3, 37 / 255):
+        shown = channel.apply(torch.full((50, 1, 4, 4), grey), state, rehearsal(3, purpose="x")).flatten(1).double()
+        steps = shown / grid
+        assert torch.equal(steps, steps.round())
+    plain = torch.full((50, 16), 1 / 3).double() + rehearsal(3, purpose="x").normal(50, 16) * deviation
+    assert not torch.equal(plain / grid, (plain / grid).round()), "the control: without rounding they do not"

@@ -9,10 +9,13 @@ import torch
 from PIL import Image
 
 from core.errors import ConfigError, DefenseError
+from core.randomness import rehearsal
 from privacy.chain import build_chain
 from privacy.channel import NaturalChannel, eigenvalues, natural_channel
 from privacy.channel_personalized import PersonalizedChannel, importance_map, personalized_channel
 from privacy.ledger import nats_per_step
+
+FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 
 
 def images(n: int, side: int, channels: int = 1) -> torch.Tensor:
@@ -31,24 +34,24 @@ def test_the_difference_of_determinants_is_kappa(n: int, channels: int, kappa: f
     x, setting = images(n, 8, channels), PersonalizedChannel(kappa)
     beta = importance_map(setting, 8, 8).numpy()
     assert beta.sum() == 48 + 16 * 50 / 2 + 8  # rows 3 and 4, columns 2 to 5: 8 pixels of 50, 56 of 1
-    sigma = float(personalized_channel(setting).fit(x)["channel"]["variance"])
+    sigma = float(personalized_channel(setting).fit(x, FIT)["channel"]["variance"])
     both, noise = by_determinants(x, np.tile(beta.ravel(), channels), sigma)
     assert 0.5 * (both - noise) == pytest.approx(kappa, rel=1e-6)
 
 
 def test_equal_importance_is_the_natural_channel() -> None:
     x = images(50, 6)
-    even = personalized_channel(PersonalizedChannel(20.0, inside=1.0)).fit(x)["channel"]["variance"]
-    assert float(even) == pytest.approx(float(natural_channel(NaturalChannel(20.0)).fit(x)["channel"]["variance"]))
-    quadruple = personalized_channel(PersonalizedChannel(20.0, inside=4.0, outside=4.0)).fit(x)["channel"]
+    even = personalized_channel(PersonalizedChannel(20.0, inside=1.0)).fit(x, FIT)["channel"]["variance"]
+    assert float(even) == pytest.approx(float(natural_channel(NaturalChannel(20.0)).fit(x, FIT)["channel"]["variance"]))
+    quadruple = personalized_channel(PersonalizedChannel(20.0, inside=4.0, outside=4.0)).fit(x, FIT)["channel"]
     assert float(quadruple["variance"]) * 4 == pytest.approx(float(even))  # only the product matters
 
 
 def test_noise_follows_the_map() -> None:
     x = images(40, 8)
     channel = personalized_channel(PersonalizedChannel(20.0))
-    state = channel.fit(x)
-    noise = channel.apply(torch.zeros(20_000, 1, 8, 8), state, torch.Generator().manual_seed(0))
+    state = channel.fit(x, FIT)
+    noise = channel.apply(torch.zeros(20_000, 1, 8, 8), state, rehearsal(0, purpose="test"))
     wanted = float(state["channel"]["variance"]) * importance_map(PersonalizedChannel(), 8, 8)
     torch.testing.assert_close(noise[:, 0].double().var(0), wanted, rtol=5 * math.sqrt(2 / 20_000), atol=0)
     assert float(noise.mean(0).abs().max()) < 5 * float(wanted.max().sqrt()) / math.sqrt(20_000)
@@ -56,7 +59,7 @@ def test_noise_follows_the_map() -> None:
 
 def test_as_printed_solves_the_quotient_and_claims_nothing() -> None:
     x, setting = images(300, 6), PersonalizedChannel(40.0, as_printed=True)
-    sigma = float(personalized_channel(setting).fit(x)["channel"]["variance"])
+    sigma = float(personalized_channel(setting).fit(x, FIT)["channel"]["variance"])
     both, noise = by_determinants(x, importance_map(setting, 6, 6).numpy().ravel(), sigma)
     assert both / (2 * noise) == pytest.approx(40.0, rel=1e-6)
     assert setting.nats_per_step is None
@@ -94,16 +97,28 @@ def test_a_wrong_box_is_refused(text: str) -> None:
 def test_few_examples_constant_pixels_and_one_example() -> None:
     framed = torch.nn.functional.pad(images(5, 4), (2, 2, 2, 2), value=0.5)
     setting = PersonalizedChannel(3.0)
-    sigma = float(personalized_channel(setting).fit(framed)["channel"]["variance"])
+    sigma = float(personalized_channel(setting).fit(framed, FIT)["channel"]["variance"])
     beta = importance_map(setting, 8, 8)
     spectrum = eigenvalues(framed.double() / beta.sqrt())
     assert float(0.5 * torch.log1p(spectrum / sigma).sum()) == pytest.approx(3.0, rel=1e-6)
     for x in (images(1, 4), torch.full((4, 1, 4, 4), 0.2)):
         for printed in (False, True):
             with pytest.raises(DefenseError):
-                personalized_channel(PersonalizedChannel(3.0, as_printed=printed)).fit(x)
+                personalized_channel(PersonalizedChannel(3.0, as_printed=printed)).fit(x, FIT)
 
 
 def test_a_printed_kappa_that_has_no_solution_is_refused() -> None:
     with pytest.raises(ConfigError, match="1/2"):
         PersonalizedChannel(0.4, as_printed=True)
+
+
+@pytest.mark.parametrize("faint", [1e-3, 1e-8])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_faint_directions_count_and_copies_do_not(faint: float, copies: int) -> None:
+    x = torch.zeros(5, 1, 8, 8)
+    x[:, 0, 0, 0], x[:, 0, 4, 4] = torch.arange(5.0), faint * torch.tensor([1.0, 3.0, 2.0, 0.0, 4.0])
+    setting = PersonalizedChannel(60.0)
+    sigma = float(personalized_channel(setting).fit(x.repeat(copies, 1, 1, 1), FIT)["channel"]["variance"])
+    scaled = (x.repeat(copies, 1, 1, 1).double() / importance_map(setting, 8, 8).sqrt()).flatten(1).numpy()
+    found = np.linalg.svd(scaled - scaled.mean(0), compute_uv=False)[:2] ** 2 / (len(scaled) - 1)
+    assert 0.5 * np.log1p(found / sigma).sum() == pytest.approx(60.0, rel=1e-6)

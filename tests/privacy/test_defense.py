@@ -12,13 +12,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.config import check_sections, section_defaults
+from core.config import Raw, check_sections, kebab, section_defaults
 from core.errors import ConfigError, DefenseError
-from core.randomness import stream
-from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract
+from core.randomness import rehearsal
+from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract, zeros_like
 from privacy import DEFENSES, SECTIONS, find_defense
 from privacy.chain import ChainState, build_chain, compose, observe, present, release, start
-from privacy.defense import HEURISTIC, STAGES, Entry, Outgoing, PrivateSettings, Step, StepDefense
+from privacy.defense import (
+    HEURISTIC,
+    STAGES,
+    Entry,
+    Outgoing,
+    PrivateSettings,
+    Step,
+    StepDefense,
+    Stronger,
+    directions,
+)
 from privacy.none import NoDefense, none
 from privacy.precode import PARTS
 
@@ -55,13 +65,15 @@ def step_of(params: Tree, mask: Mask, gradient: Tree, number: int = 0) -> Step:
     return Step(params, mask, number, 3, per_example, representation)
 
 
-def play(name: str, received: Tree, base: Mask, moved: Tree, seed: int) -> tuple[list[Tree], ChainState]:
+def play(
+    name: str, received: Tree, base: Mask, moved: Tree, seed: int, raw: Raw | None = None
+) -> tuple[list[Tree], ChainState]:
     """Two rounds of one client; returns every tensor that left the chain, and the state."""
-    chain = build_chain([name], {})
-    state = start(chain, IMAGES, received, {})
+    chain = build_chain([name], raw or {})
+    state = start(chain, IMAGES, received, {}, rehearsal(seed, purpose="fit"))
     seen: list[Tree] = []
     for number in range(2):
-        g = stream(seed, round=number, purpose="defense")
+        g = rehearsal(seed, round=number, purpose="defense")
         seen.append({"x": present(chain, IMAGES[:3], state, g)})
         weights, state = compose(chain, received, state, g)
         gradient, state = observe(chain, moved, received, state, g, step_of(weights, base, moved))
@@ -112,13 +124,18 @@ def test_zero_updates_stay_zero(name: str) -> None:
     assert all(not bool(torch.count_nonzero(t)) for t in seen[3].values())
 
 
-# every place a bad number can come from, for the entries that look there
+# Every place a bad number can come from, for the entries that look there. With an ε no example may raise.
 PLACES = {
     "data": ("batch", "gradient", "update"),
     "gradient": ("gradient", "update"),
     "update": ("gradient", "received", "update"),
 }
-poisoned_places = [(name, where) for name, entry in ENTRIES.items() for where in PLACES[entry.stage]]
+poisoned_places = [
+    (name, where)
+    for name, entry in ENTRIES.items()
+    for where in PLACES[entry.stage]
+    if not (entry.private and where == "gradient")
+]
 
 
 @pytest.mark.parametrize("name, where", poisoned_places)
@@ -128,7 +145,8 @@ def test_nan_and_infinity_raise_without_naming_a_value(name: str, where: str, ba
     rest = {"b": torch.tensor(1.0), **{part: torch.ones(2, 2) for part in PARTS}}
     tree = {"head": torch.tensor([[0.123456, 2.0, 3.0]]), **rest}
     poisoned = {"head": torch.tensor([[0.123456, bad, 3.0]]), **rest}
-    state, g, full = start(chain, IMAGES, tree, {}), torch.Generator(), full_mask(tree)
+    g, full = rehearsal(0, purpose="test"), full_mask(tree)
+    state = start(chain, IMAGES, tree, {}, g)
     attempts = {
         "batch": lambda: present(chain, IMAGES.masked_fill(IMAGES > 0.5, bad), state, g),
         "gradient": lambda: observe(chain, poisoned, tree, state, g, step_of(tree, full, poisoned)),
@@ -138,6 +156,19 @@ def test_nan_and_infinity_raise_without_naming_a_value(name: str, where: str, ba
     with pytest.raises(DefenseError, match="finite") as caught:
         attempts[where]()
     assert "0.123456" not in str(caught.value) and str(bad) not in str(caught.value).split()
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.private])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_with_an_epsilon_examples_that_are_not_finite_count_as_zero(name: str, bad: float) -> None:
+    chain, like = build_chain([name], {}), {"head": torch.ones(2, 3), **{part: torch.ones(2, 2) for part in PARTS}}
+    poisoned = {**like, "head": torch.tensor([[0.5, bad, 3.0], [1.0, 1.0, 1.0]])}
+    full, made = full_mask(like), []
+    for gradient in (poisoned, zeros_like(like)):
+        state = start(chain, IMAGES, like, {}, rehearsal(0, purpose="fit"))
+        step = step_of(like, full, gradient)
+        made.append(observe(chain, poisoned, like, state, rehearsal(1, purpose="step"), step)[0])
+    assert all(torch.equal(made[0][key], made[1][key]) for key in like) and bool(made[0]["head"].any())
 
 
 @every
@@ -175,3 +206,66 @@ def test_nothing_is_believed_of_somebody_s_own_defense() -> None:
 def test_one_that_wants_an_epsilon_or_is_none_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_chain([f"{__name__}:{name}"], {})
+
+
+STRONGER: dict[str, tuple[float, float]] = {  # a weaker value and a stronger one
+    "channel-natural.kappa": (50.0, 5.0),
+    "channel-natural.batch": (4, 1),
+    "channel-white.kappa": (500.0, 50.0),
+    "channel-white.batch": (4, 1),
+    "channel-personalized.kappa": (500.0, 50.0),
+    "channel-personalized.batch": (4, 1),
+    "gaussian.deviation": (0.01, 0.1),
+    "soteria.rate": (0.4, 0.8),
+    "outpost.noise": (0.8, 2.0),
+    "outpost.fisher": (0.2, 0.9),
+    "outpost.prune": (0.5, 0.9),
+    "dp-sgd.noise-multiplier": (1.0, 3.0),
+    "dp-psac.noise-multiplier": (1.0, 3.0),
+    "dp-fed.noise-multiplier": (1.4, 3.0),
+    "fed-ltp-client.noise-multiplier": (1.4, 3.0),
+    "fed-spa.noise-multiplier": (1.4, 3.0),
+    "top-k.keep": (0.5, 0.1),
+    "dgp.top": (0.05, 0.2),
+    "dgp.bottom": (0.4, 0.75),
+    "largest.rate": (0.3, 0.6),
+    "random.rate": (0.3, 0.6),
+    "mix.rate": (0.3, 0.6),
+    "priprune.lambda-pri": (15.0, 1500.0),
+    "priprune.lambda-sha": (7e-3, 7e-6),
+    "priprune.initial-alpha": (0.4, 0.6),
+    "leakage-guard.noise": (0.5, 5.0),
+}
+# Of decisions: whether a set is an old one, an update leaks or is noised again, a step is perturbed.
+DECISIONS = {"adgp.repeated", "leakage-guard.psnr", "leakage-guard.ssim", "leakage-guard.levels", "outpost.decay"}
+
+
+def hidden(name: str, raw: Raw) -> list[float]:
+    """How far images, gradient and update are from undefended ones in the first round, and how much stays here."""
+    received, moved = tree_of([(40,), (9, 9)], 0), tree_of([(40,), (9, 9)], 1, scale=0.1)
+    seen, _ = play(name, received, full_mask(received), moved, 2, raw)
+    x, _, gradient, update, shared = seen[:5]
+    away = float((x["x"] - IMAGES[:3]).norm())
+    kept = sum(int((~t).sum()) for t in shared.values())
+    bent = sum(float((gradient[n] - moved[n]).square().sum()) for n in moved)
+    noised = sum(float((update[n] + gradient[n])[shared[n]].square().sum()) for n in moved)
+    return [away, bent, noised, kept]
+
+
+def test_every_direction_is_of_a_setting_below() -> None:
+    ways = {
+        f"{name}.{kebab(key)}": way
+        for name, entry in DEFENSES.items()
+        for key, way in directions(entry.settings).items()
+        if way is not Stronger.EQUAL
+    }
+    assert ways.keys() == STRONGER.keys() | DECISIONS
+    assert all((strong > weak) == (ways[key] is Stronger.LARGER) for key, (weak, strong) in STRONGER.items())
+
+
+@pytest.mark.parametrize("key", STRONGER)
+def test_a_stronger_setting_hides_more(key: str) -> None:
+    name = key.partition(".")[0]
+    few = {f"{name}.kappa": 5.0} if name.startswith("channel") else {}  # the defaults are for more than 16 pixels
+    weak, strong = (hidden(name, {**few, key: value}) for value in STRONGER[key])
+    assert all(b >= a - 1e-9 for a, b in zip(weak, strong, strict=True)) and strong != weak

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.randomness import rehearsal
 from core.trees import Mask, Tree, apply_mask, full_mask
 from privacy.defense import Outgoing
 from privacy.dgp import DualPruning, dgp, dual_mask, removed_counts
@@ -42,7 +43,7 @@ def test_small_layers_lose_their_largest_and_still_train(total: int) -> None:
 
 def send(update: Tree, mask: Mask, state: dict[str, Tree], setting: DualPruning) -> tuple[Outgoing, dict[str, Tree]]:
     update = apply_mask(update, mask)
-    return dgp(setting).apply(Outgoing(update, mask, mask, update), state, torch.Generator())
+    return dgp(setting).apply(Outgoing(update, mask, mask, update), state, rehearsal(0, purpose="test"))
 
 
 @pytest.mark.parametrize("setting", [DualPruning(), DualPruning(0.2, 0.4), DualPruning(0.0, 0.0)])

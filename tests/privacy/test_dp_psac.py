@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
+from core.randomness import rehearsal
 from core.trees import map_trees, zeros_like
 from privacy.dp_psac import DpPsac, dp_psac, psac_weight
 from tests.privacy.steps import make, step_of
@@ -26,7 +27,7 @@ def test_small_gradients_keep_their_order_where_normalising_would_not() -> None:
 def test_the_step_equals_a_loop_over_examples() -> None:
     net, params, x, y = make()
     step = step_of(net, params, x, y)
-    made, _ = dp_psac(DpPsac(0.5, 1e-12)).apply(zeros_like(params), step, {}, torch.Generator())
+    made, _ = dp_psac(DpPsac(0.5, 1e-12)).apply(zeros_like(params), step, {}, rehearsal(0, purpose="test"))
     total = zeros_like(params)
     for i in range(len(y)):
         (single,) = step_of(net, params, x[i : i + 1], y[i : i + 1]).per_example()

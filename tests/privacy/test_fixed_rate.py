@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.randomness import rehearsal
 from core.trees import Tree, apply_mask, count, full_mask, size, subtract
 from privacy.defense import Outgoing, State, UpdateDefense
 from privacy.fixed_rate import FixedRate, MixedRate, choose, largest, mix, random
@@ -21,7 +22,7 @@ def tree(seed: int) -> Tree:
 
 def sent(defense: UpdateDefense, update: Tree, seed: int = 0) -> Outgoing:
     full = full_mask(update)
-    g = torch.Generator().manual_seed(seed)
+    g = rehearsal(seed, purpose="test")
     return defense.apply(Outgoing(update, full, full, update), defense.init(update), g)[0]
 
 
@@ -52,7 +53,7 @@ def test_counts_are_exact_globally_and_per_layer(name: str, rate: float) -> None
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 4, width=16), min_size=1, max_size=30), st.floats(0, 0.9), st.integers(0, 99))
 def test_largest_equals_a_full_sort(values: list[float], rate: float, seed: int) -> None:
-    chosen = choose(torch.tensor(values), rate, 1.0, torch.Generator().manual_seed(seed))
+    chosen = choose(torch.tensor(values), rate, 1.0, rehearsal(seed, purpose="test"))
     order = sorted(range(len(values)), key=lambda i: (-values[i], i))
     assert chosen.nonzero().flatten().tolist() == sorted(order[: int(chosen.sum())])
 
@@ -69,20 +70,20 @@ def test_scope_decides_who_competes(scope: Literal["global", "layer"]) -> None:
 
 
 def test_random_is_uniform() -> None:
-    g = torch.Generator().manual_seed(0)
+    g = rehearsal(0, purpose="test")
     hits = torch.stack([choose(torch.arange(10.0), 0.3, 0.0, g) for _ in range(4000)]).double().mean(0)
     assert bool(((hits - 0.3).abs() < 0.03).all())
 
 
 def test_mix_takes_its_share_of_the_largest_and_the_rest_at_random() -> None:
-    magnitude, g = torch.arange(20.0), torch.Generator().manual_seed(0)
+    magnitude, g = torch.arange(20.0), rehearsal(0, purpose="test")
     draws = torch.stack([choose(magnitude, 0.4, 0.5, g) for _ in range(2000)])
     assert bool((draws.sum(1) == 8).all()) and bool(draws[:, 16:].all())
     assert bool(((draws[:, :16].double().mean(0) - 0.25).abs() < 0.05).all())
 
 
 def client_round(defense: UpdateDefense, received: Tree, state: State, step: Tree) -> tuple[Outgoing, State, Tree]:
-    g = torch.Generator().manual_seed(0)
+    g = rehearsal(0, purpose="test")
     weights, state = defense.compose(received, state, g)
     local = subtract(weights, step)
     full = full_mask(received)
@@ -97,7 +98,7 @@ def test_pseudo_keeps_what_real_drops() -> None:
         out, state, _ = client_round(defense, received, defense.init(received), step)
         assert out.update["w"].tolist() == [0.0, -1.0, -1.0, -1.0]
         assert out.spoken["w"].tolist() == out.shared["w"].tolist() == [False, True, True, True]
-        again, _ = defense.compose(received, state, torch.Generator())
+        again, _ = defense.compose(received, state, rehearsal(0, purpose="test"))
         assert again["w"].tolist() == ([-4.0, 0.0, 0.0, 0.0] if pseudo else [0.0] * 4)
         assert bool(state) == pseudo
 
@@ -118,6 +119,6 @@ def test_only_the_base_mask_is_counted_and_pruned_weights_are_not_stored() -> No
     base = {"w": torch.tensor([False, True, True, True])}
     defense = largest(FixedRate(rate=0.3))
     local = apply_mask(local, base)
-    out, state = defense.apply(Outgoing(local, base, base, local), defense.init(local), torch.Generator())
+    out, state = defense.apply(Outgoing(local, base, base, local), defense.init(local), rehearsal(0, purpose="test"))
     assert out.shared["w"].tolist() == [False, False, True, True]
     assert state["held"]["w"].tolist() == [False, True, False, False]

@@ -3,13 +3,14 @@ import torch
 from torch import nn
 
 from core.errors import DefenseError
-from core.randomness import stream
+from core.randomness import PrivateGenerator, rehearsal, stream
 from core.trees import Tree
-from privacy.imprint import ALIKE, CLUSTER, imprint_layers, largest_cluster, refuse_imprint
+from privacy.imprint import ALIKE, CLUSTER, SKETCH, imprint_layers, largest_cluster, refuse_imprint
 from tasks.models import MODELS
 from tasks.task import Task, initial
 from tasks.training import Sgd, loss_and_gradient, sgd_step
 
+DRAW = rehearsal(0, purpose="sketch")
 BIG = {"vgg16", "alexnet", "conv-6", "conv-4"}  # their linear layers are drawn as the others' are
 SHAPES = {"conv": (1, 28, 28), "ltp-": (1, 28, 28)}
 
@@ -19,12 +20,12 @@ def test_honest_models_are_not_flagged_dense_or_pruned(name: str) -> None:
     task = Task(name, SHAPES.get(name[:4], (3, 32, 32)), 10)
     params, _ = initial(task, 0)
     module = task.build()
-    assert imprint_layers(module, params) == []
+    assert imprint_layers(module, params, DRAW) == []
     for keep in (0.1, 0.01):
         draw = stream(0, purpose="mask")
         pruned = {n: p * (torch.rand(p.shape, generator=draw) < keep) for n, p in params.items()}
-        assert imprint_layers(module, pruned) == []
-    assert imprint_layers(module, {n: torch.zeros_like(p) for n, p in params.items()}) == []
+        assert imprint_layers(module, pruned, DRAW) == []
+    assert imprint_layers(module, {n: torch.zeros_like(p) for n, p in params.items()}, DRAW) == []
 
 
 def test_honest_training_is_not_flagged_when_most_classes_never_occur(images) -> None:
@@ -34,7 +35,7 @@ def test_honest_training_is_not_flagged_when_most_classes_never_occur(images) ->
     for _ in range(30):
         _, gradient, _ = loss_and_gradient(module, params, buffers, *images)
         params, _ = sgd_step(params, gradient, {}, Sgd(0.3), None)
-    assert imprint_layers(module, params) == []
+    assert imprint_layers(module, params, DRAW) == []
 
 
 @pytest.fixture
@@ -54,34 +55,50 @@ def planted(rows: int, noise: float = 0.0, size: int = 3072) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [64, 3072])
 def test_rows_along_one_line_are_counted_exactly(size: int) -> None:
-    assert [largest_cluster(planted(rows, size=size)) for rows in (0, 15, 16, 300)] == [1, 15, 16, 300]
-    assert largest_cluster(planted(300, 0.1, size)) == 300 and largest_cluster(planted(300, 2.0, size)) < CLUSTER
+    assert [largest_cluster(planted(rows, size=size), DRAW) for rows in (0, 15, 16, 300)] == [1, 15, 16, 300]
+    assert (
+        largest_cluster(planted(300, 0.1, size), DRAW) == 300
+        and largest_cluster(planted(300, 2.0, size), DRAW) < CLUSTER
+    )
+
+
+def test_rows_that_are_hidden_from_one_sketch_are_seen_in_another() -> None:
+    """A server that knew the sketch would point the rows where it does not look and turn them apart where it does."""
+    size, known = 3072, PrivateGenerator(bytes(32))
+    sketch = PrivateGenerator(bytes(32)).normal(size, SKETCH).float()
+    seen, _ = torch.linalg.qr(sketch)
+    draw = stream(0, purpose="hidden")
+    line = torch.randn(size, generator=draw)
+    line -= seen @ (seen.T @ line)
+    apart = torch.randn((40, SKETCH), generator=draw) @ seen.T
+    weight = line + 0.2 * line.norm() * apart / apart.norm(dim=1, keepdim=True)
+    assert largest_cluster(weight, known) < CLUSTER <= largest_cluster(weight, DRAW)
 
 
 def test_counting_equals_the_slow_obvious_loop() -> None:
     weight = planted(40, 0.2, 700)
     unit = weight / weight.norm(dim=1, keepdim=True)
     slow = max(int((torch.stack([row @ other for other in unit]).abs() >= ALIKE).sum()) for row in unit)
-    assert largest_cluster(weight) == slow >= CLUSTER
+    assert largest_cluster(weight, DRAW) == slow >= CLUSTER
 
 
 @pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18"])
 def test_the_imprint_of_rob_is_noticed_and_refused(base: str) -> None:
     task = Task(f"attacks.rob:{base}", (3, 32, 32), 10)
     params, _ = initial(task, 0)
-    assert "imprint.encode" in imprint_layers(task.build(), params)
+    assert "imprint.encode" in imprint_layers(task.build(), params, DRAW)
     with pytest.raises(DefenseError, match="imprint.encode"):
-        refuse_imprint(task.build(), params)
+        refuse_imprint(task.build(), params, DRAW)
 
 
 def test_an_honest_model_passes() -> None:
     task = Task("lenet", (3, 32, 32), 10)
-    refuse_imprint(task.build(), initial(task, 0)[0])
+    refuse_imprint(task.build(), initial(task, 0)[0], DRAW)
 
 
 def test_planted_weights_are_noticed_in_a_model_of_any_name() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     params: Tree = {name: p.detach() for name, p in net.named_parameters()}
-    refuse_imprint(net, params)
+    refuse_imprint(net, params, DRAW)
     params["1.weight"] = torch.cat([params["1.weight"][:60], torch.ones(40, 64)])
-    assert imprint_layers(net, params) == ["1"]
+    assert imprint_layers(net, params, DRAW) == ["1"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.errors import ConfigError, DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal
 from core.trees import full_mask
 from privacy.chain import build_chain, release, start
 from privacy.defense import Outgoing
@@ -19,7 +19,7 @@ SENT = Outgoing({n: t * HALF[n] for n, t in LIKE.items()}, HALF, FULL, LIKE)
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_the_noise_has_the_size_of_its_level_and_stays_inside_what_is_shared(level: int) -> None:
     settings = LeakageGuard(noise=0.3)
-    out = strengthen(SENT, level, settings, stream(0, purpose="x"))
+    out = strengthen(SENT, level, settings, rehearsal(0, purpose="x"))
     noise = (out.update["w"] - SENT.update["w"])[HALF["w"]].double()
     rms = float(SENT.update["w"][HALF["w"]].double().square().mean().sqrt())
     wanted = 0.3 * 4 ** (level - 1) * rms
@@ -28,23 +28,23 @@ def test_the_noise_has_the_size_of_its_level_and_stays_inside_what_is_shared(lev
 
 
 def test_level_zero_is_the_update_and_beyond_the_last_there_is_none() -> None:
-    out = strengthen(SENT, 0, LeakageGuard(), torch.Generator())
+    out = strengthen(SENT, 0, LeakageGuard(), rehearsal(0, purpose="test"))
     assert all(torch.equal(out.update[n], SENT.update[n]) for n in LIKE)
     assert deviation(torch.zeros(0), 3, LeakageGuard()) == 0
     for level in (-1, 5):
         with pytest.raises(DefenseError, match="level"):
-            strengthen(SENT, level, LeakageGuard(), torch.Generator())
+            strengthen(SENT, level, LeakageGuard(), rehearsal(0, purpose="test"))
 
 
 def test_a_chain_that_nobody_guards_adds_the_most_and_one_that_is_guarded_adds_it_once() -> None:
     chain = build_chain(["dgp", NAME], {})
-    state = start(chain, torch.zeros(1, 1, 2, 2), LIKE, {})
+    state = start(chain, torch.zeros(1, 1, 2, 2), LIKE, {}, rehearsal(0, purpose="fit"))
     whole = Outgoing(LIKE, FULL, FULL, LIKE)
-    blind, _, _ = release(chain, whole, state, stream(0, purpose="x"))
-    looked, after, _ = release(chain, whole, {**state, NAME: unguarded(state[NAME])}, stream(0, purpose="x"))
-    plain, _, _ = release(build_chain(["dgp"], {}), whole, {"dgp": state["dgp"]}, stream(0, purpose="x"))
+    blind, _, _ = release(chain, whole, state, rehearsal(0, purpose="x"))
+    looked, after, _ = release(chain, whole, {**state, NAME: unguarded(state[NAME])}, rehearsal(0, purpose="x"))
+    plain, _, _ = release(build_chain(["dgp"], {}), whole, {"dgp": state["dgp"]}, rehearsal(0, purpose="x"))
     assert torch.equal(looked.update["w"], plain.update["w"])
-    wanted = strengthen(plain, 4, LeakageGuard(), stream(0, purpose="x"))
+    wanted = strengthen(plain, 4, LeakageGuard(), rehearsal(0, purpose="x"))
     assert torch.equal(blind.update["w"], wanted.update["w"])
     assert int(after[NAME]["level"]["level"]) == 4
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.errors import ConfigError
-from core.randomness import stream
+from core.randomness import rehearsal
 from core.trees import Mask, Tree
 from privacy.chain import build_chain, release, start
 from privacy.defense import Outgoing
@@ -17,8 +17,8 @@ BASE = {"w": torch.rand(40, 50, generator=torch.Generator().manual_seed(1)) > 0.
 def sent(names: list[str]) -> tuple[Outgoing, dict[str, dict[str, Tree]]]:
     chain = build_chain(names, {})
     update = {name: torch.where(BASE[name], t, torch.zeros(())) for name, t in LIKE.items()}
-    state = start(chain, torch.rand(3, 1, 2, 2), LIKE, {})
-    out, after, _ = release(chain, Outgoing(update, BASE, BASE, update), state, stream(0, purpose="x"))
+    state = start(chain, torch.rand(3, 1, 2, 2), LIKE, {}, rehearsal(0, purpose="fit"))
+    out, after, _ = release(chain, Outgoing(update, BASE, BASE, update), state, rehearsal(0, purpose="x"))
     return out, after
 
 
@@ -54,7 +54,7 @@ def test_alone_it_changes_nothing_and_an_empty_layer_stays_empty() -> None:
     dgp, _ = sent(["dgp", "mask-hiding"])
     assert float(dgp.update["b"]) == 0.0 and not bool(dgp.shared["b"])  # its own top: nothing of it is sent
     nothing = torch.zeros(3, dtype=torch.bool)
-    assert torch.equal(filled(torch.zeros(3), nothing, ~nothing, 1.0, torch.Generator()), torch.zeros(3))
+    assert torch.equal(filled(torch.zeros(3), nothing, ~nothing, 1.0, rehearsal(0, purpose="test")), torch.zeros(3))
 
 
 def test_it_stands_last_and_its_scale_is_checked() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from core.errors import ConfigError
+from core.randomness import rehearsal
 from core.trees import Tree, map_trees
 from privacy.outpost import Outpost, fisher_information, most_informed, outpost, perturb, risk
 from tests.privacy.steps import make, step_of
@@ -28,7 +29,7 @@ def test_fisher_information_is_the_mean_square_against_a_loop() -> None:
 def test_without_noise_it_prunes_the_smallest_of_each_layer() -> None:
     net, params, x, y = make()
     given = gradient(params)
-    made = perturb(given, step_of(net, params, x, y), Outpost(noise=0.0), torch.Generator())
+    made = perturb(given, step_of(net, params, x, y), Outpost(noise=0.0), rehearsal(0, purpose="test"))
     for name, tensor in given.items():
         order = sorted(range(tensor.numel()), key=lambda i: (float(tensor.flatten()[i].abs()), i))
         gone = set(order[: int(0.8 * tensor.numel() + 1e-9)])
@@ -38,7 +39,7 @@ def test_without_noise_it_prunes_the_smallest_of_each_layer() -> None:
 def test_noise_lies_where_fisher_information_is_large_and_scales_with_risk() -> None:
     net, params, x, y = make()
     zero, step = map_trees(torch.zeros_like, params), step_of(net, params, x, y)
-    where, g = most_informed(fisher_information(step), 0.4), torch.Generator().manual_seed(0)
+    where, g = most_informed(fisher_information(step), 0.4), rehearsal(0, purpose="test")
     draws = [perturb(zero, step, Outpost(), g) for _ in range(400)]
     for name in params:
         noise = torch.stack([draw[name] for draw in draws])
@@ -54,7 +55,7 @@ def test_noise_lies_where_fisher_information_is_large_and_scales_with_risk() -> 
 @pytest.mark.parametrize("number, chance", [(0, 1.0), (10, 0.5), (90, 0.1)])
 def test_it_perturbs_less_often_at_later_steps(number: int, chance: float) -> None:
     net, params, x, y = make(batch=1)
-    given, g = gradient(params), torch.Generator().manual_seed(0)
+    given, g = gradient(params), rehearsal(0, purpose="test")
     defense, step = outpost(Outpost()), step_of(net, params, x, y, None, number)
     hits = sum(not torch.equal(defense.apply(given, step, {}, g)[0]["conv.weight"], given["conv.weight"])
                for _ in range(150))  # fmt: skip

@@ -7,7 +7,7 @@ from attacks.ig import Ig
 from attacks.inversion import reconstruct
 from attacks.leakage import score
 from core.errors import DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import full_mask
 from core.types import PrivateBatch, ServerView
 from privacy.chain import build_chain, start
@@ -24,9 +24,9 @@ def psnr(model: str, defense: str) -> float:
     x, y = digits().x[:1], digits().y[:1]
     chain = build_chain([defense], {})
     received = Received(params, full_mask(params), buffers)
-    state = start(chain, x, params, {})
+    state = start(chain, x, params, {}, rehearsal(0, purpose="fit"))
     procedure = Procedure(task.build(), Sgd(0.1), chain)
-    done = local_update(procedure, received, iter([Examples(x, y)]), state, stream(0, purpose="x"))
+    done = local_update(procedure, received, iter([Examples(x, y)]), state, rehearsal(0, purpose="x"))
     view = ServerView(params, done.outgoing.update, labels=y, num_examples=1, batch_size=1, steps=1, learning_rate=0.1)
     rebuilt = reconstruct(view, task, Ig(iterations=100), stream(0, purpose="attack"))
     return score(rebuilt, PrivateBatch(x, y)).psnr.mean
@@ -40,6 +40,6 @@ def test_a_bottleneck_lowers_what_the_plain_model_gives_away() -> None:
 def test_a_model_without_a_bottleneck_is_refused_with_the_mend() -> None:
     chain, params = build_chain(["precode"], {}), initial(Task("cnn", (1, 8, 8), 10), 0)[0]
     with pytest.raises(DefenseError, match="model=precode-"):
-        start(chain, torch.zeros(1, 1, 8, 8), params, {})
+        start(chain, torch.zeros(1, 1, 8, 8), params, {}, rehearsal(0, purpose="fit"))
     with pytest.raises(DefenseError, match="no variational bottleneck"):
-        chain.links[0].defense.apply(params, {}, torch.Generator())
+        chain.links[0].defense.apply(params, {}, rehearsal(0, purpose="test"))

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from core.randomness import rehearsal, stream
 from core.trees import Tree, apply_mask, full_mask, size, subtract
+from privacy.chain import build_chain, start
 from privacy.defense import Outgoing, State
 from privacy.priprune import (
     MARGIN,
@@ -16,6 +18,10 @@ from privacy.priprune import (
     sampled_share,
     soft_share,
 )
+from strategies.local import Procedure, Received, local_update
+from tasks.examples import Examples
+from tasks.task import Task, initial
+from tasks.training import Sgd
 
 SHAPES = {"conv.weight": (4, 3), "conv.bias": (4,), "scale": ()}
 
@@ -56,7 +62,7 @@ def test_the_closed_form_equals_autograd_on_the_printed_loss(seed: int, temperat
     received, g = tree(seed), torch.Generator().manual_seed(seed)
     held = {k: torch.rand(t.shape, generator=g) > 0.4 for k, t in received.items()}
     state = {"alpha": tree(seed + 9, 0.1, 0.9), "withheld": apply_mask(tree(seed + 5), held), "held": held}
-    start, state = priprune(setting).compose(received, state, g)
+    start, state = priprune(setting).compose(received, state, rehearsal(seed, purpose="compose"))
     leaf = {k: t.detach().requires_grad_() for k, t in start.items()}
     gradient = dict(zip(leaf, torch.autograd.grad(task_loss(leaf), list(leaf.values())), strict=True))
     gap = apply_mask(subtract(received, state["withheld"]), held)
@@ -65,7 +71,7 @@ def test_the_closed_form_equals_autograd_on_the_printed_loss(seed: int, temperat
     expected = torch.autograd.grad(printed_loss(alpha, state, received, setting), list(alpha.values()))
     for k, slope in zip(alpha, expected, strict=True):
         torch.testing.assert_close(closed[k], slope)
-    after = priprune(setting).observe(gradient, received, state, g)
+    after = priprune(setting).observe(gradient, received, state, rehearsal(seed, purpose="observe"))
     for k in alpha:
         step = state["alpha"][k] - setting.mask_learning_rate * closed[k]
         torch.testing.assert_close(after["alpha"][k], step.clamp(MARGIN, 1 - MARGIN))
@@ -73,7 +79,7 @@ def test_the_closed_form_equals_autograd_on_the_printed_loss(seed: int, temperat
 
 def test_the_sample_withholds_with_probability_alpha() -> None:
     alpha = {"w": torch.full((40_000,), 0.3)}
-    noise = gumbel_difference(alpha, torch.Generator().manual_seed(0))
+    noise = gumbel_difference(alpha, rehearsal(0, purpose="test"))
     assert abs(float(noise["w"].mean())) < 0.05 and abs(float(noise["w"].var()) - torch.pi**2 / 3) < 0.1
     for temperature in (0.2, 1.0, 5.0):
         assert abs(float(sampled_share(alpha, noise, temperature)["w"].double().mean()) - 0.7) < 0.01
@@ -93,12 +99,12 @@ def test_withheld_weights_are_stored_and_rejoin() -> None:
     alpha = {"w": torch.tensor([0.999, 0.4, 0.9, 0.5])}
     state = {**priprune(setting).init(received), "alpha": alpha}
     update = apply_mask(subtract(local, received), base)
-    out, state = priprune(setting).apply(Outgoing(update, base, base, local), state, torch.Generator())
+    out, state = priprune(setting).apply(Outgoing(update, base, base, local), state, rehearsal(0, purpose="test"))
     assert out.shared["w"].tolist() == out.spoken["w"].tolist() == [False, True, False, False]
     assert out.update["w"].tolist() == [0.0, 0.5, 0.0, 0.0]
     assert state["held"]["w"].tolist() == [True, False, False, True]
     assert state["withheld"]["w"].tolist() == [1.5, 0.0, 0.0, 4.5]
-    picks = [priprune(setting).compose(received, state, torch.Generator().manual_seed(s))[0]["w"] for s in range(300)]
+    picks = [priprune(setting).compose(received, state, rehearsal(s, purpose="test"))[0]["w"] for s in range(300)]
     stacked = torch.stack(picks)
     assert bool((stacked[:, 1:3] == torch.tensor([2.0, 3.0])).all())
     assert float((stacked[:, 0] == 1.5).double().mean()) > 0.97
@@ -108,9 +114,9 @@ def test_withheld_weights_are_stored_and_rejoin() -> None:
 def test_without_a_privacy_weight_everything_is_shared() -> None:
     received = tree(0)
     defense = priprune(PriPrune(lambda_pri=0.0))
-    state = defense.observe(tree(1), received, defense.init(received), torch.Generator())
+    state = defense.observe(tree(1), received, defense.init(received), rehearsal(0, purpose="test"))
     full = full_mask(received)
-    out, _ = defense.apply(Outgoing(received, full, full, received), state, torch.Generator())
+    out, _ = defense.apply(Outgoing(received, full, full, received), state, rehearsal(0, purpose="test"))
     assert all(torch.equal(out.update[k], received[k]) for k in received)
 
 
@@ -119,7 +125,7 @@ def test_large_gradients_stay_home_small_ones_leave_zero_layers_do_not_break() -
     defense = priprune(PriPrune())
     state = defense.init(gradient)
     for _ in range(20):
-        state = defense.observe(gradient, gradient, state, torch.Generator())
+        state = defense.observe(gradient, gradient, state, rehearsal(0, purpose="test"))
     assert bool((state["alpha"]["w"][:5] > 0.5).all()) and bool((state["alpha"]["w"][5:] < 0.5).all())
     assert bool((state["alpha"]["dead"] < 0.5).all())
     assert all(bool(((a >= MARGIN) & (a <= 1 - MARGIN)).all()) for a in state["alpha"].values())
@@ -140,8 +146,26 @@ def test_the_rate_adapts_to_the_spread_of_the_gradient() -> None:
         state = defense.init(like)
         for _ in range(30):
             step = {k: s * torch.randn(s.shape, generator=g) for k, s in scales.items()}
-            state = defense.observe(step, like, state, g)
+            state = defense.observe(step, like, state, rehearsal(0, purpose="test"))
         return sum(int((a >= 0.5).sum()) for a in state["alpha"].values()) / size(like)
 
     flat, heavy = rate(1.0), rate(12.0)
     assert flat < 0.05 < heavy < 0.3
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 10.0])
+def test_the_weights_step_on_the_accuracy_loss_alone(factor: float) -> None:
+    """Departure 7: line 9 of Algorithm 3 read with lambda_acc would be another learning rate."""
+    task = Task("cnn", (1, 8, 8), 10)
+    params, buffers = initial(task, 0)
+    draw = stream(0, purpose="images")
+    batch = Examples(torch.rand(4, 1, 8, 8, generator=draw), torch.arange(4))
+    trained = {}
+    for name in ("priprune", "none"):
+        chain = build_chain([name], {"priprune.lambda-acc": factor} if name == "priprune" else {})
+        state = start(chain, batch.x, params, {}, rehearsal(0, purpose="fit"))
+        procedure = Procedure(task.build(), Sgd(0.25), chain)
+        received = Received(params, full_mask(params), buffers)
+        done = local_update(procedure, received, iter([batch] * 3), state, rehearsal(0, purpose="draws"))
+        trained[name] = done.outgoing.local
+    assert all(torch.equal(trained["priprune"][key], trained["none"][key]) for key in params)

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from core.errors import ConfigError, DefenseError
+from core.randomness import rehearsal
 from core.trees import Tree
 from privacy.soteria import Soteria, pruned_units, soteria
 from tests.privacy.steps import make, step_of
@@ -35,7 +36,7 @@ def test_only_the_last_layer_changes_and_its_representation_is_gone() -> None:
     def likeness(weight: torch.Tensor) -> float:
         return abs(float(torch.cosine_similarity(weight[0], features[0], dim=0)))
 
-    defended, _ = soteria(Soteria(0.8)).apply(gradient, step, {}, torch.Generator())
+    defended, _ = soteria(Soteria(0.8)).apply(gradient, step, {}, rehearsal(0, purpose="test"))
     assert likeness(gradient["two.weight"]) > 0.9999 and likeness(defended["two.weight"]) < 0.9
     assert int((defended["two.weight"].abs().sum(0) == 0).sum()) == 4
     assert all(torch.equal(defended[k], gradient[k]) for k in params if k != "two.weight")
@@ -44,7 +45,7 @@ def test_only_the_last_layer_changes_and_its_representation_is_gone() -> None:
 def test_rate_zero_is_the_identity_and_dead_units_go_first() -> None:
     net, params, x, y = make()
     gradient = gradient_of(net, params, x, y)
-    same, _ = soteria(Soteria(0.0)).apply(gradient, step_of(net, params, x, y), {}, torch.Generator())
+    same, _ = soteria(Soteria(0.0)).apply(gradient, step_of(net, params, x, y), {}, rehearsal(0, purpose="test"))
     assert all(torch.equal(same[k], gradient[k]) for k in params)
     assert pruned_units(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[0.0, 2.0, 1.0]]), 0.34).tolist()[0]
 
@@ -57,4 +58,6 @@ def test_bad_settings_and_numbers_are_refused() -> None:
         pruned_units(torch.tensor([[1.0, 2.0]]), torch.tensor([[torch.nan, 1.0]]), 0.5)
     net, params, x, y = make()
     with pytest.raises(DefenseError, match="weight"):
-        soteria(Soteria()).apply({"other": torch.zeros(2)}, step_of(net, params, x, y), {}, torch.Generator())
+        soteria(Soteria()).apply(
+            {"other": torch.zeros(2)}, step_of(net, params, x, y), {}, rehearsal(0, purpose="test")
+        )

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
+from core.randomness import rehearsal
 from core.trees import apply_mask, full_mask
 from privacy.defense import Outgoing
 from privacy.top_k import TopK, top_k, top_mask
@@ -32,7 +33,7 @@ def test_sent_plus_waiting_is_the_sum_of_updates(keep: float) -> None:
     state, total, sent = defense.init(like), like, like
     for _ in range(30):
         update = apply_mask({k: torch.randn(t.shape, generator=g, dtype=t.dtype) for k, t in like.items()}, mask)
-        out, state = defense.apply(Outgoing(update, mask, mask, update), state, g)
+        out, state = defense.apply(Outgoing(update, mask, mask, update), state, rehearsal(0, purpose="test"))
         assert int(out.shared["w"].sum()) == -int(-keep * int(mask["w"].sum()) // 1) and bool(out.shared["b"])
         assert out.spoken is mask
         total = {k: total[k] + update[k] for k in like}
