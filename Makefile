@@ -19,10 +19,10 @@ lint: $(VENV)/installed
 	$(BIN)/mypy $(STRICT)
 
 unit: $(VENV)/installed  ## Fast tests and the examples in docstrings; no Flower process.
-	$(BIN)/pytest -n 2 -m "not federation" --doctest-modules tests $(ROOMS)
+	$(BIN)/pytest -n 2 -m "not federation and not slow" --doctest-modules tests $(ROOMS)
 
-federation: $(VENV)/installed  ## Real SuperLinks and SuperNodes over gRPC; two files at a time.
-	$(BIN)/pytest -n 2 --dist loadfile -m federation tests
+federation: $(VENV)/installed  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. And the slow tests.
+	$(BIN)/pytest -n 2 --dist loadfile -m "federation or slow" tests
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Prunella needs Python 3.11 or newer: set PYTHON=python3.11")'

@@ -111,9 +111,7 @@ def load(path: str, shape: Shape, classes: int) -> Autoencoder:
     tree, sizes = read_prior(path, NAME, shape)
     if sizes.keys() != {"classes", "latent", "width"} or sizes["classes"] != classes:
         raise AttackError(f"{Path(path).name} is a generator of {sizes.get('classes')} classes, not of {classes}")
-    network = Autoencoder(shape, classes, sizes["latent"], sizes["width"])
-    filled(network, tree, path)
-    return network
+    return filled(lambda: Autoencoder(shape, classes, sizes["latent"], sizes["width"]), tree, path)
 
 
 def ready(attack: Ggl, task: Task) -> None:

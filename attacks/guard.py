@@ -21,6 +21,7 @@ from attacks.control import PSNR_FLOOR, undefended_view
 from attacks.inversion import Inversion
 from attacks.leakage import Leakage, score
 from core.errors import ConfigError, DefenseError, unknown
+from core.randomness import PrivateGenerator
 from core.types import PrivateBatch, ServerView
 from privacy.defense import Outgoing
 from privacy.leakage_guard import NAME, LeakageGuard, strengthen
@@ -67,13 +68,14 @@ def guarded(
     private: PrivateBatch,
     task: Task,
     settings: LeakageGuard,
-    generator: Generator,
+    generator: PrivateGenerator,
 ) -> Outgoing:
     """What may leave: ``outgoing`` with as little noise as the attack allows. ``view`` has the public rest of what the
     server knows. Raises ``DefenseError`` when the update must stay."""
     attack = attack_of(settings)
+    starts = Generator().manual_seed(int(generator.below(2**62, 1)))
     try:
-        if not control_succeeds(view, private, task, settings, generator):
+        if not control_succeeds(view, private, task, settings, starts):
             logger.warning("the guard's attack does not rebuild an undefended image: it proves nothing")
             raise DefenseError(WITHHELD)
         for level in range(settings.levels + 1):
@@ -81,7 +83,7 @@ def guarded(
             if not any(bool(t.any()) for t in stronger.update.values()):
                 return stronger  # nothing leaves, so nothing is rebuilt
             seen = as_seen(view, stronger, private, settings.images)
-            rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack, generator)
+            rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack, starts)
             if not leaks(score(rebuilt, private), settings):
                 return stronger
         logger.warning("the guard's attack succeeds at the last level of noise")

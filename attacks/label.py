@@ -48,5 +48,5 @@ def reconstruct(view: ServerView, task: Task, attack: Label, generator: Generato
         labels = count_by_impact(evidence, images)
     counts = torch.bincount(labels, minlength=task.classes).to(evidence)
     misfit = 1 - float(cosine_similarity(evidence, probabilities - counts / images, dim=0))
-    flat = torch.full((images, *task.shape), GREY, device=target.flat.device)
+    flat = torch.tensor(GREY, device=target.flat.device).expand(images, *task.shape)  # one number, however many
     return Reconstruction(flat, labels.to(target.flat.device), misfit, 1)

@@ -23,6 +23,7 @@ LPIPS needs weights from elsewhere: ``attacks.lpips``.
 Errors: ``AttackError`` on shapes that do not fit and on NaN or infinity: a failed evaluation is never zero leakage.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -168,9 +169,8 @@ def label_accuracy(truth: Tensor, guess: Tensor) -> float:
     >>> label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([1, 2, 2]))
     0.6666666666666666
     """
-    classes = int(max(truth.max(), guess.max())) + 1
-    shared = torch.minimum(torch.bincount(truth, minlength=classes), torch.bincount(guess, minlength=classes))
-    return int(shared.sum()) / len(guess)
+    shared = Counter(truth.tolist()) & Counter(guess.tolist())  # by label, not by class: a label may be any number
+    return shared.total() / len(guess)
 
 
 @dataclass(frozen=True)

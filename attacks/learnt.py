@@ -9,7 +9,9 @@ Errors: ``AttackError`` for a file that is missing, of another kind or for other
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +23,8 @@ from core.trees import Tree
 from tasks.models.layers import Shape
 
 FORMAT = "prunella.prior.v1"
-_LARGEST = 4096  # of a size in the metadata, so that no file asks for a network that fills the memory
+_LARGEST = 4096  # of a size in the metadata
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def save_prior(path: Path, kind: str, network: nn.Module, shape: Shape, sizes: dict[str, int]) -> None:
@@ -54,10 +57,15 @@ def read_prior(path: str, kind: str, shape: Shape) -> tuple[Tree, dict[str, int]
     return tree, sizes
 
 
-def filled(network: nn.Module, tree: Tree, path: str) -> nn.Module:
-    """``network`` with the weights of a prior, in evaluation mode and without gradients."""
+def filled(build: Callable[[], Network], tree: Tree, path: str) -> Network:
+    """The network of ``build`` with the weights of a prior, in evaluation mode and without gradients.
+
+    Its sizes come from a file: no memory is taken for them, only for the weights that are there.
+    """
+    with torch.device("meta"):
+        network = build()
     try:
-        network.load_state_dict(tree)
+        network.load_state_dict({name: tensor.float() for name, tensor in tree.items()}, assign=True)
     except RuntimeError:
         raise AttackError(f"{Path(path).name} does not have the weights its sizes name") from None
     return network.eval().requires_grad_(False)

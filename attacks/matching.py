@@ -75,12 +75,15 @@ def check_tree(kind: str, tree: Mapping[str, Tensor], like: Mapping[str, Tensor]
 def check_view(view: ServerView, module: nn.Module) -> None:
     """Raise ``AttackError`` unless every tree of the view has the names and shapes of the model, and is finite."""
     like = dict(module.named_parameters())
-    for kind in ("params", "update", "mask", "shared", "importance"):
-        tree: Tree | None = getattr(view, kind)
-        if tree is not None:
+    for kind in ("params", "update", "mask", "shared"):
+        if (tree := getattr(view, kind)) is not None:
             check_tree(kind, tree, like)
-    check_tree("buffers", view.buffers, {n: b for n, b in module.named_buffers() if n in view.buffers})
-    for kind in ("params", "update", "buffers"):
+    if view.importance is not None:  # of the weights that a scheme may prune, not of all
+        check_tree("importance", view.importance, {n: like[n] for n in view.importance if n in like})
+    for kind in ("buffers", "received_buffers"):
+        tree = getattr(view, kind)
+        check_tree(kind, tree, {name: buffer for name, buffer in module.named_buffers() if name in tree})
+    for kind in ("params", "update", "buffers", "received_buffers"):
         if not all_finite(getattr(view, kind)):
             raise AttackError(f"{kind} of the view are not finite")
 

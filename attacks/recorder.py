@@ -30,7 +30,7 @@ from attacks.trace import save_trace
 from core.errors import AttackError, PrunellaError
 from core.records import from_dense
 from core.trees import Tree, full_mask, subtract
-from core.types import ServerView
+from core.types import MAX_COUNT, ServerView
 from tasks.task import Task
 
 EXAMPLES = "num-examples"
@@ -142,9 +142,9 @@ class Recorder:
     def _count(self, records: Iterable[MetricRecord]) -> int:
         for metrics in records:
             count = metrics.get(self.examples)
-            if isinstance(count, int | float) and 1 <= count < math.inf:
+            if isinstance(count, int | float) and 1 <= count <= MAX_COUNT:
                 return int(count)
-        raise AttackError(f"the reply has no metric {self.examples!r} of at least 1")
+        raise AttackError(f"the reply has no metric {self.examples!r} from 1 to {MAX_COUNT}")
 
 
 def record(strategy: Strategy, recorder: Recorder) -> Strategy:

@@ -101,9 +101,7 @@ def load(path: str, shape: Shape) -> Repair:
     tree, sizes = read_prior(path, NAME, shape)
     if sizes.keys() != {"factor", "width"} or sizes["factor"] > min(shape[1:]):
         raise AttackError(f"{Path(path).name} does not name a factor and a width")
-    network = Repair(shape, sizes["factor"], sizes["width"])
-    filled(network, tree, path)
-    return network
+    return filled(lambda: Repair(shape, sizes["factor"], sizes["width"]), tree, path)
 
 
 def ready(attack: Rog, task: Task) -> None:

@@ -8,24 +8,27 @@ Errors: ``AttackError`` that says what differs, names and shapes only.
 """
 
 import json
+import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from attacks.matching import check_view
-from core.errors import AttackError
+from core.errors import AttackError, PrunellaError
 from core.files import read_tree, write_tree
 from core.trees import Tree
-from core.types import ServerView
+from core.types import MAX_COUNT, ServerView
 from tasks.models import MODELS
-from tasks.task import Task
+from tasks.task import MAX_VALUES, Task, are_classes
 
 FORMAT = "prunella.trace.v1"
 _TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")
 _MASKS = ("mask", "shared")
+_COUNTS = ("num_examples", "steps", "batch_size")
 _PLAIN = tuple(f.name for f in fields(ServerView) if f.name not in (*_TREES, "labels"))
 _TYPES: dict[str, tuple[type, ...]] = {
     "num_examples": (int, type(None)),
@@ -60,9 +63,19 @@ def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, 
     if task is None and recorded.model not in MODELS:
         mend = f"pass its task, or --model {recorded.model} to prunella audit, if its code may run here"
         raise AttackError(f"the trace names {recorded.model!r}, a model of somebody's own: {mend}")
-    view = _view(tensors, about)
-    check_view(view, recorded.build())
+    view = _view(tensors, about, recorded)
+    check_view(view, _structure(recorded))
     return view, recorded, about["extra"]
+
+
+def _structure(task: Task) -> nn.Module:
+    """What the tensors must fit, without memory for it: a task may claim any size, and the file holds what it holds."""
+    try:
+        return task.structure()
+    except PrunellaError:
+        raise
+    except Exception:  # noqa: BLE001 - a user's own builder, which looks at values; those of ``structure`` have none
+        return task.build()
 
 
 def recorded_task(path: Path) -> Task:
@@ -97,6 +110,8 @@ def _task(raw: dict[str, Any]) -> Task:
     numbers = [*shape, classes] if isinstance(shape, list) else []
     if not isinstance(model, str) or len(numbers) != 4 or not all(type(n) is int and 0 < n < 2**20 for n in numbers):
         raise AttackError("the task of the trace is not a model, a shape (C, H, W) and a number of classes")
+    if math.prod(numbers[:3]) > MAX_VALUES:
+        raise AttackError(f"the task of the trace has more than {MAX_VALUES} values an image")
     return Task(model, (numbers[0], numbers[1], numbers[2]), numbers[3])
 
 
@@ -117,15 +132,26 @@ def _trees(tensors: Tree, present: list[Any]) -> dict[str, Tree]:
     return trees
 
 
-def _view(tensors: Tree, about: dict[str, Any]) -> ServerView:
-    plain = about["view"]
-    if set(plain) != set(_PLAIN):
-        raise AttackError(f"fields of the view differ: {sorted(set(plain) ^ set(_PLAIN))[:3]}")
+def _check_numbers(plain: dict[str, Any]) -> None:
+    """A trace's numbers are somebody's claims: counts and rates, none of them negative or endless."""
     for field, value in plain.items():
         if type(value) not in _TYPES[field]:
             raise AttackError(f"the field {field!r} of the trace has the wrong type")
+        if field in _COUNTS and value is not None and not 1 <= value <= MAX_COUNT:
+            raise AttackError(f"the field {field!r} of the trace is not a count from 1 to {MAX_COUNT}")
+        if isinstance(value, int | float) and not 0 <= value <= MAX_COUNT:
+            raise AttackError(f"the field {field!r} of the trace is not a number from 0 to {MAX_COUNT}")
+
+
+def _view(tensors: Tree, about: dict[str, Any], task: Task) -> ServerView:
+    plain = about["view"]
+    if set(plain) != set(_PLAIN):
+        raise AttackError(f"fields of the view differ: {sorted(set(plain) ^ set(_PLAIN))[:3]}")
+    _check_numbers(plain)
     labels = tensors.get("labels")
     if labels is not None and (labels.dim() != 1 or labels.dtype != torch.int64):
         raise AttackError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}, not int64 of one dimension")
+    if labels is not None and not are_classes(labels, task.classes):
+        raise AttackError(f"labels of the trace are not among the {task.classes} classes of its task")
     values = {**plain, **_trees(tensors, about["trees"]), "defenses": tuple(map(str, plain["defenses"]))}
     return ServerView(**values, labels=labels)

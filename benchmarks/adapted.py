@@ -33,7 +33,7 @@ from benchmarks.cells import Cache
 from benchmarks.machine import machine
 from benchmarks.orderings import masked, verdict
 from benchmarks.views import Sender, seen, sender, warmed
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.selection import keep_largest
 from core.trees import add, apply_mask, full_mask
 from core.types import PrivateBatch, ServerView
@@ -82,8 +82,8 @@ def priprune(bench: Bench, truth: PrivateBatch, image: int) -> Row:
     one, train = sending(bench, "priprune", image), bench.train
     rows = range(WARM * image, WARM * (image + 1))
     earlier = [Examples(train.x[i : i + 1], train.y[i : i + 1]) for i in rows]
-    one = warmed(one, earlier, lambda turn: stream(image, round=turn, purpose="warm"))
-    view = seen(one, Examples(truth.x, truth.y), lambda purpose: stream(image, purpose=purpose)).view
+    one = warmed(one, earlier, lambda turn: rehearsal(image, round=turn, purpose="warm"))
+    view = seen(one, Examples(truth.x, truth.y), lambda purpose: rehearsal(image, purpose=purpose)).view
     open_ = undefended(bench, truth, image)
     sent = sum(int((u != 0).sum()) for u in view.update.values()) / sum(u.numel() for u in view.update.values())
     found = {name: attacked(bench, name, view, image) for name in ("ig", "sgi", "expectation")}
@@ -98,7 +98,7 @@ def rounds(bench: Bench, truth: PrivateBatch, image: int) -> Row:
     for defense in ("top-k", "dgp"):
         one, views = sending(bench, defense, image), list[ServerView]()
         for turn in range(ROUNDS):
-            draw = lambda purpose, turn=turn: stream(image, round=turn, purpose=purpose)  # noqa: E731
+            draw = lambda purpose, turn=turn: rehearsal(image, round=turn, purpose=purpose)  # noqa: E731
             views.append(seen(one, private, draw).view)
             one = warmed(one, [private], lambda _, draw=draw: draw("defense"))  # type: ignore[misc]
             moved = add(one.received.params, views[-1].update)

@@ -3,12 +3,13 @@
 Selection: DGP's two thresholds (5 % and 75 %, whole layer as one tensor) over the single 20 % ``torch.topk`` that Top-k
 pays, at the sizes of ResNet18 and VGG-11; the paper's DGP pays 1.3 to 2.4 times. Epochs: local training under a defense
 over the same without, batch 64, on random 3 x 32 x 32 images, and Opacus DP-SGD beside it in the same run; CHN prints
-4 to 10 % for the channels. Arms take turns in every repetition, so that a busy machine slows all of them; the median
-over repetitions of an arm's own ratio is printed, and its range. Seconds are of the processor, one thread. Opacus gets
-the model with group norm in place of batch norm. Fitting a channel (once per client) is not in an epoch; its seconds
-are printed apart.
+4 to 10 % for the channels. ``dp-sgd, seeded`` is what DP-SGD would cost without its precautions: sums in float32 and
+noise of a ``torch.Generator``, which is no promise at all. Arms take turns in every repetition, so that a busy machine
+slows all of them; the median over repetitions of an arm's own ratio is printed, and its range. Seconds are of the
+processor, one thread. Opacus gets the model with group norm in place of batch norm, and not its secure mode. Fitting a
+channel (once per client) is not in an epoch; its seconds are printed apart.
 
-    python -m benchmarks.defenses [--repeat 5] [--steps 4] [--models lenet,resnet10] [--json]
+    python -m benchmarks.defenses [--repeat 5] [--steps 4] [--models lenet,conv-2,resnet10] [--json]
 """
 
 import argparse
@@ -28,17 +29,21 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
-from core.randomness import stream
-from core.trees import full_mask
-from privacy.chain import build_chain, start
+from core.randomness import PrivateGenerator, rehearsal, stream
+from core.trees import Tree, full_mask, map_trees, zeros_like
+from privacy import DEFENSES
+from privacy.chain import Chain, Link, build_chain, start
+from privacy.defense import State, Step, StepDefense
 from privacy.dgp import dual_mask
+from privacy.dp_sgd import DpSgd, no_state
 from strategies.local import Procedure, Received, local_update
 from tasks.examples import Examples
 from tasks.task import Task, initial
 from tasks.training import Sgd
 
 SIZES = {"resnet18": 11_173_962, "vgg-11": 9_231_114}
-DEFENSES = ("channel-natural", "channel-white", "channel-personalized", "priprune", "dgp")
+SEEDED = "dp-sgd, seeded"
+COMPARED = ("channel-natural", "channel-white", "channel-personalized", "priprune", "dgp", SEEDED)
 IMAGES, BATCH = 512, 64
 Work = Callable[[], object]
 
@@ -74,17 +79,33 @@ def selection(size: int, repeat: int) -> dict[str, dict[str, float]]:
     return turns(arms, "torch.topk", repeat)
 
 
-def _epoch(task: Task, defenses: list[str], data: Examples, steps: int) -> tuple[Work, float]:
+def _epoch(task: Task, chain: Chain, data: Examples, steps: int) -> tuple[Work, float]:
     """A function that trains ``steps`` batches under the chain, and the seconds it took to fit the chain."""
     params, buffers = initial(task, 0)
-    chain = build_chain(defenses, {})
     begin = time.process_time()
-    state = start(chain, data.x, params, {})
+    state = start(chain, data.x, params, {}, rehearsal(0, purpose="fit"))
     fitted = time.process_time() - begin
     procedure, received = Procedure(task.build(), Sgd(0.01), chain), Received(params, full_mask(params), buffers)
     batches = [Examples(data.x[i * BATCH :][:BATCH], data.y[i * BATCH :][:BATCH]) for i in range(steps)]
-    work = lambda: local_update(procedure, received, iter(batches), state, stream(0, purpose="noise"))  # noqa: E731
+    work = lambda: local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="noise"))  # noqa: E731
     return work, fitted
+
+
+def seeded_dp_sgd(settings: DpSgd | None = None) -> Chain:
+    """DP-SGD as it is often written: norms and sums in float32, noise of a Mersenne twister, nothing rounded."""
+    settings, draws = settings or DpSgd(), torch.Generator().manual_seed(0)
+
+    def apply(gradient: Tree, step: Step, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
+        total = zeros_like(step.params)
+        for each in step.per_example():
+            flat = {name: g.reshape(len(g), -1) for name, g in each.items()}
+            norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat.values()]).norm(dim=0)
+            factors = (settings.clip / norms).clamp(max=1.0)
+            total = map_trees(lambda t, g, f=factors: t + (f @ g).view(t.shape), total, flat)
+        noise = settings.clip * settings.noise_multiplier
+        return map_trees(lambda t: (t + noise * torch.randn(t.shape, generator=draws)) / step.batch, total), state
+
+    return Chain((Link("dp-sgd", settings, StepDefense(no_state, apply), DEFENSES["dp-sgd"]),))
 
 
 def _opacus(task: Task, data: Examples, steps: int) -> Work:
@@ -103,7 +124,7 @@ def _opacus(task: Task, data: Examples, steps: int) -> Work:
 
 
 def epochs(
-    model: str, steps: int, repeat: int, defenses: Sequence[str] = DEFENSES, seed: int = 0
+    model: str, steps: int, repeat: int, defenses: Sequence[str] = COMPARED, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Every defense's training time over plain SGD's on ``model``; DP-SGD where the model has no batch norm."""
     task, g = Task(model, (3, 32, 32), 10), stream(seed, purpose="images")
@@ -111,8 +132,10 @@ def epochs(
     arms: dict[str, Work] = {}
     fitted: dict[str, float] = {}
     has_buffers = bool(initial(task, 0)[1])
-    for name in ("none", *defenses, *(() if has_buffers else ("dp-sgd",))):
-        arms[name], fitted[name] = _epoch(task, [name], data, steps)
+    for name in ("none", *defenses, "dp-sgd"):
+        if not (has_buffers and name in ("dp-sgd", SEEDED)):
+            chain = seeded_dp_sgd() if name == SEEDED else build_chain([name], {})
+            arms[name], fitted[name] = _epoch(task, chain, data, steps)
     arms["opacus"] = _opacus(task, data, steps)
     return {"arms": turns(arms, "none", repeat), "fit_seconds": {k: v for k, v in fitted.items() if "channel" in k}}
 
@@ -132,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--models", default="lenet,resnet10")
+    parser.add_argument("--models", default="lenet,conv-2,resnet10")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.repeat < 1 or not 1 <= options.steps <= IMAGES // BATCH:

@@ -24,8 +24,10 @@ from flwr.supercore.task_identity import TaskIdentity
 import client.session
 import server.app
 import server.rounds
+from client.accounts import FILE, begin
 from client.app import app as client_app
 from core.config import parse_run
+from core.randomness import derived
 from core.records import from_dense
 from core.trees import Tree
 from server.app import assemble, describe
@@ -70,6 +72,9 @@ class InProcessGrid(Grid):
         **node: Any,
     ) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        for home in (state / str(i) for i in range(clients)):
+            if not (home / FILE).exists():  # the same draws in every run, and an account of their own all the same
+                begin(home, derived(b"rehearsal", home.name))
         self.app, self.config, self.tamper = app, config, tamper
         self.contexts = {
             FIRST_NODE + i: Context(
@@ -79,7 +84,6 @@ class InProcessGrid(Grid):
                     "partition-id": i,
                     "num-partitions": clients,
                     "state-dir": str(state / str(i)),
-                    "client-seed": 7,
                     **node,
                 },
                 RecordDict(),

@@ -51,7 +51,7 @@ from benchmarks.defenses import turns
 from benchmarks.inprocess import run_in_process
 from benchmarks.views import LEARNS, Sender, model_of, seen, sender, warmed
 from core.errors import PrunellaError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import full_mask
 from core.types import PrivateBatch
 from privacy import DEFENSES
@@ -82,7 +82,7 @@ def few_test(dataset: str, root: Path | None) -> Examples | None:
 
 def few_of(own: Examples, examples: int) -> Examples:
     """A client's first ``examples``, or all of them where that is 0."""
-    return Examples(own.x[:examples], own.y[:examples]) if examples else own
+    return own.take(torch.arange(min(examples, len(own)))) if examples else own
 
 
 @contextmanager
@@ -134,9 +134,10 @@ def seconds(bench: "Bench", chosen: argparse.Namespace, defenses: str) -> Row:
         params, buffers = initial(task, bench.seed)
         made, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
         procedure = Procedure(task.build(), Sgd(STILL), made, chosen.batch)
-        state, few = start(made, bench.pool.x, params, {}), min(chosen.steps, STEPS)
-        drawn = list(batches(bench.pool, chosen.batch, few, stream(bench.seed, purpose="leakage-time")))
-        return lambda: local_update(procedure, received, iter(drawn), state, stream(0, purpose="leakage-time"))
+        state = start(made, bench.pool.x, params, {}, rehearsal(bench.seed, purpose="fit"))
+        few = min(chosen.steps, STEPS)
+        drawn = list(batches(bench.pool, chosen.batch, few, rehearsal(bench.seed, purpose="leakage-time")))
+        return lambda: local_update(procedure, received, iter(drawn), state, rehearsal(0, purpose="leakage-time"))
 
     return turns({"none": work("none"), defenses: work(defenses)}, "none", REPEAT)[defenses]
 
@@ -169,7 +170,7 @@ def prepared(bench: Bench, defenses: str, model: str, images: int) -> Sender:
     params, buffers = initial(task, bench.seed)
     client = sender(task, Received(params, full_mask(params), buffers), defenses, {}, bench.pool.x[:POOL], 1)
     others = [bench.one(images + turn) for turn in range(WARM if LEARNS & set(names) else 0)]
-    return warmed(client, others, lambda turn: stream(bench.seed, round=turn, purpose="leakage-warm"))
+    return warmed(client, others, lambda turn: rehearsal(bench.seed, round=turn, purpose="leakage-warm"))
 
 
 def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: str, number: int) -> Row:
@@ -179,7 +180,7 @@ def attacked(bench: Bench, chosen: argparse.Namespace, defenses: str, attack: st
     begin = time.process_time()
     try:
         client = prepared(bench, defenses, chosen.model, chosen.images)
-        view, trained_on = seen(client, private, lambda p: stream(bench.seed, round=number, purpose=f"leakage-{p}"))
+        view, trained_on = seen(client, private, lambda p: rehearsal(bench.seed, round=number, purpose=f"leakage-{p}"))
         draw = stream(bench.seed, round=number, purpose="leakage-attack")
         rebuilt = find_attack(attack).reconstruct(view, client.task, settings, draw)
     except PrunellaError as error:  # withheld, nothing arrived, or the attack diverged: no score, and never a zero

@@ -27,7 +27,7 @@ from attacks.control import undefended_view
 from attacks.denoise import Channel, Denoise, reconstruct
 from attacks.leakage import mse, ssim
 from benchmarks.machine import machine
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.selection import keep_largest
 from core.trees import Mask, apply_mask, full_mask
 from core.types import PrivateBatch, ServerView
@@ -85,11 +85,11 @@ def channels(images: Sequence[PrivateBatch], public: torch.Tensor) -> Scores:
     state = initial(task, 0)
     for name in CHANNELS:
         chain = build_chain([name], {f"{name}.kappa": KAPPA})
-        fitted = start(chain, public, state[0], {})
+        fitted = start(chain, public, state[0], {}, rehearsal(0, purpose="fit"))
         tree = fitted[name]["channel"]
         noise = tree["variance"] if "variance" in tree else tree["factor"].double().T @ tree["factor"].double()
         for number, truth in enumerate(images):
-            shown = present(chain, truth.x, fitted, stream(number, purpose="noise"))
+            shown = present(chain, truth.x, fitted, rehearsal(number, purpose="noise"))
             view = undefended_view(task, *state, PrivateBatch(shown, truth.y))
             known = Channel(public, noise)
             rebuilt = reconstruct(view, task, Denoise(iterations=150), stream(number, purpose="attack"), known)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import Mask, Tree, apply_mask, full_mask
 from privacy.chain import build_chain, start
 from pruning.selection import keep_by_score
@@ -62,8 +62,8 @@ def real_update(model: str, kind: str, images: Examples, training: Training) -> 
     mask = keep_by_score(scores, names, training.removed) if kind == "magnitude" else full_mask(params)
     chain = build_chain(("dgp",) if kind == "dgp" else ("none",), {})
     received = Received(apply_mask(params, mask), mask, buffers)
-    loader = batches(images, training.batch, training.steps, stream(training.seed, purpose="batches"))
+    loader = batches(images, training.batch, training.steps, rehearsal(training.seed, purpose="batches"))
     procedure = Procedure(task.build(), Sgd(training.learning_rate), chain)
-    state = start(chain, images.x, params, {})
-    result = local_update(procedure, received, loader, state, stream(training.seed, purpose="defense"))
+    state = start(chain, images.x, params, {}, rehearsal(training.seed, purpose="fit"))
+    result = local_update(procedure, received, loader, state, rehearsal(training.seed, purpose="defense"))
     return Update(mask, result.outgoing.update, result.outgoing.shared)

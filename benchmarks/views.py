@@ -14,9 +14,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Generator, Tensor
+from torch import Tensor
 
 from attacks.guard import guarded
+from core.randomness import PrivateGenerator, rehearsal
 from core.types import PrivateBatch, ServerView
 from privacy.chain import ChainState, build_chain, present, start
 from privacy.leakage_guard import NAME as GUARD
@@ -28,7 +29,7 @@ from tasks.training import Sgd
 
 RATE = 0.1
 LEARNS = {"priprune"}
-Draw = Callable[[str], Generator]  # a fresh stream for a purpose: the same one whenever it is asked
+Draw = Callable[[str], PrivateGenerator]  # fresh for a purpose: the same draws whenever it is asked
 
 
 def model_of(model: str, names: Sequence[str]) -> str:
@@ -64,12 +65,11 @@ def sender(task: Task, received: Received, defenses: str, raw: Mapping[str, Any]
     H, W]. Raises ``ConfigError`` for unknown names and settings.
     """
     chain = build_chain(defenses.split(","), dict(raw))
-    return Sender(
-        task, Procedure(task.build(), Sgd(RATE), chain, batch), received, start(chain, pool, received.params, {})
-    )
+    state = start(chain, pool, received.params, {}, rehearsal(0, purpose="fit"))
+    return Sender(task, Procedure(task.build(), Sgd(RATE), chain, batch), received, state)
 
 
-def warmed(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], Generator]) -> Sender:
+def warmed(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
     """After a round of one step on each of ``earlier``; the weights it receives stay those of ``one``."""
     for turn, batch in enumerate(earlier):
         done = local_update(one.procedure, one.received, iter([batch]), one.state, draw(turn))

@@ -22,8 +22,8 @@ from core.errors import ConfigError, unknown
 Raw = Mapping[str, str | int | float | bool]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
 
 
@@ -48,6 +48,7 @@ class Run(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
     min_clients: Count = 2
     expected_clients: Annotated[int, Field(ge=0)] = 0
+    registered_keys: bool = False
     fraction: Share = 1.0
     round_seconds: Positive = 600.0
     aggregation: Literal["holders", "as_printed"] = "holders"

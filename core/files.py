@@ -28,8 +28,23 @@ def write_atomically(path: Path, write: Callable[[Path], object], mode: int = 0o
             os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)
+        _settle(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    """Flush a folder, so that a file's new name outlives a power cut; where a system cannot, it is left to it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # not every file system flushes folders
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

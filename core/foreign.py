@@ -36,8 +36,10 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
     try:
         module = importlib.import_module(path)
     except (ImportError, TypeError, ValueError) as error:  # the last two: "", and a relative path
+        # Which module is missing was asked for; any other text may hold a path of this machine.
+        why = error if isinstance(error, ModuleNotFoundError) else type(error).__name__
         mend = "install its package on every machine, or have PYTHONPATH name its folder"
-        raise ConfigError(f"{kind} {name!r} cannot be imported here ({error}): {mend}") from None
+        raise ConfigError(f"{kind} {name!r} cannot be imported here ({why}): {mend}") from None
     if not hasattr(module, attribute):
         raise unknown(f"name in {path}", attribute, (each for each in vars(module) if not each.startswith("_")))
     return getattr(module, attribute)

@@ -61,7 +61,11 @@ def to_dense(tree: Tree) -> ArrayRecord:
 
 
 def from_dense(record: ArrayRecord) -> Tree:
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+    """The tensors of a plain record. Raises ``WireError`` where one cannot be read."""
+    try:
+        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+    except Exception as error:  # noqa: BLE001 - bytes of a stranger: whatever reading them raises, they are no tensors
+        raise WireError("malformed", "the record holds an array that cannot be read") from error
 
 
 def record_bytes(record: ArrayRecord) -> int:

@@ -39,7 +39,7 @@ Runs = Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that
 RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
 AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of another Flower app than Prunella's own.")]
 AuditOption = Annotated[Audit, typer.Option(help="What clients consent to. Pictures suit a demonstration.")]
-Seed = Annotated[int | None, typer.Option(help="Makes the clients' own randomness reproducible. For experiments only.")]
+Seed = Annotated[int | None, typer.Option(help="Clients whose draws repeat, for experiments: no ε is printed then.")]
 Resume = Annotated[str, typer.Option(metavar="RUN", help="Go on with a run: an id, a path or 'latest'.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep Flower's own directories after a successful run.")]
 

@@ -108,6 +108,7 @@ def superlink(
         )
         machines.check_link(link)
         machines.prepare(link.home)
+        machines.forget_numbers(link)
         serve(machines.link_processes(link), link.warm, say)
 
 
@@ -147,12 +148,12 @@ def supernode(
     keys: KeysDir = Path("keys"),
     name: Annotated[str, typer.Option(help="Name of its key in keys/supernodes; node-ID by default.")] = "",
     data: Annotated[Path | None, typer.Option(help="This client's own data.")] = None,
-    audit: Annotated[Audit, typer.Option(help="What the server's audit may have.")] = Audit.deny,
+    audit: Annotated[Audit, typer.Option(help="What an audit is told: a word, numbers, pictures.")] = Audit.deny,
     require: Annotated[
         str,
         typer.Option(
             envvar="PRUNELLA_REQUIRE",
-            help="Take part only in runs with these defenses and settings: 'dgp, dgp.bottom=0.75'. Runs own code only.",
+            help="Take part only in runs with these defenses, this strong: 'dgp, dgp.bottom=0.75'. Runs own code only.",
         ),
     ] = "",
     epsilon_budget: Annotated[

@@ -19,11 +19,13 @@ Flower's own ``flwr run`` ends with code 0 whether or not the run failed; the st
 """
 
 import hashlib
+import io
 import json
 import os
 import sys
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,17 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
     return {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
 
 
+def refuse_private_keys(bundle: bytes) -> None:
+    """Raise ``ValueError`` where a file of the bundle is a private key, which every SuperNode would be sent.
+
+    By what it holds: a SuperNode's key may be called anything, ``site.json`` and ``site.py`` too.
+    """
+    with zipfile.ZipFile(io.BytesIO(bundle)) as files:
+        for name in files.namelist():
+            if b"PRIVATE KEY-----" in files.read(name)[:64]:
+                raise ValueError(f"{name} is a private key, and the bundle would carry it: keep keys outside the app")
+
+
 def start_run(client: Any, request: dict[str, Any]) -> int:
     """Bundle the app and submit it; Flower's number of the run. Raises ``ValueError`` when the app is refused."""
     from flwr.cli.build import build_fab_from_files
@@ -56,6 +69,7 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
     from flwr.supercore.fab import Fab
 
     content, _ = build_fab_from_files(app_files(Path(request["app"]), Path(request["packages"])))
+    refuse_private_keys(content)
     simulation = request.get("simulation")
     answer = client.StartRun(
         StartRunRequest(

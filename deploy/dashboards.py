@@ -11,8 +11,8 @@ from pathlib import Path
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
+from attacks.level import RECOGNISABLE
 from deploy.panels import Look, Panel, answer, board, timeseries, words
-from server.verdict import RECOGNISABLE
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 FAILING = 0.2  # share of replies left out: alert PrunellaClientsFailing

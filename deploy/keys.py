@@ -28,6 +28,7 @@ from deploy.errors import UsageError
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SUPERLINK_DAYS = 3650, 825  # 825 days is the most that common TLS stacks accept of a server
 SKEW = datetime.timedelta(hours=1)  # a machine whose clock is a little late must not refuse a new certificate
+PUBLIC = (".crt", ".pub")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -180,7 +181,7 @@ def certified(certificate: Path) -> list[str]:
 
 def write_new(path: Path, content: bytes) -> None:
     """Write a file that must not be there yet: 0644 for what is public, 0600 for all else."""
-    mode = 0o644 if path.suffix in (".crt", ".pub") else 0o600
+    mode = 0o644 if path.suffix in PUBLIC else 0o600
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
@@ -192,13 +193,23 @@ def _in_the_way(path: Path) -> KeyFileError:
     return KeyFileError(f"{path} is there already and is never overwritten: move it away, or use another --out")
 
 
+def private_directory(path: Path) -> None:
+    """Make a directory that its owner alone may enter. A new one also asks git to leave it out: it may lie in a
+    checkout, where `git add .` would publish it."""
+    new = not path.exists()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    if new:
+        (path / ".gitignore").write_text("*\n")
+
+
 def make(out: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
     """Write what is asked for and return it, all or, when something is in the way, nothing. Raises ``KeyFileError``.
 
     In a directory that has certificates already, SuperNodes are added to them, unless ``hosts`` asks for new ones.
     """
     for name in names:
-        if not NAME.fullmatch(name) or name.endswith(".pub"):
+        if not NAME.fullmatch(name) or Path(name).suffix in PUBLIC:
             raise KeyFileError(f"{name!r} is no name for a SuperNode: use letters, digits, '.', '_' and '-'")
     files = {} if Keys(out).certificate.exists() and names and not hosts else certificates(hosts)
     for name in dict.fromkeys(names):
@@ -208,8 +219,7 @@ def make(out: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
             raise _in_the_way(out / name)
     try:
         for directory in (out, out / "supernodes"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory.chmod(0o700)
+            private_directory(directory)
         for name, content in files.items():
             write_new(out / name, content)
     except OSError as error:

@@ -26,7 +26,7 @@ from deploy.runs import RunDir, RunError, create, locked, new_id, point_latest, 
 from deploy.warm import ENV, PRELOAD
 
 Value = str | int | float | bool
-Audit = Literal["deny", "scores", "pictures"]
+Audit = Literal["deny", "scores", "numbers", "pictures"]
 Status = Literal["completed", "failed", "stopped"]
 LOOK = 0.1  # seconds between two looks at the processes and files
 LAST_WORD = 15.0  # seconds Flower has to report the end of a ServerApp that is gone

@@ -7,6 +7,7 @@ loopback; a SuperNode's own Runtime API (HTTP, 9094) is for the ClientApps of it
 
 Each member keeps everything in one directory, 0700: ``flower/`` (its FLWR_HOME), ``logs/``, ``state.db`` (SuperLink:
 registered keys and runs), ``state/`` and ``node.toml`` (SuperNode: what the client remembers, its configuration).
+Whose the client numbers are stands in ``flower/`` of whatever runs the ServerApps.
 """
 
 import ipaddress
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from deploy import refusals
 from deploy.errors import LaunchError, UsageError
-from deploy.keys import Keys, check_superlink, present
+from deploy.keys import Keys, check_superlink, present, private_directory
 from deploy.own_code import OWN_CODE
 from deploy.ports import LOOPBACK
 from deploy.processes import Process
@@ -25,6 +26,7 @@ from deploy.warm import CLIENT_AFTER, SERVER_AFTER
 
 FLEET, CONTROL = 9092, 8000
 LINK, NODE, EXECUTOR = "superlink", "supernode", "executor"
+NUMBERS = "client-numbers.json"  # ``server.app``'s, which takes seconds to import
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -155,10 +157,16 @@ def prepare(home: Path, *folders: str) -> None:
     """A member's directory and those in it, readable by their owner only."""
     try:
         for path in (home, *(home / name for name in ("flower", "logs", *folders))):
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.chmod(0o700)
+            private_directory(path)
     except OSError as error:
         raise UsageError(f"cannot write to {home} ({error.strerror}): choose another with --home") from None
+
+
+def forget_numbers(link: Link) -> None:
+    """A SuperLink without a database has forgotten its keys, whose nodes come back as others: their client numbers
+    are free again."""
+    if link.in_memory:
+        (link.home / "flower" / NUMBERS).unlink(missing_ok=True)
 
 
 def node_config(node: Node) -> dict[str, Value]:

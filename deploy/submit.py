@@ -128,6 +128,8 @@ def stop(target: Target, run: RunDir, folder: Path) -> bool:
 def control(request: Request, target: Target, run: RunDir, resume: bool) -> Process:
     """The process that submits the run and reports on it."""
     config = run_config(request, run, free_ports(1)[0], resume)
+    if target.keys and "registered-keys" in settings.defaults(settings.read_app(request.app)):
+        config = {"registered-keys": True} | config
     if target.elsewhere:
         config |= {"run-dir": target.elsewhere}
     path = run.flower / "request.json"

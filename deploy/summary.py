@@ -43,6 +43,10 @@ def leakage_rows(audits: Sequence[Line]) -> Rows:
         worst = ", ".join(f"{name.upper()} {scores[name]['worst']:.2f}" for name in ("psnr", "ssim") if name in scores)
         whose = "client" if kind == "client" else "canary"
         found.append((f"leakage, {whose}", f"{attack} against {defense}: {worst} (worst image)"))
+    said = {(a["attack"], a["defense"]): a["level"] for a in audits if a.get("level") and not a.get("scores")}
+    found += [
+        ("leakage, client", f"{attack} against {how}: {word} (no numbers)") for (attack, how), word in said.items()
+    ]
     controls = [a["ok"] for a in audits if a["kind"] == "control" and a.get("ok") is not None]
     if controls:
         found.append(("positive control", "rebuilt" if all(controls) else "NOT rebuilt: the attack proves nothing"))

@@ -23,6 +23,7 @@ class Audit(StrEnum):
 
     deny = "deny"
     scores = "scores"
+    numbers = "numbers"
     pictures = "pictures"
 
 

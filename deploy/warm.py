@@ -53,7 +53,15 @@ FLOWER = (
 )
 # What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after the first
 # ``CLIENT_AFTER``: the rest, which optimizers and scoring need, is imported while they start and find each other.
-PRELOAD = ("torch", "pydantic", "safetensors.torch", "torch._dynamo", "sklearn.datasets")
+PRELOAD = (
+    "torch",
+    "pydantic",
+    "cryptography.hazmat.primitives.ciphers",
+    "filelock",
+    "safetensors.torch",
+    "torch._dynamo",
+    "sklearn.datasets",
+)
 SERVER_AFTER, CLIENT_AFTER = 1, 3
 SUPERNODE = "flower-supernode"
 SIGNS_OFF = "supernode"  # the name ``deploy.machines`` gives; those of a run on one machine are numbered

@@ -1,5 +1,6 @@
 """The ServerApp: settings in, a federation put together, run and recorded; the run store says how it ended."""
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from attacks import SECTIONS as ATTACK_SECTIONS
 from core.config import Raw, Run, check_sections, parse_run
 from core.errors import ConfigError
+from core.stranger import clean
 from privacy import SECTIONS as PRIVACY_SECTIONS
 from privacy.chain import build_chain, check_model
 from server.audit import Auditor
@@ -20,6 +22,7 @@ from server.store import RunStore, claimed, now
 from strategies import SECTIONS as STRATEGY_SECTIONS
 from strategies import build_strategy, uses_public
 from strategies.masked import Model
+from strategies.numbering import Numbering
 from tasks.data import class_names, load_test, make_task
 from tasks.public import set_apart
 from tasks.task import initial, prunable, require_fit
@@ -27,6 +30,8 @@ from tasks.task import initial, prunable, require_fit
 app = ServerApp()
 
 SECTIONS = {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}
+NUMBERS = "client-numbers.json"
+ERROR = 2_000  # characters of what a run failed of
 _PACKAGES = ("prunella", "flwr", "torch", "numpy")
 
 
@@ -50,6 +55,11 @@ def place(run: Run) -> Path:
     return Path(run.run_dir)
 
 
+def numbers(folder: Path) -> Path:
+    """Where a SuperLink's runs keep whose the client numbers are: its FLWR_HOME, or the run's own ``folder``."""
+    return Path(os.environ.get("FLWR_HOME") or folder) / NUMBERS
+
+
 def assemble(run: Run, raw: Raw) -> Federation:
     """Every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
     check_sections(raw, SECTIONS)
@@ -67,6 +77,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     model = Model(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
     strategy.roster.classes = class_names(run.dataset, None)
+    strategy.roster.numbering = Numbering(numbers(folder) if run.registered_keys else None)
     auditor = Auditor(run, raw, task, canary, strategy.roster, folder)
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
@@ -112,7 +123,7 @@ def see_through(federation: Federation, grid: Grid) -> None:
         if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
             federation.store.finish("stopped")
             raise
-        federation.store.finish("failed", f"{type(error).__name__}: {error}")
+        federation.store.finish("failed", clean(f"{type(error).__name__}: {error}", ERROR))
         raise
     else:
         federation.store.finish("completed")

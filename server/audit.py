@@ -7,7 +7,6 @@ them and takes in scores that have arrived; nothing there waits. Only ``drain``,
 """
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -27,11 +26,13 @@ from torch import Tensor
 from attacks import find_attack
 from attacks.control import PSNR_FLOOR
 from attacks.leakage import paired
+from attacks.level import ORDER
 from attacks.trace import save_trace
 from core.config import Raw, Run, parse_section
 from core.errors import AttackError, ConfigError
 from core.files import read_tree, write_json, write_tree
 from core.records import from_dense, to_dense, unflatten
+from core.stranger import clean, figure
 from core.trees import Tree, add, apply_mask, subtract
 from core.types import ServerView
 from server.audit_worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
@@ -41,7 +42,9 @@ from strategies.roster import Member, Roster
 from tasks.task import Task
 
 QUERY = "query.audit"
-SCORES = ("psnr", "nmi", "ami", "ssim", "mse")
+# The scores of ``attacks.leakage`` and the ranges they have; rounding may pass them by a little.
+SCORES = {"psnr": (-1.0, 101.0), "nmi": (-0.01, 1.01), "ami": (-10.0, 1.01), "ssim": (-1.01, 1.01), "mse": (0.0, 1.01)}
+SHARES = {"iip": (0.0, 1.0), "label_accuracy": (0.0, 1.0), "images": (0.0, 1e6)}
 STATS = ("mean", "worst", "random", "other")
 MAX_PICTURES = 16
 MAX_STARTS = 5  # of the worker without an answer in between; one that cannot start would be started for ever
@@ -71,12 +74,13 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
 
 def read_scores(record: MetricRecord) -> Outcome:
     """A client's scores as ``Leakage.to_dict`` makes them, or ``AttackError``: no other name, no odd number."""
-    wanted = {f"{score}.{stat}" for score in SCORES for stat in STATS} | {"iip", "images"}
-    if not wanted <= record.keys() <= wanted | {"label_accuracy"}:
+    bounds = {f"{score}.{stat}": limits for score, limits in SCORES.items() for stat in STATS} | SHARES
+    if not bounds.keys() - {"label_accuracy"} <= record.keys() <= bounds.keys():
         raise AttackError("scores are missing, or others than those asked for")
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in record.values()):
-        raise AttackError("a score is not a finite number")
-    return {"label_accuracy": None, **unflatten({name: float(str(value)) for name, value in record.items()})}
+    found = {name: figure(value, *bounds[name]) for name, value in record.items()}
+    if None in found.values():
+        raise AttackError("a score is not a number within its bounds")
+    return {"label_accuracy": None, **unflatten(found)}
 
 
 def read_pictures(record: ArrayRecord | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
@@ -246,7 +250,7 @@ class Auditor:
 
     def _answered(self, job: Job, result: Outcome, grid: Grid) -> None:
         if result["error"] is not None:
-            log(WARNING, "audit %s failed: %s", job.name, result["error"])
+            log(WARNING, "audit %s failed: %s", job.name, clean(result["error"]))
             self._finish(job, result, "failed")
         elif job.client is None:
             self._canary_scored(job, result)
@@ -276,19 +280,21 @@ class Auditor:
     def _scored(self, job: Job, reply: Message) -> None:
         result = self._result(job)
         if reply.has_error():
-            log(WARNING, "audit %s: the client could not score it (%s)", job.name, reply.error.reason)
+            log(WARNING, "audit %s: the client could not score it (%s)", job.name, clean(reply.error.reason or ""))
             return self._finish(job, result, "failed")
         outcome = reply.content.config_records.get("audit", ConfigRecord()).get("outcome")
         numbers = reply.content.metric_records.get("scores")
-        if outcome != "scored" or numbers is None:
+        said = reply.content.config_records.get("audit", ConfigRecord()).get("level")
+        if outcome != "scored" or said not in ORDER:
             return self._finish(job, result, "no-consent" if outcome == "no-consent" else "failed")
         try:
-            scores = read_scores(numbers)
+            scores = None if numbers is None else read_scores(numbers)
             pictures = read_pictures(reply.content.array_records.get("pictures"), self.task.shape)
         except AttackError as error:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed")
-        self._finish(job, result, "scored", scores, self._keep_pictures(job, *pictures) if pictures else None)
+        kept = self._keep_pictures(job, *pictures) if pictures else None
+        self._finish(job, {**result, "level": said}, "scored", scores, kept)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"
@@ -317,6 +323,7 @@ class Auditor:
                 "seconds": result["seconds"],
                 "outcome": outcome,
                 "scores": scores,
+                "level": result.get("level"),
                 "pictures": pictures,
                 "ok": ok,
             }

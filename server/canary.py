@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from core.config import Run
-from core.randomness import stream
+from core.randomness import PrivateGenerator, rehearsal, stream
 from core.types import PrivateBatch, ServerView
 from privacy.adgp import NAME as ADGP
 from privacy.chain import Chain, ChainState, build_chain, start
@@ -56,11 +56,14 @@ class Canary:
         self.sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
         self.chains = {"none": build_chain(["none"], {}), "defended": build_chain(run.defense_names, raw)}
 
+    def _draws(self, round: int, purpose: str) -> PrivateGenerator:
+        return rehearsal(self.run.seed, round=round, purpose=purpose)
+
     def _warm(self, chain: Chain, received: Received, round: int) -> ChainState:
         procedure = Procedure(self.task.build(), self.sgd, chain)
-        state = start(chain, self.pool.x, received.params, {})
+        state = start(chain, self.pool.x, received.params, {}, self._draws(round, "canary-fit"))
         for turn in range(WARM_ROUNDS):
-            generator = stream(self.run.seed, round=round, client=turn, purpose="canary-warm")
+            generator = self._draws(round, f"canary-warm-{turn}")
             shown = batches(self.pool, self.run.batch_size, self.run.local_steps, generator)
             state = local_update(procedure, received, shown, state, generator).state
         return state
@@ -71,10 +74,11 @@ class Canary:
         received = Received(expected.params, expected.mask, expected.buffers)
         index = round % len(self.pool.y)
         x, y = self.pool.x[index : index + 1], self.pool.y[index : index + 1]
-        state = self._warm(chain, received, round) if arm == "defended" else start(chain, x, received.params, {})
+        generator = self._draws(round, f"canary-{arm}")
+        warm = arm == "defended"
+        state = self._warm(chain, received, round) if warm else start(chain, x, received.params, {}, generator)
         if ADGP in chain.names and expected.locations is not None:
             state = {**state, ADGP: {**state[ADGP], "locations": expected.locations}}
-        generator = stream(self.run.seed, round=round, purpose=f"canary-{arm}")
         result = local_update(Procedure(self.task.build(), self.sgd, chain), received, _once(x, y), state, generator)
         view = ServerView(
             params=expected.params,

@@ -11,12 +11,15 @@ The address is ``host:port``; without a host it is the loopback one, and port 0 
 (('127.0.0.1', 9100), ('::1', 0))
 """
 
+import contextlib
 import re
+import sys
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from socket import AF_INET6
+from socket import AF_INET6, SHUT_RDWR
 from socketserver import ThreadingMixIn
 from threading import Lock, Thread
 from typing import Any
@@ -40,6 +43,9 @@ from server.store import Row, StoreError, check_row
 LOOPBACK = "127.0.0.1"
 # Seconds: from digits on one machine (tenths) to a federation that waits for its slowest site (default limit 600).
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+MOST = 64  # connections at a time; a browser opens six, Prometheus one
+SECONDS = 10.0  # a connection may last
 
 Labels = tuple[str, ...]
 
@@ -117,9 +123,58 @@ class _Values(Collector):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A slow reader keeps nobody waiting, and nobody keeps the process from ending."""
+    """A thread for each connection, and no more than ``2 * MOST`` of them, for ``SECONDS`` at most.
+
+    With ``MOST`` connections open, a new one ends the oldest: a reader who asks at once has its answer before it is the
+    oldest, while those who open connections and say nothing, or little, only push out one another. An ended connection
+    counts until its thread has noticed; where too many have not yet, the new one is closed unheard.
+    """
 
     daemon_threads = True
+    request_queue_size = 1024  # whom the kernel has no room for waits a second before it asks again
+
+    def __init__(self, *given: Any) -> None:
+        self._lock = Lock()
+        self._begun: dict[Any, float] = {}  # by connection, oldest first
+        self._ended: set[Any] = set()
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            crowded = len(self._begun) >= 2 * MOST
+            live = [each for each in self._begun if each not in self._ended]
+            if len(live) >= MOST:
+                self._end(live[0])
+            if not crowded:
+                self._begun[request] = time.monotonic()
+        if crowded:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def _end(self, request: Any) -> None:
+        """Its thread's next read finds the end, its next write fails."""
+        self._ended.add(request)
+        with contextlib.suppress(OSError):
+            request.shutdown(SHUT_RDWR)
+
+    def service_actions(self) -> None:
+        """Called ten times a second: no connection lasts for ever by saying a little now and then."""
+        with self._lock:
+            for request, begun in self._begun.items():
+                if request not in self._ended and time.monotonic() - begun > SECONDS:
+                    self._end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._begun.pop(request, None)
+            self._ended.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that went away, or was sent away, is no news."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):
@@ -127,8 +182,6 @@ class _Server6(_Server):
 
 
 class _Silent(WSGIRequestHandler):
-    timeout = 10  # seconds a connection may stay silent
-
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape is no news."""
 
@@ -149,7 +202,7 @@ class Exporter:
             self._server = make_server(host, port, serve, _Server6 if ":" in host else _Server, _Silent)
         except OSError as error:
             raise ConfigError(f"metrics-address: cannot listen on {address!r}: {error.strerror}") from None
-        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
         self.address = f"[{host}]:{self._server.server_port}" if ":" in host else f"{host}:{self._server.server_port}"
 

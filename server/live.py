@@ -4,8 +4,9 @@ It is ``server.report``'s page, made again when the run store has changed and so
 every ``EVERY`` milliseconds. It shows the pictures of controls and of clients that consented to pictures, and those on
 loopback only: a port that was opened for a monitoring system shows its figures and withholds every picture.
 
-There is no login. On loopback, only requests that call this machine by a loopback name are answered, so that a page
-from elsewhere, which a browser on this machine has open, cannot read it by pointing its own name here (DNS rebinding).
+There is no login. On loopback, only requests that call this machine by a loopback name are answered, at any path, so
+that a page from elsewhere, which a browser on this machine has open, cannot read anything by pointing its own name here
+(DNS rebinding). A port that was opened to others is known to them by names nobody here knows, and answers to all.
 """
 
 import base64
@@ -81,19 +82,21 @@ class Live:
 
 
 def application(metrics: Application, host: str, run_dir: Path | None) -> Application:
-    """Metrics at ``/metrics``, and with ``run_dir`` the live page at ``/``. ``host`` is what we listen on."""
+    """Metrics at ``/metrics``, and with ``run_dir`` the live page at ``/``. ``host`` is what we listen on.
+
+    A request is refused before its path is looked at."""
     guarded = is_loopback(host)
     live = Live(run_dir, pictures=guarded) if run_dir else None
 
     def serve(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        if guarded and not is_loopback(_hostname(environ)):
+            return _plain(start, HTTPStatus.FORBIDDEN)
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _plain(start, HTTPStatus.METHOD_NOT_ALLOWED)
         if environ["PATH_INFO"] == "/metrics":
             return metrics(environ, start)
         if live is None or environ["PATH_INFO"] != "/":
             return _plain(start, HTTPStatus.NOT_FOUND)
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _plain(start, HTTPStatus.METHOD_NOT_ALLOWED)
-        if guarded and not is_loopback(_hostname(environ)):
-            return _plain(start, HTTPStatus.FORBIDDEN)
         try:
             page = live.page()
         except Exception as error:  # noqa: BLE001 - a page that fails must not end a run, and says nothing of its data
@@ -106,7 +109,10 @@ def application(metrics: Application, host: str, run_dir: Path | None) -> Applic
 
 
 def _hostname(environ: dict[str, Any]) -> str:
-    return urlsplit(f"//{environ.get('HTTP_HOST', '')}").hostname or ""
+    try:
+        return urlsplit(f"//{environ.get('HTTP_HOST', '')}").hostname or ""
+    except ValueError:  # a bracket without its partner
+        return ""
 
 
 def _plain(start: Start, status: HTTPStatus) -> list[bytes]:

@@ -62,7 +62,7 @@ def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     if spent and all(isinstance(value, float | int) for value in spent):
         values = [float(str(v)) for v in spent]
         rows.append(row("privacy_epsilon", max(values), stat="worst"))
-        rows.append(row("privacy_epsilon", sum(values) / len(values), stat="mean"))
+        rows.append(row("privacy_epsilon", math.fsum(value / len(values) for value in values), stat="mean"))
     return rows
 
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from attacks.leakage import psnr, ssim
+from attacks.level import Line
 from core.files import read_tree
 from server.store import StoreError
 from server.units import decibels, score
-from server.verdict import Line, worst_first
+from server.verdict import worst_first
 
 STRIPS = 12  # strips in a report
 IMAGES = 8  # pairs in a strip: one row on a desk

@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from attacks import SECTIONS as ATTACK_SECTIONS
+from attacks.level import level, value
 from core.config import Run, kebab, section_defaults
 from core.errors import ConfigError
 from core.files import write_atomically
@@ -26,7 +27,7 @@ from server.pictures import choose, strip, who
 from server.series import label_values, last, points, total
 from server.store import Line, StoreError, check_audit, read_audits, read_metrics, read_run
 from server.units import NONE, decibels, digits, duration, error, fixed, percent, plural, score, size
-from server.verdict import Verdict, control_of, control_state, level, value, verdict, worst_first
+from server.verdict import Verdict, control_of, control_state, verdict, worst_first
 from strategies import SECTIONS as STRATEGY_SECTIONS
 from tasks.exported import read_description
 
@@ -159,7 +160,7 @@ def no_pictures(audits: Sequence[Line]) -> str:
         return "no client consented to be audited."
     if not clients:
         return "no client was audited, and the controls kept none."
-    return "the audited clients consented to scores only, and the controls kept none."
+    return "the audited clients consented to scores or numbers only, and the controls kept none."
 
 
 def bounds(lines: Sequence[Line]) -> list[tuple[str, str]]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from attacks.level import value
 from server.charts import Band, Point
 from server.store import Line
-from server.verdict import value
 
 
 def points(lines: Iterable[Line], metric: str, **labels: str) -> tuple[Point, ...]:

@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from attacks.level import Level
 from core.errors import PrunellaError, unknown
 from core.files import write_atomically, write_json
 from core.metrics import METRICS
@@ -101,7 +102,8 @@ def check_row(given: Row) -> Row:
 
 
 class Audit(BaseModel):
-    """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``; ``ok`` says whether a control was rebuilt."""
+    """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``; ``level`` is a client's own word,
+    and all there is of one that tells no numbers; ``ok`` says whether a control was rebuilt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -116,6 +118,7 @@ class Audit(BaseModel):
     seconds: float
     outcome: Literal["scored", "no-consent", "failed", "control-failed"]
     scores: dict[str, Any] | None = None
+    level: Level | None = None
     pictures: str | None = None
     ok: bool | None = None
 
@@ -127,8 +130,8 @@ def check_audit(audit: Mapping[str, Any]) -> Line:
     except ValidationError as error:
         problems = [".".join(map(str, e["loc"])) + ": " + e["type"] for e in error.errors(include_input=False)]
         raise StoreError(f"audit does not fit the store: {', '.join(problems)}") from None
-    if checked.outcome == "scored" and checked.scores is None:
-        raise StoreError("audit says 'scored' and has no scores")
+    if checked.outcome == "scored" and checked.scores is None and checked.level is None:
+        raise StoreError("audit says 'scored' and has neither scores nor a level")
     return checked.model_dump()
 
 

@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import nn
 
+from core.randomness import PrivateGenerator
 from core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
 from privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
 from privacy.defense import Outgoing, Step
@@ -74,13 +75,13 @@ class Procedure:
 
 def step_of(procedure: Procedure, params: Tree, buffers: Tree, batch: Examples, mask: Mask, number: int) -> Step:
     """One local step as the defenses that look at single examples see it; nothing is computed yet."""
-    module = procedure.module
+    module, expected = procedure.module, procedure.expected_batch or max(1, len(batch))
     return Step(
         params=params,
         mask=mask,
         number=number,
-        batch=procedure.expected_batch or max(1, len(batch)),
-        per_example=lambda: per_example_gradients(module, params, buffers, batch.x, batch.y),
+        batch=expected,
+        per_example=lambda: per_example_gradients(module, params, buffers, batch.x, batch.y, expected),
         representation=lambda: representation_sensitivity(module, params, buffers, batch.x),
     )
 
@@ -91,7 +92,7 @@ def train(
     received: Received,
     batches: Iterator[Examples],
     state: ChainState,
-    generator: torch.Generator,
+    generator: PrivateGenerator,
 ) -> Trained:
     """Local SGD from ``start``; pruned weights stay zero. ``squares`` covers pruned coordinates too, for regrowth."""
     chain, params, buffers = procedure.chain, start, received.buffers
@@ -118,7 +119,7 @@ def _train_as_planned(
     plan: Plan,
     batches: Iterator[Examples],
     state: ChainState,
-    generator: torch.Generator,
+    generator: PrivateGenerator,
 ) -> tuple[Trained, Mask]:
     """Compose and train; where the plan turns half-way, the mask moves and the optimiser's velocity starts anew."""
     mask = received.mask if plan.mask is None else plan.mask
@@ -139,7 +140,7 @@ def local_update(
     received: Received,
     batches: Iterator[Examples],
     state: ChainState,
-    generator: torch.Generator,
+    generator: PrivateGenerator,
     plan: Plan = NOTHING,
 ) -> LocalResult:
     """One round of a client. The chain's base mask is the one training ended under.

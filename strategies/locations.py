@@ -16,8 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 
 from core.errors import PrunellaError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.records import mask_from_coded, mask_to_coded, to_coded
+from core.stranger import clean
 from core.trees import Mask, Tree, apply_mask, intersect, map_trees
 from core.wire import decode_mask, encode_mask
 from privacy.adgp import AlignedPruning, check_locations, drawn_set
@@ -51,7 +52,7 @@ class LocationSets:
         self.places, self.ready, self.holders = self._changed(mask, params), self.holders, set()
         proposal = self.proposal if self.proposal is not None and self._fits(self.proposal, mask) else None
         if proposal is None:
-            proposal = drawn_set(mask, self.settings, stream(self.seed, round=round, purpose="locations"))
+            proposal = drawn_set(mask, self.settings, rehearsal(self.seed, round=round, purpose="locations"))
         self.current, self.proposal, self.held = proposal, None, params
         self.past = [*self.past, proposal][-REMEMBERED:]
         pick = torch.randint(len(chosen), (), generator=stream(self.seed, round=round, purpose="locations-of"))
@@ -81,7 +82,7 @@ class LocationSets:
                 check_locations(locations, mask, self.settings, before)
         except PrunellaError as error:
             self.refused += 1
-            log(WARNING, "location set left out: %s", error)
+            log(WARNING, "location set left out: %s", clean(str(error)))
             return False
         return True
 
@@ -94,7 +95,7 @@ class LocationSets:
         try:
             found = mask_from_coded(record, mask, mask) if isinstance(record, ArrayRecord) else None
         except PrunellaError as error:
-            log(WARNING, "location set left out: %s", error)
+            log(WARNING, "location set left out: %s", clean(str(error)))
             found = None
         self.proposal = found if found is not None and self._fits(found, mask) else None
         return self.proposal is not None

@@ -29,7 +29,7 @@ from pruning.selection import density
 from strategies.locations import LocationSets
 from strategies.personal import PersonalMasks
 from strategies.replies import Contribution, Expected, Listener, ReplyError, read_evaluation, read_reply
-from strategies.robust import MEAN, Aggregator, Sum
+from strategies.robust import MEAN, Aggregator, Sum, pooled
 from strategies.roster import Member, Roster, sample
 from tasks.data import Examples
 from tasks.task import Task
@@ -213,6 +213,10 @@ class MaskedMean(FedAvg):
         for node in missing:
             self._held.pop(node, None)
             self.stats.fail("timeout")
+        if 0 < self.stats.replies < self.aggregator.quorum:
+            log(WARNING, "round %d: %d valid replies, and robust=%s outvotes a liar among %d only: what is "
+                "merged by middle values stays", server_round, self.stats.replies, self.run.robust,
+                self.aggregator.quorum)  # fmt: skip
         params = total.result(whole.params, self.run.aggregation)
         self.mask = self.revise_mask(server_round, params, whole.mask)
         merged = {**apply_mask(params, self.mask), **buffers.result(whole.buffers, "holders")}
@@ -247,7 +251,7 @@ class MaskedMean(FedAvg):
         self._held[contribution.node] = expected.mark if base is expected.mask else fingerprint(base)
         stats.replies += 1
         stats.up += contribution.bytes
-        stats.train_seconds += contribution.seconds
+        stats.train_seconds += min(contribution.seconds, self.run.round_seconds)  # what the client says it took
         kept = expected.kept if base is expected.mask else count(base)
         stats.withheld += 1 - size(contribution.kept.values) / kept if kept else 0.0
         stats.ledgers.append(contribution.ledger)
@@ -267,19 +271,19 @@ class MaskedMean(FedAvg):
         return self._messages(self.roster.refresh(grid), ConfigRecord({**config, "round": server_round}), "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean over held-out examples of what clients measured; an answer that is none is counted and left out."""
+        """What clients measured, ``pooled``; an answer that is none is counted and left out."""
         checked = []
         for reply in replies:
             try:
                 checked.append(read_evaluation(reply))
             except ReplyError as error:
                 self.stats.fail(error.reason)
-        total = sum(answer.examples for answer in checked)
-        if not total:
+        if len(checked) < self.aggregator.quorum:
             return None
-        loss = sum(answer.loss * answer.examples for answer in checked) / total
-        accuracy = sum(answer.accuracy * answer.examples for answer in checked) / total
-        return MetricRecord({"num-examples": total, "loss": loss, "accuracy": accuracy})
+        examples, least = [answer.examples for answer in checked], self.aggregator.quorum
+        loss = pooled([answer.loss for answer in checked], examples, least)
+        accuracy = pooled([answer.accuracy for answer in checked], examples, least)
+        return MetricRecord({"num-examples": sum(examples), "loss": loss, "accuracy": accuracy})
 
     def view_start(self, expected: Expected, contribution: Contribution) -> Tree:
         """The weights a client's training began from, as the server knows them; an attack measures the update there."""

@@ -6,13 +6,15 @@ Every ``adjust_interval`` rounds clients add the mean squared gradient of every 
 
 What this costs in privacy: the first mask depends on one client's data, and importances are squared gradients. A
 coordinate whose value a defense withheld carries no importance; coordinates outside the mask do, or nothing could
-return. The view an attack gets contains them.
+return. The view an attack gets contains them. A client whose owner requires an update defense sends neither: it trains
+along and leaves the mask to the others (``client.policy``); where all do, the mask stays as it is.
 
 Departure: the paper reconfigures every 50 rounds of a 10 000-round run; ``adjust_interval`` is scaled to short runs.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from logging import WARNING
 
 import torch
@@ -22,6 +24,7 @@ from flwr.serverapp import Grid
 
 from core.config import Count, Run
 from core.errors import WireError
+from core.randomness import PrivateGenerator
 from core.records import mask_from_coded, record_bytes, to_coded, to_dense
 from core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
 from privacy.chain import ChainState
@@ -57,7 +60,7 @@ def initial_mask(
     received: Received,
     batches: Iterator[Examples],
     state: ChainState,
-    generator: torch.Generator,
+    generator: PrivateGenerator,
     scheme: tuple[Schedule, Mapping[str, float]],
 ) -> Mask:
     """The client's half of initial pruning: train, reconfigure on its own squared gradients, repeat until settled."""
@@ -65,8 +68,7 @@ def initial_mask(
     params, mask = received.params, received.mask
     for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
         here = Received(params, mask, received.buffers)
-        few = [batch for batch, _ in zip(batches, range(settings.initial_interval), strict=False)]
-        done = train(procedure, params, here, iter(few), state, generator)
+        done = train(procedure, params, here, islice(batches, settings.initial_interval), state, generator)
         before = count(mask)
         mask = reconfigure(done.params, done.squares, mask, cost, settings)
         params, state = apply_mask(done.params, mask), done.state
@@ -122,7 +124,7 @@ class PruneFL(MaskedMean):
         return self.model.prunable if server_round % self.settings.adjust_interval == 0 else frozenset()
 
     def note(self, contribution: Contribution) -> None:
-        """Add importances up. One that a defense withheld came as zero and does not count at all."""
+        """Add importances up. One that a defense or an owner withheld came as zero and does not count at all."""
         if contribution.importance is None:
             return
         weight = map_trees(lambda t: (t != 0).double() * contribution.weight, contribution.importance)
@@ -135,8 +137,16 @@ class PruneFL(MaskedMean):
 
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
         """Reconfigure when this round collected importances; a round without any keeps its mask."""
-        if self._importance is None or self._weight is None:
-            return mask
-        mean = map_trees(lambda t, w: t / w.clamp(min=1), self._importance, self._weight)
+        importance, weight = self._importance, self._weight
         self._importance = self._weight = None
+        if importance is None or weight is None:
+            return mask
+        if not any(bool(t.any()) for t in weight.values()):
+            log(
+                WARNING,
+                "round %d: no client sent importances, so the mask stays: choose another strategy",
+                server_round,
+            )
+            return mask
+        mean = map_trees(lambda t, w: t / w.clamp(min=1), importance, weight)
         return reconfigure(params, {**zeros_like(params), **mean}, mask, self._cost(), self.settings, server_round)

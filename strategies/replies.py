@@ -1,7 +1,9 @@
 """A client's reply, and the checks it must pass before it touches the model.
 
 A reply that is wrong in any way raises ``ReplyError`` with one word for a metric label; the strategy counts it, names
-it and leaves it out.
+it and leaves it out. Every number in it is a client's own word. None is believed beyond its bound below, which is far
+above what is ever true and far below where a sum of clients would overflow; within it, an example count is the weight
+of the plain mean (``robust.py`` says what follows), and the rest is shown as what clients report.
 """
 
 import math
@@ -15,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from core.errors import PrunellaError, WireError
 from core.kept import Kept
 from core.records import from_coded, kept_from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
+from core.stranger import clean, figure, whole
 from core.trees import Mask, Tree, all_finite, count, full_mask
 from core.wire import REASONS as WIRE_REASONS
 from core.wire import Reference, Values
@@ -33,17 +36,27 @@ REASONS = (
     "timeout",
 )
 MAX_EXAMPLES = 10**9
+MAX_SECONDS = 1e6
+MAX_LOSS = 1e9  # nats: cross-entropy of a model that has diverged beyond any use
 # Flower's codes for what the SuperLink answers in a client's place: the message or the reply expired; the node is gone.
 UNANSWERED = {3: "timeout", 4: "timeout", 5: "unreachable"}
 MAX_CLAIMS = 2_000  # characters
-LEDGER_NUMBERS = ("rounds", "steps", "channel_nats", "epsilon", "epsilon_next", "epsilon_budget", "delta")
+LEDGER_BOUNDS = {
+    "rounds": 1e9,
+    "steps": 1e12,
+    "channel_nats": 1e15,
+    "epsilon": 1e12,
+    "epsilon_next": 1e12,
+    "epsilon_budget": 1e12,
+    "delta": 1.0,
+}
 
 
 class ReplyError(PrunellaError):
-    """A reply that is left out. ``reason`` is one of ``REASONS``."""
+    """A reply that is left out. ``reason`` is one of ``REASONS``; the message may quote the client and is cleaned."""
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(clean(message))
         self.reason = reason
 
 
@@ -168,24 +181,35 @@ def _buffers(content: RecordDict, like: Tree) -> Tree:
     return tree
 
 
+def _figure(value: object, least: float, most: float, message: str) -> float:
+    found = figure(value, least, most)
+    if found is None:
+        raise ReplyError("metrics", message)
+    return found
+
+
+def _examples(value: object) -> int:
+    count = whole(value, 1, MAX_EXAMPLES)
+    if count is None:
+        raise ReplyError("metrics", "num-examples is not a positive count")
+    return count
+
+
 def _ledger(content: RecordDict) -> dict[str, float | int | str]:
-    """The ledger line, field by field: finite numbers that are not negative, and one text of bounded length."""
-    line = dict(content.config_records.get("ledger", ConfigRecord()))
-    for name, value in line.items():
-        number = isinstance(value, int | float) and math.isfinite(value) and value >= 0
-        text = name == "claims" and isinstance(value, str) and len(value) <= MAX_CLAIMS
-        _check(text or (name in LEDGER_NUMBERS and number), "metrics", "the ledger line is not one")
-    return line  # type: ignore[return-value]
+    """The ledger line, field by field: numbers within ``LEDGER_BOUNDS``, and one text of bounded length."""
+    line: dict[str, float | int | str] = {}
+    for name, value in content.config_records.get("ledger", ConfigRecord()).items():
+        if name == "claims" and isinstance(value, str) and len(value) <= MAX_CLAIMS:
+            line[name] = clean(value, MAX_CLAIMS)
+        else:
+            line[name] = _figure(value, 0.0, LEDGER_BOUNDS.get(name, -1.0), "the ledger line is not one")
+    return line
 
 
 def _numbers(content: RecordDict) -> tuple[int, float]:
     metrics = content.metric_records.get("metrics", MetricRecord())
-    examples, seconds = metrics.get("num-examples"), metrics.get("train-seconds", 0.0)
-    _check(
-        isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a positive count"
-    )
-    _check(isinstance(seconds, float | int) and 0 <= seconds < 1e9, "metrics", "train-seconds is not a time")
-    return int(examples), float(seconds)  # type: ignore[arg-type]
+    seconds = _figure(metrics.get("train-seconds", 0.0), 0.0, MAX_SECONDS, "train-seconds is not a time")
+    return _examples(metrics.get("num-examples")), seconds
 
 
 def _base(content: RecordDict, expected: Expected) -> Mask:
@@ -210,11 +234,15 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
     return kept, spoken, _importance(content, expected, names)
 
 
-def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
-    """The contribution in a reply, or ``ReplyError``."""
+def _answered(reply: Message) -> None:
     if reply.has_error():
         reason = UNANSWERED.get(reply.error.code, "client-error")
         raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
+
+
+def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
+    """The contribution in a reply, or ``ReplyError``."""
+    _answered(reply)
     content = reply.content
     provenance = content.config_records.get("provenance", ConfigRecord())
     _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
@@ -251,16 +279,13 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
 def read_evaluation(reply: Message) -> Evaluation:
     """What a client measured on its held-out examples, or ``ReplyError``. The loss is NaN where it told none, as under
     an epsilon."""
-    if reply.has_error():
-        reason = UNANSWERED.get(reply.error.code, "client-error")
-        raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
+    _answered(reply)
     metrics = reply.content.metric_records.get("metrics", MetricRecord())
-    accuracy, examples = (metrics.get(name) for name in ("accuracy", "num-examples"))
-    loss = metrics.get("loss", 0.0)
-    _check(isinstance(examples, int) and 0 < examples <= MAX_EXAMPLES, "metrics", "num-examples is not a count")
-    _check(isinstance(loss, int | float) and 0 <= loss < math.inf, "metrics", "the loss is not a finite number")
-    _check(isinstance(accuracy, int | float) and 0 <= accuracy <= 1, "metrics", "the accuracy is not a share")
-    return Evaluation(float(str(metrics.get("loss", math.nan))), float(str(accuracy)), int(str(examples)))
+    examples = _examples(metrics.get("num-examples"))
+    accuracy = _figure(metrics.get("accuracy"), 0.0, 1.0, "the accuracy is not a share")
+    told = "loss" in metrics
+    loss = _figure(metrics["loss"], 0.0, MAX_LOSS, "the loss is out of bounds") if told else math.nan
+    return Evaluation(loss, accuracy, examples)
 
 
 Listener = Callable[[Contribution], None]

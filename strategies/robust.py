@@ -1,23 +1,39 @@
 """Aggregation that a few malicious clients cannot move as they like, for updates under masks.
 
-Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018), Definitions 1 and 2, per coordinate and over the
-clients that *speak* for it, Δ_(1) ≤ … ≤ Δ_(k) their values in order:
+f, the setting ``liars``, is how many of a round's clients may lie, in whatever they send. Yin et al.,
+"Byzantine-Robust Distributed Learning" (ICML 2018), Definitions 1 and 2, per coordinate and over the k clients that
+*speak* for it, Δ_(1) ≤ … ≤ Δ_(k) their values in order:
 
 * ``median``: w + the middle value, or the mean of the middle two.
-* ``trimmed-mean``: w + the mean of Δ_(t+1) … Δ_(k-t), t = ⌊share · k⌋.
+* ``trimmed-mean``: w + the mean of Δ_(t+1) … Δ_(k-t), t = max(f, ⌊share · k⌋).
+
+A coordinate moves only where k ≥ 2f+1, and stays as it was elsewhere. So whatever f clients send, and wherever they
+choose to speak, it moves by no more than the honest clients that speak for it say, neither up nor down: a client
+speaks once for a coordinate, so at most f of the k values are lies, fewer than lie on either side of what is kept.
+What f liars can do is keep a coordinate where it is, by silence, where fewer than 2f+1 others speak: a run that goes
+on whatever they do needs 3f+1 clients a round. More than f liars are outside the promise.
 
 Sun et al., "Can You Really Backdoor Federated Learning?" (2019), Section 4:
 
 * ``norm-bound``: the mean of Δ_i · min(1, norm / ‖Δ_i‖₂), the norm over all that client i speaks for.
 
-Departures: a client counts once, however many examples it claims, since that number is its own word. A coordinate for
-which fewer than ``quorum`` clients speak stays as it was: a malicious client would otherwise decide alone wherever the
-others withhold. Buffers are merged by their median under each of the three. Median and trimmed mean hold the updates
-of a round at once: memory is clients × model, where the mean needs two trees. None of it guards what travels beside
-the updates: PruneFL's squared gradients, FedDST's and LotteryFL's masks.
+It tolerates no liar (f = 0): every liar moves the weights where it wants, by ``norm`` at most in a round, and by all of
+that where it speaks alone. It bounds the damage, and asks for no quorum.
+
+Buffers are merged by their median, with the f of the rule; under ``norm-bound`` with f = 1. So are the accuracies that
+clients measure (``pooled``).
+
+Departures: a client counts once, however many examples it claims, since that number is its own word; without a robust
+rule it is the client's weight, as in FedAvg, and nothing bounds it but ``replies.MAX_EXAMPLES``. A cap by what others
+claim would change the mean of honest clients of unequal size, and stop nobody: who may claim any weight may as well
+send any update. Median and trimmed mean hold the updates of a round at once: memory is clients × model, where the mean
+needs two trees. None of it guards what travels beside the updates: PruneFL's squared gradients, FedDST's and
+LotteryFL's masks.
 """
 
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -31,22 +47,22 @@ from core.kept import Kept
 from core.trees import Mask, Tree, map_trees, require_same_names
 from strategies.masked_mean import PIECE, Aggregation, MaskedSum
 
-QUORUM = 3  # the least among whom one liar is outvoted
+BESIDE_NORM_BOUND = 1  # liars that buffers and accuracies withstand under the rule that has no such number
 
 
 @dataclass(frozen=True)
 class Median:
-    """``quorum``: speakers without whom a coordinate stays."""
+    """``liars``: how many of a round's clients may lie, f above."""
 
-    quorum: Count = QUORUM
+    liars: Count = 1
 
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """``share`` of a coordinate's speakers left out at either end: as many liars as it withstands."""
+    """``liars``: f above, and ``share`` of a coordinate's speakers: the larger number is left out at either end."""
 
+    liars: Count = 1
     share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
-    quorum: Count = QUORUM
 
 
 @dataclass(frozen=True)
@@ -79,11 +95,21 @@ def middle(values: Tensor, spoken: Tensor, cut: Callable[[Tensor], Tensor]) -> t
     return torch.where(kept, ordered, 0.0).sum(0) / kept.sum(0).clamp(min=1), speakers
 
 
-class Ordered:
-    """Every update of a round, and per coordinate the mean of those in the middle."""
+def quorum(liars: int) -> int:
+    """The fewest speakers among whom ``liars`` are outvoted.
 
-    def __init__(self, like: Tree, cut: Callable[[Tensor], Tensor], quorum: int) -> None:
-        self._like, self._cut, self._quorum = like, cut, quorum
+    >>> quorum(1), quorum(2)
+    (3, 5)
+    """
+    return 2 * liars + 1
+
+
+class Ordered:
+    """Every update of a round, and per coordinate the mean of those in the middle; no coordinate moves for whom fewer
+    than ``quorum(liars)`` speak."""
+
+    def __init__(self, like: Tree, cut: Callable[[Tensor], Tensor], liars: int) -> None:
+        self._like, self._cut, self._quorum = like, cut, quorum(liars)
         self._updates: list[Tree] = []
         self._spoken: list[Mask] = []
 
@@ -134,11 +160,11 @@ class Bounded(MaskedSum):
 
 
 def by_median(like: Tree, settings: Median) -> Ordered:
-    return Ordered(like, lambda k: (k - 1).clamp(min=0) // 2, settings.quorum)
+    return Ordered(like, lambda k: (k - 1).clamp(min=0) // 2, settings.liars)
 
 
 def by_trimmed_mean(like: Tree, settings: TrimmedMean) -> Ordered:
-    return Ordered(like, lambda k: (k * settings.share).floor().long(), settings.quorum)
+    return Ordered(like, lambda k: (k * settings.share).floor().long().clamp(min=settings.liars), settings.liars)
 
 
 def by_norm_bound(like: Tree, settings: NormBound) -> Bounded:
@@ -162,17 +188,36 @@ NONE = "none"
 
 
 class Aggregator(NamedTuple):
-    """How a strategy sums parameters and buffers: a new sum for a tree."""
+    """How a strategy sums parameters and buffers: a new sum for a tree. With fewer than ``quorum`` replies nothing
+    moves, but for the parameters under ``norm-bound``."""
 
     params: Callable[[Tree], Sum]
     buffers: Callable[[Tree], Sum]
+    quorum: int = 1
 
 
 MEAN = Aggregator(MaskedSum, MaskedSum)
 
 
+def pooled(values: Sequence[float], examples: Sequence[int], least: int) -> float:
+    """One figure of what clients measured, each on so many examples, or NaN: the mean over examples where ``least`` is
+    1, which believes what everybody claims; else the median, over at least ``least`` clients. NaN among ``values``:
+    that client told none.
+
+    >>> pooled([0.5, 1.0], [1, 3], 1), pooled([0.5, 1.0, 0.6], [1, 10**9, 1], 3)
+    (0.875, 0.6)
+    """
+    told = [(value, count) for value, count in zip(values, examples, strict=True) if not math.isnan(value)]
+    if len(told) < least:
+        return math.nan
+    if least > 1:
+        return statistics.median(value for value, _ in told)
+    return sum(value * count for value, count in told) / sum(count for _, count in told)
+
+
 def build_aggregator(run: Run, raw: Raw) -> Aggregator:
-    """The aggregation that ``robust`` names. Raises ``ConfigError`` listing the valid names."""
+    """The aggregation that ``robust`` names. Raises ``ConfigError`` listing the valid names, or where a round may have
+    too few clients to outvote the liars."""
     if run.robust == NONE:
         return MEAN
     if run.robust not in ROBUST:
@@ -181,10 +226,13 @@ def build_aggregator(run: Run, raw: Raw) -> Aggregator:
         raise ConfigError(f"robust={run.robust} asks those who speak: set aggregation=holders")
     rule = ROBUST[run.robust]
     settings: Any = parse_section(raw, run.robust, rule.settings)
-    quorum = getattr(settings, "quorum", QUORUM)
-    if quorum > run.min_clients:
+    liars = getattr(settings, "liars", BESIDE_NORM_BOUND)
+    if quorum(liars) > run.min_clients:
+        fewer = f", or {run.robust}.liars={(run.min_clients - 1) // 2}" if run.min_clients > 2 else ""
         raise ConfigError(
-            f"robust={run.robust} needs {quorum} clients to move a weight, and a round starts with {run.min_clients}: "
-            f"set min-clients={quorum}"
+            f"robust={run.robust} outvotes {liars} with {quorum(liars)} clients, and a round starts with "
+            f"{run.min_clients}: set min-clients={quorum(liars)}{fewer}"
         )
-    return Aggregator(lambda like: rule.make(like, settings), lambda like: by_median(like, Median(quorum)))
+    return Aggregator(
+        lambda like: rule.make(like, settings), lambda like: by_median(like, Median(liars)), quorum(liars)
+    )

@@ -1,7 +1,9 @@
 """Who is there: Flower's node ids, and behind each the stable client number and audit consent it stated.
 
 Node ids change at every start of an unauthenticated SuperNode. Order of aggregation, sampling and resume need a name
-that does not, so every new node is asked once (``query.hello``).
+that does not, so every new node is asked once (``query.hello``). What it answers is its own word. A number that a node
+has is refused to any other: with registered keys for good (``numbering``), without them for as long as that node is
+there, since a SuperNode that was started again is a new node.
 """
 
 import re
@@ -18,16 +20,18 @@ from flwr.serverapp import Grid
 
 from core.errors import PrunellaError
 from core.randomness import stream
+from core.stranger import clean, whole
+from strategies.numbering import Numbering
 
-Consent = Literal["deny", "scores", "pictures"]
-CONSENTS: tuple[Consent, ...] = ("deny", "scores", "pictures")
+Consent = Literal["deny", "scores", "numbers", "pictures"]
+CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
 HELLO = "query.hello"
 HELLO_SECONDS = 20.0  # a round waits for the answer of a node that is new
 HELLO_LIFE = 120.0  # a question stands, the first time; twice as long every time it was in vain
 LONGEST = 5  # doublings
 POLL_SECONDS = 0.2
 REFUSED_SECONDS = 60.0
-REFUSAL_CHARACTERS = 300
+MAX_CLIENT = 2**31 - 1  # the highest client number
 APP_RAISED = 2  # Flower: the ClientApp raised an exception
 
 
@@ -43,14 +47,14 @@ class Member:
 def read_hello(reply: Message, node: int) -> Member:
     """The member behind the reply of ``node`` to ``query.hello``; whatever is missing or odd becomes no consent."""
     record = reply.content.config_records.get("hello", ConfigRecord())
-    client, consent = record.get("client"), record.get("audit")
-    number = client if isinstance(client, int) and client >= 0 else node
-    return Member(number, node, consent if consent in CONSENTS else "deny")
+    number, consent = whole(record.get("client"), 0, MAX_CLIENT), record.get("audit")
+    return Member(node if number is None else number, node, consent if consent in CONSENTS else "deny")
 
 
 class Roster:
     """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more,
-    ``refusals`` what nodes say that do not take part in this run, ``classes`` the names that theirs must have, if any.
+    ``refusals`` what nodes say that do not take part in this run, ``classes`` the names that theirs must have, if any,
+    ``numbering`` whose the client numbers are, ``impostors`` who stated one that is another's, and what about it.
 
     A question waits for its answer however late that comes: where many clients start on one machine, the last answers
     after minutes, and asked anew every time somebody stopped waiting, all of them would be late for ever."""
@@ -58,6 +62,8 @@ class Roster:
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
         self.refusals: dict[int, str] = {}
+        self.impostors: dict[int, str] = {}
+        self.numbering = Numbering()
         self.spent: frozenset[int] = frozenset()
         self.classes: tuple[str, ...] = ()
         self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
@@ -110,18 +116,19 @@ class Roster:
         return next((member for member in self.members.values() if member.client == client), None)
 
     def _admit(self, member: Member, online: list[int]) -> None:
-        """A client number belongs to the first node that states it, for as long as that node is there."""
-        holders = [m.node for m in self.members.values() if m.client == member.client and m.node in online]
-        if holders:
-            log(
-                WARNING,
-                "node %d says it is client %d, as another node does: it is left out",
-                member.node,
-                member.client,
-            )
-        else:
-            self.members[member.node] = member
-            self.refusals.pop(member.node, None)
+        """A client number belongs to the first node that states it, for as long as that node is there, or for good."""
+        holders = [m.node for m in self.members.values() if m.client == member.client]
+        taken = f"client {member.client} is another node's" if set(holders) & set(online) else ""
+        if why := taken or self.numbering.claim(member.client, member.node):
+            if self.impostors.get(member.node) != why:
+                log(WARNING, "node %d is left out: %s", member.node, why)
+            self.impostors[member.node] = why
+            return
+        for node in holders:
+            del self.members[node]
+        self.members[member.node] = member
+        for told in (self.refusals, self.impostors):
+            told.pop(member.node, None)
 
     def _put_off(self, node: int, pause: bool) -> None:
         """Whoever gave no valid answer is asked again: later and later from the second time on, where he gave one."""
@@ -146,7 +153,7 @@ class Roster:
                 break
             said = self.refused()
             # Where somebody refuses this run, waiting for him to think otherwise is in vain; others may be on the way.
-            if now > begin + timeout or (said and now > changed + REFUSED_SECONDS):
+            if now > begin + timeout or (self.refusals and now > changed + REFUSED_SECONDS):
                 raise PrunellaError(
                     f"{len(members)} of {count} clients came within {now - begin:.0f} s: start more SuperNodes, "
                     "or wait for fewer (--supernodes, min-clients)" + (f". {said}" if said else "")
@@ -155,14 +162,18 @@ class Roster:
         return members
 
     def refused(self) -> str:
-        """How many said no to this run, and why; "" where nobody did."""
-        said = "; ".join(sorted(set(self.refusals.values())))
-        return f"{len(self.refusals)} said no to this run: {said}" if said else ""
+        """Who is not in this run though he is there, and why: those who said no, and those who said that they are
+        somebody else; "" where nobody did."""
+        parts = []
+        for told, what in ((self.refusals, "said no to this run"), (self.impostors, "left out")):
+            if told:
+                parts.append(f"{len(told)} {what}: {'; '.join(sorted(set(told.values())))}")
+        return ". ".join(parts)
 
     def _refused(self, node: int, reason: str) -> None:
-        """Note why a node does not take part, in few printable characters: it is a stranger's text."""
+        """Note why a node does not take part."""
         words = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)  # as Flower writes an exception
-        text = "".join(c for c in (words[1] if words else reason) if c.isprintable())[:REFUSAL_CHARACTERS]
+        text = clean(words[1] if words else reason)
         if self.refusals.get(node) != text:
             log(WARNING, "node %d does not take part: %s", node, text)
         self.refusals[node] = text

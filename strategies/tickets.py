@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from core.config import Count, Positive, Run
 from core.errors import PrunellaError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import Mask, Tree, apply_mask
 from pruning.ltp import Rule, softmax_choice, ticket_mask
 from strategies.masked import Model
@@ -53,7 +53,7 @@ def make_ticket(model: Model, run: Run, settings: Tickets, number: int) -> Ticke
     public = public_examples(model)
     fresh, buffers = initial(_task(model), stream(run.seed, client=number, purpose="ticket").initial_seed())
     params, sgd = fresh, Sgd(settings.learning_rate)
-    order = stream(run.seed, client=number, purpose="ticket-batches")
+    order = rehearsal(run.seed, client=number, purpose="ticket-batches")
     for batch in batches(public, settings.batch, settings.iterations, order):
         _, gradient, buffers = loss_and_gradient(model.module, params, buffers, batch.x, batch.y)
         params, _ = sgd_step(params, gradient, {}, sgd, None)

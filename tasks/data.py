@@ -21,7 +21,7 @@ from tasks.datasets.dataset import Dataset
 from tasks.examples import Examples, batches
 from tasks.models.layers import Shape
 from tasks.partition import Partition
-from tasks.task import Task
+from tasks.task import MAX_VALUES, Task
 
 __all__ = ["Examples", "Partition", "batches", "describe", "load_client", "load_test", "make_task"]
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ def _find(dataset: str, root: Path | None) -> tuple[Dataset, Path | None]:
         if entry.sized is None or found is None:
             raise ConfigError(f"dataset {dataset!r}: only imagefolder can be resized, as in 'imagefolder@1x64x64'")
         channels, height, width = map(int, found.groups())
+        if channels * height * width > MAX_VALUES:
+            raise ConfigError(f"dataset {dataset!r}: more than {MAX_VALUES} values an image")
         entry = entry.sized((channels, height, width))
     return entry, root or (Path(place) if place else None)
 

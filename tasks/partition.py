@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import ConfigError, DataError
+from core.errors import ConfigError, DataError, of_data
 
 Kind = Literal["iid", "dirichlet", "natural"]
 Indices = NDArray[np.int64]
@@ -48,7 +48,7 @@ def members(partition: Partition, client: int, labels: Indices, ids: NDArray[Any
     if partition.kind == "natural":
         return order[_natural(client, ids[order] if ids is not None else None)]
     if partition.clients > len(labels):
-        raise DataError(f"{len(labels)} examples cannot serve {partition.clients} clients")
+        raise of_data(f"too few examples for {partition.clients} clients", f"there are {len(labels)}")
     if partition.kind == "iid":
         return np.array_split(order, partition.clients)[client]
     return order[_dirichlet(partition, labels[order])[client]]
@@ -59,7 +59,7 @@ def _natural(client: int, ids: NDArray[Any] | None) -> Indices:
         raise DataError("this dataset has no natural ids: use partition iid or dirichlet")
     names, holder = np.unique(ids, return_inverse=True)
     if client >= len(names):
-        raise DataError(f"client {client} asks for more natural ids than the {len(names)} there are")
+        raise of_data(f"client {client} asks for more natural ids than there are", f"there are {len(names)}")
     return np.flatnonzero(holder == client)
 
 

@@ -1,7 +1,12 @@
 """Gradients of single examples: what some defenses ask for.
 
-A pure function of the model; no statistics are updated. Batch norm in training mode mixes the examples of a
-batch, so that no example has a gradient of its own: refused.
+A pure function of the model; no statistics are updated. Examples are computed in groups of one constant size, the last
+filled up with blank ones: how a matrix product rounds depends on how many rows it has, and weights can be chosen that
+make of this rounding the whole gradient. Were the groups as large as the batch, one example more or less would change
+the gradients of all others, and a clip bound would bound nothing.
+
+No statistics are updated. Batch norm in training mode mixes the examples of a batch, so that no example has a gradient
+of its own: refused.
 
 >>> from torch import nn
 >>> net = nn.Linear(2, 3)
@@ -25,10 +30,23 @@ from tasks.models.precode import take_divergence
 from tasks.training import mode
 
 FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
+TOGETHER = 64  # examples computed at a time at most
 
 
-def per_example_gradients(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Iterator[Tree]:
-    """The cross-entropy gradient of every example of x [B, C, H, W], y [B], as trees of [b, *shape] in order."""
+def group_of(expected: int) -> int:
+    """How many examples are computed together where a batch is expected to have so many: a number that no data changes.
+
+    >>> group_of(1), group_of(16), group_of(17), group_of(500)
+    (1, 16, 32, 64)
+    """
+    return min(TOGETHER, 1 << (expected - 1).bit_length())
+
+
+def per_example_gradients(
+    module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor, expected: int = TOGETHER
+) -> Iterator[Tree]:
+    """The cross-entropy gradient of every example of x [B, C, H, W], y [B], as trees of [b, *shape] in order.
+    ``expected`` is a public guess at B."""
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         raise DefenseError(f"{type(module).__name__} has batch norm, so no example has a gradient of its own")
     state = {name: tensor.detach() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
@@ -39,9 +57,14 @@ def per_example_gradients(module: nn.Module, params: Tree, buffers: Tree, x: Ten
         return cross_entropy(logits, label[None]) + take_divergence(module)
 
     each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    chunk = max(1, FLOATS // max(1, size(params)))
-    for images, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
-        if len(labels):
+    group = max(1, min(group_of(expected), FLOATS // max(1, size(params))))
+    for images, labels in zip(torch.split(x, group), torch.split(y, group), strict=True):
+        if held := len(labels):
+            blank = (group - held, *images.shape[1:])
+            images, labels = (
+                torch.cat([images, images.new_zeros(blank)]),
+                torch.cat([labels, labels.new_zeros(blank[0])]),
+            )
             with mode(module, True):
                 gradients = each(leaves, images, labels)
-            yield {name: gradients[name] for name in params}
+            yield {name: gradients[name][:held] for name in params}

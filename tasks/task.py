@@ -6,8 +6,12 @@
 (21882, {}, ['0.0.weight', '0.2.weight', '2.0.weight'])
 """
 
+import hashlib
 import inspect
+import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +19,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from core.errors import ConfigError
-from core.foreign import lookup
+from core.foreign import is_foreign, lookup
 from core.randomness import stream
 from core.trees import Tree
 from tasks.models import MODELS, Builder
 from tasks.models.layers import Shape
+
+MAX_VALUES = 2**22  # of one image: 3 x 1182 x 1182. A shape comes from others, too, and memory is taken by it
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,20 @@ class Task:
     def build(self) -> nn.Module:
         """The structure, with weights nobody should rely on (``initial`` has the run's). Global randomness is kept."""
         return _build(self, 0)
+
+    def structure(self) -> nn.Module:
+        """Names and shapes of what ``build`` makes, and no memory for a weight, whatever the sizes."""
+        with torch.device("meta"):
+            return _build(self, 0)
+
+
+def are_classes(labels: Tensor, classes: int) -> bool:
+    """Whether every label is one of 0 to ``classes`` - 1.
+
+    >>> are_classes(torch.tensor([0, 9]), 10), are_classes(torch.tensor([10]), 10), are_classes(torch.tensor([-1]), 10)
+    (True, False, False)
+    """
+    return bool(((labels >= 0) & (labels < classes)).all())
 
 
 def initial(task: Task, seed: int) -> tuple[Tree, Tree]:
@@ -51,6 +71,19 @@ def prunable(module: nn.Module) -> frozenset[str]:
     """Names of the weights of linear and convolution layers: never biases, norms or buffers."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | _ConvNd)}
     return frozenset(f"{name}.weight" if name else "weight" for name in layers)
+
+
+def identity(task: Task, module: nn.Module) -> str:
+    """What a model computes, as far as it can be told from outside: its structure, the classes of its layers and, of
+    those that are not PyTorch's or this release's, the source. Two models with equal tensors may differ here."""
+    kinds = {type(layer) for layer in module.modules()}
+    names = {kind.__module__ for kind in kinds} | ({task.model.partition(":")[0]} if is_foreign(task.model) else set())
+    known = ("torch.", __name__.removesuffix("task"))
+    foreign = sorted(name for name in names if not f"{name}.".startswith(known))
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in foreign}
+    sources = {name: hashlib.sha256(Path(f).read_bytes()).hexdigest() if f else "" for name, f in files.items()}
+    classes = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    return json.dumps([task.model, task.shape, task.classes, repr(module), classes, sources])
 
 
 def require_fit(task: Task, module: nn.Module) -> None:

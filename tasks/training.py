@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from core.errors import ConfigError, DataError
+from core.randomness import PrivateGenerator
 from core.trees import Mask, Tree, apply_mask, map_trees
 from tasks.models.precode import Bottleneck, take_divergence
 
@@ -45,16 +46,16 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def drawing(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """For a module that draws while it trains (``tasks.models.precode``): torch's global generator is seeded from
-    ``generator`` and put back. For any other module nothing happens, and nothing is drawn."""
-    if not any(isinstance(layer, Bottleneck) for layer in module.modules()):
+def drawing(module: nn.Module, generator: PrivateGenerator) -> Iterator[None]:
+    """Within, a module of ours that draws while it trains (``tasks.models.precode``) draws from ``generator``."""
+    layers = [layer for layer in module.modules() if isinstance(layer, Bottleneck)]
+    for layer in layers:
+        layer.source = generator
+    try:
         yield
-        return
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
+    finally:
+        for layer in layers:
+            layer.source = None
 
 
 def loss_and_gradient(

@@ -25,7 +25,7 @@ from attacks.leakage import score
 from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.claims.inversion import DENSE, attack_settings, attacked_images, global_model, place
 from benchmarks.views import seen, sender
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import apply_mask, size
 from core.types import PrivateBatch
 from privacy.bounds import priprune_corrected, priprune_printed
@@ -80,7 +80,7 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     one, rows = sender(task, received, "none", {}, private.x, batch), []
     for begin in range(0, len(private), batch):
         some = Examples(private.x[begin : begin + batch], private.y[begin : begin + batch])
-        view = seen(one, some, lambda purpose: stream(seed, purpose=f"claim-{purpose}")).view
+        view = seen(one, some, lambda purpose: rehearsal(seed, purpose=f"claim-{purpose}")).view
         how = attack_settings("sgi", task.model, settings["iterations"])
         how = dataclasses.replace(how, tv=settings.get("tv", 0.0))
         rebuilt = reconstruct(view, task, how, stream(seed, round=begin, purpose="claim-attack"))

@@ -26,7 +26,7 @@ from benchmarks.claims.channel_inversion import NONE, SERIES, strong
 from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.claims.inversion import place
 from benchmarks.views import seen, sender
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import full_mask
 from strategies.local import Received
 from tasks.data import Examples, Partition, load_client, make_task
@@ -50,7 +50,7 @@ def rebuilt_mean(settings: Settings, seed: int, data: Path | None) -> Found:
     for number in range(settings["images"]):
         rows = torch.randperm(len(own), generator=stream(seed, round=number, purpose="claim-images"))[:batch]
         private = Examples(own.x[rows], own.y[rows])
-        view = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}")).view  # type: ignore[misc]
+        view = seen(one, private, lambda purpose, n=number: rehearsal(seed, round=n, purpose=f"claim-{purpose}")).view  # type: ignore[misc]
         single = dataclasses.replace(view, num_examples=1, batch_size=1, labels=None)
         found = reconstruct(single, task, how, stream(seed, round=number, purpose="claim-attack"))
         mean = private.x.mean(dim=0, keepdim=True)

@@ -27,7 +27,7 @@ from attacks.leakage import score
 from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.claims.inversion import attack_settings, place
 from benchmarks.views import seen, sender
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import full_mask
 from core.types import PrivateBatch
 from privacy.channel import centre
@@ -68,7 +68,7 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> Found:
     for number in range(settings["images"]):
         truth = own.x[number : number + 1]
         private = Examples(trained[number : number + 1], own.y[number : number + 1])
-        got = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
+        got = seen(one, private, lambda purpose, n=number: rehearsal(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
         found = reconstruct(got.view, task, how, stream(seed, round=number, purpose="claim-attack"))
         rows.append(score(found, PrivateBatch(truth, private.y)))
         shown.append(float((got.shown.x - truth).square().mean()))

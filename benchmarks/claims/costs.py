@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.claims.claim import Found, Settings
 from benchmarks.defenses import turns
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.selection import part_of
 from core.trees import Mask, Tree, add, apply_mask, count, full_mask, map_trees, size
 from core.wire import encode
@@ -52,9 +52,9 @@ def updates(settings: Settings, seed: int, data: Path | None) -> tuple[Received,
     procedure, made = Procedure(task.build(), Sgd(settings["learning_rate"]), chain), []
     for client in (0, 1):
         private = images(settings["dataset"], seed, client, data)
-        drawn = batches(private, settings["batch"], settings["steps"], stream(seed, client=client, purpose="costs"))
-        state = start(chain, private.x, params, {})
-        done = local_update(procedure, received, drawn, state, stream(seed, purpose="costs-defense"))
+        drawn = batches(private, settings["batch"], settings["steps"], rehearsal(seed, client=client, purpose="costs"))
+        state = start(chain, private.x, params, {}, rehearsal(seed, client=client, purpose="costs-fit"))
+        done = local_update(procedure, received, drawn, state, rehearsal(seed, purpose="costs-defense"))
         made.append(done.outgoing.update)
     return received, made
 

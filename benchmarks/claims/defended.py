@@ -34,7 +34,7 @@ from benchmarks.inprocess import run_in_process
 from benchmarks.leakage import WARM, data_kept
 from benchmarks.views import LEARNS, Sender, model_of, seen, sender, warmed
 from core.errors import AttackError, DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import full_mask
 from core.types import PrivateBatch, Reconstruction
 from strategies.local import Received
@@ -90,7 +90,7 @@ def client_of(settings: Settings, images: Examples, seed: int, data: Path | None
     client = sender(task, received, settings["defenses"], settings["raw"], images.x, settings["batch"])
     first = settings["images"]
     others = [part(images, first + turn, 1) for turn in range(WARM if LEARNS & set(names) else 0)]
-    return warmed(client, others, lambda turn: stream(seed, round=turn, purpose="claim-warm"))
+    return warmed(client, others, lambda turn: rehearsal(seed, round=turn, purpose="claim-warm"))
 
 
 def part(images: Examples, start: int, length: int) -> Examples:
@@ -124,7 +124,7 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float
         truth, found = PrivateBatch(private.x, private.y), None
         shown = truth
         try:
-            view, shown = seen(client, private, lambda p: stream(seed, round=start, purpose=f"claim-{p}"))  # noqa: B023
+            view, shown = seen(client, private, lambda p: rehearsal(seed, round=start, purpose=f"claim-{p}"))  # noqa: B023
             found = attack.reconstruct(view, client.task, how, stream(seed, round=start, purpose="claim-attack"))
         except (AttackError, DefenseError):
             if settings["defenses"] == NONE:

@@ -29,7 +29,7 @@ from benchmarks.claims.claim import Found, Measure, Settings
 from benchmarks.inprocess import run_in_process
 from benchmarks.leakage import data_kept
 from benchmarks.views import seen, sender
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import density
 from core.types import PrivateBatch
 from server.checkpoint import Checkpoint, load
@@ -87,7 +87,7 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
         for number in range(len(private)):
             one = Examples(private.x[number : number + 1], private.y[number : number + 1])
             how = attack_settings(arm, task.model, settings["iterations"])
-            view = seen(client, one, lambda purpose: stream(seed, purpose=f"claim-{purpose}")).view
+            view = seen(client, one, lambda purpose: rehearsal(seed, purpose=f"claim-{purpose}")).view
             rebuilt = reconstruct(view, task, how, stream(seed, round=number, purpose="claim-attack"))
             rows.append(score(rebuilt, PrivateBatch(one.x, one.y)))
         found[arm] = {

@@ -27,7 +27,7 @@ from benchmarks.claims.defended import NONE
 from benchmarks.claims.inversion import place
 from benchmarks.claims.verdict import HOLDS, NOT, TREND, Verdict
 from benchmarks.views import Sender, sender
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import Mask, Tree, add, full_mask
 from strategies.local import Received, local_update
 from strategies.lotteryfl import Lottery, shrink
@@ -46,7 +46,7 @@ def bitmaps(client: Sender, images: Examples, seed: int) -> tuple[list[Mask], li
     masks, updates = [], []
     for number in range(len(images)):
         one = Examples(images.x[number : number + 1], images.y[number : number + 1])
-        generator = stream(seed, round=number, purpose="masks-defense")
+        generator = rehearsal(seed, round=number, purpose="masks-defense")
         out = local_update(client.procedure, client.received, iter([one]), client.state, generator).outgoing
         masks.append(out.shared)
         updates.append(out.update)
@@ -63,7 +63,8 @@ def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[lis
         mine = torch.nonzero(images.y == label).flatten()
         drawn = [mine[torch.randint(len(mine), (PER_CLASS,), generator=generator)] for _ in range(STEPS)]
         steps = iter([Examples(images.x[rows], images.y[rows]) for rows in drawn])
-        done = local_update(client.procedure, client.received, steps, client.state, generator)
+        draw = rehearsal(seed, round=number, purpose="masks-tickets")
+        done = local_update(client.procedure, client.received, steps, client.state, draw)
         trained = add(params, done.outgoing.update)
         masks.append(shrink(trained, client.received.mask, names, PRUNED, Lottery(step=PRUNED)))
         labels.append(label)

@@ -30,7 +30,8 @@ from benchmarks.claims.claim import Found, Settings
 from benchmarks.claims.inversion import place
 from benchmarks.inprocess import run_in_process, watched
 from benchmarks.leakage import data_kept
-from client.state import ClientStore
+from client.accounts import FILE, Accounts
+from core.files import read_tree
 from core.trees import Tree
 from privacy.accounting import Charge, epsilon
 from server.rounds import Federation
@@ -64,7 +65,7 @@ def advanced(charges: Sequence[Charge], delta: float) -> float:
     if others:
         raise ValueError("advanced composition here is of equal steps")
     steps = sum(charge.steps for charge in charges)
-    one = Charge("", "", noise=noise, sampling=1.0, steps=1)
+    one = Charge("", noise=noise, steps=1)
     step = math.log1p(sampling * math.expm1(epsilon([one], delta / (2 * steps * sampling), "pld")))
     return math.sqrt(2 * steps * math.log(2 / delta)) * step + steps * step * math.expm1(step)
 
@@ -96,6 +97,12 @@ def validated(told: Sequence[float], tested: Sequence[float], charges: Sequence[
     }
 
 
+def charged(home: Path) -> tuple[Charge, ...]:
+    """Every charge in a client's account."""
+    sets, _ = read_tree(home / FILE)
+    return Accounts(home, torch.cat(list(sets.values()))).ledger().charges
+
+
 def private_training(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: the partition."""
     torch.set_num_threads(1)
@@ -108,8 +115,7 @@ def private_training(settings: Settings, seed: int, data: Path | None) -> Found:
 
     with tempfile.TemporaryDirectory() as folder, data_kept(), watched(test):
         done = run_in_process(Path(folder), clients, **run_settings(settings, seed, data))
-        stores = [ClientStore(Path(folder) / "nodes" / str(client), "run") for client in range(clients)]
-        charges = [store.spent().charges for store in stores]
+        charges = [charged(Path(folder) / "nodes" / str(client)) for client in range(clients)]
         zcdp = max(epsilon(each, settings["delta"], "zcdp") for each in charges)
         accuracy = [line["value"] for line in done.store.metrics() if line["metric"] == "accuracy_ratio"]
         spent = [float(line["epsilon"]) for line in done.ledgers.values() if "epsilon" in line]

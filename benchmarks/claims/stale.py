@@ -31,7 +31,7 @@ from benchmarks.claims.inversion import place
 from benchmarks.claims.priprune_defense import FIXED, PRIPRUNE, RATE, cell, fixed_cell
 from benchmarks.claims.verdict import Verdict, at_least
 from benchmarks.views import Draw, Sender, seen
-from core.randomness import stream
+from core.randomness import PrivateGenerator, rehearsal, stream
 from core.trees import map_trees
 from core.types import PrivateBatch
 from privacy.chain import compose
@@ -62,14 +62,14 @@ def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[
     for number, index in enumerate(order.tolist()):
         private = Examples(own.x[index : index + 1], own.y[index : index + 1])
 
-        def draw(purpose: str, number: int = number) -> torch.Generator:
-            return stream(seed, round=number, purpose=f"claim-{purpose}")
+        def draw(purpose: str, number: int = number) -> PrivateGenerator:
+            return rehearsal(seed, round=number, purpose=f"claim-{purpose}")
 
         for arm in ARMS:
             view = seen(known(one, draw) if arm == TOLD else one, private, draw).view
             how = attack_settings(arm, settings["iterations"])
             attack = ATTACKS[EXPECTATION if arm == EXPECTATION else SGI]
-            rebuilt = attack.reconstruct(view, one.task, how, draw("attack"))
+            rebuilt = attack.reconstruct(view, one.task, how, stream(seed, round=number, purpose="claim-attack"))
             found[arm].append(score(rebuilt, PrivateBatch(private.x, private.y)))
     return found
 

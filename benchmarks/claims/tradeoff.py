@@ -38,7 +38,7 @@ from benchmarks.inprocess import run_in_process
 from benchmarks.leakage import data_kept, few_of
 from benchmarks.views import Sender, seen, sender
 from client.state import ClientStore
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import count
 from core.types import PrivateBatch, Reconstruction, ServerView
 from privacy.chain import ChainState, start
@@ -101,7 +101,8 @@ def next_sender(settings: Settings, task: Task, trained: Trained, own: Examples)
     params = {name: saved.tree[name] for name in saved.mask}
     buffers = {name: t for name, t in saved.tree.items() if name not in params}
     one = sender(task, Received(params, saved.mask, buffers), settings["defenses"], settings["options"], own.x, 1)
-    return dataclasses.replace(one, state=start(one.procedure.chain, own.x, params, trained.state))
+    fit = rehearsal(0, purpose="fit")
+    return dataclasses.replace(one, state=start(one.procedure.chain, own.x, params, trained.state, fit))
 
 
 def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[str, list[Leakage]]:
@@ -110,7 +111,7 @@ def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[
     order = torch.randperm(len(own), generator=stream(seed, purpose="claim-images"))[: settings["images"]]
     for number, index in enumerate(order.tolist()):
         private = Examples(own.x[index : index + 1], own.y[index : index + 1])
-        got = seen(one, private, lambda purpose, n=number: stream(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
+        got = seen(one, private, lambda purpose, n=number: rehearsal(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
         for arm in ARMS:
             how = attack_settings(arm, one.task.model, settings["iterations"])
             rebuilt = guess(got.view, one.task, how, stream(seed, round=number, purpose="claim-attack"))

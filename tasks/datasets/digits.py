@@ -15,7 +15,7 @@ import torch
 
 from core.errors import DataError
 from tasks.datasets.dataset import Dataset
-from tasks.examples import Examples
+from tasks.examples import Examples, raw_digests
 from tasks.models.layers import Shape
 from tasks.partition import Partition, members
 
@@ -35,7 +35,9 @@ def everything() -> Examples:
         raise DataError("scikit-learn's digits.csv.gz is missing: install scikit-learn")
     with gzip.open(path, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
-    return Examples(torch.from_numpy(table[:, :-1] / LEVELS).reshape(-1, *SHAPE), torch.from_numpy(table[:, -1]).long())
+    images = torch.from_numpy(table[:, :-1] / LEVELS).reshape(-1, *SHAPE)
+    raw = raw_digests(row.tobytes() for row in table)
+    return Examples(images, torch.from_numpy(table[:, -1]).long(), raw)
 
 
 def split() -> tuple[Examples, Examples]:
@@ -44,13 +46,13 @@ def split() -> tuple[Examples, Examples]:
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(digits)))
     held_out = round(TEST_SHARE * len(digits))
     test, train = order[:held_out], order[held_out:]
-    return Examples(digits.x[train], digits.y[train]), Examples(digits.x[test], digits.y[test])
+    return digits.take(train), digits.take(test)
 
 
 def client_share(path: Path | None, partition: Partition, client: int) -> Examples:
     train = split()[0]
     mine = torch.from_numpy(members(partition, client, train.y.numpy()))
-    return Examples(train.x[mine], train.y[mine])
+    return train.take(mine)
 
 
 DIGITS = Dataset(lambda path: (SHAPE, CLASSES), client_share, lambda path: split()[1])

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from core.errors import DataError
 from tasks.datasets import parquet
 from tasks.datasets.dataset import Dataset
-from tasks.datasets.images import to_tensor
 from tasks.datasets.parquet import Table
 from tasks.examples import Examples
 from tasks.models.layers import Shape
@@ -56,7 +54,7 @@ def _examples(rows: "HubRows", table: Table) -> Examples:
 
     labels = parquet.checked_labels(np.asarray(rows[table.label]), table.classes)
     cells = rows.cast_column(table.image, Image(decode=False))[table.image]
-    return Examples(to_tensor(parquet.encoded(cells), table.shape, table.resize), torch.from_numpy(labels))
+    return parquet.decoded(list(parquet.encoded(cells)), table, labels)
 
 
 def _federated(hub: Hub, partitioners: "dict[str, Partitioner | int]", seed: int) -> Any:

@@ -5,11 +5,10 @@ of the shape named with the dataset (``imagefolder@1x64x64``: channels, height, 
 Classes are numbered in the order of their folders' names, so every site keeps a folder for every class, an empty one
 where it has no pictures; a server without data describes the task by such a folder of empty ones. With folders
 ``train`` and ``test`` inside, those are the two splits; without, all pictures are for training and the server
-evaluates elsewhere. A picture that cannot be read stops the client with ``DataError`` that says how many; an error of a
-client reaches the server and a file's name can name a patient, so names go to this machine's log only.
+evaluates elsewhere. A picture that cannot be read stops the client with ``DataError``; an error of a client reaches the
+server and a file's name can name a patient, so how many they are and which goes to this machine's log only.
 """
 
-import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from core.errors import ConfigError, DataError
+from core.errors import ConfigError, DataError, of_data
 from tasks.datasets.dataset import Dataset
-from tasks.datasets.images import to_tensor
-from tasks.examples import Examples
+from tasks.datasets.images import open_image, pixels, to_tensor
+from tasks.examples import Examples, raw_digests
 from tasks.models.layers import Shape
 from tasks.partition import Indices, Partition, members
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
 
 SHAPE: Shape = (3, 32, 32)
-logger = logging.getLogger(__name__)
 
 
 def _open(path: Path | None, split: str) -> "ImageFolder":
@@ -42,7 +40,7 @@ def _open(path: Path | None, split: str) -> "ImageFolder":
     try:
         return ImageFolder(str(path / split), allow_empty=True)
     except OSError:
-        raise DataError(f"the data folder {path.name!r} has no readable folder per class") from None
+        raise of_data("the data folder has no readable folder per class", path / split) from None
 
 
 def _split(path: Path | None, split: str) -> str:
@@ -51,8 +49,8 @@ def _split(path: Path | None, split: str) -> str:
 
 def _readable(file: str, shape: Shape) -> bool:
     try:
-        to_tensor([Path(file).read_bytes()], shape, resize=True)
-    except (OSError, DataError):
+        pixels(open_image(Path(file).read_bytes()), shape, resize=True)
+    except (OSError, ValueError):
         return False
     return True
 
@@ -62,14 +60,11 @@ def load(path: Path, folder: "ImageFolder", chosen: Indices, shape: Shape) -> Ex
     files = [folder.samples[index][0] for index in chosen]
     try:
         images = to_tensor((Path(file).read_bytes() for file in files), shape, resize=True)
+        raw = raw_digests(Path(file).read_bytes() for file in files)
     except (OSError, DataError):
-        bad = [file for file in files if not _readable(file, shape)]
-        logger.error("pictures that cannot be read: %s", ", ".join(str(Path(file).relative_to(path)) for file in bad))
-        raise DataError(
-            f"{len(bad)} of {len(files)} pictures cannot be read: the log of the machine they lie on names them; "
-            "remove or mend them"
-        ) from None
-    return Examples(images, torch.tensor(folder.targets)[torch.from_numpy(chosen)])
+        bad = [str(Path(file).relative_to(path)) for file in files if not _readable(file, shape)]
+        raise of_data("pictures cannot be read: remove or mend them", ", ".join(bad)) from None
+    return Examples(images, torch.tensor(folder.targets)[torch.from_numpy(chosen)], raw)
 
 
 def names(path: Path | None) -> tuple[str, ...]:
@@ -83,7 +78,7 @@ def describe(shape: Shape, path: Path | None) -> tuple[Shape, int]:
 def train(shape: Shape, path: Path | None, partition: Partition, client: int) -> Examples:
     folder, place = _open(path, _split(path, "train")), Path(path or "")
     if not folder.samples:
-        raise DataError(f"the data folder {place.name!r} has no pictures")
+        raise of_data("the data folder has no pictures", place)
     return load(place, folder, np.sort(members(partition, client, np.array(folder.targets))), shape)
 
 

@@ -1,7 +1,7 @@
 """Encoded or open images to one tensor [N, C, H, W] in [0, 1].
 
 Grey or RGB as the shape says. Pictures of another size are refused, or resized (bilinear) where the dataset says so.
-Errors count images and name nothing inside them.
+Errors say nothing of the images (``core.errors``).
 """
 
 import struct
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from core.errors import DataError
+from core.errors import of_data
 from tasks.models.layers import Shape
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def pixels(image: "Image", shape: Shape, resize: bool) -> NDArray[np.uint8]:
 
 
 def to_tensor(images: "Iterable[bytes | Image]", shape: Shape, resize: bool = False) -> Tensor:
-    """All pictures, in order. Raises ``DataError`` with how many could not be read or have another size."""
+    """All pictures, in order. Raises ``DataError`` where some cannot be read or have another size."""
     rows: list[NDArray[Any]] = []
     bad = 0
     for image in images:
@@ -66,5 +66,5 @@ def to_tensor(images: "Iterable[bytes | Image]", shape: Shape, resize: bool = Fa
         except (OSError, ValueError):
             bad += 1
     if bad:
-        raise DataError(f"{bad} of {bad + len(rows)} images cannot be read as {shape[0]}x{shape[1]}x{shape[2]}")
+        raise of_data("images cannot be read, or have another size", f"{bad} of {bad + len(rows)}, as {shape}")
     return torch.from_numpy(np.stack(rows) if rows else np.empty((0, *shape), np.uint8)).float() / LEVELS

@@ -9,7 +9,7 @@ each hold their own files must therefore agree on the size, and should keep the 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.errors import ConfigError, DataError
+from core.errors import ConfigError, of_data
 from tasks.datasets.dataset import Dataset
 from tasks.datasets.images import open_image, shape_of, to_tensor
-from tasks.examples import Examples
+from tasks.examples import Examples, raw_digests
 from tasks.models.layers import Shape
 from tasks.partition import Indices, Partition, members
 
@@ -59,7 +59,7 @@ def open_split(path: Path, split: str) -> "pads.Dataset | None":
     try:
         return dataset([str(file) for file in files], format="parquet") if files else None
     except (OSError, pa.ArrowException):
-        raise DataError(f"{split}*.parquet cannot be read as Parquet") from None
+        raise of_data(f"{split}*.parquet cannot be read as Parquet", path) from None
 
 
 def open_training(path: Path | None) -> "pads.Dataset":
@@ -67,28 +67,33 @@ def open_training(path: Path | None) -> "pads.Dataset":
         raise ConfigError("say where the Parquet files lie: dataset 'parquet:/folder', or a node's own data root")
     source = open_split(path, "train")
     if source is None:
-        raise DataError(f"no train*.parquet in the data folder {path.name!r}")
+        raise of_data("no train*.parquet in the data folder", path)
     return source
 
 
 def column(source: "pads.Dataset", name: str) -> NDArray[Any]:
     """One whole column. Raises ``DataError`` where it is missing or has gaps."""
     if name not in source.schema.names:
-        raise DataError(f"no column {name!r}: the files have {', '.join(source.schema.names)}")
+        raise of_data(f"the files have no column {name!r}", ", ".join(source.schema.names))
     values = source.to_table(columns=[name])[name]
     if values.null_count:
-        raise DataError(f"column {name!r} has {values.null_count} empty cells")
+        raise of_data(f"column {name!r} has empty cells", values.null_count)
     return np.asarray(values.to_numpy())
 
 
 def checked_labels(labels: NDArray[Any], classes: int) -> Indices:
-    """Labels as int64 in [0, classes). Raises ``DataError`` with how many are not."""
-    if labels.dtype.kind not in "iub":
-        raise DataError(f"labels must be integers or truth values, not {labels.dtype}")
-    bad = int(np.count_nonzero((labels < 0) | (labels >= classes)))
+    """Labels as int64 in [0, classes). Raises ``DataError`` where some are not."""
+    bad = int(np.count_nonzero((whole(labels) < 0) | (labels >= classes)))
     if bad:
-        raise DataError(f"{bad} labels are outside 0 to {classes - 1}")
+        raise of_data("labels are not among the classes", f"{bad} are outside 0 to {classes - 1}")
     return labels.astype(np.int64)
+
+
+def whole(labels: NDArray[Any]) -> NDArray[Any]:
+    """The labels, which are whole numbers or truth values. Raises ``DataError`` where they are not."""
+    if labels.dtype.kind not in "iub":
+        raise of_data("labels must be integers or truth values", labels.dtype)
+    return labels
 
 
 def encoded(cells: Iterable[Any]) -> Iterable[bytes]:
@@ -96,10 +101,15 @@ def encoded(cells: Iterable[Any]) -> Iterable[bytes]:
     return ((cell["bytes"] if isinstance(cell, dict) else cell) or b"" for cell in cells)
 
 
+def decoded(pictures: Sequence[bytes], table: Table, labels: Indices) -> Examples:
+    """Examples from their encoded pictures and labels."""
+    images = to_tensor(pictures, table.shape, table.resize)
+    return Examples(images, torch.from_numpy(labels), raw_digests(pictures))
+
+
 def rows(source: "pads.Dataset", table: Table, chosen: Indices, labels: Indices) -> Examples:
     cells = source.take(chosen, columns=[table.image])[table.image]
-    images = to_tensor(encoded(cell.as_py() for cell in cells), table.shape, table.resize)
-    return Examples(images, torch.from_numpy(labels[chosen]))
+    return decoded(list(encoded(cell.as_py() for cell in cells)), table, labels[chosen])
 
 
 def train(table: Table, path: Path | None, partition: Partition, client: int) -> Examples:
@@ -137,14 +147,14 @@ def guess(path: Path | None) -> Table:
     image = next((field.name for field in source.schema if _is_image(field.type)), None)
     label = next((name for name in LABELS if name in source.schema.names), None)
     if image is None or label is None:
-        raise DataError(f"no image column or none of {', '.join(LABELS)}: found {', '.join(source.schema.names)}")
+        raise of_data(f"the files have no image column, or none of {', '.join(LABELS)}", ", ".join(source.schema.names))
     cells = source.head(1, columns=[image])[image].to_pylist()
     try:
         shape = shape_of(open_image(next(iter(encoded(cells)))))
     except (OSError, ValueError, StopIteration):
-        raise DataError("the first training image cannot be read") from None
+        raise of_data("the first training image cannot be read", path) from None
     natural = next((name for name in NATURAL if name in source.schema.names), None)
-    classes = len(_names(source, label)) or int(column(source, label).max()) + 1
+    classes = len(_names(source, label)) or int(whole(column(source, label)).max()) + 1
     return Table(image, label, natural, shape, classes)
 
 

@@ -12,8 +12,8 @@ labels. It wants a smaller learning rate than the plain model: on MNIST behind `
 SGD at 0.1 runs off within ten steps, and so it does with deviation = softplus; at 0.02 it trains. Whoever computes a
 training loss adds ``take_divergence``; an attack knows neither the draw nor the term.
 
-``Bottleneck`` draws from torch's global generator; ``tasks.training.drawing`` seeds that from the client's own stream
-and puts it back, so that a run can be repeated.
+``Bottleneck`` draws from its ``source``, which ``tasks.training.drawing`` sets to the client's own generator; without
+one, from torch's global generator.
 
 >>> net = with_bottleneck(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(4, classes)), 2)((1, 2, 2), 3)
 >>> [name for name, _ in net.named_parameters() if name.endswith("weight")]
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import ConfigError
+from core.randomness import PrivateGenerator
 from tasks.models.layers import Shape
 
 WIDTH = 256
@@ -43,6 +44,7 @@ class Bottleneck(nn.Module):
             raise ConfigError("a variational bottleneck needs a width of at least 1 and beta >= 0")
         self.beta = beta
         self.divergence: Tensor | None = None
+        self.source: PrivateGenerator | None = None
         self.encode, self.decode = nn.Linear(features, 2 * width), nn.Linear(width, features)
 
     def forward(self, r: Tensor) -> Tensor:
@@ -50,7 +52,8 @@ class Bottleneck(nn.Module):
         if self.training:
             excess = mean.square() + log_variance.exp() - log_variance - 1
             self.divergence = self.beta * 0.5 * excess.sum(dim=-1).mean()
-            mean = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+            drawn = torch.randn_like(mean) if self.source is None else self.source.normal(*mean.shape).to(mean)
+            mean = mean + drawn * (log_variance / 2).exp()
         result: Tensor = self.decode(mean)
         return result
 

@@ -6,7 +6,7 @@ from attacks.control import undefended_view
 from attacks.denoise import Channel, Denoise, moments, posterior_mean
 from attacks.leakage import mse
 from core.errors import AttackError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.types import PrivateBatch
 from privacy.channel import NaturalChannel, natural_channel
 from tasks.task import Task, initial
@@ -23,12 +23,12 @@ def run(views, known):  # noqa: ANN001, ANN201
 def test_the_noise_comes_off_and_more_rounds_take_more_of_it_off(digits, batch) -> None:
     public = digits.x[:1000]
     channel = natural_channel(NaturalChannel(kappa=10.0))
-    state = channel.fit(public)
+    state = channel.fit(public, rehearsal(0, purpose="fit"))
     known = Channel(public, state["channel"]["variance"])
     noisy, once, often = [], [], []
     for i in range(2):
         truth = batch(i, 1)
-        shown = [channel.apply(truth.x, state, stream(i, round=r, purpose="noise")) for r in range(3)]
+        shown = [channel.apply(truth.x, state, rehearsal(i, round=r, purpose="noise")) for r in range(3)]
         views = [undefended_view(CNN6, *initial(CNN6, 0), PrivateBatch(x, truth.y)) for x in shown]
         noisy += mse(truth.x, shown[0].clamp(0, 1))
         once += mse(truth.x, run(views[:1], known).x)

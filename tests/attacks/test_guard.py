@@ -12,7 +12,7 @@ from attacks.guard import WITHHELD, attack_of, guarded, leaks
 from attacks.inversion import reconstruct
 from attacks.leakage import score
 from core.errors import AttackError, ConfigError, DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import full_mask
 from core.types import PrivateBatch, ServerView
 from privacy.defense import Outgoing
@@ -35,11 +35,12 @@ def rebuilt(view: ServerView, settings: LeakageGuard) -> float:
 
 
 def test_noise_grows_until_the_attack_fails_and_no_further() -> None:
-    out = guarded(SENT, VIEW, BATCH, TASK, FAST, stream(0, purpose="x"))
+    out = guarded(SENT, VIEW, BATCH, TASK, FAST, rehearsal(0, purpose="x"))
     before = guard.as_seen(VIEW, SENT, BATCH, 4)
     assert rebuilt(before, FAST) > 25 and rebuilt(guard.as_seen(VIEW, out, BATCH, 4), FAST) < 22
     assert not torch.equal(out.update["0.0.weight"], SENT.update["0.0.weight"])
-    lenient = guarded(SENT, VIEW, BATCH, TASK, LeakageGuard(iterations=40, psnr=101.0, ssim=1.0), torch.Generator())
+    settings = LeakageGuard(iterations=40, psnr=101.0, ssim=1.0)
+    lenient = guarded(SENT, VIEW, BATCH, TASK, settings, rehearsal(0, purpose="test"))
     assert torch.equal(lenient.update["0.0.weight"], SENT.update["0.0.weight"])
 
 
@@ -59,13 +60,13 @@ def test_in_doubt_the_update_is_withheld_with_the_same_words(why: str, monkeypat
     else:
         sent = Outgoing({n: t * torch.nan for n, t in SENT.update.items()}, FULL, FULL, PARAMS)
     with pytest.raises(DefenseError) as caught:
-        guarded(sent, VIEW, BATCH, TASK, settings, stream(0, purpose="x"))
+        guarded(sent, VIEW, BATCH, TASK, settings, rehearsal(0, purpose="x"))
     assert str(caught.value) == WITHHELD and not re.search(r"\d", WITHHELD) and caught.value.__cause__ is None
 
 
 def test_an_update_of_nothing_needs_no_guard() -> None:
     empty = Outgoing({n: torch.zeros_like(t) for n, t in PARAMS.items()}, FULL, FULL, PARAMS)
-    assert guarded(empty, VIEW, BATCH, TASK, FAST, torch.Generator()).update.keys() == PARAMS.keys()
+    assert guarded(empty, VIEW, BATCH, TASK, FAST, rehearsal(0, purpose="test")).update.keys() == PARAMS.keys()
 
 
 def test_one_image_above_either_threshold_is_a_leak() -> None:

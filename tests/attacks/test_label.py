@@ -47,3 +47,9 @@ def test_without_the_learning_rate_the_impact_rule_is_used(task, fresh, batch) -
     view = undefended_view(task, *fresh, batch(0, 8))
     blind = dataclasses.replace(view, learning_rate=None)
     assert torch.equal(run(blind, task).y, run(view, task, Label(rule="impact")).y)
+
+
+def test_grey_images_take_no_memory_by_their_number(task, fresh, batch) -> None:
+    view = dataclasses.replace(undefended_view(task, *fresh, batch(0, 8)), num_examples=1000, batch_size=1000)
+    found = run(view, task)
+    assert found.x.shape == (1000, *task.shape) and found.x.untyped_storage().nbytes() < 100

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
-from attacks.leakage import AS_PRINTED_LEVELS, Leakage, discretise, label_leakage, rdlv, score
+from attacks.leakage import AS_PRINTED_LEVELS, Leakage, discretise, label_accuracy, label_leakage, rdlv, score
 from core.errors import AttackError
 from core.types import PrivateBatch, Reconstruction
 
@@ -150,3 +150,19 @@ def test_labels_beside_a_guess() -> None:
     assert wrong.accuracy == 0 and wrong.as_good == 1 and not wrong.told
     one = label_leakage(torch.tensor([1]), torch.tensor([1]), 10)
     assert one.as_good == pytest.approx(0.1, abs=0.03) and not one.told
+
+
+def test_a_label_costs_no_memory_by_its_size() -> None:
+    """4e8 took 7 GB, and this one more than there is."""
+    assert label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([1, 2**62, -5])) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_label_accuracy_is_the_naive_count(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    truth, guess = (torch.randint(6, (n,), generator=draw) for n in (7, 9))
+    left = truth.tolist()
+    for label in guess.tolist():
+        if label in left:
+            left.remove(label)
+    assert label_accuracy(truth, guess) == (len(truth) - len(left)) / len(guess)

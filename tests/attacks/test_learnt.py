@@ -21,11 +21,24 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
     file, network = tmp_path / "p.safetensors", nn.Linear(4, 3)
     save_prior(file, "ggl", network, SHAPE, {"width": 3})
     tree, sizes = read_prior(str(file), "ggl", SHAPE)
-    other = filled(nn.Linear(4, 3), tree, str(file))
+    other = filled(lambda: nn.Linear(4, 3), tree, str(file))
     assert sizes == {"width": 3} and file.stat().st_mode & 0o777 == 0o600
     assert torch.equal(other.weight, network.weight) and not other.weight.requires_grad and not other.training
     with pytest.raises(AttackError, match="p.safetensors does not have the weights"):
-        filled(nn.Linear(4, 2), tree, str(file))
+        filled(lambda: nn.Linear(4, 2), tree, str(file))
+
+
+def test_sizes_cost_no_memory_until_the_weights_have_them(tmp_path: Path) -> None:
+    """A few bytes of metadata may name 4096 of everything: a gigabyte of convolutions."""
+    made = []
+
+    def build() -> nn.Module:
+        made.append(nn.Conv2d(4096, 4096, 3))
+        return made[0]
+
+    with pytest.raises(AttackError, match="does not have the weights"):
+        filled(build, {"weight": torch.zeros(1)}, "p.safetensors")
+    assert made[0].weight.is_meta
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,12 @@ def deeper(shape: object, classes: object) -> Net:
     "spoil, told",
     [
         (lambda reply: reply.content["metrics"].pop("num-examples"), "no metric 'num-examples'"),
+        (lambda reply: reply.content["metrics"].__setitem__("num-examples", 1e300), "no metric 'num-examples'"),
         (lambda reply: reply.content.array_records["arrays"].pop("fc.bias"), "missing ['fc.bias']"),
         (lambda reply: reply.content.__setitem__("more", ArrayRecord({})), "2 array records"),
         (lambda reply: reply.content.__setitem__("arrays", nan(reply)), "not finite"),
     ],
-    ids=["count", "layer", "records", "nan"],
+    ids=["count", "endless", "layer", "records", "nan"],
 )
 def test_an_answer_that_does_not_fit_costs_its_trace_only(spoil, told, tmp_path: Path, caplog) -> None:
     """The strategy gets the answer all the same: what it makes of it is its own affair."""

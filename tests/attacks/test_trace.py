@@ -96,6 +96,35 @@ def test_malformed_traces_are_refused_with_the_reason(
         load_trace(path)
 
 
+CLAIMS = {
+    "2**19 classes": lambda tensors, about: about["task"].update(classes=2**19),
+    "a head of 34 billion weights": lambda tensors, about: about["task"].update(model="conv-2", shape=[1, 1024, 1024]),
+    "an image of a terabyte": lambda tensors, about: about["task"].update(model="resnet18", shape=[1, 2**19, 2**19]),
+    "a label of 3 GB": lambda tensors, about: tensors.update(labels=torch.tensor([4 * 10**8])),
+    "a label below zero": lambda tensors, about: tensors.update(labels=torch.tensor([-1])),
+    "10**30 steps": lambda tensors, about: about["view"].update(steps=10**30),
+    "fewer than no steps": lambda tensors, about: about["view"].update(steps=-5),
+    "no images": lambda tensors, about: about["view"].update(num_examples=0),
+    "10**12 images": lambda tensors, about: about["view"].update(batch_size=10**12),
+    "no learning rate": lambda tensors, about: about["view"].update(learning_rate=float("nan")),
+    "an endless momentum": lambda tensors, about: about["view"].update(momentum=float("inf")),
+    "buffers of its own": lambda tensors, about: (
+        about["trees"].append("received_buffers"),
+        tensors.update({"received_buffers/a": torch.ones(2)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_a_trace_claims_is_refused_before_anything_is_built(
+    claim: str, tmp_path: Path, full: ServerView, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = rewritten(tmp_path / "a.trace", full, task, CLAIMS[claim])
+    monkeypatch.setattr(Task, "build", lambda self: pytest.fail("built"))
+    with pytest.raises(AttackError):
+        load_trace(path)
+
+
 def test_another_task_is_refused(tmp_path: Path, full: ServerView, task: Task) -> None:
     save_trace(tmp_path / "a.trace", full, task, {})
     with pytest.raises(AttackError, match="not of"):

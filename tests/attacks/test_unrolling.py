@@ -7,7 +7,7 @@ from attacks import ATTACKS
 from attacks.leakage import psnr
 from attacks.unrolling import Unrolling, together, walk
 from core.errors import AttackError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import Tree, full_mask, size
 from core.types import PrivateBatch, ServerView
 from privacy.defense import Outgoing
@@ -22,7 +22,7 @@ RATE = 0.1
 def rounds_of(task: Task, truth: PrivateBatch, rounds: int) -> list[ServerView]:
     """A client under DGP with error feedback, on the same images in every round; the model follows what it sends."""
     params, buffers = initial(task, 0)
-    defense, draw, views = dgp(DualPruning()), stream(0, purpose="defense"), []
+    defense, draw, views = dgp(DualPruning()), rehearsal(0, purpose="defense"), []
     state = defense.init(params)
     for _ in range(rounds):
         _, gradient, _ = loss_and_gradient(task.build(), params, buffers, truth.x, truth.y)
@@ -58,7 +58,7 @@ def test_the_walk_sends_what_dgp_sends(task) -> None:
     state, sent, arrived, gradients = defense.init(params), [], [], []
     for _ in range(5):
         update = {name: torch.randn(p.shape, generator=draw) for name, p in params.items()}
-        out, state = defense.apply(Outgoing(update, whole, whole, params), state, draw)
+        out, state = defense.apply(Outgoing(update, whole, whole, params), state, rehearsal(0, purpose="x"))
         flat = lambda tree: torch.cat([t.reshape(-1) for t in tree.values()])  # noqa: E731
         gradients.append(flat(update))
         arrived.append(flat(out.shared).float())

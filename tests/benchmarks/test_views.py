@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.views import RATE, Sender, seen, sender, warmed
 from core.errors import ConfigError
-from core.randomness import stream
+from core.randomness import PrivateGenerator, rehearsal
 from core.trees import Mask, full_mask, map_trees
 from strategies.local import Received
 from tasks.data import Examples
@@ -16,8 +16,8 @@ TASK = Task("cnn", (1, 8, 8), 10)
 BATCH = Examples(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 7]))
 
 
-def draw(purpose: str) -> torch.Generator:
-    return stream(0, purpose=purpose)
+def draw(purpose: str) -> PrivateGenerator:
+    return rehearsal(0, purpose=purpose)
 
 
 def client(defenses: str, mask: Mask | None = None, **raw: float) -> Sender:
@@ -61,7 +61,7 @@ def test_nothing_is_seen_outside_the_mask() -> None:
 
 def test_a_warmed_client_keeps_its_weights_and_changes_its_state() -> None:
     fresh = client("dgp")
-    one = warmed(fresh, [BATCH], lambda turn: stream(0, round=turn, purpose="warm"))
+    one = warmed(fresh, [BATCH], lambda turn: rehearsal(0, round=turn, purpose="warm"))
     assert one.received is fresh.received
     assert not any(bool(t.any()) for t in fresh.state["dgp"]["error"].values())
     assert any(bool(t.any()) for t in one.state["dgp"]["error"].values())

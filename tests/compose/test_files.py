@@ -1,6 +1,8 @@
 """The files of docker/ read without an engine: what is pinned, confined, published and typed."""
 
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +129,82 @@ def test_prometheus_looks_where_the_run_serves() -> None:
     assert set(services()["executor"]["networks"]) & set(services()["prometheus"]["networks"])
 
 
-def test_nothing_private_can_reach_a_layer() -> None:
-    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
-    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert rules[0] == "*" and not allowed & {"keys", "runs", "tests", ".git", ".venv", "data"}
-    assert not [name for name in allowed if not (ROOT / name).exists()]
+def expression(pattern: str) -> re.Pattern[str]:
+    """A pattern of .dockerignore: anchored at the root, ``*`` within a directory, ``**`` across any number of them."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.strip().strip("/"))
+    words = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(words.get(part, re.escape(part)) for part in parts))
+
+
+def rules() -> list[tuple[bool, str]]:
+    """Whether a line of .dockerignore takes files out, and its pattern, in the file's order."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    return [(line[0] != "!", line.removeprefix("!")) for line in lines]
+
+
+def excluded(path: str) -> bool:
+    """Whether the last rule that matches this path, or a directory above it, takes it out."""
+    above, out = [path, *map(str, Path(path).parents)][:-1], False
+    for excludes, pattern in rules():
+        out = excludes if any(expression(pattern).fullmatch(each) for each in above) else out
+    return out
+
+
+def sent(path: str) -> bool:
+    """Whether a file is in the build context.
+
+    Builders before BuildKit do not enter a directory that is taken out unless some exception begins with its name.
+    """
+    exceptions = [pattern for excludes, pattern in rules() if not excludes]
+    closed = [
+        folder
+        for folder in map(str, Path(path).parents)
+        if folder != "." and excluded(folder) and not any(each.startswith(f"{folder}/") for each in exceptions)
+    ]
+    return not excluded(path) and not closed
+
+
+def test_the_matcher_reads_patterns_as_docker_does() -> None:
+    for pattern, path, wanted in [
+        ("*", "keys", True),
+        ("*", "keys/ca.key", False),
+        ("core/*.py", "core/trees.py", True),
+        ("core/*.py", "core/keys/a.py", False),
+        ("**/*.pyc", "a.pyc", True),
+        ("**/*.pyc", "a/b/c.pyc", True),
+        ("a?c", "abc", True),
+    ]:
+        assert (expression(pattern).fullmatch(path) is not None) is wanted, (pattern, path)
+
+
+def installed() -> set[str]:
+    """What `pip install .` reads: the sources of the packages, and three files beside them."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    sources = {
+        str(path.relative_to(ROOT)) for name in packages for path in (ROOT / name.replace(".", "/")).glob("*.py")
+    }
+    return sources | {"pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_everything_that_is_installed_reaches_the_build_and_nothing_else() -> None:
+    assert not [path for path in installed() if not sent(path)]
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    there = set(tracked.stdout.split()) if tracked.returncode == 0 else set()
+    assert {path for path in there if sent(path)} <= installed()
+
+
+FOLDERS = (
+    "", "keys", "deploy", "deploy/kubernetes", "deploy/kubernetes/keys", "docker", "docker/keys", "client/state",
+    "core", "core/keys", "server", "tasks/models", "tasks/datasets/keys", "benchmarks/claims", "runs/r-1/traces",
+    "superlink", "north/state", "a/b/c",
+)  # fmt: skip
+SECRETS = (
+    "ca.key", "ca.crt", "superlink.key", "supernodes/north", "supernodes/north.py", ".env", "prod.env", "id_rsa",
+    "secret", "ledger.json", "kubeconfig", "truth.safetensors", "scan.npy", ".git/config",
+)  # fmt: skip
+
+
+def test_no_key_no_state_and_no_run_reaches_a_layer() -> None:
+    """Wherever in the checkout somebody has put it."""
+    planted = [str(Path(folder) / name) for folder in FOLDERS for name in SECRETS]
+    assert not [path for path in planted if sent(path)]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy import control
+from deploy import control, keys
 from deploy.ports import free_ports
 from deploy.processes import ROOT
 
@@ -68,6 +69,18 @@ def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
     assert sent.override_federation_config.num_supernodes == 9
 
 
+@pytest.mark.parametrize("name", ["keys/supernodes/site.json", "notes.md", "app/supernodes/site.py"])
+def test_an_app_that_brings_a_private_key_is_not_submitted(name: str, smallest_app: Path, tmp_path: Path) -> None:
+    """A key pair may have any name, and a bundle without ``fab-include`` takes every .json and .md there is."""
+    client, private = FakeClient(), keys.key_pair("a")["supernodes/a"]
+    app = shutil.copytree(smallest_app, tmp_path / "own")
+    (app / name).parent.mkdir(parents=True, exist_ok=True)
+    (app / name).write_bytes(private)
+    with pytest.raises(ValueError, match=f"{name}.* private key") as caught:
+        control.start_run(client, {"app": str(app), "packages": str(app), "config": {}})
+    assert not client.started and private.splitlines()[1].decode() not in str(caught.value)
+
+
 def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
     with pytest.raises(ValueError, match="refused the run: full"):
         request = {"app": str(smallest_app), "packages": str(smallest_app), "config": {}}
@@ -109,8 +122,6 @@ def test_keys_are_registered_once(tmp_path: Path) -> None:
     import httpx
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    from deploy import keys
 
     keys.make(tmp_path, ["a", "b"], [])
     sent: list[tuple[str, bytes]] = []

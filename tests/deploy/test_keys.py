@@ -95,7 +95,7 @@ def test_a_supernode_can_be_added_later(tmp_path: Path) -> None:
     keys.check_superlink(Keys(tmp_path / "keys"))
 
 
-@pytest.mark.parametrize("name", ["", "../a", "a/b", "-a", "a.pub", "ü"])
+@pytest.mark.parametrize("name", ["", "../a", "a/b", "-a", "a.pub", "a.crt", "ü"])
 def test_a_name_is_a_file_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(KeyFileError, match="no name for a SuperNode"):
         keys.make(tmp_path / "keys", [name], [])
@@ -136,3 +136,11 @@ def test_an_old_certificate_is_not_valid_today(tmp_path: Path, monkeypatch: pyte
     assert certificate.not_valid_before_utc < certificate.not_valid_after_utc
     with pytest.raises(KeyFileError, match="is not valid today"):
         keys.check_superlink(Keys(tmp_path / "keys"))
+
+
+def test_a_new_directory_of_keys_is_left_out_of_version_control_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    keys.make(tmp_path / "keys", ["a"], [])
+    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n"
+    (tmp_path / "mine").mkdir()
+    keys.make(tmp_path / "mine", ["a"], [])
+    assert not (tmp_path / "mine" / ".gitignore").exists(), "it would hide what else is there"

@@ -10,7 +10,7 @@ from attacks.control import undefended_view
 from attacks.resume import Shelf
 from attacks.trace import save_trace
 from core.files import write_tree
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import subtract
 from core.types import PrivateBatch, ServerView
 from deploy import cli
@@ -61,9 +61,9 @@ def test_membership_in_the_weights_a_trace_ends_with(digits: PrivateBatch, tmp_p
 def test_a_channel_s_noise_comes_off_with_what_is_known_of_it(digits: PrivateBatch, tmp_path: Path) -> None:
     task, truth = Task("cnn6", (1, 8, 8), 10), PrivateBatch(digits.x[:1], digits.y[:1])
     channel = natural_channel(NaturalChannel(kappa=10.0))
-    state = channel.fit(digits.x[1:])
+    state = channel.fit(digits.x[1:], rehearsal(0, purpose="fit"))
     for turn in range(2):
-        shown = channel.apply(truth.x, state, stream(turn, purpose="noise"))
+        shown = channel.apply(truth.x, state, rehearsal(turn, purpose="noise"))
         view = undefended_view(task, *initial(task, 0), PrivateBatch(shown, truth.y))
         save_trace(tmp_path / f"{turn}.safetensors", view, task, {})
     variance = state["channel"]["variance"]

@@ -12,7 +12,7 @@ from core.errors import ConfigError
 from deploy import keys, machines, refusals
 from deploy.errors import LaunchError, UsageError
 from deploy.keys import Keys
-from deploy.machines import Address, Link, Node
+from deploy.machines import NUMBERS, Address, Link, Node
 
 FLEET = Address("0.0.0.0", 9092)
 
@@ -76,6 +76,21 @@ def test_a_superlink_asks_for_keys_and_a_plain_one_cannot(tmp_path: Path, made: 
     assert "--enable-supernode-auth" not in plain.args and "--isolation" not in plain.args
 
 
+def test_a_superlink_that_forgets_its_keys_forgets_whose_the_client_numbers_are(tmp_path: Path, made: Keys) -> None:
+    """Its nodes get new ids then, and would all be refused for ever."""
+    for in_memory in (False, True):
+        link = Link(tmp_path / "link", made, FLEET, in_memory=in_memory)
+        machines.prepare(link.home)
+        numbers = link.home / "flower" / NUMBERS
+        numbers.write_text("{}")
+        machines.forget_numbers(link)
+        assert numbers.exists() is not in_memory
+    machines.forget_numbers(link)
+    from server import app
+
+    assert app.NUMBERS == NUMBERS
+
+
 def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, node: Node) -> None:
     from flwr.supercore.cli.flower_superexec import _parse_args
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
@@ -107,6 +122,7 @@ def test_a_members_directory_is_its_owners(node: Node) -> None:
     machines.prepare(node.home, "state")
     for path in (node.home, node.home / "state", node.home / "logs", node.home / "flower"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert (node.home / ".gitignore").read_text() == "*\n", "by default it lies in the checkout"
 
 
 def test_missing_files_and_wrong_numbers_are_refused_with_the_mend(node: Node, tmp_path: Path, made: Keys) -> None:

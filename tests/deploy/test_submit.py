@@ -85,6 +85,17 @@ def test_the_request_carries_keys_settings_and_where_the_run_is_kept(
     assert "ca" not in sent and sent["register"] == [] and sent["config"]["run-dir"] == "/srv/run"
 
 
+@pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"registered-keys": False}, False)])
+def test_with_keys_client_numbers_are_the_keys(tmp_path: Path, made: Keys, given: dict, wanted: bool) -> None:
+    run = create(tmp_path / "runs", "one", 0)
+    request = Request(Path(__file__).parents[2], tmp_path / "runs", given, supernodes=2, run_id="one")
+    configs = []
+    for found in (made, None):
+        process = submit.control(request, Target(HERE, found), run, resume=False)
+        configs.append(json.loads(Path(process.args[0]).read_text())["config"])
+    assert configs[0]["registered-keys"] is wanted and configs[1].get("registered-keys", False) is False
+
+
 def test_a_run_kept_elsewhere_needs_its_place(made: Keys) -> None:
     submit.check(Target(HERE, made))
     submit.check(Target(Address("10.0.0.1", 8000), made, "/srv/run"))

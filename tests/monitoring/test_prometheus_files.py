@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from attacks.level import CLEAR, RECOGNISABLE
 from deploy.dashboards import FAILING, NEAR_BUDGET, OVER_BUDGET
-from server.verdict import CLEAR, RECOGNISABLE
 from tests.monitoring.prometheus import FILES, NEEDS
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=NEEDS)

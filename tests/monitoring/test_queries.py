@@ -19,6 +19,7 @@ import pytest
 from flwr.app import Message, MetricRecord
 
 import client.app
+from attacks.level import level
 from core.config import parse_run
 from core.metrics import METRICS
 from deploy.dashboards import DASHBOARDS, FOLDER
@@ -27,7 +28,6 @@ from server.exporter import Exporter
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
 from server.store import read_audits, row
-from server.verdict import level
 from tests.local_grid import LocalGrid, settings
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules
@@ -66,7 +66,7 @@ def a_real_run(folder: Path, **overrides: Any) -> tuple[Federation, OrderedGrid]
     raw = settings(run_dir=str(folder / "run"), metrics_address="127.0.0.1:0", sgi__iterations=30, **overrides)
     federation = assemble(parse_run({key: value for key, value in raw.items() if "." not in key}), raw)
     describe(federation)
-    grid = LocalGrid(client.app.app, CLIENTS, raw, folder / "nodes", break_one_update(), audit="scores")
+    grid = LocalGrid(client.app.app, CLIENTS, raw, folder / "nodes", break_one_update(), audit="numbers")
     return federation, OrderedGrid(grid, 0.01)
 
 

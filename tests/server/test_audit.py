@@ -1,6 +1,5 @@
 """The audit round trip over an in-process Grid; the worker is a fork of the tests, once the real process."""
 
-import json
 import multiprocessing
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from attacks import ATTACKS, rog
 from attacks.sgi import Sgi
 from attacks.trace import load_trace
 from core.config import parse_run
-from core.errors import ConfigError
+from core.errors import AttackError, ConfigError
 from core.files import read_tree
 from core.randomness import stream
 from core.records import to_dense
@@ -28,7 +27,7 @@ from privacy.defense import Entry
 from privacy.none import NoDefense
 from privacy.top_k import TopK, top_k
 from server.app import assemble, describe
-from server.audit import ready_settings, rebuilt_control
+from server.audit import SCORES, STATS, read_scores, ready_settings, rebuilt_control
 from server.audit_worker import preload, serve
 from server.grid import OrderedGrid
 from server.rounds import Federation, federate
@@ -94,8 +93,8 @@ def test_a_run_under_somebody_s_own_defense_and_attack_believes_no_claim(tmp_pat
     assert {audit["attack"] for audit in audits.values()} == {own["attack"]}
     assert audits["client"]["defense"] == own["defenses"] and audits["client"]["threat"].startswith("mine. ")
     assert federation.store.run()["claims"] == [f"{own['defenses']}: heuristic, no ε"]
-    ledgers = [json.loads(file.read_text()) for file in tmp_path.glob("nodes/*/**/spent.json")]
-    assert ledgers and all("perfect" not in json.dumps(ledger) for ledger in ledgers)
+    told = [dict(ledger) for ledger in federation.ledgers.values()]
+    assert told and all("perfect" not in str(ledger) for ledger in told)
 
 
 def test_pictures_consented_control_defended_and_client_are_all_scored(
@@ -137,7 +136,7 @@ def test_without_consent_no_client_is_attacked_or_asked(tmp_path: Path) -> None:
 def test_a_client_that_cannot_score_is_a_failed_audit_and_never_a_low_score(tmp_path: Path) -> None:
     def break_audit(message: Message) -> Message:
         if message.has_content() and "scores" in message.content:
-            del message.content["scores"]
+            del message.content["scores"], message.content["audit"]["level"]
         return message
 
     federation, _ = go(tmp_path, "pictures", break_audit)
@@ -169,6 +168,20 @@ def test_an_odd_answer_to_an_audit_is_a_failed_audit_and_the_run_goes_on(tmp_pat
     federation, _ = go(tmp_path, "pictures", damage, defenses="none", sgi__iterations=5)
     assert kinds(federation)["client"]["outcome"] == "failed"
     assert federation.counters["audits_total|failed"] == 1
+
+
+GOOD = {f"{score}.{stat}": 0.5 for score in SCORES for stat in STATS} | {"iip": 1.0, "images": 1}
+
+
+def test_scores_out_of_bounds_are_no_scores() -> None:
+    assert read_scores(MetricRecord({**GOOD, "psnr.worst": 100.0, "ami.mean": -0.2}))["psnr"]["worst"] == 100.0
+    odd = [1e300, -1e300, 1e9, True, 10**400, float("inf"), "0.5"]
+    for name in (*GOOD, "label_accuracy"):
+        for value in odd:
+            record = MetricRecord(GOOD)
+            record._data[name] = value
+            with pytest.raises(AttackError, match="bounds"):
+                read_scores(record)
 
 
 def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(tmp_path: Path) -> None:
@@ -291,3 +304,13 @@ def test_the_control_needs_the_label_and_the_picture() -> None:
     assert rebuilt_control(good)
     assert not rebuilt_control({**good, "label_accuracy": 0.0})
     assert not rebuilt_control({**good, "psnr": {"mean": 19.9}})
+
+
+@pytest.mark.parametrize("strategy", ["prunefl", "feddst", "magnitude", "lotteryfl"])
+def test_a_client_is_audited_in_every_kind_of_round(tmp_path: Path, strategy: str) -> None:
+    """Also in those in which squared gradients leave: they are of prunable weights, not of all."""
+    every = {"strategy": strategy, "rounds": 4, "audit_every": 1, "prunefl__adjust_interval": 2}
+    federation, _ = go(tmp_path, "pictures", **every, sgi__iterations=5)
+    clients = [audit for audit in federation.store.audits() if audit["kind"] == "client"]
+    assert [audit["round"] for audit in clients] == [1, 2, 3, 4]
+    assert {audit["outcome"] for audit in clients} == {"scored"}

@@ -2,6 +2,8 @@ import math
 import shutil
 import socket
 import subprocess
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -10,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import ConfigError
 from core.metrics import METRICS
-from server.exporter import BUCKETS, Exporter, parse_address
+from server.exporter import BUCKETS, MOST, Exporter, parse_address
 from server.store import Row, StoreError, row
 
+LABELS = (("prunella", "0.1.0"), ("scikit_learn", "1.5"))
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -40,7 +43,7 @@ def test_a_scrape_shows_the_rows_and_nothing_else(exporter: Exporter) -> None:
         ("prunella_accuracy_ratio", ()): 0.5,
         ("prunella_wire_bytes_total", (("direction", "up"),)): 10.0,
         ("prunella_wire_bytes_total", (("direction", "down"),)): 4.0,
-        ("prunella_build_info", (("prunella", "0.1.0"), ("scikit_learn", "1.5"))): 1.0,
+        ("prunella_build_info", LABELS): 1.0,
     }
 
 
@@ -104,6 +107,53 @@ def test_two_exporters_do_not_mix(exporter: Exporter) -> None:
         assert samples(other)["prunella_round", ()] == 4.0
     finally:
         other.close()
+
+
+def silent(exporter: Exporter, count: int, said: bytes = b"") -> list[socket.socket]:
+    made = [socket.create_connection(parse_address(exporter.address), timeout=10) for _ in range(count)]
+    for connection in made:
+        connection.sendall(said)
+    return made
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nHost: local", b"GET /" + b"a" * 60_000])
+def test_connections_that_do_not_finish_asking_keep_nobody_out(exporter: Exporter, said: bytes) -> None:
+    before, begin = threading.active_count(), time.monotonic()
+    waiting = silent(exporter, 300, said)
+    assert [samples(exporter)["prunella_build_info", LABELS] for _ in range(20)] == [1.0] * 20
+    assert time.monotonic() - begin < 5 and threading.active_count() - before <= 2 * MOST
+    waiting[0].settimeout(5)
+    assert waiting[0].recv(1) == b"", "the oldest went first"
+    for connection in waiting:
+        connection.close()
+
+
+def test_a_connection_that_says_a_little_all_the_time_is_ended(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.exporter.SECONDS", 0.5)
+    (slow,) = silent(exporter, 1)
+    begin = time.monotonic()
+    with pytest.raises(OSError):
+        while time.monotonic() - begin < 5:
+            slow.sendall(b"G")
+            time.sleep(0.05)
+    assert time.monotonic() - begin < 3 and text(exporter)
+    slow.close()
+
+
+def test_readers_that_do_not_read_are_ended_too(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is larger than what the system keeps for a socket."""
+    monkeypatch.setattr("server.exporter.SECONDS", 0.5)
+    exporter.update([Row("audits_total", 1.0, {"outcome": f"{i:09}" * 400}) for i in range(3000)])
+    before = threading.active_count()
+    waiting = silent(exporter, 10, b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    end = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert threading.active_count() <= before and time.monotonic() < end
+    for connection in waiting:
+        connection.close()
 
 
 def test_close_frees_the_port_and_may_be_called_again() -> None:

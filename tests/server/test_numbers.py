@@ -54,6 +54,12 @@ def test_a_bound_that_one_client_lacks_exists_for_nobody() -> None:
     assert ledger_rows({}) == []
 
 
+def test_a_mean_of_enormous_figures_is_a_number() -> None:
+    """As a checkpoint of a run from before such claims were bounded may hold them."""
+    rows = values(ledger_rows({"0": {"epsilon": 1.7e308}, "1": {"epsilon": 1.7e308}}))
+    assert rows[("privacy_epsilon", ("stat", "mean"))] == 1.7e308
+
+
 def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage() -> None:
     client = values(audit_rows(OUTCOME))
     canary = values(audit_rows(OUTCOME | {"kind": "control", "ok": True}))

@@ -201,7 +201,7 @@ def test_scores_without_pictures_are_shown(tmp_path: Path) -> None:
     store = new_run(tmp_path)
     add_audit(store, 4, "control", 0.02, pictures=False)
     add_audit(store, 4, "client", 2.0, pictures=False)
-    assert "consented to scores only" in page(tmp_path).text
+    assert "consented to scores or numbers only" in page(tmp_path).text
 
 
 def test_missing_pictures_are_said_in_their_place(tmp_path: Path) -> None:

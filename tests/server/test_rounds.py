@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from PIL import Image
 
 import client.app
@@ -14,7 +14,7 @@ from core.errors import ConfigError, PrunellaError
 from core.records import from_coded, to_coded
 from core.trees import map_trees
 from server import checkpoint
-from server.app import assemble, describe
+from server.app import NUMBERS, assemble, describe, see_through
 from server.grid import OrderedGrid
 from server.rounds import PATIENCE, Federation, federate
 from tasks.task import initial
@@ -124,7 +124,7 @@ def test_a_bad_reply_is_left_out_counted_and_the_round_equals_one_without_that_c
     assert same(final(tmp_path / "bad"), final(tmp_path / "absent"))
 
 
-@pytest.mark.parametrize("defenses", ["none", "dgp", "channel-natural,soteria", "dp-sgd"])
+@pytest.mark.parametrize("defenses", ["none", "dgp", "channel-natural,soteria"])
 def test_gradients_that_are_not_finite_withhold_the_update_and_are_counted(tmp_path: Path, defenses: str) -> None:
     """Nothing of such a training reaches the server: the model stays what it was."""
     run = {"clients": 2, "rounds": 1, "local_steps": 4, "strategy": "random", "defenses": defenses}
@@ -134,6 +134,15 @@ def test_gradients_that_are_not_finite_withhold_the_update_and_are_counted(tmp_p
     assert all(torch.equal(final(tmp_path / "far").tree[n], t * federation.strategy.mask[n]) for n, t in params.items())
     near = go(tmp_path / "near", learning_rate=1e-3, **run)
     assert "client_failures_total|client-error" not in near.counters and near.strategy.stats.replies == 2
+
+
+def test_behind_an_epsilon_gradients_that_are_not_finite_cannot_be_told_from_others(tmp_path: Path) -> None:
+    """A reply that stays away would say that there was such an example, without noise and without a charge."""
+    run = {"clients": 2, "rounds": 1, "local_steps": 4, "strategy": "random", "defenses": "dp-sgd"}
+    federation = go(tmp_path, learning_rate=1e38, momentum=0.9, **run)
+    assert federation.strategy.stats.replies == 2 and "client_failures_total|client-error" not in federation.counters
+    moved = final(tmp_path).tree
+    assert max(float(t.abs().max()) for t in moved.values()) > 1e35  # from here on no gradient is finite
 
 
 def test_a_run_goes_on_without_a_site_that_lacks_a_class_and_says_so(tmp_path: Path) -> None:
@@ -177,6 +186,95 @@ def test_an_odd_ledger_line_costs_that_reply_and_not_the_run(tmp_path: Path, lin
     federation = go(tmp_path, tamper=odd, strategy="random", defenses="channel-natural", rounds=2)
     assert federation.counters["client_failures_total|metrics"] == 2
     assert sorted(final(tmp_path).ledgers) == ["1", "2"]
+
+
+def test_two_enormous_ledger_lines_and_a_time_do_not_end_the_run_nor_its_figures(tmp_path: Path) -> None:
+    """Each number was finite, their sum was not, and the row of it was refused: the end of the run."""
+
+    def odd(message: Message) -> Message:
+        if message.has_content() and "update" in message.content and message.metadata.src_node_id != 102:
+            message.content["ledger"]["epsilon"] = 1.7e308
+        elif message.has_content() and "update" in message.content:
+            message.content["metrics"]["train-seconds"] = 9e5
+        return message
+
+    federation = go(tmp_path, tamper=odd, strategy="random", defenses="dp-sgd", local_steps=1, rounds=2)
+    assert federation.counters["client_failures_total|metrics"] == 4
+    assert all(0 < value < 100 for value in series(federation, "privacy_epsilon", stat="mean"))
+    assert series(federation, "train_seconds") == [600.0, 600.0], "no longer than the round may take"
+
+
+def test_a_liar_decides_no_evaluation_under_a_robust_rule(tmp_path: Path) -> None:
+    def boast(message: Message) -> Message:
+        if message.metadata.src_node_id == 100 and message.has_content() and list(message.content) == ["metrics"]:
+            message.content["metrics"] = MetricRecord({"num-examples": 10**9, "accuracy": 1.0, "loss": 1e6})
+        return message
+
+    run = {"strategy": "fedavg", "evaluation": "clients", "defenses": "none", "rounds": 1, "min_clients": 3}
+    plain = go(tmp_path / "plain", tamper=boast, **run)
+    assert series(plain, "accuracy_ratio")[0] > 0.999, "the control: the mean over examples believes it"
+    robust = go(tmp_path / "robust", tamper=boast, robust="median", **run)
+    assert series(robust, "accuracy_ratio")[0] < 0.9 and series(robust, "loss")[0] < 10
+
+
+def test_a_client_that_tells_no_loss_does_not_take_it_from_the_others(tmp_path: Path) -> None:
+    def silent(message: Message) -> Message:
+        if message.metadata.src_node_id == 100 and message.has_content() and list(message.content) == ["metrics"]:
+            del message.content["metrics"]["loss"]
+        return message
+
+    federation = go(tmp_path, tamper=silent, strategy="random", evaluation="clients", defenses="none", rounds=1)
+    assert len(series(federation, "loss")) == 1
+
+
+def test_a_round_with_too_few_replies_to_outvote_a_liar_moves_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = {"strategy": "random", "defenses": "none", "rounds": 4, "min_clients": 3}
+    with caplog.at_level("WARNING", "flwr"):
+        federation = go(tmp_path, tamper=poison_first_client, robust="trimmed-mean", **run)
+    params, _ = initial(federation.task, federation.run.seed)
+    mask = federation.strategy.mask
+    assert all(torch.equal(final(tmp_path).tree[n], t * mask[n]) for n, t in params.items())
+    assert [r for r in caplog.records if "2 valid replies" in r.getMessage() and "3" in r.getMessage()]
+
+
+def test_what_strangers_write_does_not_reach_the_log_or_the_run_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shout(message: Message) -> Message:
+        if message.has_content() and "update" in message.content:
+            return Message(
+                Error(code=2, reason="\x1b[2J\nround 4/4: accuracy 1.000\n" + "x" * 60_000), reply_to=asked[0]
+            )
+        return message
+
+    federation, raw = build(tmp_path, strategy="random", rounds=9)
+    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes", shout)
+    asked = [Message(RecordDict(), dst_node_id=100, message_type="train")]
+    with caplog.at_level("INFO", "flwr"), pytest.raises(PrunellaError, match="no valid reply"):
+        see_through(federation, grid)
+    words = [record.getMessage() for record in caplog.records]
+    assert any("Flower error 2" in line for line in words)
+    assert all(line.isprintable() and len(line) < 600 for line in words)
+    assert federation.store.run()["error"].isprintable()
+
+
+def test_with_registered_keys_another_node_cannot_go_on_as_a_client_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    run = {"strategy": "random", "defenses": "none", "registered_keys": True, "round_seconds": 2.0}
+    go(tmp_path, clients=2, rounds=1, **run)
+    assert (tmp_path / "flower" / NUMBERS).exists()
+    federation, raw = build(tmp_path, rounds=2, resume=True, **run)
+    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    grid.contexts[666] = grid.contexts.pop(100)
+    with pytest.raises(PrunellaError, match=r"1 of 2 clients .* client 0 is another node's"):
+        federate(federation, OrderedGrid(grid, 0.01))
+    assert federation.strategy.roster.find(0) is None
+    go(tmp_path, clients=2, rounds=2, resume=True, **run)
+    assert final(tmp_path).round == 2
 
 
 def test_a_defense_that_was_not_applied_is_not_taken_for_one_that_was(tmp_path: Path) -> None:

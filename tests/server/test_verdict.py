@@ -7,9 +7,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from attacks.leakage import score
+from attacks.level import level, value
 from core.randomness import stream
 from core.types import PrivateBatch, Reconstruction
-from server.verdict import control_of, control_state, level, value, verdict, worst_first
+from server.verdict import control_of, control_state, verdict, worst_first
 
 Audit = dict[str, Any]
 

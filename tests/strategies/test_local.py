@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from core.errors import DefenseError
-from core.randomness import stream
+from core.randomness import rehearsal
 from core.trees import apply_mask, full_mask, l2, subtract
 from privacy import DEFENSES
 from privacy.chain import build_chain, start
@@ -33,13 +33,13 @@ def setting(defenses: list[str], keep: float = 1.0):
     received = Received(apply_mask(params, mask), mask, {})
     batches = [Examples(torch.rand(4, 1, 2, 3), torch.randint(3, (4,))) for _ in range(3)]
     chain = build_chain(defenses, {})
-    state = start(chain, batches[0].x, received.params, {})
+    state = start(chain, batches[0].x, received.params, {}, rehearsal(0, purpose="fit"))
     return Procedure(net, Sgd(0.1, 0.9, 0.01), chain), received, batches, state
 
 
 def test_without_defense_one_client_is_plain_sgd() -> None:
     procedure, received, batches, state = setting(["none"])
-    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
     net = Net()
     net.load_state_dict(received.params)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -56,7 +56,7 @@ def test_without_defense_one_client_is_plain_sgd() -> None:
 @pytest.mark.parametrize("defense", [name for name, entry in DEFENSES.items() if entry.stage != "data"])
 def test_pruned_weights_stay_zero_and_nothing_pruned_leaves(defense: str) -> None:
     procedure, received, batches, state = setting([defense], keep=0.5)
-    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
     for name, kept in received.mask.items():
         assert not result.outgoing.local[name][~kept].any()
         assert not result.outgoing.update[name][~kept].any()
@@ -65,7 +65,7 @@ def test_pruned_weights_stay_zero_and_nothing_pruned_leaves(defense: str) -> Non
 
 def test_importance_is_the_mean_squared_gradient_also_outside_the_mask() -> None:
     procedure, received, batches, state = setting(["none"], keep=0.5)
-    result = local_update(procedure, received, iter(batches[:1]), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(batches[:1]), state, rehearsal(0, purpose="x"))
     net = Net()
     net.load_state_dict(received.params)
     nn.functional.cross_entropy(net(batches[0].x), batches[0].y).backward()
@@ -75,7 +75,7 @@ def test_importance_is_the_mean_squared_gradient_also_outside_the_mask() -> None
 
 def test_a_withheld_coordinate_carries_no_importance() -> None:
     procedure, received, batches, state = setting(["largest"], keep=0.5)
-    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
     withheld = 0
     for name, kept in received.mask.items():
         hidden = kept & ~result.outgoing.shared[name]
@@ -95,7 +95,7 @@ def test_a_plan_that_turns_half_way_trains_what_it_grew_and_the_chain_sees_the_n
         return apply_mask(params, moved), moved
 
     plan = Plan(readjust=readjust, before=1)
-    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"), plan)
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"), plan)
     moved = {n: ~m if m.dim() == 2 else m for n, m in received.mask.items()}
     assert all(torch.equal(result.base[n], moved[n]) for n in moved)
     assert not any(bool((result.outgoing.spoken[n] & ~moved[n]).any()) for n in moved)
@@ -110,7 +110,7 @@ def test_a_plan_may_start_elsewhere_under_a_smaller_mask_and_the_update_is_again
     smaller = {n: torch.ones_like(m) if m.dim() == 1 else torch.eye(*m.shape).bool() for n, m in received.mask.items()}
     start_at = apply_mask({n: t * 2 for n, t in received.params.items()}, smaller)
     plan = Plan(start=start_at, mask=smaller)
-    result = local_update(procedure, received, iter([]), state, stream(0, purpose="x"), plan)
+    result = local_update(procedure, received, iter([]), state, rehearsal(0, purpose="x"), plan)
     expected = apply_mask(subtract(start_at, received.params), smaller)
     assert all(torch.equal(result.outgoing.update[n], expected[n]) for n in expected)
     assert result.steps == 0 and all(torch.equal(result.base[n], smaller[n]) for n in smaller)
@@ -121,7 +121,7 @@ def test_clipped_to_nothing_and_hardly_noised_nothing_moves() -> None:
     procedure, received, batches, state = setting(["dp-sgd"])
     quiet = build_chain(["dp-sgd"], {"dp-sgd.clip": 1e-12, "dp-sgd.noise-multiplier": 1e-3})
     procedure = Procedure(procedure.module, Sgd(0.1), quiet)
-    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
     assert l2(result.outgoing.update) < 1e-6 and result.steps == 3
     assert all(float(t.max()) < 1e-12 for t in result.importance.values())
 
@@ -132,7 +132,7 @@ def test_the_noise_of_a_private_round_is_divided_by_the_expected_batch() -> None
     sizes = []
     for expected in (1, 100):
         procedure = Procedure(procedure.module, Sgd(0.1), loud, expected)
-        result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+        result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
         sizes.append(float(l2(result.outgoing.update)))
     assert sizes[0] / sizes[1] == pytest.approx(100, rel=1e-3)
 
@@ -140,15 +140,15 @@ def test_the_noise_of_a_private_round_is_divided_by_the_expected_batch() -> None
 def test_an_empty_batch_trains_on_noise_alone_and_buffers_are_refused() -> None:
     procedure, received, batches, state = setting(["dp-sgd"])
     empty = [Examples(batches[0].x[:0], batches[0].y[:0])]
-    result = local_update(procedure, received, iter(empty), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(empty), state, rehearsal(0, purpose="x"))
     assert l2(result.outgoing.update) > 0
     with pytest.raises(DefenseError, match="batch norm"):
         mixed = Received(received.params, received.mask, {"bn.running_mean": torch.zeros(2)})
-        local_update(procedure, mixed, iter(batches), state, stream(0, purpose="x"))
+        local_update(procedure, mixed, iter(batches), state, rehearsal(0, purpose="x"))
 
 
 def test_importances_do_not_tell_what_mask_hiding_filled() -> None:
     procedure, received, batches, state = setting(["dgp", "mask-hiding"], keep=0.5)
-    result = local_update(procedure, received, iter(batches), state, stream(0, purpose="x"))
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
     assert not any(bool(result.importance[n][kept].any()) for n, kept in received.mask.items())
     assert any(bool(result.importance[n][~kept].any()) for n, kept in received.mask.items())

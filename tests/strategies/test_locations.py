@@ -10,6 +10,7 @@ from flwr.app import Message
 from client.app import app as client_app
 from core.config import parse_run
 from core.errors import ConfigError
+from core.randomness import rehearsal
 from core.records import mask_to_coded
 from core.trees import Mask, Tree, full_mask
 from privacy.adgp import AlignedPruning, drawn_set
@@ -62,7 +63,7 @@ def test_a_liar_is_refused_counted_and_replaced(tmp_path: Path, lie: str) -> Non
         if lie == "missing":
             del reply.content["locations"]
         elif lie == "repeated":
-            kept.append(drawn_set(like, AlignedPruning(), torch.Generator().manual_seed(3)))
+            kept.append(drawn_set(like, AlignedPruning(), rehearsal(3, purpose="test")))
             reply.content["locations"] = mask_to_coded(kept[0], like)
         else:
             wrong = like if lie == "all" else {n: torch.zeros_like(t) for n, t in like.items()}

@@ -7,8 +7,8 @@ from flwr.app import ConfigRecord, Message
 
 import client.app
 from core.config import parse_run
-from core.records import from_dense, mask_from_coded, mask_to_coded, to_dense
-from core.trees import Mask, full_mask, zeros_like
+from core.records import mask_from_coded, mask_to_coded, to_dense
+from core.trees import Mask, Tree, full_mask, zeros_like
 from pruning.prunefl import reconfigure
 from pruning.selection import density
 from server.app import assemble
@@ -79,6 +79,9 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     replies = grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid))
     before = strategy.mask
     assert before is not None
+    uncut: list[Tree] = []  # the mask is revised on the aggregated weights before they are cut
+    revise = strategy.revise_mask
+    strategy.revise_mask = lambda round, params, mask: revise(round, uncut.append(params) or params, mask)
     aggregated, _ = strategy.aggregate_train(1, replies)
     total = sum(weight for _, weight in got)
     assert len(got) == 3 and len({weight for _, weight in got}) > 1
@@ -86,13 +89,28 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     mean = {n: sum(t[n].double() * w for t, w in got) / total for n in got[0][0]}
     assert aggregated is not None
     full = {**zeros_like(params), **mean}
-    # The revised mask is computed on the aggregated weights before they are cut, so recompute those the slow way.
-    again, grid2, _ = build(tmp_path / "again", prunefl__adjust_interval=100)
-    replies = grid2.send_and_receive(again.configure_train(1, arrays, ConfigRecord(), grid2))
-    uncut = from_dense(again.aggregate_train(1, replies)[0])
-    expected = reconfigure(uncut, full, before, strategy._cost(), strategy.settings, 1)
+    expected = reconfigure(uncut[0], full, before, strategy._cost(), strategy.settings, 1)
     assert all(torch.equal(strategy.mask[n], expected[n]) for n in expected)
     assert any(not torch.equal(strategy.mask[n], before[n]) for n in before)
+
+
+@pytest.mark.parametrize("with_conditions", [2, 3])
+def test_a_client_whose_owner_requires_a_defense_trains_along_and_has_no_say_in_the_mask(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_conditions: int
+) -> None:
+    settings = {"defenses": "dgp", "prunefl__adjust_interval": 1}
+    strategy, grid, arrays = build(tmp_path, **settings)
+    for node in list(grid.contexts)[:with_conditions]:
+        grid.contexts[node].node_config["require"] = "dgp"
+    replies = grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    before = strategy.mask
+    assert before is not None and asked(grid) == [100, 101, 102]
+    assert (density(before, strategy.model.prunable) == 1.0) == (with_conditions == 3)
+    strategy.aggregate_train(1, replies)
+    assert strategy.stats.replies == 3 and not strategy.stats.failures
+    moved = any(not torch.equal(strategy.mask[n], before[n]) for n in before)
+    assert moved == (with_conditions < 3)
+    assert ("no client sent importances" in caplog.text) == (with_conditions == 3)
 
 
 def test_importances_are_asked_for_only_when_they_are_used(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 import client.app
 from core.config import parse_run
 from core.records import from_coded, pack, to_coded, to_dense, unpack
 from core.trees import full_mask, map_trees
 from server.app import assemble
-from strategies.replies import REASONS, Contribution, ReplyError, read_reply
+from strategies.replies import LEDGER_BOUNDS, REASONS, Contribution, ReplyError, read_evaluation, read_reply
 from tests.local_grid import LocalGrid, settings
 
 
@@ -133,3 +134,94 @@ def test_missing_importance_is_malformed_and_missing_buffers_too(exchange) -> No
     del reply.content["buffers"]
     with pytest.raises(ReplyError, match="buffers"):
         read_reply(reply, expected)
+
+
+TOO_MUCH = [1.7e308, float("inf"), float("nan"), -1.0, True, 10**400, 2**64]
+
+
+def test_a_ledger_figure_out_of_bounds_costs_the_reply(exchange) -> None:
+    reply, expected = exchange(defenses="none")
+    for name in LEDGER_BOUNDS:
+        for value in TOO_MUCH:
+            reply.content["ledger"] = stuffed({name: value})
+            with pytest.raises(ReplyError) as caught:
+                read_reply(reply, expected)
+            assert caught.value.reason == "metrics", (name, value)
+
+
+def stuffed(values: dict[str, object]) -> ConfigRecord:
+    """A record with whatever in it: a stranger is not held to what Flower's class takes."""
+    record = ConfigRecord()
+    record._data = dict(values)
+    return record
+
+
+def test_the_claims_of_a_ledger_line_are_cleaned_and_unknown_names_refused(exchange) -> None:
+    reply, expected = exchange(defenses="none")
+    reply.content["ledger"] = stuffed({"claims": "\x1b[2Jdgp\n", "epsilon": 2})
+    assert read_reply(reply, expected).ledger == {"claims": "[2Jdgp", "epsilon": 2.0}
+    for line in ({"claims": "x" * 2001}, {"claims": 1.0}, {"epsilon": "1"}, {"\x1b[2J": 1.0}, {"steps": [1]}):
+        reply.content["ledger"] = stuffed(line)
+        with pytest.raises(ReplyError, match="ledger") as caught:
+            read_reply(reply, expected)
+        assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num-examples": True},
+        {"num-examples": 5.0},
+        {"num-examples": 10**400},
+        {"num-examples": 2**63},
+        {"num-examples": 9, "train-seconds": 1e300},
+        {"num-examples": 9, "train-seconds": True},
+        {"num-examples": 9, "train-seconds": float("nan")},
+    ],
+    ids=str,
+)
+def test_counts_and_times_out_of_bounds_cost_the_reply(exchange, odd: dict[str, object]) -> None:
+    reply, expected = exchange(defenses="none")
+    reply.content["metrics"] = record = MetricRecord()
+    record._data = odd
+    with pytest.raises(ReplyError) as caught:
+        read_reply(reply, expected)
+    assert caught.value.reason == "metrics"
+
+
+def evaluation(**values: object) -> Message:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    ask = Message(RecordDict(), dst_node_id=7, message_type="evaluate")
+    record = MetricRecord()
+    record._data = {"accuracy": 0.5, "num-examples": 10, "loss": 1.0} | {
+        k.replace("_", "-"): v for k, v in values.items()
+    }
+    return Message(RecordDict({"metrics": record}), reply_to=ask)
+
+
+@pytest.mark.parametrize("value", [*TOO_MUCH, "0.5", [0.5]], ids=str)
+@pytest.mark.parametrize("name", ["accuracy", "loss", "num_examples"])
+def test_an_evaluation_out_of_bounds_is_left_out(name: str, value: object) -> None:
+    assert read_evaluation(evaluation()).accuracy == 0.5
+    with pytest.raises(ReplyError) as caught:
+        read_evaluation(evaluation(**{name: value}))
+    assert caught.value.reason == "metrics"
+
+
+def test_a_clients_error_text_is_cleaned_and_short() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    ask = Message(RecordDict(), dst_node_id=7, message_type="evaluate")
+    words = "\x1b[2J\nround 9/9: accuracy 1.000\n" + "x" * 60_000
+    for read in (read_evaluation, lambda reply: read_reply(reply, None)):  # type: ignore[arg-type]
+        with pytest.raises(ReplyError, match=r"Flower error 2: \[2J round 9/9") as caught:
+            read(Message(Error(code=2, reason=words), reply_to=ask))
+        assert str(caught.value).isprintable() and len(str(caught.value)) <= 400
+
+
+def test_names_of_a_strangers_tensors_are_cleaned(exchange) -> None:
+    reply, expected = exchange(defenses="none")
+    tree = {f"\x1b[31m{'y' * 5000}\n{n}": t for n, t in expected.params.items()}
+    reply.content["update"] = to_coded(tree, full_mask(tree))
+    with pytest.raises(ReplyError) as caught:
+        read_reply(reply, expected)
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= 400

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from core.errors import PrunellaError
-from strategies.roster import Member, Roster, read_hello, sample
+from strategies.numbering import Numbering
+from strategies.roster import MAX_CLIENT, Member, Roster, read_hello, sample
 
 
 class HelloGrid:
@@ -103,7 +106,7 @@ def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplo
         pytest.raises(PrunellaError, match="1 said no to this run: only with dgp") as error,
     ):
         roster.wait_for(grid, 2, timeout=60.0)
-    assert roster.refusals[9].startswith("only with dgp[31mxxx") and len(roster.refusals[9]) == 300
+    assert roster.refusals[9].startswith("only with dgp[31m xxx") and len(roster.refusals[9]) == 300
     assert "came within 0 s" in str(error.value) and "\x1b" not in str(error.value)
     grid.table[9] = {"client": 1}
     roster._vain.clear()
@@ -146,3 +149,56 @@ def test_hello_without_a_client_number_falls_back_to_the_node() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     ask = Message(RecordDict(), dst_node_id=77, message_type="query.hello")
     assert read_hello(Message(RecordDict(), reply_to=ask), 77) == Member(77, 77, "deny")
+
+
+@pytest.mark.parametrize("client", [True, -1, 1.0, "0", 2**63, 10**400, MAX_CLIENT + 1, [0]], ids=str)
+def test_an_odd_client_number_is_none(client: object) -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    reply = Message(RecordDict(), reply_to=Message(RecordDict(), dst_node_id=77, message_type="query.hello"))
+    reply.content["hello"] = record = ConfigRecord()
+    record._data = {"client": client, "audit": ["pictures"]}
+    assert read_hello(reply, 77) == Member(77, 77, "deny")
+
+
+def test_a_second_live_node_does_not_get_a_number_and_the_first_not_back_what_it_left(caplog) -> None:  # noqa: ANN001
+    """Without keys: ids change at every start, so the number of a node that went away is free."""
+    grid = HelloGrid({9: {"client": 0, "audit": "pictures"}, 4: {"client": 0}}, [9])
+    roster = Roster()
+    assert [m.node for m in roster.refresh(grid)] == [9]
+    grid.online = [4, 9]
+    with caplog.at_level("WARNING", "flwr"):
+        assert [m.node for m in roster.refresh(grid)] == [9]
+    assert "client 0" in roster.refused() and "client 0" in caplog.text
+    grid.online = [4]
+    roster._vain.clear()
+    assert [m.node for m in roster.refresh(grid)] == [4] and roster.find(0) == Member(0, 4, "deny")
+    assert roster.refused() == ""
+    grid.online = [4, 9]
+    assert [m.node for m in roster.refresh(grid)] == [4], "there were two clients 0 in a round"
+    assert roster.find(0) == Member(0, 4, "deny"), "and an audit was sent to the one that had gone"
+
+
+def test_with_registered_keys_a_number_stays_its_nodes_over_absence_and_restart(tmp_path: Path) -> None:
+    grid = HelloGrid({9: {"client": 0}, 4: {"client": 0}, 5: {"client": 1}}, [5, 9])
+    roster = Roster()
+    roster.numbering = Numbering(tmp_path / "numbers.json")
+    assert [m.node for m in roster.refresh(grid)] == [9, 5]
+    grid.online = [4, 5]  # the client 0 is away, which is when somebody else says it is him
+    assert [m.node for m in roster.refresh(grid)] == [5]
+    restarted = Roster()
+    restarted.numbering = Numbering(tmp_path / "numbers.json")
+    with pytest.raises(PrunellaError, match=r"1 of 2 clients .* client 0 is another node's"):
+        restarted.wait_for(grid, 2, timeout=0.1)
+    grid.online = [4, 5, 9]
+    assert [m.node for m in restarted.refresh(grid)] == [9, 5]
+    grid.table[5] = {"client": 2}
+    renamed = Roster()
+    renamed.numbering = Numbering(tmp_path / "numbers.json")
+    assert [m.node for m in renamed.refresh(grid)] == [9]
+
+
+def test_who_is_left_out_for_a_number_does_not_make_a_run_start_with_fewer() -> None:
+    """A refusal of the run does (`least`); saying another's number must not count as one."""
+    grid = HelloGrid({4: {"client": 0}, 5: {"client": 1}, 9: {"client": 0}}, [4, 5, 9])
+    with pytest.raises(PrunellaError, match="2 of 3 clients"):
+        Roster().wait_for(grid, 3, timeout=0.1, least=2)

@@ -3,7 +3,7 @@ import torch
 
 from core.config import Run
 from core.errors import PrunellaError
-from core.randomness import stream
+from core.randomness import rehearsal, stream
 from core.trees import apply_mask
 from pruning.ltp import ticket_mask
 from pruning.selection import kept_count
@@ -36,7 +36,7 @@ def test_mask_and_score_are_those_of_plain_sgd_on_the_public_examples(ticket: Ti
     net.load_state_dict(initial(TASK, stream(0, client=0, purpose="ticket").initial_seed())[0])
     optimiser = torch.optim.SGD(net.parameters(), lr=SMALL.learning_rate)
     public = MODEL.public
-    for batch in batches(public, SMALL.batch, SMALL.iterations, stream(0, client=0, purpose="ticket-batches")):
+    for batch in batches(public, SMALL.batch, SMALL.iterations, rehearsal(0, client=0, purpose="ticket-batches")):
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(net(batch.x), batch.y).backward()
         optimiser.step()

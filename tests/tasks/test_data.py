@@ -1,12 +1,16 @@
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
-from core.errors import ConfigError
+from core.errors import ConfigError, DataError
 from tasks.data import Partition, describe, load_client, load_test, make_task
 
 
@@ -23,6 +27,71 @@ def test_an_unknown_dataset_names_the_nearest():
         describe("mnits", None)
     with pytest.raises(ConfigError, match="unknown dataset"):
         load_client("digts:/somewhere", Partition("iid", 2), 0, None)
+
+
+def _png(side: int) -> bytes:
+    buffer = BytesIO()
+    Image.fromarray(np.zeros((side, side), np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _parquet(folder: Path, label: str = "label", image: str = "image", **columns: list[object]) -> None:
+    folder.mkdir(parents=True)
+    labels = columns.pop("labels", [0, 1, 2, 3])
+    pictures = columns.pop("pictures", [{"bytes": _png(8), "path": None}] * len(labels))
+    pq.write_table(pa.table({image: pictures, label: labels, **columns}), folder / "train.parquet")
+
+
+def _classes(folder: Path, *names: str, broken: int = 0, whole: int = 1) -> None:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+    for number in range(broken + whole if names else 0):
+        (folder / names[0] / f"{number}.png").write_bytes(b"?" if number < broken else _png(8))
+
+
+# Two sites by what their files hold, and the dataset that a server asks them for.
+SITES = {
+    "labels above the classes": (
+        "mnist", lambda f: _parquet(f, labels=[0, 10]), lambda f: _parquet(f, labels=[0, 10, 11, 59])),
+    "labels below zero": (
+        "mnist", lambda f: _parquet(f, labels=[-1, 2]), lambda f: _parquet(f, labels=[-1, -7, -1])),
+    "labels that are words": (
+        "parquet", lambda f: _parquet(f, labels=["hiv", "tb"]), lambda f: _parquet(f, labels=[0.5, 2.5])),
+    "empty cells": (
+        "mnist", lambda f: _parquet(f, labels=[None, 2, 3]), lambda f: _parquet(f, labels=[None, None, 0])),
+    "another column of labels": (
+        "cifar100", lambda f: _parquet(f, label="hiv", image="img"), lambda f: _parquet(f, label="tb", image="img")),
+    "no column of labels": (
+        "parquet", lambda f: _parquet(f, label="hiv"), lambda f: _parquet(f, label="tb", ward=[1, 2, 3, 4])),
+    "no pictures in the file": (
+        "parquet", lambda f: _parquet(f, pictures=["a.png"], labels=[1]),
+        lambda f: _parquet(f, pictures=["b.png", "c.png"], labels=[1, 2])),
+    "pictures of other sizes": (
+        "mnist", lambda f: _parquet(f, labels=[1, 2]), lambda f: _parquet(f, labels=[1, 2, 3])),
+    "pictures that are none": (
+        "imagefolder", lambda f: _classes(f, "a", broken=1), lambda f: _classes(f, "b", "c", broken=2, whole=3)),
+    "no folder of a class": ("imagefolder", lambda f: f.mkdir(), lambda f: None),
+    "empty folders": ("imagefolder", lambda f: _classes(f, "a", whole=0), lambda f: _classes(f, "b", "c", whole=0)),
+    "no training file": ("parquet", lambda f: f.mkdir(), lambda f: None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SITES)
+def test_an_error_says_the_same_of_any_private_data(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server chooses the dataset's name and reads the error, so a number in it would answer a question: how many of
+    the labels are above 9, say. Neither does an error name a column, a folder or a file."""
+    dataset, *sites = SITES[fault]
+    told = []
+    for folder, make in zip((tmp_path / "ward-7", tmp_path / "oncology"), sites, strict=True):
+        make(folder)
+        with pytest.raises(DataError) as caught:
+            describe(dataset, folder)
+            load_client(dataset, Partition("iid", 1), 0, folder)
+        told.append(str(caught.value))
+    assert told[0] == told[1] and not any(word in told[0] for word in ("ward", "hiv", "oncology"))
+    assert caplog.text, "this machine's log says more"
 
 
 def test_hub_datasets_are_described_without_data():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError, DataError
+from core.randomness import rehearsal
 from tasks.examples import Examples, batches, poisson_batches
 
 
@@ -14,7 +15,7 @@ def _examples(count):
 
 
 def _generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+    return rehearsal(seed, purpose="test")
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 12))
@@ -63,3 +64,26 @@ def test_poisson_batches_of_few_or_no_examples() -> None:
         list(poisson_batches(_examples(0), 1, 1, _generator()))
     with pytest.raises(ConfigError):
         list(poisson_batches(_examples(3), 0, 1, _generator()))
+
+
+def test_poisson_batches_take_each_example_whether_or_not_they_take_another() -> None:
+    """Size, its variance, the rate of every example, and what two of them, or two steps, know of each other."""
+    count, batch, steps = 40, 8, 10_000
+    rate, taken = batch / count, torch.zeros(steps, count, dtype=torch.float64)
+    for step, drawn in enumerate(poisson_batches(_examples(count), batch, steps, _generator(3))):
+        taken[step, drawn.y] = 1
+    sizes, variance = taken.sum(1), count * rate * (1 - rate)
+    assert abs(float(sizes.mean()) - batch) < 5 * (variance / steps) ** 0.5
+    assert abs(float(sizes.var()) - variance) < 5 * variance * (2 / steps) ** 0.5
+    assert float((taken.mean(0) - rate).abs().max()) < 5 * (rate * (1 - rate) / steps) ** 0.5
+    together = torch.corrcoef(taken.T).fill_diagonal_(0)
+    after = torch.corrcoef(torch.cat([taken[1:].T, taken[:-1].T]))[:count, count:]
+    assert max(float(t.abs().max()) for t in (together, after)) < 5.5 / steps**0.5  # of 2,380 pairs
+
+
+def test_batches_of_a_fixed_size_are_not_poisson_s() -> None:
+    """What amplification rests on: with a fixed size, one example in a batch makes another less likely."""
+    taken = torch.zeros(4000, 10, dtype=torch.float64)
+    for step in range(4000):
+        taken[step, next(batches(_examples(10), 5, 1, _generator(step))).y] = 1
+    assert float(torch.corrcoef(taken.T).fill_diagonal_(0).mean()) < -0.05

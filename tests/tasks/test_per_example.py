@@ -1,15 +1,22 @@
 """Single gradients against a loop and against Opacus."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from opacus import GradSampleModule
 from torch import nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 import tasks.per_example
 from core.errors import DefenseError
-from core.trees import Tree
+from core.trees import Tree, full_mask, l2, subtract
+from privacy.defense import Step
+from privacy.dp_sgd import clipped_sum, flat_weight
+from tasks.datasets.digits import everything
 from tasks.per_example import per_example_gradients
+from tasks.task import Task, initial
 
 
 def net_of(*layers: nn.Module) -> tuple[nn.Sequential, Tree]:
@@ -53,3 +60,72 @@ def test_no_example_no_gradient_and_batch_norm_is_refused() -> None:
     mixed, params = net_of(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(DefenseError, match="batch norm"):
         list(per_example_gradients(mixed, params, {}, X, Y))
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet", "lenet-zhu", "conv-1"])
+@pytest.mark.parametrize("expected", [16, 64])
+def test_no_bit_of_a_gradient_depends_on_who_else_is_in_the_batch(name: str, expected: int) -> None:
+    task = Task(name, (1, 16, 16), 10)
+    net, params = task.build(), initial(task, 0)[0]
+    x = torch.rand(20, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(20) % 10
+
+    def gradients(rows: torch.Tensor) -> Tree:
+        chunks = list(per_example_gradients(net, params, {}, x[rows], y[rows], expected))
+        return {key: torch.cat([chunk[key] for chunk in chunks]) for key in params}
+
+    whole = gradients(torch.arange(20))
+    for rows in (torch.arange(1), torch.arange(15), torch.arange(1, 16), torch.arange(3, 20), torch.arange(19, -1, -1)):
+        some = gradients(rows)
+        assert all(torch.equal(some[key], whole[key][rows]) for key in params), f"{len(rows)} from {rows[0]}"
+
+
+def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor]) -> Tree:
+    """Weights of ``cnn`` under which the first logit is what rounding makes of a sum that no image changes: tanh(20) is
+    1, and 2^100 times the difference of ``count`` rows and one row less decides about every gradient."""
+    params = {key: torch.zeros_like(tensor) for key, tensor in initial(task, 0)[0].items()}
+    params["0.2.bias"] += 20.0
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(2000):
+        direction = torch.randn(params["2.0.weight"].shape[1], generator=draw)
+        params["2.0.weight"][0] = direction
+        logits = [together(rows)(params) for rows in (count, count - 1)]  # type: ignore[operator]
+        middle = (logits[0] + logits[1]) / 2
+        if logits[0] != logits[1] and middle not in logits:
+            params["2.0.weight"][0] = direction * 2.0**100
+            params["2.0.bias"] = torch.full_like(params["2.0.bias"], -1e30)
+            params["2.0.bias"][0], params["2.0.bias"][1] = -middle * 2.0**100, 0.0
+            return params
+    pytest.skip("this machine rounds alike whatever the number of rows")
+
+
+def test_weights_that_blow_rounding_up_move_the_sum_by_no_more_than_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, count = Task("cnn", (1, 8, 8), 3), 16
+    net, x, y = task.build(), everything().x[10:26], torch.full((16,), 2)
+
+    def together(rows: int) -> Callable[[Tree], torch.Tensor]:
+        def first(params: Tree) -> torch.Tensor:
+            each = torch.vmap(lambda image: functional_call(net, params, (image[None],)))
+            with torch.no_grad():
+                return each(x[:rows])[0, 0, 0]
+
+        return first
+
+    params = crafted(task, count, together)  # type: ignore[arg-type]
+
+    def moved() -> float:
+        sums = []
+        for begin in (0, 1):
+            images, labels = x[begin:], y[begin:]
+            step = Step(params, full_mask(params), 0, count, lambda a=images, b=labels: gradients(a, b), lambda: None)  # type: ignore[misc,arg-type,return-value]
+            sums.append(clipped_sum(step, lambda norms: flat_weight(norms, 1.0), full_mask(params)))
+        return float(l2(subtract(*sums)))
+
+    gradients = lambda a, b: per_example_gradients(net, params, {}, a, b, count)  # noqa: E731
+    assert moved() <= 1.0
+    gradients = lambda a, b: per_example_gradients(net, params, {}, a, b, 1)  # noqa: E731
+    monkeypatch.setattr(tasks.per_example, "group_of", lambda _: len(x))
+    assert moved() <= 1.0
+    alone = vmap(grad(lambda p, i, j: cross_entropy(functional_call(net, p, (i[None],)), j[None])), (None, 0, 0))
+    gradients = lambda a, b: iter([alone(params, a, b)])  # noqa: E731 - as many as there are: what is guarded against
+    assert moved() > 5.0

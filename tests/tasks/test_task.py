@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -7,7 +8,7 @@ from torch import nn
 
 from core.errors import ConfigError
 from tasks import MODELS
-from tasks.task import Task, initial, prunable, require_fit
+from tasks.task import Task, identity, initial, prunable, require_fit
 
 NAMES = """cnn conv-1 conv-2 conv-4 conv-6 vgg-4 vgg-6 vgg-9 vgg-11 lenet-zhu lenet cnn6 alexnet vgg16 resnet10
 resnet18 ltp-1 ltp-2"""
@@ -113,3 +114,24 @@ def test_a_model_that_cannot_be_trained_on_the_task_is_refused_with_the_reason()
     ]:
         with pytest.raises(ConfigError, match=message):
             require_fit(task, module)
+
+
+def test_an_identity_tells_models_apart_that_have_equal_tensors() -> None:
+    plain, scaled = (Task(f"tests.redteam.nets:{name}", (1, 8, 8), 3) for name in ("linear", "scaled"))
+    names = [list(dict(task.build().named_parameters())) for task in (plain, scaled)]
+    assert names[0] == names[1]
+    assert identity(plain, plain.build()) != identity(scaled, scaled.build())
+    assert identity(plain, plain.build()) == identity(plain, plain.build())
+    assert identity(DIGITS, DIGITS.build()) != identity(Task("cnn", (1, 8, 8), 9), DIGITS.build())
+
+
+def test_an_identity_follows_the_source_of_somebody_s_own_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own_net.py"
+    file.write_text("from torch import nn\ndef build(shape, classes):\n    return nn.Linear(4, classes)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = Task("own_net:build", (1, 2, 2), 3)
+    before = identity(task, task.build())
+    file.write_text(file.read_text() + "# edited\n")
+    assert identity(task, task.build()) != before

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.claims.channel_attacks import (
     BATCHES,
+    C4,
+    CAPACITIES,
     NATURAL,
     PLANE_CELLS,
     PRIVATE,
@@ -57,6 +59,11 @@ def batches(private: float, plain: float, noisy: float) -> list[Point]:
         for name, slope in slopes.items()
         for i, batch in enumerate(BATCHES)
     ]
+
+
+def test_c4_says_that_the_paper_matches_dp_by_the_printed_capacity_which_is_twice_the_true_one() -> None:
+    assert "100, 197, 302, 1499 nats" in CAPACITIES and "50, 98, 151, 750 nats" in CAPACITIES
+    assert CAPACITIES in C4.remarks
 
 
 @pytest.mark.parametrize(

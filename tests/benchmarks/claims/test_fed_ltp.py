@@ -28,7 +28,7 @@ def test_the_inferred_retention_is_the_only_one_the_table_allows() -> None:
 def test_the_published_epsilon_counts_one_step_a_round() -> None:
     """The remark on L2's page: 5.35 is Eq. (20) as printed with one of the 300 local steps counted."""
     for steps, laplace, expected in ((300, 0.0, 9.68), (1, 10.0, 5.33), (300, 10.0, 11.25)):
-        one = Charge("", "", noise=1.4, sampling=15 / 955, steps=steps, laplace=laplace)
+        one = Charge("", noise=1.4, sampling=15 / 955, steps=steps, laplace=laplace)
         assert ltp_printed(one, 100, 1e-3) == pytest.approx(expected, abs=0.006)
 
 

@@ -17,11 +17,11 @@ TINY |= {"clip": 1.0, "noise": 1.4, "delta": 1e-3}
 
 
 def charge(steps: int, sampling: float = 0.01) -> Charge:
-    return Charge("", "", noise=1.4, sampling=sampling, steps=steps)
+    return Charge("", noise=1.4, sampling=sampling, steps=steps)
 
 
 def test_advanced_composition_is_the_theorem_and_more_than_the_moments() -> None:
-    step = epsilon([Charge("", "", noise=1.4, sampling=1.0, steps=1)], 1e-3 / 200, "pld")
+    step = epsilon([Charge("", noise=1.4, sampling=1.0, steps=1)], 1e-3 / 200, "pld")
     by_hand = math.sqrt(200 * math.log(2000)) * step + 100 * step * math.expm1(step)
     assert advanced([charge(100, 1.0)], 1e-3) == pytest.approx(by_hand)
     assert advanced([charge(60), charge(40)], 1e-3) == advanced([charge(100)], 1e-3)

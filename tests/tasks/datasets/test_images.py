@@ -37,7 +37,7 @@ def test_grey_becomes_colour_and_back():
 
 
 def test_another_size_is_refused_unless_resized():
-    with pytest.raises(DataError, match="1 of 2 images cannot be read as 3x5x7"):
+    with pytest.raises(DataError, match="another size"):
         to_tensor([_png(RGB), _png(RGB[:4])], (3, 5, 7))
     flat = to_tensor([_png(np.full((9, 4, 3), 51, np.uint8))], (3, 32, 32), resize=True)
     assert flat.shape == (1, 3, 32, 32) and torch.allclose(flat, torch.tensor(0.2))
@@ -46,13 +46,14 @@ def test_another_size_is_refused_unless_resized():
 @pytest.mark.parametrize(
     "data", [b"", b"no picture", _png(RGB)[:60], _png(RGB)[:100], b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
 )
-def test_what_cannot_be_read_is_counted_and_not_shown(data):
-    with pytest.raises(DataError, match=r"^1 of 2 images cannot be read as 3x5x7$"):
+def test_what_cannot_be_read_is_counted_in_the_log(data, caplog):
+    with pytest.raises(DataError, match=r"^images cannot be read, or have another size; the log"):
         to_tensor([data, _png(RGB)], (3, 5, 7))
+    assert "1 of 2" in caplog.text
 
 
 def test_sixteen_bits_are_refused_and_not_clipped():
-    with pytest.raises(DataError, match="1 of 1"):
+    with pytest.raises(DataError, match="cannot be read"):
         to_tensor([_png(np.full((5, 7), 40000, np.uint16))], (1, 5, 7))
 
 
