@@ -24,6 +24,7 @@ from tests.redteam.site import Site, weights
 
 DP: dict[str, Any] = {"defenses": "dp-sgd"}
 CHANNEL: dict[str, Any] = {"defenses": "channel-natural", "channel-natural.kappa": 5.0}
+CLIENTS = 8
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scheme": ({}, {"strategy": "magnitude"}),
     "the scheme's section": ({"strategy": "prunefl"}, {"strategy": "prunefl", "prunefl.initial-interval": 3}),
@@ -61,17 +62,18 @@ def noisy_image(site: Site, **run: Any) -> Tensor:
     return update["1.weight"][row] / update["1.bias"][row]
 
 
-def image_differences(home: Path) -> float:
+def image_difference(home: Path) -> float:
     """The most that the difference of two answers looks like the difference of two of the client's images: cosine."""
-    site, best = Site(home, count=10), 0.0
-    told = [noisy_image(site, evaluation=who) for who in ("server", "clients")]  # other examples come first
+    site = Site(home, count=10)
+    one, other = (noisy_image(site, evaluation=who) for who in ("server", "clients"))  # other examples come first
     real = site.images.flatten(1)
     differences = torch.stack([a - b for a in real for b in real if not torch.equal(a, b)])
-    for number, one in enumerate(told):
-        for other in told[number + 1 :]:
-            if not torch.allclose(one, other):
-                best = max(best, float(cosine_similarity((one - other)[None], differences).max()))
-    return best
+    return float(cosine_similarity((one - other)[None], differences).max())
+
+
+def image_differences(home: Path) -> float:
+    """The best of several clients: at one in ten the same example came first in both answers, and nothing shows."""
+    return max(image_difference(home / str(client)) for client in range(CLIENTS))
 
 
 def attack(home: Path, broken: bool) -> tuple[list[str], float]:
