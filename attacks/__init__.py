@@ -1,24 +1,36 @@
 """The curious server: one file per attack, the inversion engine they share, scoring, traces and the positive control.
 
-An attack maps (ServerView, Task, settings, Generator) to a Reconstruction. Only ``attacks.leakage`` reads the truth.
+An attack maps (ServerView, Task, settings, Generator) to a Reconstruction. Only ``attacks.score.leakage`` reads the
+truth.
 """
 
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from prunella.attacks import (
+    denoise,
+    expectation,
+    ggl,
+    gradinversion,
+    label,
+    mia,
+    model_inversion,
+    r_gap,
+    rob,
+    rog,
+    unrolling,
+)
+from prunella.attacks.dlg import Dlg
+from prunella.attacks.engine.inversion import reconstruct
+from prunella.attacks.idlg import Idlg
+from prunella.attacks.ig import Ig
+from prunella.attacks.sgi import Sgi
+from prunella.core.errors import ConfigError
+from prunella.core.foreign import lookup
+from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.tasks.task import Task
 from torch import Generator, Tensor
-
-from attacks import denoise, expectation, ggl, gradinversion, label, mia, model_inversion, r_gap, rob, rog, unrolling
-from attacks.dlg import Dlg
-from attacks.idlg import Idlg
-from attacks.ig import Ig
-from attacks.inversion import reconstruct
-from attacks.sgi import Sgi
-from core.errors import ConfigError
-from core.foreign import lookup
-from core.types import PrivateBatch, Reconstruction
-from tasks.task import Task
 
 
 class Attack(NamedTuple):

@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from prunella.attacks.engine.priors import into_box
+from prunella.attacks.r_gap import RGap, solve_image
+from prunella.core.errors import AttackError
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.task import Task
 from torch import Generator, Tensor
-
-from attacks.priors import into_box
-from attacks.r_gap import RGap, solve_image
-from core.errors import AttackError
-from core.types import Reconstruction, ServerView
-from tasks.task import Task
 
 
 @dataclass(frozen=True)

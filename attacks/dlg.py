@@ -10,8 +10,8 @@ Departures: L-BFGS (300 iterations as printed) with a strong-Wolfe line search, 
 from dataclasses import dataclass
 from typing import Literal
 
-from attacks.inversion import Inversion, Weight
-from core.config import Count
+from prunella.attacks.engine.inversion import Inversion, Weight
+from prunella.core.config import Count
 
 
 @dataclass(frozen=True)

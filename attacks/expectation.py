@@ -14,17 +14,16 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from prunella.attacks.engine.adapted import Problem, solve
+from prunella.attacks.engine.inversion import Inversion
+from prunella.attacks.engine.matching import dummy_gradient, recovered_support, target_of
+from prunella.attacks.engine.objectives import flatten
+from prunella.attacks.engine.resume import Shelf
+from prunella.core.config import Count, Positive, Share
+from prunella.core.trees import Tree, map_trees
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.task import Task
 from torch import Generator, Tensor
-
-from attacks.adapted import Problem, solve
-from attacks.inversion import Inversion
-from attacks.matching import dummy_gradient, recovered_support, target_of
-from attacks.objectives import flatten
-from attacks.resume import Shelf
-from core.config import Count, Positive, Share
-from core.trees import Tree, map_trees
-from core.types import Reconstruction, ServerView
-from tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from prunella.attacks.engine.inversion import Weight
+from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
+from prunella.attacks.engine.learnt import filled, read_prior, save_prior
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.resume import Shelf
+from prunella.core.errors import AttackError
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.task import Task
 from torch import Generator, Tensor, nn
 from torch.nn.functional import binary_cross_entropy, one_hot
-
-from attacks.inversion import Weight
-from attacks.latent import Latent, Search, candidates, search_latent
-from attacks.learnt import filled, read_prior, save_prior
-from attacks.matching import target_of
-from attacks.resume import Shelf
-from core.errors import AttackError
-from core.types import PrivateBatch, Reconstruction, ServerView
-from tasks.models.layers import Shape
-from tasks.task import Task
 
 NAME = "ggl"
 _BATCH = 64

@@ -9,9 +9,9 @@ Threat model: an honest-but-curious server that knows the model, the update, the
 and, where the model has batch norm, its statistics: those of the client's own batch, solved from the buffers that came
 back, or the running ones where none did. It takes every coordinate it did not receive for zero unless ``mask_aware``.
 
-Departures: labels by ``attacks.labels`` instead of the paper's column minima, which name no class twice; the group's
-mean is not registered first; no pixel noise; deviations instead of variances, so that layers weigh alike; the relative
-Euclidean distance of ``attacks.objectives``. Without batch norm there is no R_BN.
+Departures: labels by ``attacks.engine.labels`` instead of the paper's column minima, which name no class twice; the
+group's mean is not registered first; no pixel noise; deviations instead of variances, so that layers weigh alike; the
+relative Euclidean distance of ``attacks.engine.objectives``. Without batch norm there is no R_BN.
 
 >>> shared_mean([torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)]).item()
 0.5
@@ -22,11 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
-
-from attacks.inversion import (
+from prunella.attacks.engine.inversion import (
     DECAY_AT,
     LBFGS_CHUNK,
     NOWHERE,
@@ -42,12 +38,15 @@ from attacks.inversion import (
     lbfgs,
     slot_of,
 )
-from attacks.matching import Target, target_of
-from attacks.resume import Descent, Shelf, Slot
-from core.config import Count
-from core.trees import Tree
-from core.types import Reconstruction, ServerView
-from tasks.task import Task
+from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.resume import Descent, Shelf, Slot
+from prunella.core.config import Count
+from prunella.core.trees import Tree
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.task import Task
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
 Joint = tuple[Callable[[], Tensor], list[float]]

@@ -14,18 +14,17 @@ import dataclasses
 import logging
 from typing import Any
 
+from prunella.attacks import ATTACKS
+from prunella.attacks.engine.inversion import Inversion
+from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.leakage import Leakage, score
+from prunella.core.errors import ConfigError, DefenseError, unknown
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.leakage_guard import NAME, LeakageGuard, strengthen
+from prunella.tasks.task import Task
 from torch import Generator
-
-from attacks import ATTACKS
-from attacks.control import PSNR_FLOOR, undefended_view
-from attacks.inversion import Inversion
-from attacks.leakage import Leakage, score
-from core.errors import ConfigError, DefenseError, unknown
-from core.randomness import PrivateGenerator
-from core.types import PrivateBatch, ServerView
-from privacy.defense import Outgoing
-from privacy.leakage_guard import NAME, LeakageGuard, strengthen
-from tasks.task import Task
 
 WITHHELD = f"{NAME}: this update is withheld"
 logger = logging.getLogger(__name__)

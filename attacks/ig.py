@@ -8,7 +8,7 @@ As printed: 24 000 iterations and up (DGP: 2 500, learning rate 0.1), TV weight 
 
 from dataclasses import dataclass
 
-from attacks.inversion import Inversion
+from prunella.attacks.engine.inversion import Inversion
 
 
 @dataclass(frozen=True)

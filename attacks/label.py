@@ -2,7 +2,7 @@
 
 Threat model: an honest-but-curious server that knows the model and the number of images; the learning rate helps. Which
 diagnoses a hospital has is private even where no image can be rebuilt, and it takes no optimisation to learn it: the
-rules are those of ``attacks.labels`` (iDLG for one image; expected counts, or LLG's impact, for a batch).
+rules are those of ``attacks.engine.labels`` (iDLG for one image; expected counts, or LLG's impact, for a batch).
 
 The answer is a ``Reconstruction`` whose images are flat and grey, so that it can be sent, scored and stored as any
 other: what counts is its label accuracy, and its PSNR is that of knowing nothing. The objective is 1 - cosine of the
@@ -13,14 +13,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from prunella.attacks.engine.labels import (
+    class_evidence,
+    count_by_impact,
+    count_by_probability,
+    last_linear,
+    uninformed,
+)
+from prunella.attacks.engine.matching import target_of
+from prunella.core.config import Count
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.task import Task
 from torch import Generator
 from torch.nn.functional import cosine_similarity
-
-from attacks.labels import class_evidence, count_by_impact, count_by_probability, last_linear, uninformed
-from attacks.matching import target_of
-from core.config import Count
-from core.types import Reconstruction, ServerView
-from tasks.task import Task
 
 GREY = 0.5
 

@@ -10,7 +10,8 @@ the same factor delta(x) for an image that passed its threshold. The difference 
 then sum delta(x) x over the images whose brightness lies between the two thresholds, that of the biases' sum delta(x),
 and where one image is alone in its bin their ratio is that image. Of B images in k even bins, (1 - 1/k)^(B - 1) are.
 
-Use: ``model = "attacks.rob:cnn"`` (or cnn6, lenet_zhu, resnet18), then the attack ``rob`` on the view of one step.
+Use: ``model = "prunella.attacks.rob:cnn"`` (or cnn6, lenet_zhu, resnet18), then the attack ``rob`` on the view of one
+step.
 
 Departures: the module stands beside an identity, so that the model behind it still learns. Errors: ``AttackError``
 where the model has no such module.
@@ -23,18 +24,17 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
+from prunella.attacks.engine.labels import label_candidates
+from prunella.attacks.engine.matching import target_gradient, target_of
+from prunella.attacks.engine.priors import into_box
+from prunella.core.config import Positive
+from prunella.core.errors import AttackError
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.models import MODELS, Builder
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.task import Task
 from torch import Generator, Tensor, nn
 from torch.nn.functional import relu
-
-from attacks.labels import label_candidates
-from attacks.matching import target_gradient, target_of
-from attacks.priors import into_box
-from core.config import Positive
-from core.errors import AttackError
-from core.types import Reconstruction, ServerView
-from tasks.models import MODELS, Builder
-from tasks.models.layers import Shape
-from tasks.task import Task
 
 ENCODE = "imprint.encode"
 BINS = 512
@@ -104,7 +104,7 @@ def reconstruct(view: ServerView, task: Task, attack: Rob, generator: Generator)
     module = task.build()
     weight, bias = f"{ENCODE}.weight", f"{ENCODE}.bias"
     if weight not in view.update or bias not in view.update:
-        raise AttackError("rob needs its imprint module in the model: model = 'attacks.rob:cnn', for one")
+        raise AttackError("rob needs its imprint module in the model: model = 'prunella.attacks.rob:cnn', for one")
     target = target_of(view, module, False, max(1, view.num_examples or view.batch_size or 1))
     gradient = target_gradient(view)
     order = view.params[bias].argsort(descending=True)  # the bias is minus the threshold

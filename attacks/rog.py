@@ -18,18 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
+from prunella.attacks.engine.learnt import filled, read_prior, save_prior
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.priors import into_box
+from prunella.attacks.engine.resume import Shelf
+from prunella.core.errors import AttackError
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.task import Task
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
-
-from attacks.latent import Latent, Search, candidates, search_latent
-from attacks.learnt import filled, read_prior, save_prior
-from attacks.matching import target_of
-from attacks.priors import into_box
-from attacks.resume import Shelf
-from core.errors import AttackError
-from core.types import Reconstruction, ServerView
-from tasks.models.layers import Shape
-from tasks.task import Task
 
 NAME = "rog"
 _BATCH = 32

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prunella.attacks.engine.matching import check_view
+from prunella.core.errors import AttackError, PrunellaError
+from prunella.core.files import read_tree, write_tree
+from prunella.core.trees import Tree
+from prunella.core.types import MAX_COUNT, ServerView
+from prunella.tasks.models import MODELS
+from prunella.tasks.task import MAX_VALUES, Task, are_classes
 from safetensors import SafetensorError
 from torch import nn
-
-from attacks.matching import check_view
-from core.errors import AttackError, PrunellaError
-from core.files import read_tree, write_tree
-from core.trees import Tree
-from core.types import MAX_COUNT, ServerView
-from tasks.models import MODELS
-from tasks.task import MAX_VALUES, Task, are_classes
 
 FORMAT = "prunella.trace.v1"
 _TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")

@@ -16,17 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from prunella.attacks.engine.adapted import Problem, solve
+from prunella.attacks.engine.inversion import Inversion
+from prunella.attacks.engine.matching import Target, dummy_gradient, recovered_support, target_gradient, target_of
+from prunella.attacks.engine.objectives import flatten
+from prunella.attacks.engine.resume import Shelf
+from prunella.core.errors import AttackError
+from prunella.core.trees import add
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.task import Task
 from torch import Generator, Tensor, nn
-
-from attacks.adapted import Problem, solve
-from attacks.inversion import Inversion
-from attacks.matching import Target, dummy_gradient, recovered_support, target_gradient, target_of
-from attacks.objectives import flatten
-from attacks.resume import Shelf
-from core.errors import AttackError
-from core.trees import add
-from core.types import Reconstruction, ServerView
-from tasks.task import Task
 
 
 @dataclass(frozen=True)

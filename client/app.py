@@ -16,9 +16,8 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-
-from client.audit import answer
-from client.budget import (
+from prunella.client.audit import answer
+from prunella.client.budget import (
     account,
     account_for_count,
     account_for_scores,
@@ -29,33 +28,33 @@ from client.budget import (
     require_coverable,
     require_uncovered_is_allowed,
 )
-from client.download import proposed, receive_locations, receive_model
-from client.guard import after_training, before_training
-from client.policy import check_first_mask, check_model
-from client.session import Request, Session
-from client.state import Memory, TrainedRound
-from core.config import parse_section
-from core.errors import ConfigError, PrunellaError, WireError
-from core.randomness import KEY_BYTES, PrivateGenerator
-from core.records import from_dense, mask_to_coded
-from core.trees import Mask, Tree, to_device, zeros_like
-from core.wire import fingerprint
-from privacy.adgp import NAME as ADGP
-from privacy.chain import flatten_state, start
-from privacy.imprint import refuse_imprint
-from privacy.ledger import Tally, line, tallied
-from privacy.noisy_count import noisy_count
-from pruning.prunefl import weight_cost
-from strategies import STRATEGIES
-from strategies.local import NOTHING, LocalResult, Received, local_update
-from strategies.locations import RECORD
-from strategies.plan import Here, Plan
-from strategies.prunefl import Schedule, initial_mask, with_limit
-from strategies.replies import build_reply
-from tasks.data import class_names, require_same_classes
-from tasks.task import initial as initial_weights
-from tasks.task import prunable
-from tasks.training import evaluate as evaluate_model
+from prunella.client.download import proposed, receive_locations, receive_model
+from prunella.client.guard import after_training, before_training
+from prunella.client.policy import check_first_mask, check_model
+from prunella.client.session import Request, Session
+from prunella.client.state import Memory, TrainedRound
+from prunella.core.config import parse_section
+from prunella.core.errors import ConfigError, PrunellaError, WireError
+from prunella.core.randomness import KEY_BYTES, PrivateGenerator
+from prunella.core.trees import Mask, Tree, to_device, zeros_like
+from prunella.privacy.adgp import NAME as ADGP
+from prunella.privacy.chain import flatten_state, start
+from prunella.privacy.imprint import refuse_imprint
+from prunella.privacy.ledger.ledger import Tally, line, tallied
+from prunella.privacy.ledger.noisy_count import noisy_count
+from prunella.pruning.prunefl import weight_cost
+from prunella.strategies import STRATEGIES
+from prunella.strategies.prunefl import Schedule, initial_mask, with_limit
+from prunella.strategies.round.local import NOTHING, LocalResult, Received, local_update
+from prunella.strategies.round.locations import RECORD
+from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.replies import build_reply
+from prunella.tasks.data import class_names, require_same_classes
+from prunella.tasks.task import initial as initial_weights
+from prunella.tasks.task import prunable
+from prunella.tasks.training import evaluate as evaluate_model
+from prunella.wire.encode import fingerprint
+from prunella.wire.records import from_dense, mask_to_coded
 
 app = ClientApp()
 logger = logging.getLogger(__name__)

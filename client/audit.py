@@ -4,7 +4,7 @@ Consent is the node owner's, in the node's own configuration:
 
 ``deny``      (default) nothing
 ``scores``    one word of four: whether the worst image was rebuilt, left traces, is no nearer than another image is, or
-              could not be judged (``attacks.level``)
+              could not be judged (``attacks.score.level``)
 ``numbers``   the scores themselves, three digits each
 ``pictures``  the scores, and the audited originals beside their reconstructions
 
@@ -20,12 +20,11 @@ more images than were used is refused.
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-
-from client.session import Request, Session
-from core.errors import WireError
-from core.records import flatten, from_dense, to_dense
-from core.types import PrivateBatch, Reconstruction
-from tasks.task import Task, are_classes
+from prunella.client.session import Request, Session
+from prunella.core.errors import WireError
+from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.tasks.task import Task, are_classes
+from prunella.wire.records import flatten, from_dense, to_dense
 
 AUDITS = 200
 NUMBERS = 16
@@ -74,8 +73,8 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     rebuilt = _reconstruction(content.array_records["reconstruction"], session.task, len(private.y))
     if rebuilt is None:
         return _outcome("refused")
-    from attacks.leakage import paired, score  # most messages are no audit, and each is a new process
-    from attacks.level import level
+    from prunella.attacks.score.leakage import paired, score  # most messages are no audit, and each is a new process
+    from prunella.attacks.score.level import level
 
     leakage = score(rebuilt, private)
     word = ConfigRecord({"outcome": "scored", "level": level({"scores": leakage.to_dict()})})

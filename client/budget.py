@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from client.session import Request, Session
-from core.errors import DefenseError
-from core.trees import Tree
-from privacy.accounting import LAPLACE, Charge
-from privacy.chain import check_model
-from privacy.ledger import UNBOUNDED, Ledger, add, charge, digest, spend
-from strategies import validates
-from tasks.training import mode
+from prunella.client.session import Request, Session
+from prunella.core.errors import DefenseError
+from prunella.core.trees import Tree
+from prunella.privacy.accounting import LAPLACE, Charge
+from prunella.privacy.chain import check_model
+from prunella.privacy.ledger.ledger import UNBOUNDED, Ledger, add, charge, digest, spend
+from prunella.strategies import validates
+from prunella.tasks.training import mode
 
 FAILED = "this client could not answer under its ε; its own log says why"
 logger = logging.getLogger(__name__)

@@ -5,14 +5,13 @@ be what the server says; otherwise the round is refused, and the server, which t
 """
 
 from flwr.app import RecordDict
-
-from client.state import ClientStore
-from core.errors import DefenseError, WireError
-from core.records import from_coded, mask_from_coded
-from core.trees import Mask, Tree, intersect, where
-from privacy.adgp import NAME, with_locations
-from privacy.chain import Chain, ChainState
-from strategies.locations import ASKED, CHANGE, DIGEST, RECORD, digest_of
+from prunella.client.state import ClientStore
+from prunella.core.errors import DefenseError, WireError
+from prunella.core.trees import Mask, Tree, intersect, where
+from prunella.privacy.adgp import NAME, with_locations
+from prunella.privacy.chain import Chain, ChainState
+from prunella.strategies.round.locations import ASKED, CHANGE, DIGEST, RECORD, digest_of
+from prunella.wire.records import from_coded, mask_from_coded
 
 
 def receive_model(store: ClientStore, content: RecordDict, like: Tree) -> tuple[Tree, Mask]:

@@ -6,13 +6,13 @@ defense the attack rebuilds what was trained on, and is scored against the origi
 
 from dataclasses import replace
 
-from client.audit import truth
-from client.session import Request, Session
-from core.trees import to_device
-from core.types import ServerView
-from privacy.chain import ChainState
-from privacy.leakage_guard import NAME, unguarded
-from strategies.local import LocalResult, Received
+from prunella.client.audit import truth
+from prunella.client.session import Request, Session
+from prunella.core.trees import to_device
+from prunella.core.types import ServerView
+from prunella.privacy.chain import ChainState
+from prunella.privacy.leakage_guard import NAME, unguarded
+from prunella.strategies.round.local import LocalResult, Received
 
 
 def before_training(session: Session, state: ChainState) -> ChainState:
@@ -25,7 +25,7 @@ def after_training(session: Session, request: Request, received: Received, resul
     settings = session.procedure.chain.guard
     if settings is None:
         return result
-    from attacks.guard import guarded  # a run without a guard need not load the attacks
+    from prunella.attacks.guard import guarded  # a run without a guard need not load the attacks
 
     private, run = truth(session, request), session.run
     private = private.on(session.device)

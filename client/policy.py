@@ -35,7 +35,7 @@ A run that does not fit is refused before any example is read, and so is one wit
 (``package.module:NAME``), since what follows a required defense could undo it, or with such a model that ``require``
 does not name: the server would choose what is imported and called here. The conditions are looked at by the code that
 runs here, so they are worth something only if that is the owner's: ``prunella supernode`` then takes no code of the
-server's (``deploy.own_code``).
+server's (``deploy.runtime.own_code``).
 
 Errors: ``ConfigError``, which the server is told; it names settings.
 
@@ -50,14 +50,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.config import Raw, Run, kebab, parse_run, parse_section, section_defaults
-from core.errors import ConfigError, unknown
-from core.foreign import is_foreign
-from privacy import DEFENSES, SECTIONS
-from privacy.accounting import Privacy
-from privacy.chain import build_chain
-from privacy.defense import STAGES, Stronger, directions
-from strategies import STRATEGIES, validates
+from prunella.core.config import Raw, Run, kebab, parse_run, parse_section, section_defaults
+from prunella.core.errors import ConfigError, unknown
+from prunella.core.foreign import is_foreign
+from prunella.privacy import DEFENSES, SECTIONS
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.chain import build_chain
+from prunella.privacy.defense import STAGES, Stronger, directions
+from prunella.strategies import STRATEGIES, validates
 
 DELTA = 1e-5
 

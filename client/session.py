@@ -19,25 +19,24 @@ from pathlib import Path
 
 import torch
 from flwr.app import Context
-
-from client.accounts import Accounts
-from client.policy import Policy, check_run, read_policy, within
-from client.state import ClientStore
-from core.config import Raw, Run, parse_run, parse_section
-from core.device import pick_device
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator, derived
-from core.trees import Tree
-from privacy.accounting import Privacy
-from privacy.chain import Chain, build_chain
-from privacy.ledger import digest
-from strategies import validates
-from strategies.local import Procedure
-from strategies.roster import CONSENTS, Consent
-from tasks.data import Examples, Partition, batches, load_client, make_task
-from tasks.examples import poisson_batches
-from tasks.task import Task, identity, initial
-from tasks.training import Sgd
+from prunella.client.accounts import Accounts
+from prunella.client.policy import Policy, check_run, read_policy, within
+from prunella.client.state import ClientStore
+from prunella.core.config import Raw, Run, parse_run, parse_section
+from prunella.core.device import pick_device
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator, derived
+from prunella.core.trees import Tree
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.chain import Chain, build_chain
+from prunella.privacy.ledger.ledger import digest
+from prunella.strategies import validates
+from prunella.strategies.round.local import Procedure
+from prunella.strategies.round.roster import CONSENTS, Consent
+from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
+from prunella.tasks.examples import poisson_batches
+from prunella.tasks.task import Task, identity, initial
+from prunella.tasks.training import Sgd
 
 HELD_OUT = 5  # every fifth example, when clients evaluate
 # Settings that no answer depends on: where the server keeps what, how it waits, and how many rounds there will be.

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-
-from core.errors import DefenseError
-from core.files import read_tree, write_json, write_tree
-from core.trees import Mask, Tree
-from privacy.chain import ChainState, flatten_state, unflatten_state
-from privacy.ledger import Tally
+from prunella.core.errors import DefenseError
+from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.trees import Mask, Tree
+from prunella.privacy.chain import ChainState, flatten_state, unflatten_state
+from prunella.privacy.ledger.ledger import Tally
 
 KEPT_ROUNDS = 3
 AUDITABLE_ROUNDS = 100

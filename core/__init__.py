@@ -1,1 +1,1 @@
-"""Shared ground of every room: trees, masks, records, the wire codec, settings, randomness, metrics, errors."""
+"""Shared ground of every room: trees, masks, settings, randomness, metrics, errors."""

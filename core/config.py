@@ -15,9 +15,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+from prunella.core.errors import ConfigError, unknown
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-
-from core.errors import ConfigError, unknown
 
 Raw = Mapping[str, str | int | float | bool]
 Rate = Annotated[float, Field(ge=0, lt=1)]

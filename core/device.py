@@ -1,8 +1,7 @@
 """Where tensors live: a device by its name in the settings."""
 
 import torch
-
-from core.errors import ConfigError
+from prunella.core.errors import ConfigError
 
 
 def pick_device(name: str) -> torch.device:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from core.errors import ConfigError, unknown
+from prunella.core.errors import ConfigError, unknown
 
 FORM = "package.module:NAME"
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from prunella.core.errors import KeyMismatch
 from torch import Tensor
-
-from core.errors import KeyMismatch
 
 Tree = dict[str, Tensor]
 Mask = dict[str, Tensor]

@@ -1,8 +1,9 @@
-"""The two Grafana dashboards, as code: ``python -m deploy.dashboards`` writes ``deploy/grafana/dashboards/*.json``.
+"""The two Grafana dashboards, as code: ``python -m prunella.deploy.dashboards`` writes
+``deploy/grafana/dashboards/*.json``.
 
 *Federation* answers: does it learn, what does it cost, who falls out. *Privacy* answers: may the figures be believed,
 was anything rebuilt, what is guaranteed. The JSON is committed; a test compares it with what this module makes, and
-another asks a real Prometheus every query. Limits are those of ``server.verdict`` and of the alerts.
+another asks a real Prometheus every query. Limits are those of ``server.report.verdict`` and of the alerts.
 """
 
 import json
@@ -10,9 +11,8 @@ from pathlib import Path
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-
-from attacks.level import RECOGNISABLE
-from deploy.panels import Look, Panel, answer, board, timeseries, words
+from prunella.attacks.score.level import RECOGNISABLE
+from prunella.deploy.panels import Look, Panel, answer, board, timeseries, words
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 FAILING = 0.2  # share of replies left out: alert PrunellaClientsFailing

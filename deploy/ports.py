@@ -12,7 +12,7 @@ import random
 import socket
 import time
 
-from deploy.errors import UsageError
+from prunella.deploy.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 LOWEST, HIGHEST = 20000, 32767

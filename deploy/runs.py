@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import UsageError
+from prunella.deploy.errors import UsageError
 
 LATEST = "latest"
 WRITER = ".writer"  # as in server.store, which is slow to import

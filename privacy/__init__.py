@@ -6,31 +6,31 @@ puts them in order and checks what they return.
 
 from dataclasses import fields, replace
 
-from core.errors import ConfigError
-from core.foreign import lookup
-from privacy.accounting import Privacy
-from privacy.adgp import AlignedPruning, adgp
-from privacy.ats import TransformationSearch, ats
-from privacy.channel import NaturalChannel, natural_channel
-from privacy.channel_personalized import PersonalizedChannel, personalized_channel
-from privacy.channel_white import WhiteChannel, white_channel
-from privacy.defense import HEURISTIC, Entry, Registry
-from privacy.dgp import DualPruning, dgp
-from privacy.dp_fed import DpFed, dp_fed
-from privacy.dp_psac import DpPsac, dp_psac
-from privacy.dp_sgd import DpSgd, dp_sgd
-from privacy.fed_ltp import FedLtp, fed_ltp
-from privacy.fed_spa import FedSpa, fed_spa
-from privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
-from privacy.gaussian import GaussianNoise, gaussian
-from privacy.leakage_guard import LeakageGuard, leakage_guard
-from privacy.mask_hiding import MaskHiding, mask_hiding
-from privacy.none import NoDefense, none
-from privacy.outpost import Outpost, outpost
-from privacy.precode import Precode, precode
-from privacy.priprune import PriPrune, priprune
-from privacy.soteria import Soteria, soteria
-from privacy.top_k import TopK, top_k
+from prunella.core.errors import ConfigError
+from prunella.core.foreign import lookup
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.adgp import AlignedPruning, adgp
+from prunella.privacy.ats import TransformationSearch, ats
+from prunella.privacy.channel import NaturalChannel, natural_channel
+from prunella.privacy.channel_personalized import PersonalizedChannel, personalized_channel
+from prunella.privacy.channel_white import WhiteChannel, white_channel
+from prunella.privacy.defense import HEURISTIC, Entry, Registry
+from prunella.privacy.dgp import DualPruning, dgp
+from prunella.privacy.dp_fed import DpFed, dp_fed
+from prunella.privacy.dp_psac import DpPsac, dp_psac
+from prunella.privacy.dp_sgd import DpSgd, dp_sgd
+from prunella.privacy.fed_ltp import FedLtp, fed_ltp
+from prunella.privacy.fed_spa import FedSpa, fed_spa
+from prunella.privacy.fixed_rate import FixedRate, MixedRate, largest, mix, random
+from prunella.privacy.gaussian import GaussianNoise, gaussian
+from prunella.privacy.leakage_guard import LeakageGuard, leakage_guard
+from prunella.privacy.mask_hiding import MaskHiding, mask_hiding
+from prunella.privacy.none import NoDefense, none
+from prunella.privacy.outpost import Outpost, outpost
+from prunella.privacy.precode import Precode, precode
+from prunella.privacy.priprune import PriPrune, priprune
+from prunella.privacy.soteria import Soteria, soteria
+from prunella.privacy.top_k import TopK, top_k
 
 CHANNEL = "at most kappa * batch nats per step"
 EPSILON = "(ε, δ)-DP of the training, one example present or replaced by nothing, Poisson sampling"
@@ -71,7 +71,7 @@ def find_defense(name: str) -> Entry:
         return DEFENSES[name]
     found = lookup("defense", name, DEFENSES)
     if not isinstance(found, Entry):
-        raise ConfigError(f"defense {name!r} is a {type(found).__name__}, not a privacy.defense.Entry")
+        raise ConfigError(f"defense {name!r} is a {type(found).__name__}, not a prunella.privacy.defense.Entry")
     if found.private or found.guards:
         raise ConfigError(f"defense {name!r} says private or guards, which only those of this release can")
     return replace(found, claim=HEURISTIC)

@@ -25,9 +25,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from core.config import Positive
-from core.errors import ConfigError, DefenseError
-from privacy.defense import Equal, Larger, Smaller
+from prunella.core.config import Positive
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.privacy.defense import Equal, Larger, Smaller
 
 Accountant = Literal["rdp", "pld", "zcdp"]
 # What a charge may hold, so that no question of a server brings an account to numbers that nobody can add up any more.

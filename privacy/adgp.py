@@ -2,7 +2,8 @@
 
 A chosen client names the locations of its top-2k coordinates, the set I. Everybody drops its own top-k1, then sends the
 ``keep`` (k) largest coordinates that lie in I; after aggregation only the values in I have changed, so only those need
-to be downloaded (``strategies.locations``, ``client.download``). Error feedback as in DGP: P = update + e, e <- P - g.
+to be downloaded (``strategies.round.locations``, ``client.download``). Error feedback as in DGP: P = update + e, e <- P
+- g.
 
 Departures. (1) The set of a round is that of the chosen client's update one round earlier, which it names beside its
 reply (``proposal``), so that nobody trains twice; the paper's user names it in the same iteration. (2) Shares are of
@@ -29,15 +30,14 @@ State: error, locations (all True before the first set), proposal. Errors: ``Con
 from dataclasses import dataclass, replace
 
 import torch
+from prunella.core.config import Rate, Share
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.selection import keep_among, part_of
+from prunella.core.trees import Mask, Tree, add, apply_mask, full_mask, intersect, map_trees, subtract, zeros_like
+from prunella.privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
+from prunella.privacy.top_k import top_mask
 from torch import Tensor
-
-from core.config import Rate, Share
-from core.errors import ConfigError, DefenseError
-from core.randomness import PrivateGenerator
-from core.selection import keep_among, part_of
-from core.trees import Mask, Tree, add, apply_mask, full_mask, intersect, map_trees, subtract, zeros_like
-from privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
-from privacy.top_k import top_mask
 
 NAME = "adgp"
 

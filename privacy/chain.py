@@ -17,14 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from core.config import Raw, parse_section
-from core.errors import ConfigError, DefenseError
-from core.randomness import PrivateGenerator
-from core.trees import Mask, Tree, all_finite, zeros_like
-from privacy import find_defense
-from privacy.defense import (
+from prunella.core.config import Raw, parse_section
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, all_finite, zeros_like
+from prunella.privacy import find_defense
+from prunella.privacy.defense import (
     STAGES,
     DataDefense,
     Defense,
@@ -37,6 +35,7 @@ from privacy.defense import (
     StepDefense,
     UpdateDefense,
 )
+from torch import Tensor
 
 ChainState = dict[str, State]
 

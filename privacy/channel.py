@@ -34,14 +34,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from prunella.core.config import Count, Positive
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
+from prunella.privacy.defense import DataDefense, Smaller, State
+from prunella.privacy.gaussian import to_grid
 from torch import Tensor
-
-from core.config import Count, Positive
-from core.errors import DefenseError
-from core.randomness import PrivateGenerator
-from core.trees import Tree
-from privacy.defense import DataDefense, Smaller, State
-from privacy.gaussian import to_grid
 
 
 @runtime_checkable

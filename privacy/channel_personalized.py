@@ -25,14 +25,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from prunella.core.config import Count, Positive
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.privacy.channel import check_fitted, describe, eigenvalues, log_capacity, solve_variance
+from prunella.privacy.defense import DataDefense, Equal, Smaller, State
+from prunella.privacy.gaussian import to_grid
 from torch import Tensor
-
-from core.config import Count, Positive
-from core.errors import ConfigError, DefenseError
-from core.randomness import PrivateGenerator
-from privacy.channel import check_fitted, describe, eigenvalues, log_capacity, solve_variance
-from privacy.defense import DataDefense, Equal, Smaller, State
-from privacy.gaussian import to_grid
 
 
 @dataclass(frozen=True)

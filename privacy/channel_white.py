@@ -32,14 +32,13 @@ import math
 from dataclasses import dataclass
 
 import torch
+from prunella.core.config import Count, Positive
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.privacy.channel import centre, check_fitted, describe, eigenvalues
+from prunella.privacy.defense import DataDefense, Equal, Smaller, State
+from prunella.privacy.gaussian import to_grid
 from torch import Tensor
-
-from core.config import Count, Positive
-from core.errors import DefenseError
-from core.randomness import PrivateGenerator
-from privacy.channel import centre, check_fitted, describe, eigenvalues
-from privacy.defense import DataDefense, Equal, Smaller, State
-from privacy.gaussian import to_grid
 
 
 @dataclass(frozen=True)

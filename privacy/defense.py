@@ -10,7 +10,7 @@ way (``Equal[...]``). A client whose owner requires a defense reads settings as 
 direction is declared only where it holds whatever the data and the other settings are: less leaves, or the same with
 more noise, or (PriPrune) every step makes it likelier that a coordinate stays.
 
->>> from privacy.dgp import DualPruning
+>>> from prunella.privacy.dgp import DualPruning
 >>> {name: which.value for name, which in directions(DualPruning).items()}
 {'top': 'or more', 'bottom': 'or more', 'feedback': ''}
 """
@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree
 from torch import Tensor
-
-from core.randomness import PrivateGenerator
-from core.trees import Mask, Tree
 
 Stage = Literal["data", "gradient", "update"]
 HEURISTIC = "heuristic, no ε"

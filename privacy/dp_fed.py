@@ -9,9 +9,9 @@ noise that goes nowhere and their gradients count in the norm. The ledger gives 
 
 from dataclasses import dataclass
 
-from core.config import Positive
-from privacy.defense import Equal, Larger, StepDefense
-from privacy.dp_sgd import Mechanism, dp_sgd
+from prunella.core.config import Positive
+from prunella.privacy.defense import Equal, Larger, StepDefense
+from prunella.privacy.dp_sgd import Mechanism, dp_sgd
 
 
 @dataclass(frozen=True)

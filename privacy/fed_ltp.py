@@ -22,13 +22,12 @@ import functools
 from dataclasses import dataclass
 
 import torch
-
-from core.config import Positive, Share
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator
-from core.trees import Tree, scale
-from privacy.defense import Equal, Larger, State, Step, StepDefense
-from privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
+from prunella.core.config import Positive, Share
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree, scale
+from prunella.privacy.defense import Equal, Larger, State, Step, StepDefense
+from prunella.privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 
 
 @dataclass(frozen=True)

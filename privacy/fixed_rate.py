@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from prunella.core.config import Rate
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.selection import keep_largest, part_of
+from prunella.core.trees import Mask, Tree, apply_mask, intersect, invert, subtract, where, zeros_like
+from prunella.privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 from torch import Tensor
-
-from core.config import Rate
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator
-from core.selection import keep_largest, part_of
-from core.trees import Mask, Tree, apply_mask, intersect, invert, subtract, where, zeros_like
-from privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)

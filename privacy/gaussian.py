@@ -14,13 +14,12 @@ import math
 from dataclasses import dataclass
 
 import torch
+from prunella.core.config import Positive
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree, size
+from prunella.privacy.defense import GradientDefense, Larger, State
 from torch import Tensor
-
-from core.config import Positive
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator
-from core.trees import Tree, size
-from privacy.defense import GradientDefense, Larger, State
 
 GRID_BITS = 20
 

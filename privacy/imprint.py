@@ -24,11 +24,10 @@ Errors: ``DefenseError`` with the names of the layers.
 """
 
 import torch
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
 from torch import Tensor, nn
-
-from core.errors import DefenseError
-from core.randomness import PrivateGenerator
-from core.trees import Tree
 
 ALIKE = 0.9  # cosine of two rows along one line
 CLUSTER = 16  # rows along one line

@@ -24,14 +24,22 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
+from prunella.core.config import Count, Positive
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
+from prunella.privacy.defense import (
+    Equal,
+    Larger,
+    Outgoing,
+    Smaller,
+    State,
+    UpdateDefense,
+    ignore_gradient,
+    keep_received,
+)
 from pydantic import Field
 from torch import Tensor
-
-from core.config import Count, Positive
-from core.errors import ConfigError, DefenseError
-from core.randomness import PrivateGenerator
-from core.trees import Tree
-from privacy.defense import Equal, Larger, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 
 NAME = "leakage-guard"
 

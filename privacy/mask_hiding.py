@@ -26,13 +26,12 @@ under this defense, since theirs would be zero where the value was withheld. A h
 from dataclasses import dataclass
 
 import torch
+from prunella.core.config import Positive
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, map_trees
+from prunella.privacy.defense import Equal, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 from torch import Tensor
-
-from core.config import Positive
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator
-from core.trees import Mask, Tree, map_trees
-from privacy.defense import Equal, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)

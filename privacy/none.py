@@ -10,9 +10,9 @@
 
 from dataclasses import dataclass
 
-from core.randomness import PrivateGenerator
-from core.trees import Tree
-from privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
+from prunella.privacy.defense import Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ core.errors.DefenseError: precode: this model has no variational bottleneck: set
 
 from dataclasses import dataclass
 
-from core.errors import DefenseError
-from core.randomness import PrivateGenerator
-from core.trees import Tree
-from privacy.defense import GradientDefense, State
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
+from prunella.privacy.defense import GradientDefense, State
 
 PARTS = ("bottleneck.encode.weight", "bottleneck.decode.weight")
 

@@ -48,13 +48,23 @@ import functools
 from dataclasses import dataclass
 
 import torch
+from prunella.core.config import Positive
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import (
+    Mask,
+    Tree,
+    apply_mask,
+    intersect,
+    invert,
+    map_trees,
+    size,
+    subtract,
+    where,
+    zeros_like,
+)
+from prunella.privacy.defense import Equal, Larger, Outgoing, Smaller, State, UpdateDefense
 from torch import Tensor
-
-from core.config import Positive
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator
-from core.trees import Mask, Tree, apply_mask, intersect, invert, map_trees, size, subtract, where, zeros_like
-from privacy.defense import Equal, Larger, Outgoing, Smaller, State, UpdateDefense
 
 PAPER_SIZE = 6_603_710
 MARGIN = 1e-3

@@ -17,15 +17,14 @@ cost is that of the norms (``tasks.sensitivity``). With a mask on the update it 
 from dataclasses import dataclass
 
 import torch
+from prunella.core.config import Rate
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.selection import keep_smallest, part_of
+from prunella.core.trees import Tree
+from prunella.privacy.defense import Larger, State, Step, StepDefense
+from prunella.privacy.dp_sgd import no_state
 from torch import Tensor
-
-from core.config import Rate
-from core.errors import ConfigError, DefenseError
-from core.randomness import PrivateGenerator
-from core.selection import keep_smallest, part_of
-from core.trees import Tree
-from privacy.defense import Larger, State, Step, StepDefense
-from privacy.dp_sgd import no_state
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import math
 from collections.abc import Mapping, Set
 
 import torch
-
-from core.selection import keep_largest
-from core.trees import Mask, Tree, apply_mask
+from prunella.core.selection import keep_largest
+from prunella.core.trees import Mask, Tree, apply_mask
 
 Counts = Mapping[str, int]
 

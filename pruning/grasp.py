@@ -12,9 +12,8 @@ included, though those are never pruned.
 """
 
 import torch
-
-from core.trees import Tree
-from pruning.snip import Loss, leaves
+from prunella.core.trees import Tree
+from prunella.pruning.snip import Loss, leaves
 
 
 def hessian_gradient(params: Tree, loss: Loss) -> Tree:

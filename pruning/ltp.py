@@ -19,9 +19,8 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
-
-from core.selection import keep_largest
-from core.trees import Mask, Tree, full_mask
+from prunella.core.selection import keep_largest
+from prunella.core.trees import Mask, Tree, full_mask
 
 Rule = Literal["rate", "as_printed"]
 

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from prunella.core.config import Positive, Share
+from prunella.core.selection import keep_largest
+from prunella.core.trees import Mask, Tree, map_trees, require_same_names
+from prunella.pruning.selection import best_first, split
 from pydantic import Field
-
-from core.config import Positive, Share
-from core.selection import keep_largest
-from core.trees import Mask, Tree, map_trees, require_same_names
-from pruning.selection import best_first, split
 
 
 @dataclass(frozen=True)

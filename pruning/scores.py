@@ -5,8 +5,7 @@
 """
 
 import torch
-
-from core.trees import Tree, map_trees
+from prunella.core.trees import Tree, map_trees
 
 
 def magnitude(params: Tree) -> Tree:

@@ -15,10 +15,9 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
-
-from core.errors import KeyMismatch
-from core.selection import keep_largest
-from core.trees import Mask, Tree, count
+from prunella.core.errors import KeyMismatch
+from prunella.core.selection import keep_largest
+from prunella.core.trees import Mask, Tree, count
 
 Scope = Literal["global", "layer"]
 Granularity = Literal["weight", "filter"]

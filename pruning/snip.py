@@ -13,8 +13,7 @@ changed.
 from collections.abc import Callable
 
 import torch
-
-from core.trees import Tree, map_trees
+from prunella.core.trees import Tree, map_trees
 
 Loss = Callable[[Tree], torch.Tensor]
 

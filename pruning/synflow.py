@@ -14,12 +14,11 @@ import copy
 from collections.abc import Set
 
 import torch
+from prunella.core.errors import PrunellaError
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees
+from prunella.pruning.selection import Scope, keep_by_score
 from torch import nn
 from torch.func import functional_call
-
-from core.errors import PrunellaError
-from core.trees import Mask, Tree, apply_mask, full_mask, map_trees
-from pruning.selection import Scope, keep_by_score
 
 Shape = tuple[int, int, int]
 _IDENTITY = (

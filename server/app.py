@@ -6,26 +6,25 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-
-from attacks import SECTIONS as ATTACK_SECTIONS
-from core.config import Raw, Run, check_sections, parse_run
-from core.errors import ConfigError
-from core.stranger import clean
-from privacy import SECTIONS as PRIVACY_SECTIONS
-from privacy.chain import build_chain, check_model
-from server.audit import Auditor
-from server.canary import Canary
-from server.exporter import Exporter
-from server.grid import OrderedGrid
-from server.rounds import Federation, federate, set_threads
-from server.store import RunStore, claimed, now
-from strategies import SECTIONS as STRATEGY_SECTIONS
-from strategies import build_strategy, uses_public
-from strategies.masked import Model
-from strategies.numbering import Numbering
-from tasks.data import class_names, load_test, make_task
-from tasks.public import set_apart
-from tasks.task import initial, prunable, require_fit
+from prunella.attacks import SECTIONS as ATTACK_SECTIONS
+from prunella.core.config import Raw, Run, check_sections, parse_run
+from prunella.core.errors import ConfigError
+from prunella.core.stranger import clean
+from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
+from prunella.privacy.chain import build_chain, check_model
+from prunella.server.audit.canary import Canary
+from prunella.server.audit.queue import Auditor
+from prunella.server.exporter import Exporter
+from prunella.server.grid import OrderedGrid
+from prunella.server.rounds import Federation, federate, set_threads
+from prunella.server.store import RunStore, claimed, now
+from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
+from prunella.strategies import build_strategy, uses_public
+from prunella.strategies.round.masked import Model
+from prunella.strategies.round.numbering import Numbering
+from prunella.tasks.data import class_names, load_test, make_task
+from prunella.tasks.public import set_apart
+from prunella.tasks.task import initial, prunable, require_fit
 
 app = ServerApp()
 

@@ -1,9 +1,9 @@
 """The round that clients scored highest, kept beside the last one: LTP Sec. 4.4, Eqs. (17) to (19).
 
 Under ``evaluation=clients`` every member scores the aggregated model of a round on examples it never trains on, by
-noisy counts under an epsilon (``privacy.noisy_count``), and the paper's server ends with the model of the highest
-score. Choosing it costs no more epsilon: it is computed from what was paid for. The server's own test examples choose
-nothing: an accuracy on them would then be of examples that had a say.
+noisy counts under an epsilon (``privacy.ledger.noisy_count``), and the paper's server ends with the model of the
+highest score. Choosing it costs no more epsilon: it is computed from what was paid for. The server's own test examples
+choose nothing: an accuracy on them would then be of examples that had a say.
 
 Departures. The score is the share of held-out examples labelled right, where the paper adds the counts: not every
 client answers every round. A client's noisy share is cut to [0, 1]. Of equal scores the earlier round stays.
@@ -14,8 +14,8 @@ client answers every round. A client's noisy share is cut to [0, 1]. Of equal sc
 from dataclasses import replace
 from pathlib import Path
 
-from core.errors import PrunellaError
-from server.checkpoint import Checkpoint, load, save
+from prunella.core.errors import PrunellaError
+from prunella.server.checkpoint import Checkpoint, load, save
 
 FOLDER = "best"
 SCORE = "validation_score"

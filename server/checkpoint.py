@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from flwr.common.logger import log
-
-from core.config import Raw
-from core.errors import ConfigError, PrunellaError
-from core.files import read_tree, write_tree
-from core.trees import Mask, Tree
+from prunella.core.config import Raw
+from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.files import read_tree, write_tree
+from prunella.core.trees import Mask, Tree
 
 KEPT = 2
 MAY_CHANGE = ("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients")

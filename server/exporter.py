@@ -34,11 +34,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
-
-from core.errors import ConfigError
-from core.metrics import METRICS, Metric
-from server.live import application
-from server.store import Row, StoreError, check_row
+from prunella.core.errors import ConfigError
+from prunella.core.metrics import METRICS, Metric
+from prunella.server.report.live import application
+from prunella.server.store import Row, StoreError, check_row
 
 LOOPBACK = "127.0.0.1"
 # Seconds: from digits on one machine (tenths) to a federation that waits for its slowest site (default limit 600).

@@ -10,25 +10,24 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-
-from core.config import Raw, Run, parse_section
-from core.errors import ConfigError, PrunellaError
-from core.records import from_dense, to_dense
-from core.trees import Tree
-from privacy.accounting import Privacy
-from server import checkpoint as checkpoints
-from server.audit import Auditor
-from server.best import best_score, keep_best
-from server.budget import past_budget, too_few
-from server.checkpoint import Checkpoint
-from server.exporter import Exporter
-from server.numbers import audit_rows, counter_rows, ledger_rows, round_rows
-from server.store import Row, RunStore, row
-from strategies.masked import MaskedMean, Model
-from strategies.replies import Contribution
-from tasks.data import Examples
-from tasks.task import Task, initial
-from tasks.training import Evaluation, evaluate
+from prunella.core.config import Raw, Run, parse_section
+from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.trees import Tree
+from prunella.privacy.accounting import Privacy
+from prunella.server import checkpoint as checkpoints
+from prunella.server.audit.queue import Auditor
+from prunella.server.best import best_score, keep_best
+from prunella.server.budget import past_budget, too_few
+from prunella.server.checkpoint import Checkpoint
+from prunella.server.exporter import Exporter
+from prunella.server.report.numbers import audit_rows, counter_rows, ledger_rows, round_rows
+from prunella.server.store import Row, RunStore, row
+from prunella.strategies.round.masked import MaskedMean, Model
+from prunella.strategies.round.replies import Contribution
+from prunella.tasks.data import Examples
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Evaluation, evaluate
+from prunella.wire.records import from_dense, to_dense
 
 PATIENCE = 3  # rounds without a single valid reply before the run gives up
 

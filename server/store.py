@@ -5,7 +5,7 @@
     audits.jsonl    one audit a line, append-only (``Audit``)
     pictures/       safetensors "original" and "reconstruction" [N, C, H, W] in [0, 1], only of clients that consented
     metrics.parquet the numbers as one table, a column per label, written when the run ends
-    report.html     written by ``server.report``
+    report.html     written by ``server.report.report``
     .writer         empty; locked by the one process that writes the run
 
 Counters are cumulative. A number that is not finite is refused with ``StoreError``: a leakage of NaN is a failed
@@ -33,12 +33,11 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from prunella.attacks.score.level import Level
+from prunella.core.errors import PrunellaError, unknown
+from prunella.core.files import write_atomically, write_json
+from prunella.core.metrics import METRICS
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-from attacks.level import Level
-from core.errors import PrunellaError, unknown
-from core.files import write_atomically, write_json
-from core.metrics import METRICS
 
 Line = dict[str, Any]
 Status = Literal["running", "completed", "failed", "stopped"]

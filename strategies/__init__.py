@@ -5,11 +5,11 @@
 
 from typing import NamedTuple
 
-from core.config import Raw, Run, parse_section
-from core.errors import ConfigError, unknown
-from privacy.adgp import NAME as ADGP
-from privacy.adgp import AlignedPruning
-from strategies import (
+from prunella.core.config import Raw, Run, parse_section
+from prunella.core.errors import ConfigError, unknown
+from prunella.privacy.adgp import NAME as ADGP
+from prunella.privacy.adgp import AlignedPruning
+from prunella.strategies import (
     fed_ltp_iterative,
     fed_ltp_one_shot,
     feddst,
@@ -22,12 +22,12 @@ from strategies import (
     synflow,
     tickets,
 )
-from strategies.locations import LocationSets
-from strategies.masked import MaskedMean, Model
-from strategies.plan import Planner
-from strategies.replies import Listener
-from strategies.robust import SECTIONS as ROBUST_SECTIONS
-from strategies.robust import build_aggregator
+from prunella.strategies.round.locations import LocationSets
+from prunella.strategies.round.masked import MaskedMean, Model
+from prunella.strategies.round.plan import Planner
+from prunella.strategies.round.replies import Listener
+from prunella.strategies.round.robust import SECTIONS as ROBUST_SECTIONS
+from prunella.strategies.round.robust import build_aggregator
 
 
 class Scheme(NamedTuple):

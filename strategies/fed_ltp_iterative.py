@@ -15,18 +15,17 @@ from typing import Annotated
 
 import torch
 from flwr.serverapp import Grid
+from prunella.core.config import Rate, Run
+from prunella.core.randomness import stream
+from prunella.core.trees import Mask, Tree, apply_mask
+from prunella.pruning.ltp import further_masks
+from prunella.strategies.round.masked import MaskedMean, Model
+from prunella.strategies.round.personal import to_bytes, to_tensor
+from prunella.strategies.round.replies import Listener
+from prunella.strategies.round.roster import Member, selected
+from prunella.strategies.tickets import Tickets, winning_ticket
+from prunella.wire.encode import encode_mask
 from pydantic import Field
-
-from core.config import Rate, Run
-from core.randomness import stream
-from core.trees import Mask, Tree, apply_mask
-from core.wire import encode_mask
-from pruning.ltp import further_masks
-from strategies.masked import MaskedMean, Model
-from strategies.personal import to_bytes, to_tensor
-from strategies.replies import Listener
-from strategies.roster import Member, selected
-from strategies.tickets import Tickets, winning_ticket
 
 
 @dataclass(frozen=True)

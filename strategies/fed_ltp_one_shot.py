@@ -6,11 +6,10 @@ scored highest (Eq. 19): ``server.best``.
 """
 
 from flwr.serverapp import Grid
-
-from core.trees import Mask, Tree
-from strategies.masked import MaskedMean
-from strategies.roster import Member
-from strategies.tickets import winning_ticket
+from prunella.core.trees import Mask, Tree
+from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.roster import Member
+from prunella.strategies.tickets import winning_ticket
 
 
 class FedLTPOneShot(MaskedMean):

@@ -14,19 +14,18 @@ from typing import Annotated, Literal
 
 import torch
 from flwr.serverapp import Grid
+from prunella.core.config import Count, Rate, Run, Share
+from prunella.core.randomness import stream
+from prunella.core.trees import Mask, Tree, full_mask, map_trees
+from prunella.pruning.erk import erk_counts, uniform_counts
+from prunella.pruning.feddst import decayed, prune_and_regrow, vote
+from prunella.pruning.scores import random
+from prunella.pruning.selection import keep_counts, kept_count
+from prunella.strategies.round.masked import MaskedMean, Model
+from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.replies import Contribution, Listener
+from prunella.strategies.round.roster import Member
 from pydantic import Field
-
-from core.config import Count, Rate, Run, Share
-from core.randomness import stream
-from core.trees import Mask, Tree, full_mask, map_trees
-from pruning.erk import erk_counts, uniform_counts
-from pruning.feddst import decayed, prune_and_regrow, vote
-from pruning.scores import random
-from pruning.selection import keep_counts, kept_count
-from strategies.masked import MaskedMean, Model
-from strategies.plan import Here, Plan
-from strategies.replies import Contribution, Listener
-from strategies.roster import Member
 
 
 @dataclass(frozen=True)

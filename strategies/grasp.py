@@ -7,14 +7,13 @@ in the authors' program, 200 there; 1 is the loss as it is trained. Scores are i
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
-
-from core.config import Count, Positive
-from core.trees import Mask, Tree, scale
-from pruning.grasp import grasp
-from pruning.selection import Scope, keep_by_score
-from strategies.masked import MaskedMean
-from strategies.public import loss_on, public_batch
-from strategies.roster import Member
+from prunella.core.config import Count, Positive
+from prunella.core.trees import Mask, Tree, scale
+from prunella.pruning.grasp import grasp
+from prunella.pruning.selection import Scope, keep_by_score
+from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.round.roster import Member
 
 
 @dataclass(frozen=True)

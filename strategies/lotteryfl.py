@@ -15,14 +15,14 @@ its largest weight; ``rewind`` off goes on from the received weights. The paper'
 
 from dataclasses import dataclass
 
-from core.config import Rate, Share
-from core.trees import Mask, Tree, apply_mask, count, intersect, map_trees
-from pruning.scores import magnitude
-from pruning.selection import Scope, density, keep_by_score
-from strategies.masked import MaskedMean
-from strategies.plan import Here, Plan
-from strategies.replies import Contribution, Expected
-from tasks.task import initial
+from prunella.core.config import Rate, Share
+from prunella.core.trees import Mask, Tree, apply_mask, count, intersect, map_trees
+from prunella.pruning.scores import magnitude
+from prunella.pruning.selection import Scope, density, keep_by_score
+from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.replies import Contribution, Expected
+from prunella.tasks.task import initial
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ et al., Pruning Filters for Efficient ConvNets, ICLR 2017, has the sum, within a
 
 from dataclasses import dataclass
 
-from core.config import Count
-from core.trees import Mask, Tree, map_trees
-from pruning.scores import magnitude
-from pruning.selection import Granularity, Scope, keep_by_score, keep_filters
-from strategies.masked import MaskedMean
+from prunella.core.config import Count
+from prunella.core.trees import Mask, Tree, map_trees
+from prunella.pruning.scores import magnitude
+from prunella.pruning.selection import Granularity, Scope, keep_by_score, keep_filters
+from prunella.strategies.round.masked import MaskedMean
 
 
 @dataclass(frozen=True)

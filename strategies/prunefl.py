@@ -21,20 +21,19 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-
-from core.config import Count, Run
-from core.errors import WireError
-from core.randomness import PrivateGenerator
-from core.records import mask_from_coded, record_bytes, to_coded, to_dense
-from core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
-from privacy.chain import ChainState
-from pruning.prunefl import Reconfiguration, reconfigure, weight_cost
-from pruning.selection import density
-from strategies.local import Procedure, Received, train
-from strategies.masked import MaskedMean, Model
-from strategies.replies import Contribution, Listener
-from strategies.roster import Member
-from tasks.data import Examples
+from prunella.core.config import Count, Run
+from prunella.core.errors import WireError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
+from prunella.privacy.chain import ChainState
+from prunella.pruning.prunefl import Reconfiguration, reconfigure, weight_cost
+from prunella.pruning.selection import density
+from prunella.strategies.round.local import Procedure, Received, train
+from prunella.strategies.round.masked import MaskedMean, Model
+from prunella.strategies.round.replies import Contribution, Listener
+from prunella.strategies.round.roster import Member
+from prunella.tasks.data import Examples
+from prunella.wire.records import mask_from_coded, record_bytes, to_coded, to_dense
 
 INITIAL = "train.initial"
 SETTLED = 0.1  # the size moved by less than this share: the paper's stopping rule

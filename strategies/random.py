@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flwr.serverapp import Grid
+from prunella.core.randomness import stream
+from prunella.core.trees import Mask, Tree
+from prunella.pruning.scores import random
+from prunella.pruning.selection import Scope, keep_by_score
+from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.roster import Member
 from pydantic import Field
-
-from core.randomness import stream
-from core.trees import Mask, Tree
-from pruning.scores import random
-from pruning.selection import Scope, keep_by_score
-from strategies.masked import MaskedMean
-from strategies.roster import Member
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ client's would make the mask tell of it. Scores are in ``pruning.snip``.
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
-
-from core.config import Count
-from core.trees import Mask, Tree
-from pruning.selection import Scope, keep_by_score
-from pruning.snip import snip
-from strategies.masked import MaskedMean
-from strategies.public import loss_on, public_batch
-from strategies.roster import Member
+from prunella.core.config import Count
+from prunella.core.trees import Mask, Tree
+from prunella.pruning.selection import Scope, keep_by_score
+from prunella.pruning.snip import snip
+from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.round.roster import Member
 
 
 @dataclass(frozen=True)

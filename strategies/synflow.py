@@ -6,13 +6,12 @@ The mask follows from the run's seed alone, so it tells nothing about anybody's 
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
-
-from core.config import Count
-from core.trees import Mask, Tree
-from pruning.selection import Scope
-from pruning.synflow import synflow_mask
-from strategies.masked import MaskedMean
-from strategies.roster import Member
+from prunella.core.config import Count
+from prunella.core.trees import Mask, Tree
+from prunella.pruning.selection import Scope
+from prunella.pruning.synflow import synflow_mask
+from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.roster import Member
 
 
 @dataclass(frozen=True)

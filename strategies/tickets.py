@@ -10,16 +10,16 @@ is the run's ``rate``. No client's data is looked at, so this costs no privacy b
 
 from dataclasses import dataclass
 
-from core.config import Count, Positive, Run
-from core.errors import PrunellaError
-from core.randomness import rehearsal, stream
-from core.trees import Mask, Tree, apply_mask
-from pruning.ltp import Rule, softmax_choice, ticket_mask
-from strategies.masked import Model
-from strategies.public import public_examples
-from tasks.data import batches
-from tasks.task import Task, initial
-from tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
+from prunella.core.config import Count, Positive, Run
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Mask, Tree, apply_mask
+from prunella.pruning.ltp import Rule, softmax_choice, ticket_mask
+from prunella.strategies.round.masked import Model
+from prunella.strategies.round.public import public_examples
+from prunella.tasks.data import batches
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Import-light, since every message a client answers starts a new process: torchvi
 are imported inside the functions that need them.
 """
 
-from tasks.datasets import DATASETS
-from tasks.models import MODELS
+from prunella.tasks.datasets import DATASETS
+from prunella.tasks.models import MODELS
 
 __all__ = ["DATASETS", "MODELS"]

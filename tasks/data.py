@@ -15,13 +15,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import ConfigError, DataError, unknown
-from tasks.datasets import DATASETS
-from tasks.datasets.dataset import Dataset
-from tasks.examples import Examples, batches
-from tasks.models.layers import Shape
-from tasks.partition import Partition
-from tasks.task import MAX_VALUES, Task
+from prunella.core.errors import ConfigError, DataError, unknown
+from prunella.tasks.datasets import DATASETS
+from prunella.tasks.datasets.dataset import Dataset
+from prunella.tasks.examples import Examples, batches
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.partition import Partition
+from prunella.tasks.task import MAX_VALUES, Task
 
 __all__ = ["Examples", "Partition", "batches", "describe", "load_client", "load_test", "make_task"]
 logger = logging.getLogger(__name__)

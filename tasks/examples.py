@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from prunella.core.errors import ConfigError, DataError
+from prunella.core.randomness import PrivateGenerator
 from torch import Tensor
-
-from core.errors import ConfigError, DataError
-from core.randomness import PrivateGenerator
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.files import read_tree, write_atomically, write_json, write_tree
+from prunella.core.trees import Tree
+from prunella.tasks.task import Task
 from torch import nn
-
-from core.errors import ConfigError
-from core.files import read_tree, write_atomically, write_json, write_tree
-from core.trees import Tree
-from tasks.task import Task
 
 WEIGHTS, DESCRIPTION, PROGRAM = "model.safetensors", "model.json", "model.pt2"
 FORMAT = 1

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from core.errors import ConfigError, DataError, of_data
+from prunella.core.errors import ConfigError, DataError, of_data
 
 Kind = Literal["iid", "dirichlet", "natural"]
 Indices = NDArray[np.int64]

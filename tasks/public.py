@@ -10,12 +10,11 @@ resized to the task's images.
 """
 
 import torch
-
-from core.errors import DataError
-from core.randomness import stream
-from tasks.data import load_test
-from tasks.examples import Examples
-from tasks.task import Task
+from prunella.core.errors import DataError
+from prunella.core.randomness import stream
+from prunella.tasks.data import load_test
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task
 
 SHARE = 4  # every fourth test example is public
 MINIMUM = 32

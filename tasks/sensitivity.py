@@ -21,13 +21,12 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.trees import Tree
+from prunella.tasks.models.precode import take_divergence
+from prunella.tasks.training import mode
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
-
-from core.errors import ConfigError
-from core.trees import Tree
-from tasks.models.precode import take_divergence
-from tasks.training import mode
 
 SEEDS = 4  # sets of pixels moved at a time: more no longer save time, and cost memory
 PROBES = 32  # images run at a time to find out what a unit sees

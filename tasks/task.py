@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.foreign import is_foreign, lookup
+from prunella.core.randomness import stream
+from prunella.core.trees import Tree
+from prunella.tasks.models import MODELS, Builder
+from prunella.tasks.models.layers import Shape
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
-
-from core.errors import ConfigError
-from core.foreign import is_foreign, lookup
-from core.randomness import stream
-from core.trees import Tree
-from tasks.models import MODELS, Builder
-from tasks.models.layers import Shape
 
 MAX_VALUES = 2**22  # of one image: 3 x 1182 x 1182. A shape comes from others, too, and memory is taken by it
 

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from prunella.core.errors import ConfigError, DataError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, apply_mask, map_trees
+from prunella.tasks.models.precode import Bottleneck, take_divergence
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-
-from core.errors import ConfigError, DataError
-from core.randomness import PrivateGenerator
-from core.trees import Mask, Tree, apply_mask, map_trees
-from tasks.models.precode import Bottleneck, take_divergence
 
 
 @dataclass(frozen=True)

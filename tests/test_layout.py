@@ -45,7 +45,13 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_attacks_never_see_a_client_or_a_data_loader() -> None:
-    forbidden = ("client", "tasks.data", "tasks.datasets", "tasks.examples", "tasks.partition")
+    forbidden = (
+        "client",
+        "prunella.tasks.data",
+        "prunella.tasks.datasets",
+        "prunella.tasks.examples",
+        "prunella.tasks.partition",
+    )
     for path in (p for p in MODULES if room_of(p) == "attacks"):
         assert not [name for name in imports(path) if name.startswith(forbidden)], path
 
@@ -69,8 +75,8 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_pyproject_holds_exactly_the_settings_that_are_read() -> None:
-    from core.config import section_defaults
-    from server.app import SECTIONS
+    from prunella.core.config import section_defaults
+    from prunella.server.app import SECTIONS
 
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     sections = {key: value for key, value in config.items() if isinstance(value, dict)}

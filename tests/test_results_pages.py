@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from benchmarks.claims import CLAIMS
-from benchmarks.claims.claim import Point
-from benchmarks.results import from_json, page
-from benchmarks.results_index import index
+from prunella.benchmarks.engine.claim import Point
+from prunella.benchmarks.engine.results import from_json, page
+from prunella.benchmarks.engine.results_index import index
+from prunella.benchmarks.papers import CLAIMS
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MEASURED = sorted(path.stem for path in RESULTS.glob("*.json"))

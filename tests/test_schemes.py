@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from prunella.core.trees import Mask
+from prunella.pruning.selection import density, kept_count
+from prunella.server.rounds import Federation
+from prunella.strategies import STRATEGIES
+from prunella.strategies.round.personal import to_bytes
+from prunella.strategies.round.roster import Member
+from prunella.tasks.task import initial
+from prunella.wire.encode import decode_mask
 
-from core.trees import Mask
-from core.wire import decode_mask
-from pruning.selection import density, kept_count
-from server.rounds import Federation
-from strategies import STRATEGIES
-from strategies.personal import to_bytes
-from strategies.roster import Member
-from tasks.task import initial
 from tests.server.test_rounds import build, final, go, same, series
 
 RATE = 0.3

@@ -4,11 +4,11 @@ FEMNIST's natural ids are its writers, CelebA's its persons (label: smiling, pic
 has no held-out split on the hub.
 """
 
-from tasks.datasets.dataset import Dataset
-from tasks.datasets.digits import DIGITS
-from tasks.datasets.hub import Hub, from_hub
-from tasks.datasets.imagefolder import IMAGEFOLDER
-from tasks.datasets.parquet import PARQUET, Table
+from prunella.tasks.datasets.dataset import Dataset
+from prunella.tasks.datasets.digits import DIGITS
+from prunella.tasks.datasets.hub import Hub, from_hub
+from prunella.tasks.datasets.imagefolder import IMAGEFOLDER
+from prunella.tasks.datasets.parquet import PARQUET, Table
 
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.examples import Examples
-from tasks.models.layers import Shape
-from tasks.partition import Partition
+from prunella.tasks.examples import Examples
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.partition import Partition
 
 
 class Dataset(NamedTuple):

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-from core.errors import DataError
-from tasks.datasets.dataset import Dataset
-from tasks.examples import Examples, raw_digests
-from tasks.models.layers import Shape
-from tasks.partition import Partition, members
+from prunella.core.errors import DataError
+from prunella.tasks.datasets.dataset import Dataset
+from prunella.tasks.examples import Examples, raw_digests
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.partition import Partition, members
 
 SHAPE: Shape = (1, 8, 8)
 CLASSES = 10

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from core.errors import DataError
-from tasks.datasets import parquet
-from tasks.datasets.dataset import Dataset
-from tasks.datasets.parquet import Table
-from tasks.examples import Examples
-from tasks.models.layers import Shape
-from tasks.partition import Partition
+from prunella.core.errors import DataError
+from prunella.tasks.datasets import parquet
+from prunella.tasks.datasets.dataset import Dataset
+from prunella.tasks.datasets.parquet import Table
+from prunella.tasks.examples import Examples
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.partition import Partition
 
 if TYPE_CHECKING:
     from datasets import Dataset as HubRows

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-from core.errors import ConfigError, DataError, of_data
-from tasks.datasets.dataset import Dataset
-from tasks.datasets.images import open_image, pixels, to_tensor
-from tasks.examples import Examples, raw_digests
-from tasks.models.layers import Shape
-from tasks.partition import Indices, Partition, members
+from prunella.core.errors import ConfigError, DataError, of_data
+from prunella.tasks.datasets.dataset import Dataset
+from prunella.tasks.datasets.images import open_image, pixels, to_tensor
+from prunella.tasks.examples import Examples, raw_digests
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.partition import Indices, Partition, members
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from prunella.core.errors import of_data
+from prunella.tasks.models.layers import Shape
 from torch import Tensor
-
-from core.errors import of_data
-from tasks.models.layers import Shape
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from core.errors import ConfigError, of_data
-from tasks.datasets.dataset import Dataset
-from tasks.datasets.images import open_image, shape_of, to_tensor
-from tasks.examples import Examples, raw_digests
-from tasks.models.layers import Shape
-from tasks.partition import Indices, Partition, members
+from prunella.core.errors import ConfigError, of_data
+from prunella.tasks.datasets.dataset import Dataset
+from prunella.tasks.datasets.images import open_image, shape_of, to_tensor
+from prunella.tasks.examples import Examples, raw_digests
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.partition import Indices, Partition, members
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 
+from prunella.tasks.models.alexnet import alexnet
+from prunella.tasks.models.cnn import cnn
+from prunella.tasks.models.cnn6 import cnn6
+from prunella.tasks.models.conv import conv_1, conv_2, conv_4, conv_6
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.models.lenet import lenet, lenet_zhu
+from prunella.tasks.models.ltp import ltp_1, ltp_2
+from prunella.tasks.models.precode import with_bottleneck
+from prunella.tasks.models.resnet import resnet10, resnet18
+from prunella.tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
 from torch import nn
-
-from tasks.models.alexnet import alexnet
-from tasks.models.cnn import cnn
-from tasks.models.cnn6 import cnn6
-from tasks.models.conv import conv_1, conv_2, conv_4, conv_6
-from tasks.models.layers import Shape
-from tasks.models.lenet import lenet, lenet_zhu
-from tasks.models.ltp import ltp_1, ltp_2
-from tasks.models.precode import with_bottleneck
-from tasks.models.resnet import resnet10, resnet18
-from tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
 
 Builder = Callable[[Shape, int], nn.Module]
 

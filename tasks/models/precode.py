@@ -24,11 +24,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator
+from prunella.tasks.models.layers import Shape
 from torch import Tensor, nn
-
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator
-from tasks.models.layers import Shape
 
 WIDTH = 256
 BETA = 1e-3

@@ -9,18 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from prunella.attacks import ATTACKS
+from prunella.attacks.engine.inversion import Inversion, reconstruct
+from prunella.attacks.engine.local_steps import linearised
+from prunella.attacks.engine.matching import dummy_gradient, target_of
+from prunella.attacks.engine.objectives import flatten
+from prunella.attacks.score.control import undefended_view
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.tasks.task import Task, initial
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.inversion import Inversion, reconstruct
-from attacks.matching import dummy_gradient, target_of
-from attacks.objectives import flatten
-from attacks.unrolled import linearised
-from core.randomness import stream
-from core.types import PrivateBatch, ServerView
-from tasks.task import Task, initial
 
 CUDA = torch.device("cuda", 0)
 
@@ -80,7 +79,7 @@ class Untraced(nn.Module):
 
 @pytest.mark.parametrize("traced", [True, False], ids=["by hand", "autograd"])
 def test_bfloat16_rounds_the_same_gradient(traced: bool, batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.layers._SMALL", 0)  # the library's convolutions, as on a GPU
+    monkeypatch.setattr("prunella.attacks.engine.layers._SMALL", 0)  # the library's convolutions, as on a GPU
     module = Untraced() if not traced else Untraced().layers
     truth: PrivateBatch = batch(0, 1)
     view = undefended_view(Task("cnn", (1, 8, 8), 10), *initial(Task("cnn", (1, 8, 8), 10), 0), truth)
@@ -98,8 +97,8 @@ def test_bfloat16_rounds_the_same_gradient(traced: bool, batch, monkeypatch: pyt
 
 
 def test_a_digit_is_rebuilt_in_bfloat16(view, task, batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.layers._SMALL", 0)
-    monkeypatch.setattr("attacks.folded._DIRECT", 0)
+    monkeypatch.setattr("prunella.attacks.engine.layers._SMALL", 0)
+    monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", 0)
     truth = batch(0, 1)
     errors = {}
     for bf16 in (False, True):

@@ -5,15 +5,15 @@ import os
 
 import pytest
 import torch
+from prunella.attacks import ATTACKS, PROBES, SECTIONS, find_attack
+from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.leakage import psnr
+from prunella.core.config import parse_section, section_defaults
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.tasks.task import Task, initial
 
-from attacks import ATTACKS, PROBES, SECTIONS, find_attack
-from attacks.control import PSNR_FLOOR, undefended_view
-from attacks.leakage import psnr
-from core.config import parse_section, section_defaults
-from core.errors import ConfigError
-from core.randomness import stream
-from core.types import PrivateBatch, ServerView
-from tasks.task import Task, initial
 from tests.attacks.conftest import SHAPES
 
 

@@ -1,15 +1,14 @@
 import pytest
 import torch
-
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.denoise import Channel, Denoise, moments, posterior_mean
-from attacks.leakage import mse
-from core.errors import AttackError
-from core.randomness import rehearsal, stream
-from core.types import PrivateBatch
-from privacy.channel import NaturalChannel, natural_channel
-from tasks.task import Task, initial
+from prunella.attacks import ATTACKS
+from prunella.attacks.denoise import Channel, Denoise, moments, posterior_mean
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import mse
+from prunella.core.errors import AttackError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.types import PrivateBatch
+from prunella.privacy.channel import NaturalChannel, natural_channel
+from prunella.tasks.task import Task, initial
 
 ATTACK = ATTACKS["denoise"]
 CNN6 = Task("cnn6", (1, 8, 8), 10)

@@ -1,7 +1,7 @@
-from attacks import ATTACKS
-from attacks.control import PSNR_FLOOR, undefended_view
-from attacks.leakage import score
-from core.randomness import stream
+from prunella.attacks import ATTACKS
+from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.leakage import score
+from prunella.core.randomness import stream
 
 ATTACK = ATTACKS["dlg"]
 

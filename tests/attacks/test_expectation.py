@@ -1,14 +1,13 @@
 import dataclasses
 
 import torch
-
-from attacks import ATTACKS
-from attacks.control import PSNR_FLOOR
-from attacks.expectation import Expectation, drawn_params
-from attacks.leakage import psnr
-from core.randomness import stream
-from core.trees import apply_mask, full_mask
-from core.types import ServerView
+from prunella.attacks import ATTACKS
+from prunella.attacks.expectation import Expectation, drawn_params
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.attacks.score.leakage import psnr
+from prunella.core.randomness import stream
+from prunella.core.trees import apply_mask, full_mask
+from prunella.core.types import ServerView
 
 ATTACK = ATTACKS["expectation"]
 

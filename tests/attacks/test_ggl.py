@@ -3,15 +3,14 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.ggl import Ggl, load, save, train
-from attacks.leakage import psnr
-from core.errors import AttackError
-from core.randomness import stream
-from core.types import PrivateBatch, ServerView
-from tasks.task import Task, initial
+from prunella.attacks import ATTACKS
+from prunella.attacks.ggl import Ggl, load, save, train
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr
+from prunella.core.errors import AttackError
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.tasks.task import Task, initial
 
 ATTACK = ATTACKS["ggl"]
 

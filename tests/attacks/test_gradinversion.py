@@ -2,19 +2,18 @@ import dataclasses
 
 import pytest
 import torch
+from prunella.attacks import ATTACKS
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.gradinversion import batch_statistics, statistics_gap
+from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.leakage import score
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 from torch import nn
 from torch.func import functional_call
-
-from attacks import ATTACKS
-from attacks.control import PSNR_FLOOR, undefended_view
-from attacks.gradinversion import batch_statistics, statistics_gap
-from attacks.leakage import score
-from attacks.matching import target_of
-from core.randomness import stream
-from core.types import PrivateBatch, Reconstruction, ServerView
-from tasks.models.layers import Shape
-from tasks.task import Task, initial
-from tasks.training import Sgd, loss_and_gradient, sgd_step
 
 ATTACK = ATTACKS["gradinversion"]
 
@@ -92,7 +91,7 @@ def test_batch_norm_statistics_help(batch) -> None:
 
 def test_a_group_holds_together(task, fresh, batch, monkeypatch) -> None:
     """With an overwhelming weight all members are one image; without one they differ."""
-    from attacks import gradinversion
+    from prunella.attacks import gradinversion
 
     ends: list[list[torch.Tensor]] = []
     whole = gradinversion.descend
@@ -110,7 +109,7 @@ def test_a_group_holds_together(task, fresh, batch, monkeypatch) -> None:
 
 
 def test_the_group_has_as_many_members_as_restarts(task, fresh, batch, monkeypatch) -> None:
-    from attacks import gradinversion
+    from prunella.attacks import gradinversion
 
     sizes: list[int] = []
     whole = gradinversion.descend

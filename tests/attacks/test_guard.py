@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-
-import attacks.guard as guard
-from attacks.control import undefended_view
-from attacks.guard import WITHHELD, attack_of, guarded, leaks
-from attacks.inversion import reconstruct
-from attacks.leakage import score
-from core.errors import AttackError, ConfigError, DefenseError
-from core.randomness import rehearsal, stream
-from core.trees import full_mask
-from core.types import PrivateBatch, ServerView
-from privacy.defense import Outgoing
-from privacy.leakage_guard import LeakageGuard
-from tasks.public import digits
-from tasks.task import Task, initial
+from prunella.attacks import guard as guard
+from prunella.attacks.engine.inversion import reconstruct
+from prunella.attacks.guard import WITHHELD, attack_of, guarded, leaks
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import score
+from prunella.core.errors import AttackError, ConfigError, DefenseError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import full_mask
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.leakage_guard import LeakageGuard
+from prunella.tasks.public import digits
+from prunella.tasks.task import Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
 PARAMS, BUFFERS = initial(TASK, 0)
@@ -77,7 +76,7 @@ def test_one_image_above_either_threshold_is_a_leak() -> None:
 
 
 def guard_image(x: torch.Tensor, error: float) -> Any:
-    from core.types import Reconstruction
+    from prunella.core.types import Reconstruction
 
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     return Reconstruction((x + error * noise).clamp(0, 1), None, 0.0, 0)

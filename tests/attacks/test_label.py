@@ -2,13 +2,12 @@ import dataclasses
 
 import pytest
 import torch
-
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.label import GREY, Label
-from attacks.leakage import label_accuracy, score
-from core.randomness import stream
-from core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.attacks import ATTACKS
+from prunella.attacks.label import GREY, Label
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import label_accuracy, score
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 
 ATTACK = ATTACKS["label"]
 

@@ -3,15 +3,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-
-from attacks import PROBES
-from attacks.mia import GRADIENT, Attacker, Mia, Model, infer, inputs_of, membership_leakage
-from core.errors import AttackError
-from core.randomness import stream
-from core.trees import Tree
-from core.types import PrivateBatch
-from tasks.task import Task, initial
-from tasks.training import Sgd, loss_and_gradient, sgd_step
+from prunella.attacks import PROBES
+from prunella.attacks.mia import GRADIENT, Attacker, Mia, Model, infer, inputs_of, membership_leakage
+from prunella.core.errors import AttackError
+from prunella.core.randomness import stream
+from prunella.core.trees import Tree
+from prunella.core.types import PrivateBatch
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 
 PROBE = PROBES["mia"]
 Rows = Callable[[int, int], PrivateBatch]

@@ -1,12 +1,11 @@
 import dataclasses
 
 import torch
-
-from attacks import ATTACKS
-from attacks.model_inversion import ModelInversion, reconstruct
-from core.randomness import stream
-from core.trees import zeros_like
-from core.types import PrivateBatch, ServerView
+from prunella.attacks import ATTACKS
+from prunella.attacks.model_inversion import ModelInversion, reconstruct
+from prunella.core.randomness import stream
+from prunella.core.trees import zeros_like
+from prunella.core.types import PrivateBatch, ServerView
 
 ATTACK = ATTACKS["model-inversion"]
 

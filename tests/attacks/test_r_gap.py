@@ -2,17 +2,17 @@ import dataclasses
 
 import pytest
 import torch
+from prunella.attacks import ATTACKS
+from prunella.attacks.r_gap import RGap, chain_of, inverse, last_features, slope_at, solve_convolution
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr, score
+from prunella.core.errors import AttackError
+from prunella.core.randomness import stream
+from prunella.core.selection import keep_largest
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.task import Task, initial
 from torch import nn
 
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.leakage import psnr, score
-from attacks.r_gap import RGap, chain_of, inverse, last_features, slope_at, solve_convolution
-from core.errors import AttackError
-from core.randomness import stream
-from core.selection import keep_largest
-from core.types import PrivateBatch, Reconstruction, ServerView
-from tasks.task import Task, initial
 from tests.attacks.conftest import SHAPES
 
 ATTACK = ATTACKS["r-gap"]

@@ -2,16 +2,16 @@ import dataclasses
 
 import pytest
 import torch
+from prunella.attacks import ATTACKS
+from prunella.attacks.rob import bins_of, imprinted, thresholds
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr, score
+from prunella.core.errors import AttackError
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.privacy.dgp import dual_mask
+from prunella.tasks.task import Task, initial
 
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.leakage import psnr, score
-from attacks.rob import bins_of, imprinted, thresholds
-from core.errors import AttackError
-from core.randomness import stream
-from core.types import PrivateBatch, Reconstruction, ServerView
-from privacy.dgp import dual_mask
-from tasks.task import Task, initial
 from tests.attacks.conftest import SHAPES
 
 ATTACK = ATTACKS["rob"]
@@ -29,7 +29,7 @@ def recovered(truth: PrivateBatch, found: Reconstruction) -> float:
 
 @pytest.mark.parametrize("data, model", [("mnist", "cnn"), ("cifar10", "lenet_zhu")])
 def test_four_of_five_of_a_batch_of_nine(photographs, data: str, model: str) -> None:
-    truth, task = photographs(data, 18), Task(f"attacks.rob:{model}", SHAPES[data], 10)
+    truth, task = photographs(data, 18), Task(f"prunella.attacks.rob:{model}", SHAPES[data], 10)
     params, buffers = initial(task, 0)
     for first in (0, 9):
         batch = PrivateBatch(truth.x[first:][:9], truth.y[first:][:9])
@@ -72,5 +72,5 @@ def test_thresholds_cut_a_normal_distribution_into_even_bins() -> None:
 
 
 def test_a_model_without_the_module_is_refused(view, task) -> None:
-    with pytest.raises(AttackError, match="attacks.rob:cnn"):
+    with pytest.raises(AttackError, match="prunella.attacks.rob:cnn"):
         run(view, task)

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from prunella.attacks import ATTACKS
+from prunella.attacks.rog import Rog, load, save, train
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr
+from prunella.core.errors import AttackError
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch
+from prunella.tasks.task import initial
 
-from attacks import ATTACKS
-from attacks.control import undefended_view
-from attacks.leakage import psnr
-from attacks.rog import Rog, load, save, train
-from core.errors import AttackError
-from core.randomness import stream
-from core.types import PrivateBatch
-from tasks.task import initial
 from tests.attacks.test_ggl import noised
 
 ATTACK = ATTACKS["rog"]

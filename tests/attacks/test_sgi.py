@@ -1,13 +1,12 @@
 import dataclasses
 
 import torch
-
-from attacks import ATTACKS
-from attacks.control import PSNR_FLOOR, undefended_view
-from attacks.leakage import score
-from core.randomness import stream
-from core.trees import apply_mask
-from privacy.dgp import dual_mask
+from prunella.attacks import ATTACKS
+from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.leakage import score
+from prunella.core.randomness import stream
+from prunella.core.trees import apply_mask
+from prunella.privacy.dgp import dual_mask
 
 ATTACK = ATTACKS["sgi"]
 

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from prunella.attacks.trace import load_trace, save_trace
+from prunella.core.errors import AttackError
+from prunella.core.files import read_tree
+from prunella.core.trees import full_mask
+from prunella.core.types import ServerView
+from prunella.tasks.task import Task
 from safetensors.torch import load_file, save_file
-
-from attacks.trace import load_trace, save_trace
-from core.errors import AttackError
-from core.files import read_tree
-from core.trees import full_mask
-from core.types import ServerView
-from tasks.task import Task
 
 
 @pytest.fixture
@@ -45,8 +44,8 @@ def test_a_full_and_a_bare_view_come_back_bit_for_bit(
 
 
 def test_a_replay_gives_the_same_attack(tmp_path: Path, full: ServerView, task: Task) -> None:
-    from attacks.inversion import Inversion, reconstruct
-    from core.randomness import stream
+    from prunella.attacks.engine.inversion import Inversion, reconstruct
+    from prunella.core.randomness import stream
 
     save_trace(tmp_path / "a.trace", full, task, {})
     loaded, recorded, _ = load_trace(tmp_path / "a.trace", task)

@@ -2,18 +2,17 @@ import dataclasses
 
 import pytest
 import torch
-
-from attacks import ATTACKS
-from attacks.leakage import psnr
-from attacks.unrolling import Unrolling, together, walk
-from core.errors import AttackError
-from core.randomness import rehearsal, stream
-from core.trees import Tree, full_mask, size
-from core.types import PrivateBatch, ServerView
-from privacy.defense import Outgoing
-from privacy.dgp import DualPruning, dgp
-from tasks.task import Task, initial
-from tasks.training import loss_and_gradient
+from prunella.attacks import ATTACKS
+from prunella.attacks.score.leakage import psnr
+from prunella.attacks.unrolling import Unrolling, together, walk
+from prunella.core.errors import AttackError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Tree, full_mask, size
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.dgp import DualPruning, dgp
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import loss_and_gradient
 
 ATTACK = ATTACKS["unrolling"]
 RATE = 0.1

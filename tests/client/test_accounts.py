@@ -9,17 +9,17 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
+from prunella.client.accounts import FILE, SETS, Accounts
+from prunella.client.budget import FAILED
+from prunella.core.errors import DefenseError
+from prunella.core.files import read_tree, write_tree
+from prunella.core.trees import full_mask
+from prunella.privacy.accounting import Charge, epsilon
+from prunella.privacy.ledger.ledger import UNBOUNDED, Ledger
+from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.task import Task, initial
+from prunella.wire.records import to_coded
 
-from client.accounts import FILE, SETS, Accounts
-from client.budget import FAILED
-from core.errors import DefenseError
-from core.files import read_tree, write_tree
-from core.records import to_coded
-from core.trees import full_mask
-from privacy.accounting import Charge, epsilon
-from privacy.ledger import UNBOUNDED, Ledger
-from tasks.per_example import per_example_gradients
-from tasks.task import Task, initial
 from tests.client.test_app import model, send
 from tests.client.test_budget import update_of
 from tests.client.test_session import session
@@ -178,7 +178,7 @@ def test_the_same_question_is_not_answered_in_another_way(tmp_path: Path, monkey
         for tree in per_example_gradients(*arguments, **keywords):
             yield {name: tensor * (1 + 1e-3) for name, tensor in tree.items()}
 
-    monkeypatch.setattr("strategies.local.per_example_gradients", rounded_otherwise)
+    monkeypatch.setattr("prunella.strategies.round.local.per_example_gradients", rounded_otherwise)
     with pytest.raises(DefenseError, match=FAILED):
         send(tmp_path, "train", model(1), **PRIVATE)
     assert send(tmp_path, "train", model(2), **PRIVATE).content["ledger"]["epsilon"] > first["ledger"]["epsilon"]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from prunella.client.app import app
+from prunella.core.errors import ConfigError, DataError
+from prunella.core.trees import apply_mask, full_mask
+from prunella.tasks.task import Task, initial, prunable
+from prunella.wire.records import from_coded, mask_from_coded, record_bytes, to_coded
 
-from client.app import app
-from core.errors import ConfigError, DataError
-from core.records import from_coded, mask_from_coded, record_bytes, to_coded
-from core.trees import apply_mask, full_mask
-from tasks.task import Task, initial, prunable
 from tests.local_grid import settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -168,11 +168,11 @@ def test_nan_in_the_model_withholds_the_update(tmp_path: Path) -> None:
 
 
 def test_a_model_with_an_imprint_module_is_refused_before_it_is_trained(tmp_path: Path) -> None:
-    params, _ = initial(Task("attacks.rob:cnn", (1, 8, 8), 10), 0)
+    params, _ = initial(Task("prunella.attacks.rob:cnn", (1, 8, 8), 10), 0)
     content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 1})})
     for kind in ("train", "train.initial"):
         with pytest.raises(Exception, match="imprint.encode"):
-            send(tmp_path, kind, content, model="attacks.rob:cnn")
+            send(tmp_path, kind, content, model="prunella.attacks.rob:cnn")
     assert not list(tmp_path.rglob("round-*"))
 
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+from prunella.attacks.score.level import ORDER
+from prunella.client.audit import ANSWERS_PER_ROUND, NUMBERS, answer, truth
+from prunella.client.session import Session
+from prunella.client.state import Memory, TrainedRound
+from prunella.core.types import PrivateBatch
+from prunella.privacy.ledger.ledger import Tally
+from prunella.wire.records import from_dense, to_dense
 
-from attacks.level import ORDER
-from client.audit import ANSWERS_PER_ROUND, NUMBERS, answer, truth
-from client.session import Session
-from client.state import Memory, TrainedRound
-from core.records import from_dense, to_dense
-from core.types import PrivateBatch
-from privacy.ledger import Tally
 from tests.local_grid import settings
 
 
@@ -101,7 +101,7 @@ def test_a_question_is_rationed_and_odd_ones_are_refused(tmp_path: Path, consent
 
 
 def test_answers_are_rationed_over_runs_rounds_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.audit.AUDITS", 5)
+    monkeypatch.setattr("prunella.client.audit.AUDITS", 5)
     told = [
         outcome(ask(session(tmp_path, "scores", run_dir=f"/x/{n}", batch_size=2 + n), question(torch.rand(2, 1, 8, 8))))
         for n in range(8)
@@ -158,7 +158,7 @@ def test_more_images_than_were_used_other_shapes_and_nan_are_refused(tmp_path: P
 def test_labels_that_are_no_classes_are_refused_before_they_are_scored(
     tmp_path: Path, y: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attacks.leakage.score", lambda *_: pytest.fail("scored"))
+    monkeypatch.setattr("prunella.attacks.score.leakage.score", lambda *_: pytest.fail("scored"))
     assert outcome(ask(session(tmp_path, "scores"), question(torch.rand(4, 1, 8, 8), y))) == "refused"
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
+from prunella.client.accounts import Accounts
+from prunella.client.budget import FAILED, charged, require_charged, require_coverable
+from prunella.core.errors import DefenseError
+from prunella.core.trees import full_mask
+from prunella.privacy.accounting import Charge, epsilon
+from prunella.tasks.examples import poisson_batches
+from prunella.tasks.task import initial
+from prunella.wire.records import from_coded, to_coded
 from torch import nn
 
-from client.accounts import Accounts
-from client.budget import FAILED, charged, require_charged, require_coverable
-from core.errors import DefenseError
-from core.records import from_coded, to_coded
-from core.trees import full_mask
-from privacy.accounting import Charge, epsilon
-from tasks.examples import poisson_batches
-from tasks.task import initial
 from tests.client.test_app import TASK, model, send
 from tests.client.test_session import session
 
@@ -117,8 +117,8 @@ def test_after_the_charge_every_failure_has_one_text(
         charges = session(tmp_path, {"partition-id": 0}).accounts.ledger().charges
         raise ValueError(f"pixel 0.25 of the image; {len(charges)} charges by now")
 
-    where = {"training": "client.app.local_update", "reply": "client.app.build_reply"}
-    target = where.get(fault, "client.state.ClientStore.save")
+    where = {"training": "prunella.client.app.local_update", "reply": "prunella.client.app.build_reply"}
+    target = where.get(fault, "prunella.client.state.ClientStore.save")
     monkeypatch.setattr(target, fail)
     with pytest.raises(DefenseError) as caught:
         send(tmp_path, "train", model(1), **PRIVATE)
@@ -135,7 +135,7 @@ def test_the_charge_is_on_the_disk_before_the_first_example_is_trained_on(
         charges.append(session(tmp_path, {"partition-id": 0}).accounts.ledger().charges)
         return poisson_batches(*arguments)
 
-    monkeypatch.setattr("client.session.poisson_batches", watched)
+    monkeypatch.setattr("prunella.client.session.poisson_batches", watched)
     send(tmp_path, "train", model(1), **PRIVATE)
     send(tmp_path, "train.initial", model(0), strategy="prunefl", rate=0.5, **PRIVATE)
     assert [len(found) for found in charges] == [1, 2]

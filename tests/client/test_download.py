@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, where
+from prunella.privacy.adgp import AlignedPruning, drawn_set
+from prunella.strategies.round.locations import digest_of
+from prunella.tasks.task import initial
+from prunella.wire.records import mask_from_coded, mask_to_coded, to_coded
 
-from core.errors import PrunellaError
-from core.randomness import rehearsal
-from core.records import mask_from_coded, mask_to_coded, to_coded
-from core.trees import Mask, Tree, apply_mask, full_mask, where
-from privacy.adgp import AlignedPruning, drawn_set
-from strategies.locations import digest_of
-from tasks.task import initial
 from tests.client.test_app import TASK, send
 
 PARAMS = initial(TASK, 0)[0]

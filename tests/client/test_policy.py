@@ -10,17 +10,17 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as examined
 from hypothesis import strategies as st
+from prunella.client.policy import Policy, check_run, read_policy, within
+from prunella.core.config import kebab, parse_run, parse_section, section_defaults
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.trees import full_mask
+from prunella.privacy import DEFENSES, SECTIONS
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.chain import build_chain
+from prunella.privacy.defense import Stronger, directions
+from prunella.tasks.task import initial, prunable
+from prunella.wire.records import from_coded, to_coded
 
-from client.policy import Policy, check_run, read_policy, within
-from core.config import kebab, parse_run, parse_section, section_defaults
-from core.errors import ConfigError, DefenseError
-from core.records import from_coded, to_coded
-from core.trees import full_mask
-from privacy import DEFENSES, SECTIONS
-from privacy.accounting import Privacy
-from privacy.chain import build_chain
-from privacy.defense import Stronger, directions
-from tasks.task import initial, prunable
 from tests.client.test_app import TASK, model, send
 from tests.client.test_audit import question
 from tests.client.test_budget import RUN
@@ -47,12 +47,12 @@ def test_a_run_that_meets_them_passes(require: str) -> None:
         ("dgp, dgp.bottom=0.8", "dgp.bottom of 0.8 or more; the run has 0.75"),
         ("gaussian.deviation=0.01", "the defenses gaussian; the run has dgp"),
         ("rounds=11", "rounds=11; the run has 10"),
-        ("model=cnn", "model=cnn; the run has attacks.rob:cnn"),
+        ("model=cnn", "model=cnn; the run has prunella.attacks.rob:cnn"),
     ],
 )
 def test_another_is_refused_in_words(require: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        against({"require": require}, model="attacks.rob:cnn")
+        against({"require": require}, model="prunella.attacks.rob:cnn")
 
 
 @pytest.mark.parametrize("config", [{"require": "dgp"}, {"require": "rounds=10"}, {"epsilon-budget": 8.0}])

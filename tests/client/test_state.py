@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from client.state import KEPT_ROUNDS, ClientStore, Memory, TrainedRound
-from core.errors import DefenseError
-from privacy.ledger import Tally
+from prunella.client.state import KEPT_ROUNDS, ClientStore, Memory, TrainedRound
+from prunella.core.errors import DefenseError
+from prunella.privacy.ledger.ledger import Tally
 
 
 def memory(value: float) -> Memory:
@@ -68,7 +67,7 @@ def test_the_rounds_a_client_trained_in_are_remembered_longer_than_their_state(t
 
 def test_two_messages_to_one_client_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = ClientStore(tmp_path, "a"), ClientStore(tmp_path, "b")
-    monkeypatch.setattr("client.state.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("prunella.client.state.LOCK_SECONDS", 0.05)
     with one.alone(), pytest.raises(DefenseError, match="still being handled"), two.alone():
         pass
     with two.alone():

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
+from prunella.deploy.ports import free_ports
 
-from deploy.ports import free_ports
 from tests.compose import engine
 from tests.compose.engine import FILES, ROOT, Project
 
@@ -100,7 +100,7 @@ def read(project: Project, run: str, name: str) -> list[dict[str, Any]]:
 # First, while no other federation runs: two of them are too much for a small machine.
 def test_with_tls_and_state_a_federation_outlives_its_containers(settings: dict[str, str], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    prunella = [sys.executable, "-c", "from deploy.cli import app; app()"]
+    prunella = [sys.executable, "-c", "from prunella.deploy.cli.main import app; app()"]
     made = [*prunella, "keys", "--out", str(keys), "--supernodes", "4", "--host", "superlink", "--host", "control"]
     subprocess.run(made, check=True, cwd=ROOT, capture_output=True)
     give = ["run", "--rm", "-v", f"{keys}:/keys", "--user", "0", "--entrypoint", "chown", "prunella-server:test"]

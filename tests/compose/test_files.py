@@ -10,8 +10,7 @@ import click
 import pytest
 import typer
 import yaml
-
-from deploy import cli
+from prunella.deploy.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "docker"

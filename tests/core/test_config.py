@@ -3,9 +3,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-from core.config import Rate, Run, check_sections, kebab, parse_run, parse_section, section_defaults
-from core.errors import ConfigError
+from prunella.core.config import Rate, Run, check_sections, kebab, parse_run, parse_section, section_defaults
+from prunella.core.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,7 @@
 import pytest
 import torch
-
-from core.device import pick_device
-from core.errors import ConfigError
+from prunella.core.device import pick_device
+from prunella.core.errors import ConfigError
 
 
 def test_names_are_checked_and_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

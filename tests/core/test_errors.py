@@ -1,4 +1,4 @@
-from core.errors import ConfigError, PrunellaError, WireError, unknown
+from prunella.core.errors import ConfigError, PrunellaError, WireError, unknown
 
 
 def test_unknown_lists_the_valid_names_even_without_a_near_one() -> None:

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from core.files import read_tree, write_atomically, write_json, write_tree
+from prunella.core.files import read_tree, write_atomically, write_json, write_tree
 
 
 def test_tree_round_trips_with_metadata_and_is_private(tmp_path: Path) -> None:

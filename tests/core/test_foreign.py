@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from core.errors import ConfigError
-from core.foreign import digest, lookup
+from prunella.core.errors import ConfigError
+from prunella.core.foreign import digest, lookup
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 import re
 
 import pytest
-
-from core.metrics import METRICS, Mean
+from prunella.core.metrics import METRICS, Mean
 
 
 def test_names_follow_prometheus_habits() -> None:

@@ -2,9 +2,8 @@ import threading
 
 import pytest
 import torch
-
-from core import parallel
-from core.parallel import MOST, each, threads
+from prunella.core import parallel
+from prunella.core.parallel import MOST, each, threads
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -1,8 +1,7 @@
 import pytest
 import torch
-
-from core import trees
-from core.errors import KeyMismatch
+from prunella.core import trees
+from prunella.core.errors import KeyMismatch
 
 A = {"w": torch.tensor([1.0, -2.0]), "b": torch.tensor(3.0)}
 M = {"w": torch.tensor([True, False]), "b": torch.tensor(True)}

@@ -1,6 +1,5 @@
 import torch
-
-from core.types import ServerView
+from prunella.core.types import ServerView
 
 
 def test_describe_names_what_the_server_had_and_nothing_it_had_not() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from benchmarks.round import write_app
+from prunella.benchmarks.speed.round import write_app
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "PRUNELLA_TEST_TAG"
@@ -85,7 +84,14 @@ def prunella(tmp_path: Path, smallest_app: Path) -> Iterator[Callable[..., Comma
     def start(*arguments: str, subcommand: str = "run", runs: Path = tmp_path / "runs") -> Command:
         tag = uuid.uuid4().hex
         env = {**os.environ, "PYTHONPATH": str(ROOT), TAG: tag, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-        command = [sys.executable, "-c", "from deploy.cli import app; app()", subcommand, "--app", str(smallest_app)]
+        command = [
+            sys.executable,
+            "-c",
+            "from prunella.deploy.cli.main import app; app()",
+            subcommand,
+            "--app",
+            str(smallest_app),
+        ]
         process = subprocess.Popen(
             [*command, "--runs", str(runs), "--supernodes", "2", *arguments],
             env=env,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-
-from deploy.dashboards import DASHBOARDS, FOLDER, render
-from deploy.panels import SOURCE
+from prunella.deploy.dashboards import DASHBOARDS, FOLDER, render
+from prunella.deploy.panels import SOURCE
 
 GRAFANA = FOLDER.parent
 
@@ -23,7 +22,7 @@ def test_the_committed_files_are_what_the_module_makes() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == DASHBOARDS.keys()
     for name in DASHBOARDS:
         same = (FOLDER / f"{name}.json").read_text(encoding="utf-8") == render(name)
-        assert same, f"{name}.json is old: python -m deploy.dashboards"
+        assert same, f"{name}.json is old: python -m prunella.deploy.dashboards"
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -1,6 +1,6 @@
-from deploy.errors import LaunchError, UsageError
-from deploy.ports import PortError
-from deploy.runs import RunError
+from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.ports import PortError
+from prunella.deploy.runs import RunError
 
 
 def test_what_the_user_can_mend_is_apart_from_what_broke() -> None:

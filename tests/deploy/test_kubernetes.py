@@ -10,8 +10,8 @@ import click
 import pytest
 import typer
 import yaml
-
-from deploy import cli, keys
+from prunella.deploy.cli import main as cli
+from prunella.deploy.machines import keys
 
 FILES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUSTOMIZE = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]

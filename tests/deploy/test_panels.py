@@ -2,8 +2,7 @@ import json
 from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-
-from deploy.panels import SOURCE, Look, answer, board, timeseries, words
+from prunella.deploy.panels import SOURCE, Look, answer, board, timeseries, words
 
 
 def plain(built: Any) -> dict[str, Any]:

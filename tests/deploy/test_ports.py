@@ -1,9 +1,8 @@
 import socket
 
 import pytest
-
-from deploy import ports
-from deploy.ports import HIGHEST, LOWEST, PortError, free_ports, is_free, is_open, wait_open
+from prunella.deploy import ports
+from prunella.deploy.ports import HIGHEST, LOWEST, PortError, free_ports, is_free, is_open, wait_open
 
 
 def test_free_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:

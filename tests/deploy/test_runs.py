@@ -2,8 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare, state
+from prunella.deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare, state
 
 
 def test_ids_sort_by_age_and_differ() -> None:

@@ -12,22 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import prunella.client.app
 import torch
 import zstandard
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-
-import client.app
-from client.session import Session
-from core.coding import ZSTD, prefixed
-from core.records import from_coded, pack, to_coded
-from core.trees import Mask, Tree, full_mask, map_trees
-from core.wire_layout import MAGIC, PREFIX, VERSION
+from prunella.client.session import Session
+from prunella.core.trees import Mask, Tree, full_mask, map_trees
+from prunella.wire.coding import ZSTD, prefixed
+from prunella.wire.layout import MAGIC, PREFIX, VERSION
+from prunella.wire.records import from_coded, pack, to_coded
 
 SECRET = "patient-Ada-pixel-0.7312"  # what must never be read at the server
 BOMB = 1 << 30  # bytes that a few kilobytes unfold to
 SLEEP = 32.0  # seconds: more than three of the rounds in which it sleeps
-HONEST = client.app.local_update
+HONEST = prunella.client.app.local_update
 
 
 def bomb(params: Tree) -> bytes:
@@ -79,19 +78,19 @@ class Hostile(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         if message.metadata.message_type != "train":
-            return client.app.app(message, context)
+            return prunella.client.app.app(message, context)
         session = Session(context)
         round = int(str(message.content.config_records["config"]["round"]))
         kind = json.loads(os.environ["MISCHIEF"]).get(f"{session.node.client}:{round}", "")
         if kind == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        client.app.local_update = quoting if kind == "quote" else HONEST
-        reply = client.app.app(message, context)
+        prunella.client.app.local_update = quoting if kind == "quote" else HONEST
+        reply = prunella.client.app.app(message, context)
         before = dict(context.state.items())
         # What a replay next round will repeat. An honest client keeps nothing in this state.
         context.state.update({name: reply.content[name] for name in ("update", "provenance")})
         if kind:
-            received, mask = client.app._receive(session, message.content)
+            received, mask = prunella.client.app._receive(session, message.content)
             harm(kind, reply.content, received.params, mask, before)
         return reply
 

@@ -8,8 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-
-from server.store import read_run
+from prunella.server.store import read_run
 
 pytestmark = pytest.mark.federation
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,15 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # PYTHONPATH is for the launcher alone: it takes this directory off the path before it forks anything.
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [str(python), "-c", "from deploy.cli import app; app()", "run", "--supernodes", "2", *arguments]
+    command = [
+        str(python),
+        "-c",
+        "from prunella.deploy.cli.main import app; app()",
+        "run",
+        "--supernodes",
+        "2",
+        *arguments,
+    ]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prunella.server.store import read_run
 
-from server.store import read_run
 from tests.federation.hostile_client import SECRET
 from tests.federation.running import ROOT, failures, final, find, finish, rounds, series, start, wait_for
 
@@ -38,8 +38,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     shutil.copy(Path(__file__).with_name("hostile_client.py"), copy / "client" / "hostile.py")
     text = (copy / "pyproject.toml").read_text()
-    assert text.count("client.app:app") == 1
-    (copy / "pyproject.toml").write_text(text.replace("client.app:app", "client.hostile:app"))
+    assert text.count("prunella.client.app:app") == 1
+    (copy / "pyproject.toml").write_text(text.replace("prunella.client.app:app", "client.hostile:app"))
     return copy
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from prunella.server.store import read_metrics, read_run
 
-from server.store import read_metrics, read_run
 from tests.federation.running import ROOT, end
 
 pytestmark = pytest.mark.federation
@@ -67,7 +67,15 @@ class World:
     def start(self, host: str, *arguments: str, log: str = "") -> subprocess.Popen[str]:
         """``prunella`` on a host, in its own directory."""
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
-        command = ["ip", "netns", "exec", self.name(host), sys.executable, "-c", "from deploy.cli import app; app()"]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.name(host),
+            sys.executable,
+            "-c",
+            "from prunella.deploy.cli.main import app; app()",
+        ]
         with open(self.folder / host / (log or "out.log"), "w") as out:
             return subprocess.Popen(
                 [*command, *arguments], cwd=self.folder / host, env=env, text=True, stdout=out, stderr=subprocess.STDOUT
@@ -93,7 +101,15 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 90) ->
 def make_keys(folder: Path, *arguments: str) -> None:
     """``prunella keys`` at the centre; every site is given what it needs and nothing else."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", "from deploy.cli import app; app()", "keys", "--out", str(folder), *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "from prunella.deploy.cli.main import app; app()",
+        "keys",
+        "--out",
+        str(folder),
+        *arguments,
+    ]
     subprocess.run(command, check=True, env=env, capture_output=True)
 
 

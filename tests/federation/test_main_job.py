@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from server.checkpoint import load
-from server.store import read_audits, read_metrics, read_run
+from prunella.server.checkpoint import load
+from prunella.server.store import read_audits, read_metrics, read_run
 
 pytestmark = pytest.mark.federation
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ class Finished:
 
 
 def prunella(*arguments: str, cwd: Path, timeout: float = 280) -> Finished:
-    command = [sys.executable, "-c", "from deploy.cli import app; app()", *arguments]
+    command = [sys.executable, "-c", "from prunella.deploy.cli.main import app; app()", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
     return Finished(cwd / "runs" / "latest", done.returncode, done.stdout + done.stderr)

@@ -1,13 +1,13 @@
 """Fifty SuperNodes on one machine, ten rounds of a tenth of them: everybody is let in and nobody's reply is lost.
 
-All fifty in every round are ``benchmarks/soak.py``: half a minute a round on two cores.
+All fifty in every round are ``benchmarks/speed/soak.py``: half a minute a round on two cores.
 """
 
 from pathlib import Path
 
 import pytest
+from prunella.server.store import read_run
 
-from server.store import read_run
 from tests.federation.running import failures, finish, series, start
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]

@@ -15,19 +15,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import prunella.client.app
 import pytest
 from flwr.app import Message, MetricRecord
+from prunella.attacks.score.level import level
+from prunella.core.config import parse_run
+from prunella.core.metrics import METRICS
+from prunella.deploy.dashboards import DASHBOARDS, FOLDER
+from prunella.server.app import assemble, describe
+from prunella.server.exporter import Exporter
+from prunella.server.grid import OrderedGrid
+from prunella.server.rounds import Federation, federate
+from prunella.server.store import read_audits, row
 
-import client.app
-from attacks.level import level
-from core.config import parse_run
-from core.metrics import METRICS
-from deploy.dashboards import DASHBOARDS, FOLDER
-from server.app import assemble, describe
-from server.exporter import Exporter
-from server.grid import OrderedGrid
-from server.rounds import Federation, federate
-from server.store import read_audits, row
 from tests.local_grid import LocalGrid, settings
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules
@@ -66,7 +66,7 @@ def a_real_run(folder: Path, **overrides: Any) -> tuple[Federation, OrderedGrid]
     raw = settings(run_dir=str(folder / "run"), metrics_address="127.0.0.1:0", sgi__iterations=30, **overrides)
     federation = assemble(parse_run({key: value for key, value in raw.items() if "." not in key}), raw)
     describe(federation)
-    grid = LocalGrid(client.app.app, CLIENTS, raw, folder / "nodes", break_one_update(), audit="numbers")
+    grid = LocalGrid(prunella.client.app.app, CLIENTS, raw, folder / "nodes", break_one_update(), audit="numbers")
     return federation, OrderedGrid(grid, 0.01)
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from core.errors import ConfigError, DefenseError
-from core.randomness import rehearsal, stream
-from core.trees import Mask, Tree, full_mask, invert, zeros_like
-from privacy.adgp import (
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Mask, Tree, full_mask, invert, zeros_like
+from prunella.privacy.adgp import (
     AlignedPruning,
     adgp,
     aligned_mask,
@@ -19,7 +18,7 @@ from privacy.adgp import (
     set_size,
     with_locations,
 )
-from privacy.defense import Outgoing
+from prunella.privacy.defense import Outgoing
 
 LIKE: Tree = {
     "w": torch.randn(10, 20, generator=torch.Generator().manual_seed(0)),

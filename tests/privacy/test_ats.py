@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-
-from core.errors import ConfigError, DefenseError
-from core.randomness import rehearsal
-from privacy.ats import (
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import rehearsal
+from prunella.privacy.ats import (
     LIBRARY,
     TransformationSearch,
     _probe,

@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-
-import privacy
-from core.errors import ConfigError, DefenseError
-from core.files import read_tree, write_tree
-from core.randomness import PrivateGenerator, rehearsal
-from core.trees import Tree, full_mask, map_trees, zeros_like
-from privacy.chain import (
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.files import read_tree, write_tree
+from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
+from prunella.privacy.chain import (
     Chain,
     Link,
     build_chain,
@@ -24,8 +22,18 @@ from privacy.chain import (
     start,
     unflatten_state,
 )
-from privacy.defense import Entry, GradientDefense, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
-from privacy.none import NoDefense
+from prunella.privacy.defense import (
+    Entry,
+    GradientDefense,
+    Outgoing,
+    State,
+    UpdateDefense,
+    ignore_gradient,
+    keep_received,
+)
+from prunella.privacy.none import NoDefense
+
+from prunella import privacy
 
 FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 IMAGES = torch.rand(5, 1, 3, 3, generator=torch.Generator().manual_seed(3))

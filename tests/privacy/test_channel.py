@@ -7,13 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from core.errors import DefenseError
-from core.randomness import rehearsal
-from privacy.channel import ChannelSettings, NaturalChannel, capacity, eigenvalues, natural_channel, solve_variance
-from privacy.channel_personalized import PersonalizedChannel, personalized_channel
-from privacy.channel_white import WhiteChannel, white_channel
-from privacy.gaussian import grid_of
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import rehearsal
+from prunella.privacy.channel import (
+    ChannelSettings,
+    NaturalChannel,
+    capacity,
+    eigenvalues,
+    natural_channel,
+    solve_variance,
+)
+from prunella.privacy.channel_personalized import PersonalizedChannel, personalized_channel
+from prunella.privacy.channel_white import WhiteChannel, white_channel
+from prunella.privacy.gaussian import grid_of
 
 FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
-from core.errors import ConfigError, DefenseError
-from core.randomness import rehearsal
-from privacy.chain import build_chain
-from privacy.channel import NaturalChannel, eigenvalues, natural_channel
-from privacy.channel_personalized import PersonalizedChannel, importance_map, personalized_channel
-from privacy.ledger import nats_per_step
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import rehearsal
+from prunella.privacy.chain import build_chain
+from prunella.privacy.channel import NaturalChannel, eigenvalues, natural_channel
+from prunella.privacy.channel_personalized import PersonalizedChannel, importance_map, personalized_channel
+from prunella.privacy.ledger.ledger import nats_per_step
 
 FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from core.errors import DefenseError
-from core.randomness import rehearsal
-from privacy.channel import capacity, eigenvalues
-from privacy.channel_white import WhiteChannel, white_channel
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import rehearsal
+from prunella.privacy.channel import capacity, eigenvalues
+from prunella.privacy.channel_white import WhiteChannel, white_channel
 
 FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 

@@ -11,14 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from core.config import Raw, check_sections, kebab, section_defaults
-from core.errors import ConfigError, DefenseError
-from core.randomness import rehearsal
-from core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract, zeros_like
-from privacy import DEFENSES, SECTIONS, find_defense
-from privacy.chain import ChainState, build_chain, compose, observe, present, release, start
-from privacy.defense import (
+from prunella.core.config import Raw, check_sections, kebab, section_defaults
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract, zeros_like
+from prunella.privacy import DEFENSES, SECTIONS, find_defense
+from prunella.privacy.chain import ChainState, build_chain, compose, observe, present, release, start
+from prunella.privacy.defense import (
     HEURISTIC,
     STAGES,
     Entry,
@@ -29,8 +28,8 @@ from privacy.defense import (
     Stronger,
     directions,
 )
-from privacy.none import NoDefense, none
-from privacy.precode import PARTS
+from prunella.privacy.none import NoDefense, none
+from prunella.privacy.precode import PARTS
 
 ENTRIES = {name: find_defense(name) for name in os.environ.get("OWN_DEFENSE", ",".join(DEFENSES)).split(",")}
 every = pytest.mark.parametrize("name", list(ENTRIES))
@@ -201,7 +200,11 @@ def test_nothing_is_believed_of_somebody_s_own_defense() -> None:
 
 @pytest.mark.parametrize(
     "name, words",
-    [("PRIVATE", "private or guards"), ("GUARD", "private or guards"), ("every", "not a privacy.defense.Entry")],
+    [
+        ("PRIVATE", "private or guards"),
+        ("GUARD", "private or guards"),
+        ("every", "not a prunella.privacy.defense.Entry"),
+    ],
 )
 def test_one_that_wants_an_epsilon_or_is_none_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

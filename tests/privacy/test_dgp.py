@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from core.randomness import rehearsal
-from core.trees import Mask, Tree, apply_mask, full_mask
-from privacy.defense import Outgoing
-from privacy.dgp import DualPruning, dgp, dual_mask, removed_counts
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.dgp import DualPruning, dgp, dual_mask, removed_counts
 
 
 def by_sorting(values: list[float], first: int, last: int) -> list[bool]:

@@ -7,17 +7,17 @@ import pytest
 import torch
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Tree, full_mask, l2, map_trees, subtract, zeros_like
+from prunella.privacy.defense import Step, StepDefense
+from prunella.privacy.dp_psac import DpPsac, dp_psac
+from prunella.privacy.dp_sgd import BLOCK, PIECE, DpSgd, clipped_sum, dp_sgd, example_norms, flat_weight, noisy_mean
+from prunella.privacy.fed_ltp import FedLtp, fed_ltp
+from prunella.privacy.fed_spa import FedSpa, fed_spa
+from prunella.privacy.gaussian import grid_of
 from torch.nn.functional import cross_entropy
 
-from core.errors import ConfigError
-from core.randomness import rehearsal
-from core.trees import Tree, full_mask, l2, map_trees, subtract, zeros_like
-from privacy.defense import Step, StepDefense
-from privacy.dp_psac import DpPsac, dp_psac
-from privacy.dp_sgd import BLOCK, PIECE, DpSgd, clipped_sum, dp_sgd, example_norms, flat_weight, noisy_mean
-from privacy.fed_ltp import FedLtp, fed_ltp
-from privacy.fed_spa import FedSpa, fed_spa
-from privacy.gaussian import grid_of
 from tests.privacy.steps import Net, make, step_of
 
 

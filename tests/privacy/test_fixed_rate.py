@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from core.randomness import rehearsal
-from core.trees import Tree, apply_mask, count, full_mask, size, subtract
-from privacy.defense import Outgoing, State, UpdateDefense
-from privacy.fixed_rate import FixedRate, MixedRate, choose, largest, mix, random
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Tree, apply_mask, count, full_mask, size, subtract
+from prunella.privacy.defense import Outgoing, State, UpdateDefense
+from prunella.privacy.fixed_rate import FixedRate, MixedRate, choose, largest, mix, random
 
 SHAPES = {"w": (6, 5), "b": (7,), "s": ()}
 

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.privacy.gaussian import GRID_BITS, GaussianNoise, add_noise, gaussian, grid_of
 from scipy import stats
-
-from core.errors import ConfigError
-from core.randomness import PrivateGenerator, rehearsal
-from privacy.gaussian import GRID_BITS, GaussianNoise, add_noise, gaussian, grid_of
 
 ODD = [0.0, 1 / 3, -(2**-30) / 3, 1 + 2**-52, 1 - 2**-53, 0.1, -7.7, 5e-324, 1e-200, 12345.678901234567]
 

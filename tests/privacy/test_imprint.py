@@ -1,14 +1,13 @@
 import pytest
 import torch
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator, rehearsal, stream
+from prunella.core.trees import Tree
+from prunella.privacy.imprint import ALIKE, CLUSTER, SKETCH, imprint_layers, largest_cluster, refuse_imprint
+from prunella.tasks.models import MODELS
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 from torch import nn
-
-from core.errors import DefenseError
-from core.randomness import PrivateGenerator, rehearsal, stream
-from core.trees import Tree
-from privacy.imprint import ALIKE, CLUSTER, SKETCH, imprint_layers, largest_cluster, refuse_imprint
-from tasks.models import MODELS
-from tasks.task import Task, initial
-from tasks.training import Sgd, loss_and_gradient, sgd_step
 
 DRAW = rehearsal(0, purpose="sketch")
 BIG = {"vgg16", "alexnet", "conv-6", "conv-4"}  # their linear layers are drawn as the others' are
@@ -84,7 +83,7 @@ def test_counting_equals_the_slow_obvious_loop() -> None:
 
 @pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18"])
 def test_the_imprint_of_rob_is_noticed_and_refused(base: str) -> None:
-    task = Task(f"attacks.rob:{base}", (3, 32, 32), 10)
+    task = Task(f"prunella.attacks.rob:{base}", (3, 32, 32), 10)
     params, _ = initial(task, 0)
     assert "imprint.encode" in imprint_layers(task.build(), params, DRAW)
     with pytest.raises(DefenseError, match="imprint.encode"):

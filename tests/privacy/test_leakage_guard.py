@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-
-from core.errors import ConfigError, DefenseError
-from core.randomness import rehearsal
-from core.trees import full_mask
-from privacy.chain import build_chain, release, start
-from privacy.defense import Outgoing
-from privacy.leakage_guard import NAME, LeakageGuard, deviation, strengthen, unguarded
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import full_mask
+from prunella.privacy.chain import build_chain, release, start
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.leakage_guard import NAME, LeakageGuard, deviation, strengthen, unguarded
 
 LIKE = {"w": torch.randn(200, 300, generator=torch.Generator().manual_seed(0)), "b": torch.tensor(2.0)}
 FULL = full_mask(LIKE)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-
-from core.errors import ConfigError
-from core.randomness import rehearsal
-from core.trees import Mask, Tree
-from privacy.chain import build_chain, release, start
-from privacy.defense import Outgoing
-from privacy.mask_hiding import MaskHiding, filled
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Mask, Tree
+from prunella.privacy.chain import build_chain, release, start
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.mask_hiding import MaskHiding, filled
 
 LIKE = {"w": torch.randn(40, 50, generator=torch.Generator().manual_seed(0)), "b": torch.tensor(1.0)}
 BASE = {"w": torch.rand(40, 50, generator=torch.Generator().manual_seed(1)) > 0.3, "b": torch.tensor(True)}

@@ -1,10 +1,9 @@
 """``none`` changes nothing."""
 
 import torch
-
-from core.randomness import rehearsal
-from privacy.defense import Outgoing
-from privacy.none import NoDefense, none
+from prunella.core.randomness import rehearsal
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.none import NoDefense, none
 
 
 def test_everything_inside_the_base_mask_leaves() -> None:

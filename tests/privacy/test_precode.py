@@ -2,20 +2,19 @@
 
 import pytest
 import torch
-
-from attacks.ig import Ig
-from attacks.inversion import reconstruct
-from attacks.leakage import score
-from core.errors import DefenseError
-from core.randomness import rehearsal, stream
-from core.trees import full_mask
-from core.types import PrivateBatch, ServerView
-from privacy.chain import build_chain, start
-from strategies.local import Procedure, Received, local_update
-from tasks.examples import Examples
-from tasks.public import digits
-from tasks.task import Task, initial
-from tasks.training import Sgd
+from prunella.attacks.engine.inversion import reconstruct
+from prunella.attacks.ig import Ig
+from prunella.attacks.score.leakage import score
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import full_mask
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.chain import build_chain, start
+from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.tasks.examples import Examples
+from prunella.tasks.public import digits
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd
 
 
 def psnr(model: str, defense: str) -> float:

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor
-
-from core.randomness import rehearsal, stream
-from core.trees import Tree, apply_mask, full_mask, size, subtract
-from privacy.chain import build_chain, start
-from privacy.defense import Outgoing, State
-from privacy.priprune import (
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Tree, apply_mask, full_mask, size, subtract
+from prunella.privacy.chain import build_chain, start
+from prunella.privacy.defense import Outgoing, State
+from prunella.privacy.priprune import (
     MARGIN,
     PAPER_SIZE,
     PriPrune,
@@ -18,10 +16,11 @@ from privacy.priprune import (
     sampled_share,
     soft_share,
 )
-from strategies.local import Procedure, Received, local_update
-from tasks.examples import Examples
-from tasks.task import Task, initial
-from tasks.training import Sgd
+from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd
+from torch import Tensor
 
 SHAPES = {"conv.weight": (4, 3), "conv.bias": (4,), "scale": ()}
 

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from core.errors import ConfigError
-from core.randomness import rehearsal
-from core.trees import apply_mask, full_mask
-from privacy.defense import Outgoing
-from privacy.top_k import TopK, top_k, top_mask
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import apply_mask, full_mask
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.top_k import TopK, top_k, top_mask
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,6 +1,5 @@
 import torch
-
-from pruning.feddst import decayed, prune_and_regrow, vote
+from prunella.pruning.feddst import decayed, prune_and_regrow, vote
 
 MASK = {"w": torch.tensor([True, True, True, True, False, False, False, False]), "b": torch.ones(2).bool()}
 PARAMS = {"w": torch.tensor([4.0, -0.1, 3.0, 0.2, 0, 0, 0, 0]), "b": torch.ones(2)}

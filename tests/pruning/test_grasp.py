@@ -1,8 +1,7 @@
 import torch
+from prunella.pruning.grasp import grasp, hessian_gradient
 from torch import nn
 from torch.func import functional_call
-
-from pruning.grasp import grasp, hessian_gradient
 
 
 def network():

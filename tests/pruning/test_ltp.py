@@ -2,8 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pruning.ltp import further_masks, retained, softmax_choice, ticket_mask
+from prunella.pruning.ltp import further_masks, retained, softmax_choice, ticket_mask
 
 G = torch.Generator().manual_seed(0)
 PARAMS = {"a": torch.randn(20, 30, generator=G), "b": torch.randn(50, 10, generator=G), "bias": torch.zeros(10)}

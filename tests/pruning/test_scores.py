@@ -1,10 +1,9 @@
 import torch
+from prunella.core.randomness import stream
+from prunella.pruning import scores
+from prunella.pruning.selection import keep_by_score
 from torch import nn
 from torch.nn.utils import prune
-
-from core.randomness import stream
-from pruning import scores
-from pruning.selection import keep_by_score
 
 
 def test_magnitude_mask_equals_pytorchs_own_pruning() -> None:

@@ -2,9 +2,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from core.errors import KeyMismatch
-from pruning.selection import density, keep_by_score, keep_filters, kept_count
+from prunella.core.errors import KeyMismatch
+from prunella.pruning.selection import density, keep_by_score, keep_filters, kept_count
 
 SCORES = {"a": torch.arange(10.0), "b": torch.ones(5, 2) * 3, "bias": torch.zeros(4)}
 PRUNABLE = frozenset({"a", "b"})

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import stream
+from prunella.core.trees import Tree
+from prunella.pruning.shrink import paths, shrink
+from prunella.tasks.exported import fitted
+from prunella.tasks.task import Task, initial, prunable
 from torch import Tensor, nn
 from torch.func import functional_call
-
-from core.errors import PrunellaError
-from core.randomness import stream
-from core.trees import Tree
-from pruning.shrink import paths, shrink
-from tasks.exported import fitted
-from tasks.task import Task, initial, prunable
 
 SHAPE = (1, 28, 28)
 

@@ -1,9 +1,8 @@
 import pytest
 import torch
+from prunella.pruning.snip import snip
 from torch import nn
 from torch.func import functional_call
-
-from pruning.snip import snip
 
 
 def test_scores_are_the_slope_of_the_loss_in_the_gates_by_finite_differences() -> None:

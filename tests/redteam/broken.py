@@ -8,13 +8,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from prunella.client.accounts import Accounts
+from prunella.client.session import Request, Session
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator, derived
+from prunella.privacy.ledger.ledger import UNBOUNDED
 from torch import Tensor
-
-from client.accounts import Accounts
-from client.session import Request, Session
-from core.errors import DefenseError
-from core.randomness import PrivateGenerator, derived
-from privacy.ledger import UNBOUNDED
 
 
 class Twister(PrivateGenerator):
@@ -38,7 +37,7 @@ def seeded_noise(bits: int = 32) -> Iterator[None]:
 @contextmanager
 def late_charge() -> Iterator[None]:
     """A gradient that is not finite raises, and nothing was charged by then; the error says what it was."""
-    mechanism, app = import_module("privacy.dp_sgd"), "client.app"
+    mechanism, app = import_module("prunella.privacy.dp_sgd"), "prunella.client.app"
     norms = mechanism.example_norms
 
     def loud(gradients: Any) -> Tensor:
@@ -82,5 +81,5 @@ def accounts_of_pixels() -> Iterator[None]:
 @contextmanager
 def talkative_audits() -> Iterator[None]:
     """Numbers for everybody, and no ration."""
-    with patch.object(Accounts, "claim", lambda *_: True), patch("client.audit.DIGITS", 6):
+    with patch.object(Accounts, "claim", lambda *_: True), patch("prunella.client.audit.DIGITS", 6):
         yield

@@ -11,7 +11,8 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
-from core.errors import PrunellaError
+from prunella.core.errors import PrunellaError
+
 from tests.redteam.broken import accounts_of_pixels
 from tests.redteam.site import Site, model, weights
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import prunella.client.app
 import pytest
+from prunella.core.config import parse_run
+from prunella.core.errors import ConfigError
+from prunella.server.app import app, assemble, versions
+from prunella.server.store import StoreError, claimed
 
-import client.app
-from core.config import parse_run
-from core.errors import ConfigError
-from server.app import app, assemble, versions
-from server.store import StoreError, claimed
 from tests.local_grid import LocalGrid, settings
 
 
@@ -51,7 +51,7 @@ def context(raw: dict[str, Any]) -> Any:
 
 def run_main(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     raw = settings(run_dir=str(tmp_path / "run"), audit_every=0, rounds=1, poll_seconds=0.01, **overrides)
-    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes")
     app(grid, context(raw))
     return json.loads((tmp_path / "run" / "run.json").read_text())
 
@@ -75,7 +75,7 @@ def test_a_failed_run_says_why_and_the_error_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_was_told_to_stop_did_not_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: str, error: str | None
 ) -> None:
-    monkeypatch.setattr("server.app.federate", lambda *_: sys.exit(code))
+    monkeypatch.setattr("prunella.server.app.federate", lambda *_: sys.exit(code))
     with pytest.raises(SystemExit):
         run_main(tmp_path)
     run = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+import prunella.server.rounds
 import pytest
 import torch
+from prunella.core.trees import map_trees
+from prunella.server.best import FOLDER, best_score, keep_best
+from prunella.server.checkpoint import Checkpoint, load
+from prunella.tasks.training import Evaluation
 
-import server.rounds
-from core.trees import map_trees
-from server.best import FOLDER, best_score, keep_best
-from server.checkpoint import Checkpoint, load
-from tasks.training import Evaluation
 from tests.server.test_rounds import go, series
 
 
@@ -39,13 +39,13 @@ def test_a_run_keeps_the_best_of_noisy_scores_and_goes_on_with_it(
     first = load(tmp_path / "run" / FOLDER)
     scores = series(done, "accuracy_ratio")
     assert first is not None and first.round == 1 + scores.index(max(scores))
-    real = server.rounds.evaluate_round
+    real = prunella.server.rounds.evaluate_round
 
     def worse(*args: object) -> Evaluation | None:
         result = real(*args)  # type: ignore[arg-type]
         return result and Evaluation(result.loss, 0.0, result.examples)
 
-    monkeypatch.setattr(server.rounds, "evaluate_round", worse)
+    monkeypatch.setattr(prunella.server.rounds, "evaluate_round", worse)
     resumed = go(tmp_path, rounds=3, resume=True, **about)
     again, last = load(tmp_path / "run" / FOLDER), load(tmp_path / "run" / "checkpoint")
     assert resumed.best == max(scores) and again is not None and again.round == first.round

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from core.errors import ConfigError, PrunellaError
-from server.checkpoint import KEPT, Checkpoint, load, require_same_settings, save
+from prunella.core.errors import ConfigError, PrunellaError
+from prunella.server.checkpoint import KEPT, Checkpoint, load, require_same_settings, save
 
 
 def checkpoint(round: int) -> Checkpoint:
@@ -66,7 +65,7 @@ def test_a_write_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: py
     def full_disk(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("core.files.save_file", full_disk)
+    monkeypatch.setattr("prunella.core.files.save_file", full_disk)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path, checkpoint(2))
     got = load(tmp_path)

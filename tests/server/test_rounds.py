@@ -3,21 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from PIL import Image
+from prunella.core.config import parse_run
+from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.trees import map_trees
+from prunella.server import checkpoint
+from prunella.server.app import NUMBERS, assemble, describe, see_through
+from prunella.server.grid import OrderedGrid
+from prunella.server.rounds import PATIENCE, Federation, federate
+from prunella.tasks.task import initial
+from prunella.wire.records import from_coded, to_coded
 
-import client.app
-from core.config import parse_run
-from core.errors import ConfigError, PrunellaError
-from core.records import from_coded, to_coded
-from core.trees import map_trees
-from server import checkpoint
-from server.app import NUMBERS, assemble, describe, see_through
-from server.grid import OrderedGrid
-from server.rounds import PATIENCE, Federation, federate
-from tasks.task import initial
 from tests.local_grid import LocalGrid, settings
 
 
@@ -32,7 +32,7 @@ def go(
     folder: Path, clients: int = 3, tamper: Any = None, node: dict[str, Any] | None = None, **overrides: Any
 ) -> Federation:
     federation, raw = build(folder, **overrides)
-    grid = LocalGrid(client.app.app, clients, raw, folder / "nodes", tamper, **(node or {}))
+    grid = LocalGrid(prunella.client.app.app, clients, raw, folder / "nodes", tamper, **(node or {}))
     try:
         federate(federation, OrderedGrid(grid, 0.01))
     finally:
@@ -68,7 +68,7 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_was_not(tmp_path: Pat
 def test_a_server_that_dies_after_clients_trained_repeats_the_round_with_their_old_state(tmp_path: Path) -> None:
     go(tmp_path / "whole", rounds=4, defenses="priprune")
     federation, raw = build(tmp_path / "dies", rounds=4, defenses="priprune")
-    grid = LocalGrid(client.app.app, 3, raw, tmp_path / "dies" / "nodes")
+    grid = LocalGrid(prunella.client.app.app, 3, raw, tmp_path / "dies" / "nodes")
     save = checkpoint.save
 
     def crash(folder: Path, saved: checkpoint.Checkpoint) -> None:
@@ -155,7 +155,7 @@ def test_a_run_goes_on_without_a_site_that_lacks_a_class_and_says_so(tmp_path: P
         tmp_path, dataset=f"imagefolder:{tmp_path}/centre", rounds=1, expected_clients=3, defenses="none",
         strategy="random", seed=0,
     )  # fmt: skip
-    grid = LocalGrid(client.app.app, 3, raw, tmp_path / "nodes")
+    grid = LocalGrid(prunella.client.app.app, 3, raw, tmp_path / "nodes")
     for index, context in enumerate(grid.contexts.values()):
         context.node_config["data"] = str(tmp_path / str(index))
     federate(federation, OrderedGrid(grid, 0.01))
@@ -250,7 +250,7 @@ def test_what_strangers_write_does_not_reach_the_log_or_the_run_as_it_is(
         return message
 
     federation, raw = build(tmp_path, strategy="random", rounds=9)
-    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes", shout)
+    grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes", shout)
     asked = [Message(RecordDict(), dst_node_id=100, message_type="train")]
     with caplog.at_level("INFO", "flwr"), pytest.raises(PrunellaError, match="no valid reply"):
         see_through(federation, grid)
@@ -268,7 +268,7 @@ def test_with_registered_keys_another_node_cannot_go_on_as_a_client_of_the_run(
     go(tmp_path, clients=2, rounds=1, **run)
     assert (tmp_path / "flower" / NUMBERS).exists()
     federation, raw = build(tmp_path, rounds=2, resume=True, **run)
-    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes")
     grid.contexts[666] = grid.contexts.pop(100)
     with pytest.raises(PrunellaError, match=r"1 of 2 clients .* client 0 is another node's"):
         federate(federation, OrderedGrid(grid, 0.01))
@@ -309,7 +309,7 @@ def test_a_clients_error_reaches_the_server_without_the_label_it_stumbled_on(
         def stumble(*args: object) -> None:
             raise IndexError("Target 9 is out of bounds.")
 
-        patch.setattr(client.app, "local_update", stumble)
+        patch.setattr(prunella.client.app, "local_update", stumble)
         go(tmp_path, strategy="random", rounds=9)
     server_words = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert server_words and "IndexError" in server_words[0]
@@ -334,7 +334,7 @@ def test_nobody_answering_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
 
 def test_bytes_counted_are_bytes_sent_and_masks_travel_once(tmp_path: Path) -> None:
     federation, raw = build(tmp_path, strategy="random", defenses="none", rounds=3)
-    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes")
     federate(federation, OrderedGrid(grid, 0.01))
     trains = [m for m in grid.sent if m.metadata.message_type == "train"]
     sizes = [sum(len(a.data) for r in m.content.array_records.values() for a in r.values()) for m in trains]
@@ -393,7 +393,7 @@ def test_a_damaged_value_changes_the_result_so_the_checks_above_can_fail(tmp_pat
     federation_box: list[Federation] = []
     federation, raw = build(tmp_path / "scaled", strategy="random", defenses="none", rounds=1)
     federation_box.append(federation)
-    grid = LocalGrid(client.app.app, 2, raw, tmp_path / "scaled" / "nodes", scale)
+    grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "scaled" / "nodes", scale)
     federate(federation, OrderedGrid(grid, 0.01))
     go(tmp_path / "plain", clients=2, strategy="random", defenses="none", rounds=1)
     assert not same(final(tmp_path / "scaled"), final(tmp_path / "plain"))

@@ -12,9 +12,18 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from core.errors import ConfigError
-from server.store import Row, RunStore, StoreError, check_row, claimed, read_lines, read_metrics, read_run, row
+from prunella.core.errors import ConfigError
+from prunella.server.store import (
+    Row,
+    RunStore,
+    StoreError,
+    check_row,
+    claimed,
+    read_lines,
+    read_metrics,
+    read_run,
+    row,
+)
 
 
 def audit(**changes: Any) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def filled(path: Path, rounds: int = 3) -> RunStore:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from server.store import claimed
+from prunella.server.store import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -1,19 +1,19 @@
 from pathlib import Path
 
+import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
+from prunella.core.config import parse_run
+from prunella.pruning.ltp import retained
+from prunella.server.app import assemble
+from prunella.strategies.fed_ltp_iterative import FedLTPIterative, deal
+from prunella.tasks.task import Task, initial, prunable
+from prunella.wire.encode import decode_mask
+from prunella.wire.records import from_dense, to_dense
 
-import client.app
-from core.config import parse_run
-from core.records import from_dense, to_dense
-from core.wire import decode_mask
-from pruning.ltp import retained
-from server.app import assemble
-from strategies.fed_ltp_iterative import FedLTPIterative, deal
-from tasks.task import Task, initial, prunable
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -40,7 +40,7 @@ def built(tmp_path: Path):
                    audit_every=0, fed_ltp_iterative__tickets=1, fed_ltp_iterative__iterations=5,
                    fed_ltp_iterative__further=0.2, learning_rate=0.1)  # fmt: skip
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
-    strategy, grid = federation.strategy, LocalGrid(client.app.app, 6, raw, tmp_path / "nodes")
+    strategy, grid = federation.strategy, LocalGrid(prunella.client.app.app, 6, raw, tmp_path / "nodes")
     assert isinstance(strategy, FedLTPIterative)
     strategy.listener = None
     return strategy, grid, lambda: assemble(federation.run, raw).strategy

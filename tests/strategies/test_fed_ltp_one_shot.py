@@ -1,11 +1,10 @@
 import torch
-
-from core.config import Run
-from strategies.fed_ltp_one_shot import FedLTPOneShot
-from strategies.masked import Model
-from strategies.tickets import Tickets, winning_ticket
-from tasks.data import load_test
-from tasks.task import Task, initial, prunable
+from prunella.core.config import Run
+from prunella.strategies.fed_ltp_one_shot import FedLTPOneShot
+from prunella.strategies.round.masked import Model
+from prunella.strategies.tickets import Tickets, winning_ticket
+from prunella.tasks.data import load_test
+from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
 

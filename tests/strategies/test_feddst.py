@@ -1,20 +1,20 @@
 from pathlib import Path
 
+import prunella.client.app
 import pytest
 import torch
+from prunella.core.config import Run
+from prunella.core.trees import count, full_mask
+from prunella.pruning.erk import erk_counts
+from prunella.pruning.selection import kept_count
+from prunella.server.app import assemble
+from prunella.strategies.feddst import FedDST, Readjustment, adjusts, plan
+from prunella.strategies.round.masked import Model
+from prunella.strategies.round.plan import Here
+from prunella.strategies.round.replies import ReplyError, read_reply
+from prunella.tasks.task import Task, initial, prunable
+from prunella.wire.records import from_coded, mask_from_coded, to_dense
 
-import client.app
-from core.config import Run
-from core.records import from_coded, mask_from_coded, to_dense
-from core.trees import count, full_mask
-from pruning.erk import erk_counts
-from pruning.selection import kept_count
-from server.app import assemble
-from strategies.feddst import FedDST, Readjustment, adjusts, plan
-from strategies.masked import Model
-from strategies.plan import Here
-from strategies.replies import ReplyError, read_reply
-from tasks.task import Task, initial, prunable
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -49,13 +49,13 @@ def exchange(tmp_path: Path):
     def make(round: int, defenses: str = "none"):
         raw = settings(run_dir=str(tmp_path / "run"), strategy="feddst", rate=0.6, defenses=defenses, min_clients=1,
                        audit_every=0, feddst__adjust_interval=2)  # fmt: skip
-        from core.config import parse_run
+        from prunella.core.config import parse_run
 
         federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
         strategy = federation.strategy
         strategy.listener = None
-        grid = LocalGrid(client.app.app, 1, raw, tmp_path / "nodes")
-        messages = list(strategy.configure_train(round, to_dense(PARAMS), client.app.ConfigRecord(), grid))
+        grid = LocalGrid(prunella.client.app.app, 1, raw, tmp_path / "nodes")
+        messages = list(strategy.configure_train(round, to_dense(PARAMS), prunella.client.app.ConfigRecord(), grid))
         return grid.send_and_receive(messages)[0], strategy.expected(), strategy
 
     return make
@@ -77,7 +77,7 @@ def test_a_client_reports_a_moved_mask_and_shares_only_inside_it(exchange, defen
 def test_a_moved_mask_is_refused_in_any_other_round_and_so_is_one_that_grew(exchange) -> None:
     from dataclasses import replace
 
-    from core.records import mask_to_coded, to_coded
+    from prunella.wire.records import mask_to_coded, to_coded
 
     reply, expected, _ = exchange(2)
     with pytest.raises(ReplyError, match="fixed"):

@@ -1,13 +1,12 @@
 import torch
+from prunella.core.config import Run
+from prunella.pruning.grasp import grasp
+from prunella.pruning.selection import kept_count
+from prunella.strategies.grasp import GraSP, Preservation
+from prunella.strategies.round.masked import Model
+from prunella.strategies.round.public import loss_on, public_batch
+from prunella.tasks.data import load_test
 from torch import nn
-
-from core.config import Run
-from pruning.grasp import grasp
-from pruning.selection import kept_count
-from strategies.grasp import GraSP, Preservation
-from strategies.masked import Model
-from strategies.public import loss_on, public_batch
-from tasks.data import load_test
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

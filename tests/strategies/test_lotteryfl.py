@@ -1,20 +1,20 @@
 from pathlib import Path
 
+import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from prunella.core.config import Run, parse_run
+from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask
+from prunella.pruning.selection import density, kept_count
+from prunella.server.app import assemble
+from prunella.strategies.lotteryfl import Lottery, LotteryFL, plan, shrink
+from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.replies import read_reply
+from prunella.tasks.task import Task, initial, prunable
+from prunella.wire.encode import decode_mask
+from prunella.wire.records import from_dense, to_dense
 
-import client.app
-from core.config import Run, parse_run
-from core.records import from_dense, to_dense
-from core.trees import Mask, Tree, apply_mask, count, full_mask
-from core.wire import decode_mask
-from pruning.selection import density, kept_count
-from server.app import assemble
-from strategies.lotteryfl import Lottery, LotteryFL, plan, shrink
-from strategies.plan import Here, Plan
-from strategies.replies import read_reply
-from tasks.task import Task, initial, prunable
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -72,7 +72,7 @@ def test_the_server_sends_each_client_what_it_last_reported_and_averages_by_hold
     raw = settings(run_dir=str(tmp_path / "run"), strategy="lotteryfl", rate=0.6, defenses="none", audit_every=0,
                    min_clients=1, lotteryfl__accuracy=0.0, lotteryfl__step=0.5)  # fmt: skip
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
-    strategy, grid = federation.strategy, LocalGrid(client.app.app, 2, raw, tmp_path / "nodes")
+    strategy, grid = federation.strategy, LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes")
     assert isinstance(strategy, LotteryFL)
     strategy.listener = None
     arrays = to_dense(PARAMS)

@@ -1,10 +1,9 @@
 import torch
+from prunella.core.config import Run
+from prunella.pruning.selection import density
+from prunella.strategies.magnitude import Magnitude, Schedule
+from prunella.strategies.round.masked import Model
 from torch import nn
-
-from core.config import Run
-from pruning.selection import density
-from strategies.magnitude import Magnitude, Schedule
-from strategies.masked import Model
 
 NET = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

@@ -1,19 +1,19 @@
 from pathlib import Path
 from typing import Any
 
+import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from prunella.core.config import parse_run
+from prunella.core.trees import Mask, Tree, full_mask, zeros_like
+from prunella.pruning.prunefl import reconfigure
+from prunella.pruning.selection import density
+from prunella.server.app import assemble
+from prunella.strategies.prunefl import PruneFL, Schedule, with_limit
+from prunella.tasks.task import Task, initial
+from prunella.wire.records import mask_from_coded, mask_to_coded, to_dense
 
-import client.app
-from core.config import parse_run
-from core.records import mask_from_coded, mask_to_coded, to_dense
-from core.trees import Mask, Tree, full_mask, zeros_like
-from pruning.prunefl import reconfigure
-from pruning.selection import density
-from server.app import assemble
-from strategies.prunefl import PruneFL, Schedule, with_limit
-from tasks.task import Task, initial
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -26,7 +26,11 @@ def build(tmp_path: Path, tamper: Any = None, **overrides: Any) -> tuple[PruneFL
     assert isinstance(strategy, PruneFL)
     strategy.listener = None
     params, buffers = initial(federation.task, 0)
-    return strategy, LocalGrid(client.app.app, 3, raw, tmp_path / "nodes", tamper), to_dense({**params, **buffers})
+    return (
+        strategy,
+        LocalGrid(prunella.client.app.app, 3, raw, tmp_path / "nodes", tamper),
+        to_dense({**params, **buffers}),
+    )
 
 
 def asked(grid: LocalGrid) -> list[int]:

@@ -1,9 +1,8 @@
 import torch
+from prunella.core.config import Run
+from prunella.strategies.random import Draw, Random
+from prunella.strategies.round.masked import Model
 from torch import nn
-
-from core.config import Run
-from strategies.masked import Model
-from strategies.random import Draw, Random
 
 NET = nn.Sequential(nn.Linear(20, 10), nn.Linear(10, 30))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

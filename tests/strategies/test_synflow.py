@@ -1,10 +1,9 @@
 import torch
-
-from core.config import Run
-from pruning.selection import kept_count
-from strategies.masked import Model
-from strategies.synflow import Flow, SynFlow
-from tasks.task import Task, initial, prunable
+from prunella.core.config import Run
+from prunella.pruning.selection import kept_count
+from prunella.strategies.round.masked import Model
+from prunella.strategies.synflow import Flow, SynFlow
+from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
 NET = TASK.build()

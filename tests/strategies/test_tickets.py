@@ -1,16 +1,15 @@
 import pytest
 import torch
-
-from core.config import Run
-from core.errors import PrunellaError
-from core.randomness import rehearsal, stream
-from core.trees import apply_mask
-from pruning.ltp import ticket_mask
-from pruning.selection import kept_count
-from strategies.masked import Model
-from strategies.tickets import Ticket, Tickets, make_ticket, winning_ticket
-from tasks.data import batches, load_test
-from tasks.task import Task, initial, prunable
+from prunella.core.config import Run
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import apply_mask
+from prunella.pruning.ltp import ticket_mask
+from prunella.pruning.selection import kept_count
+from prunella.strategies.round.masked import Model
+from prunella.strategies.tickets import Ticket, Tickets, make_ticket, winning_ticket
+from prunella.tasks.data import batches, load_test
+from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
 NET = TASK.build()

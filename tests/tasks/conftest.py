@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from tasks.models.layers import Shape
+from prunella.tasks.models.layers import Shape
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-
-from core.errors import ConfigError, DataError
-from tasks.data import Partition, describe, load_client, load_test, make_task
+from prunella.core.errors import ConfigError, DataError
+from prunella.tasks.data import Partition, describe, load_client, load_test, make_task
 
 
 def test_digits_are_shared_out_and_held_out():
@@ -120,8 +119,8 @@ def test_a_local_copy_of_the_hub(name, shape, shared_data):
 def test_a_client_message_imports_nothing_heavy():
     code = """
 import sys
-import client.app
-from tasks.data import Partition, load_client
+import prunella.client.app
+from prunella.tasks.data import Partition, load_client
 load_client("digits", Partition("dirichlet", 4), 0, None)
 heavy = {"torchvision", "datasets", "pyarrow", "PIL", "sklearn", "scipy", "attacks"} & sys.modules.keys()
 sys.exit(", ".join(sorted(heavy)) or None)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from core.errors import ConfigError, DataError
-from core.randomness import rehearsal
-from tasks.examples import Examples, batches, poisson_batches
+from prunella.core.errors import ConfigError, DataError
+from prunella.core.randomness import rehearsal
+from prunella.tasks.examples import Examples, batches, poisson_batches
 
 
 def _examples(count):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from prunella.core.errors import ConfigError
+from prunella.tasks.exported import fitted, load_exported, write_exported
+from prunella.tasks.task import Task, initial
 from torch import nn
-
-from core.errors import ConfigError
-from tasks.exported import fitted, load_exported, write_exported
-from tasks.task import Task, initial
 
 TASK = Task("lenet", (1, 28, 28), 10)
 

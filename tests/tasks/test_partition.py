@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-
-from core.errors import ConfigError, DataError
-from tasks.partition import Partition, members
+from prunella.core.errors import ConfigError, DataError
+from prunella.tasks.partition import Partition, members
 
 LABELS = np.random.default_rng(7).integers(0, 10, 600)
 

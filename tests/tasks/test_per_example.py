@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 
+import prunella.tasks.per_example
 import pytest
 import torch
 from opacus import GradSampleModule
+from prunella.core.errors import DefenseError
+from prunella.core.trees import Tree, full_mask, l2, subtract
+from prunella.privacy.defense import Step
+from prunella.privacy.dp_sgd import clipped_sum, flat_weight
+from prunella.tasks.datasets.digits import everything
+from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.task import Task, initial
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
-
-import tasks.per_example
-from core.errors import DefenseError
-from core.trees import Tree, full_mask, l2, subtract
-from privacy.defense import Step
-from privacy.dp_sgd import clipped_sum, flat_weight
-from tasks.datasets.digits import everything
-from tasks.per_example import per_example_gradients
-from tasks.task import Task, initial
 
 
 def net_of(*layers: nn.Module) -> tuple[nn.Sequential, Tree]:
@@ -34,7 +33,7 @@ def conv() -> tuple[nn.Sequential, Tree]:
 
 @pytest.mark.parametrize("floats", [1 << 26, 300, 1])
 def test_equals_a_loop_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch, floats: int) -> None:
-    monkeypatch.setattr(tasks.per_example, "FLOATS", floats)
+    monkeypatch.setattr(prunella.tasks.per_example, "FLOATS", floats)
     net, params = conv()
     chunks = list(per_example_gradients(net, params, {}, X, Y))
     together = {name: torch.cat([chunk[name] for chunk in chunks]) for name in params}
@@ -124,7 +123,7 @@ def test_weights_that_blow_rounding_up_move_the_sum_by_no_more_than_the_clip(mon
     gradients = lambda a, b: per_example_gradients(net, params, {}, a, b, count)  # noqa: E731
     assert moved() <= 1.0
     gradients = lambda a, b: per_example_gradients(net, params, {}, a, b, 1)  # noqa: E731
-    monkeypatch.setattr(tasks.per_example, "group_of", lambda _: len(x))
+    monkeypatch.setattr(prunella.tasks.per_example, "group_of", lambda _: len(x))
     assert moved() <= 1.0
     alone = vmap(grad(lambda p, i, j: cross_entropy(functional_call(net, p, (i[None],)), j[None])), (None, 0, 0))
     gradients = lambda a, b: iter([alone(params, a, b)])  # noqa: E731 - as many as there are: what is guarded against

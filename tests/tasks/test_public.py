@@ -1,8 +1,7 @@
 import torch
-
-from tasks.data import load_test
-from tasks.public import digits, in_shape, set_apart
-from tasks.task import Task
+from prunella.tasks.data import load_test
+from prunella.tasks.public import digits, in_shape, set_apart
+from prunella.tasks.task import Task
 
 
 def rows(x: torch.Tensor) -> list[tuple[float, ...]]:

@@ -1,15 +1,14 @@
 """Norms of the representation's Jacobian: whichever way they are found, they are those of a backward pass a unit."""
 
+import prunella.tasks.sensitivity
 import pytest
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.trees import Tree
+from prunella.tasks.models.precode import with_bottleneck
+from prunella.tasks.sensitivity import representation_sensitivity
+from prunella.tasks.task import Task, initial
 from torch import nn
-
-import tasks.sensitivity
-from core.errors import ConfigError
-from core.trees import Tree
-from tasks.models.precode import with_bottleneck
-from tasks.sensitivity import representation_sensitivity
-from tasks.task import Task, initial
 
 X = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 
@@ -41,14 +40,14 @@ class Compared(nn.Module):
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which way was gone, once a call."""
     went: list[str] = []
-    before = tasks.sensitivity._by_pixels
+    before = prunella.tasks.sensitivity._by_pixels
 
     def by_pixels(*args: object) -> torch.Tensor | None:
         found = before(*args)  # type: ignore[arg-type]
         went.append("units" if found is None else "pixels")
         return found
 
-    monkeypatch.setattr(tasks.sensitivity, "_by_pixels", by_pixels)
+    monkeypatch.setattr(prunella.tasks.sensitivity, "_by_pixels", by_pixels)
     return went
 
 
@@ -82,7 +81,7 @@ MODELS: dict[str, tuple[list[nn.Module], str]] = {
 def test_equals_one_backward_pass_a_unit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, way = MODELS[name]
     went = counted(monkeypatch)
-    monkeypatch.setattr(tasks.sensitivity, "PROBES", 4)
+    monkeypatch.setattr(prunella.tasks.sensitivity, "PROBES", 4)
     x = torch.rand(3, 2, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     nn.Sequential(*layers).double()(x)  # the lazy layer learns its size
     net, params = net_of(*layers)
@@ -102,7 +101,7 @@ def test_a_model_of_the_registry_in_float32(model: str, monkeypatch: pytest.Monk
     params, buffers = initial(task, 0)
     x = torch.rand(2, *task.shape, generator=torch.Generator().manual_seed(3))
     found = representation_sensitivity(task.build(), params, buffers, x)
-    monkeypatch.setattr(tasks.sensitivity, "_by_pixels", lambda *_: None)
+    monkeypatch.setattr(prunella.tasks.sensitivity, "_by_pixels", lambda *_: None)
     _, features, norms = representation_sensitivity(task.build(), params, buffers, x)
     assert went == ["pixels" if model == "cnn" else "units"]
     assert torch.equal(found[1], features)
@@ -119,7 +118,7 @@ def test_a_model_that_draws_is_asked_about_one_draw(monkeypatch: pytest.MonkeyPa
     found = []
     for replaced in (None, lambda *_: None):
         if replaced is not None:
-            monkeypatch.setattr(tasks.sensitivity, "_by_pixels", replaced)
+            monkeypatch.setattr(prunella.tasks.sensitivity, "_by_pixels", replaced)
         torch.manual_seed(1)
         found.append((*representation_sensitivity(net, params, {}, X)[1:], torch.get_rng_state()))
     assert went == ["pixels"] and net[2].bottleneck.divergence is None  # type: ignore[union-attr, index]

@@ -1,9 +1,8 @@
 """Every entry keeps the contract of ``Dataset``."""
 
 import pytest
-
-from core.errors import ConfigError
-from tasks import DATASETS
+from prunella.core.errors import ConfigError
+from prunella.tasks import DATASETS
 
 NAMES = "digits mnist fashion-mnist femnist cifar10 cifar100 svhn celeba imagefolder parquet"
 

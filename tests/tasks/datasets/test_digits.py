@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 import torch
-
-from core.errors import DataError
-from tasks.datasets import digits
-from tasks.partition import Partition
+from prunella.core.errors import DataError
+from prunella.tasks.datasets import digits
+from prunella.tasks.partition import Partition
 
 
 def test_is_what_scikit_learn_loads():

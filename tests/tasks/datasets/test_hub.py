@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from core.errors import DataError
-from tasks.datasets import DATASETS, HUBS
-from tasks.datasets.hub import Hub, fetch_test, fetch_train, partitioner
-from tasks.datasets.parquet import Table
-from tasks.partition import Partition
+from prunella.core.errors import DataError
+from prunella.tasks.datasets import DATASETS, HUBS
+from prunella.tasks.datasets.hub import Hub, fetch_test, fetch_train, partitioner
+from prunella.tasks.datasets.parquet import Table
+from prunella.tasks.partition import Partition
 
 
 @pytest.fixture
@@ -54,8 +53,8 @@ def test_femnist_goes_by_writer():
 
 def test_without_network_the_mend_is_named(tmp_path):
     code = """
-from core.errors import DataError
-from tasks.data import Partition, load_client
+from prunella.core.errors import DataError
+from prunella.tasks.data import Partition, load_client
 try:
     load_client("cifar10", Partition("iid", 2), 0, None)
 except DataError as error:

@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
-from core.errors import ConfigError, DataError
-from tasks.data import class_names, describe, load_client, require_same_classes
-from tasks.datasets.imagefolder import IMAGEFOLDER, SHAPE
-from tasks.partition import Partition
+from prunella.core.errors import ConfigError, DataError
+from prunella.tasks.data import class_names, describe, load_client, require_same_classes
+from prunella.tasks.datasets.imagefolder import IMAGEFOLDER, SHAPE
+from prunella.tasks.partition import Partition
 
 ANY = Partition("iid", 1)
 

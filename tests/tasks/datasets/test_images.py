@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
-from core.errors import DataError
-from tasks.datasets.images import open_image, shape_of, to_tensor
+from prunella.core.errors import DataError
+from prunella.tasks.datasets.images import open_image, shape_of, to_tensor
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 

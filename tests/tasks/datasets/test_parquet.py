@@ -5,11 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-
-from core.errors import ConfigError, DataError
-from tasks.data import load_client
-from tasks.datasets.parquet import PARQUET, Table, encoded, find, guess, train
-from tasks.partition import Partition
+from prunella.core.errors import ConfigError, DataError
+from prunella.tasks.data import load_client
+from prunella.tasks.datasets.parquet import PARQUET, Table, encoded, find, guess, train
+from prunella.tasks.partition import Partition
 
 COUNT = 40
 

@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-
-from tasks.data import load_client
-from tasks.examples import Examples, raw_digests
-from tasks.partition import Partition
+from prunella.tasks.data import load_client
+from prunella.tasks.examples import Examples, raw_digests
+from prunella.tasks.partition import Partition
 
 
 def png(number: int) -> bytes:

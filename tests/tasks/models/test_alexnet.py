@@ -1,7 +1,6 @@
 import torch
-
-from tasks.models.alexnet import PLAN, alexnet
-from tasks.models.layers import convolutions
+from prunella.tasks.models.alexnet import PLAN, alexnet
+from prunella.tasks.models.layers import convolutions
 
 
 def test_has_the_published_number_of_parameters(parameters):

@@ -1,9 +1,8 @@
 import pytest
 import torch
+from prunella.core.errors import ConfigError
+from prunella.tasks.models.layers import convolutions, dense, flat_size, with_head
 from torch import nn
-
-from core.errors import ConfigError
-from tasks.models.layers import convolutions, dense, flat_size, with_head
 
 
 def test_default_padding_keeps_height_and_width():

@@ -1,6 +1,5 @@
 import torch
-
-from tasks.models.lenet import ZHU_RANGE, lenet, lenet_zhu
+from prunella.tasks.models.lenet import ZHU_RANGE, lenet, lenet_zhu
 
 
 def test_zhu_has_the_published_number_of_parameters(parameters):

@@ -1,6 +1,5 @@
 import torch
-
-from tasks.models.ltp import ltp_1, ltp_2
+from prunella.tasks.models.ltp import ltp_1, ltp_2
 
 
 def test_model_1_flattens_to_320(parameters):

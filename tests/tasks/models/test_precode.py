@@ -2,17 +2,16 @@
 
 import pytest
 import torch
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import rehearsal
+from prunella.tasks.models import MODELS
+from prunella.tasks.models.precode import BETA, WIDTH, Bottleneck, with_bottleneck
+from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import drawing, loss_and_gradient
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-
-from core.errors import ConfigError
-from core.randomness import rehearsal
-from tasks.models import MODELS
-from tasks.models.precode import BETA, WIDTH, Bottleneck, with_bottleneck
-from tasks.per_example import per_example_gradients
-from tasks.task import Task, initial
-from tasks.training import drawing, loss_and_gradient
 
 TASK = Task("precode-cnn", (1, 8, 8), 10)
 X = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))

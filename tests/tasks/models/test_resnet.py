@@ -1,7 +1,6 @@
 import pytest
 import torch
-
-from tasks.models.resnet import BasicBlock, resnet10, resnet18
+from prunella.tasks.models.resnet import BasicBlock, resnet10, resnet18
 
 
 @pytest.mark.parametrize(("builder", "count"), [(resnet10, 4_903_242), (resnet18, 11_173_962)])

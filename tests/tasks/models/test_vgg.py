@@ -1,8 +1,7 @@
 import pytest
 import torch
-
-from core.errors import ConfigError
-from tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
+from prunella.core.errors import ConfigError
+from prunella.tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
 
 PUBLISHED = [
     (vgg_4, 1_125_642),

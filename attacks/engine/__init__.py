@@ -1,0 +1,1 @@
+"""What attacks share: problems, layers by hand, descents, objectives, priors."""

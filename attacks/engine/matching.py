@@ -1,0 +1,172 @@
+"""From what a server received to what a guess must reproduce.
+
+One local step of SGD: gradient = -update / learning rate - weight decay * params, exactly. Several steps: the guess is
+trained on for as many steps, differentiably (delta matching), and -update / (learning rate * steps) is compared with
+the same figure of the guess. Pretending one step instead is what makes FedAvg look safer than it is.
+
+The support (PRI Algorithm 2, line 2, m_rec) is where values arrived: ``view.shared``, or where the update is not zero.
+The paper recovers it from the weights (nonzero), which misses a coordinate that was withheld but not pruned.
+
+A run of many steps is a heavy problem: at most ``max_images`` images are guessed. Beyond, batches shrink first, then
+steps are merged into fewer of a larger learning rate, so the attack rebuilds fewer images than were used, each standing
+for several: weaker than a server with more memory, and ``Reconstruction.x`` shows how many. Which example was in which
+step is unknown to a server; images are guessed in the order they are used, again from the start when a client has fewer
+(``num_examples``) than its steps use.
+
+Shapes: images [N, C, H, W], vectors [number of parameters]. Errors: ``AttackError``, names and shapes only.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from prunella.attacks.engine.network import Network, network_of
+from prunella.attacks.engine.objectives import flatten
+from prunella.core.errors import AttackError
+from prunella.core.trees import Mask, Tree, all_finite, apply_mask
+from prunella.core.types import ServerView
+from prunella.tasks.models.precode import Bottleneck
+from prunella.tasks.training import Sgd, sgd_step
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.dropout import _DropoutNd
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the guess is trained on: ``batches`` names the rows of the guess that each local step sees."""
+
+    images: int
+    batches: tuple[tuple[int, ...], ...]
+    sgd: Sgd
+
+
+@dataclass(frozen=True)
+class Target:
+    """The problem an attack solves. ``flat`` is the target gradient, zero outside ``support`` (None: all compared).
+
+    ``network``: the module with its derivatives by hand, None where only autograd knows them. ``bf16``: convolutions,
+    and under autograd matrix products, in bfloat16."""
+
+    module: nn.Module
+    params: Tree
+    buffers: Tree
+    mask: Mask | None
+    flat: Tensor
+    support: Tensor | None
+    plan: Plan
+    network: Network | None = None
+    bf16: bool = False
+
+
+def check_tree(kind: str, tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Raise ``AttackError`` that names what ``tree`` has too much, too little or in another shape."""
+    missing, extra = sorted(like.keys() - tree.keys()), sorted(tree.keys() - like.keys())
+    if missing or extra:
+        raise AttackError(f"{kind} do not fit the model: missing {missing[:3]}, unknown {extra[:3]}")
+    for name, tensor in tree.items():
+        if tensor.shape != like[name].shape:
+            raise AttackError(f"{kind}: {name} is {tuple(tensor.shape)}, the model has {tuple(like[name].shape)}")
+
+
+def check_view(view: ServerView, module: nn.Module) -> None:
+    """Raise ``AttackError`` unless every tree of the view has the names and shapes of the model, and is finite."""
+    like = dict(module.named_parameters())
+    for kind in ("params", "update", "mask", "shared"):
+        if (tree := getattr(view, kind)) is not None:
+            check_tree(kind, tree, like)
+    if view.importance is not None:  # of the weights that a scheme may prune, not of all
+        check_tree("importance", view.importance, {n: like[n] for n in view.importance if n in like})
+    for kind in ("buffers", "received_buffers"):
+        tree = getattr(view, kind)
+        check_tree(kind, tree, {name: buffer for name, buffer in module.named_buffers() if name in tree})
+    for kind in ("params", "update", "buffers", "received_buffers"):
+        if not all_finite(getattr(view, kind)):
+            raise AttackError(f"{kind} of the view are not finite")
+
+
+def plan_of(view: ServerView, max_images: int) -> Plan:
+    """How many images to guess and how the client is taken to have trained on them.
+
+    >>> view = ServerView({}, {}, steps=2, batch_size=3, num_examples=4, learning_rate=0.1)
+    >>> plan_of(view, max_images=64).batches
+    ((0, 1, 2), (3, 0, 1))
+    >>> plan_of(view, max_images=2).batches
+    ((0,), (1,))
+    """
+    steps = view.steps or 1
+    if view.learning_rate is None and (steps > 1 or view.weight_decay):
+        raise AttackError("several local steps or weight decay cannot be matched without the client's learning rate")
+    known = view.num_examples if view.num_examples is not None else math.inf
+    known = min(known, len(view.labels)) if view.labels is not None else known
+    batch = view.batch_size if view.batch_size is not None else known if steps == 1 else math.inf
+    size = min(batch, known)
+    if not 1 <= size < math.inf:
+        raise AttackError("the view tells no number of images: it needs batch_size, num_examples or labels")
+    kept = min(steps, max_images)
+    size = int(size) if steps * size <= max_images else max(1, min(int(size), max_images // kept))
+    images = int(min(kept * size, known))
+    rows = [tuple((step * size + i) % images for i in range(size)) for step in range(kept)]
+    rate = (view.learning_rate or 1.0) * steps / kept
+    return Plan(images, tuple(rows), Sgd(rate, view.momentum, view.weight_decay))
+
+
+def target_gradient(view: ServerView) -> Tree:
+    """-update / (learning rate * steps), less the weight decay where one step makes that exact."""
+    steps, rate = view.steps or 1, view.learning_rate or 1.0
+    gradient = {name: tensor.float() / (-rate * steps) for name, tensor in view.update.items()}
+    if steps > 1 or not view.weight_decay:
+        return gradient
+    return {name: g - view.weight_decay * view.params[name].float() for name, g in gradient.items()}
+
+
+def recovered_support(view: ServerView) -> Mask:
+    """Where values arrived, as far as the server can tell."""
+    return view.shared if view.shared is not None else {name: u != 0 for name, u in view.update.items()}
+
+
+def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:
+    """The matching problem; ``module`` is put in the client's training mode, but for what draws at random there
+    (dropout, a variational bottleneck): the draw is unknown, its mean is what an attack can use."""
+    check_view(view, module)
+    module.train()
+    for layer in module.modules():
+        if isinstance(layer, _DropoutNd | Bottleneck):
+            layer.eval()
+    support = recovered_support(view)
+    flat = flatten(apply_mask(target_gradient(view), support).values())
+    if not bool(flat.any()):
+        raise AttackError("nothing arrived: the update is zero wherever it was shared")
+    seen = flatten(support[name] for name in view.update)  # by the update's order, whatever the mask's
+    compared = None if not mask_aware or bool(seen.all()) else seen.to(flat.dtype)
+    params = {name: view.params[name].detach().clone().requires_grad_() for name in view.update}
+    # Batch norm writes into the buffers it is given, its integer counter included, so all are copied for each step.
+    buffers = {n: b.detach().to(flat.device) for n, b in module.named_buffers()} | dict(view.buffers)
+    plan, network = plan_of(view, max_images), network_of(module, bf16)
+    return Target(module, params, buffers, view.mask, flat, compared, plan, network, bf16)
+
+
+def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor) -> Tree:
+    """Gradient of the mean cross-entropy at ``params``; differentiable in x, y (labels or probabilities) and params."""
+    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=target.bf16):
+        logits = functional_call(target.module, (params, buffers), (x,))
+    loss = cross_entropy(logits.to(x.dtype), y)
+    gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(params, gradients, strict=True))
+
+
+def dummy_gradient(target: Target, x: Tensor, y: Tensor) -> list[Tensor]:
+    """What the guess x [N, C, H, W], y [N] or [N, K] would have sent, one tensor per parameter, with its graph."""
+    plan = target.plan
+    if len(plan.batches) == 1:
+        return list(step_gradient(target, target.params, x, y).values())
+    params = target.params
+    velocity: Tree = {}
+    for rows in plan.batches:
+        gradient = step_gradient(target, params, x[list(rows)], y[list(rows)])
+        params, velocity = sgd_step(params, gradient, velocity, plan.sgd, target.mask)
+    scale = 1 / (plan.sgd.learning_rate * len(plan.batches))
+    return [(target.params[name] - params[name]) * scale for name in params]

@@ -1,0 +1,187 @@
+"""Descents that can be stopped and taken up again: what a long attack keeps on disk.
+
+A ``Shelf`` is a folder with one safetensors file for each descent of an attack: its variables, its optimizer's state
+and the best guess so far, every ``every`` iterations, or its answer when it is over. An attack that is started again
+with the same folder draws the same starts, skips what is over and goes on where it stopped; the answer is equal to the
+last bit to that of an attack that was never stopped. Files are written atomically, readable by their owner only: they
+hold reconstructions. A folder of another attack (other settings, target or starts) is refused.
+
+Errors: ``AttackError`` for a file that cannot be read or belongs to something else.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from prunella.core.errors import AttackError
+from prunella.core.files import read_tree, write_tree
+from prunella.core.trees import Tree
+from prunella.core.types import Reconstruction
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.optim import Optimizer
+
+FORMAT = "prunella.descent.v1"
+EVERY = 50  # iterations between two savings; fewer where they are long
+
+
+def fingerprint(settings: object, tensors: Iterable[Tensor]) -> str:
+    """A digest of what makes a descent what it is."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for tensor in tensors:
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Progress(Protocol):
+    """What a descent remembers of a guess: the best answer so far, and how long there was no better one."""
+
+    best: Reconstruction
+    stale: int
+    mark: float
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What is written down of a running descent: its optimizer and variables, and the ``Progress`` of every guess."""
+
+    optimizer: Optimizer
+    variables: Sequence[Tensor]
+    progress: Sequence[Progress]
+
+    def pack(self) -> tuple[Tree, dict[str, Any]]:
+        tree: Tree = {f"variable/{i}": v for i, v in enumerate(self.variables)}
+        numbers: dict[str, Any] = {}
+        for i, variable in enumerate(self.variables):
+            for key, value in self.optimizer.state.get(variable, {}).items():
+                if key == "al":  # L-BFGS's scratch
+                    continue
+                parts = list(enumerate(value)) if isinstance(value, list) else [(-1, value)]
+                for j, part in parts:
+                    if isinstance(part, Tensor):
+                        tree[f"optimizer/{i}/{key}/{j}"] = part
+                    else:
+                        numbers[f"{i}/{key}"] = part
+                if isinstance(value, list) and not value:
+                    numbers[f"{i}/{key}"] = []
+        for i, each in enumerate(self.progress):
+            tree[f"best/{i}/x"] = each.best.x
+            if each.best.y is not None:
+                tree[f"best/{i}/y"] = each.best.y
+        told = [[p.best.objective, p.best.iterations, p.stale, p.mark] for p in self.progress]
+        return tree, {"numbers": numbers, "progress": told, "rate": self.optimizer.param_groups[0]["lr"]}
+
+    def unpack(self, tree: Tree, plain: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for i, variable in enumerate(self.variables):
+                variable.copy_(tree[f"variable/{i}"])
+        for key, number in plain["numbers"].items():
+            at, name = key.split("/")
+            self.optimizer.state[self.variables[int(at)]][name] = number
+        listed: dict[tuple[int, str], dict[int, Tensor]] = {}
+        for key, tensor in tree.items():
+            if key.startswith("optimizer/"):
+                _, at, name, part = key.split("/")
+                # A copy: sums of vectors that lie otherwise in memory, as in a file, end in other bits.
+                listed.setdefault((int(at), name), {})[int(part)] = tensor.clone()
+        for (place, name), parts in listed.items():
+            whole = parts[-1] if -1 in parts else [parts[j] for j in sorted(parts)]
+            self.optimizer.state[self.variables[place]][name] = whole
+        self.optimizer.param_groups[0]["lr"] = plain["rate"]
+        for i, (each, (objective, iterations, stale, mark)) in enumerate(
+            zip(self.progress, plain["progress"], strict=True)
+        ):
+            each.best = Reconstruction(tree[f"best/{i}/x"], tree.get(f"best/{i}/y"), objective, iterations)
+            each.stale, each.mark = stale, mark
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The file of one descent. ``path`` None keeps nothing; ``tell`` hears of every iteration."""
+
+    path: Path | None = None
+    about: str = ""
+    every: int = EVERY
+    tell: Callable[[int, float], None] | None = None
+
+    def _read(self) -> tuple[Tree, dict[str, Any]] | None:
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            tree, metadata = read_tree(self.path)
+            plain = json.loads(metadata.get("descent", "null"))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise AttackError(f"{self.path.name} is no descent that can be taken up: {type(error).__name__}") from None
+        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+            raise AttackError(f"{self.path.name} is a safetensors file, but not a {FORMAT}")
+        if plain["about"] != self.about:
+            raise AttackError(
+                f"{self.path.name} belongs to an attack with other settings, another view or other starts"
+            )
+        return tree, plain
+
+    def _write(self, tree: Tree, plain: dict[str, Any]) -> None:
+        if self.path is not None:
+            told = {**plain, "format": FORMAT, "about": self.about}
+            write_tree(self.path, {k: t.detach().clone() for k, t in tree.items()}, {"descent": json.dumps(told)})
+
+    def over(self) -> list[Reconstruction] | None:
+        """The answers, where the descent is over."""
+        found = self._read()
+        if found is None or not found[1]["over"]:
+            return None
+        tree, plain = found
+        return [
+            Reconstruction(tree[f"best/{i}/x"], tree.get(f"best/{i}/y"), objective, iterations)
+            for i, (objective, iterations, _, _) in enumerate(plain["progress"])
+        ]
+
+    def take_up(self, descent: Descent) -> tuple[int, list[int] | None]:
+        """Put ``descent`` where it stopped; its iteration, and which guesses were still open (None: all, a new one)."""
+        found = self._read()
+        if found is None:
+            return 0, None
+        descent.unpack(*found)
+        return int(found[1]["iteration"]), list(found[1]["open"])
+
+    def keep(self, descent: Descent, iteration: int, open_: Iterable[int]) -> None:
+        """Called before every iteration: it is told, and every so often what would be lost is written down."""
+        if self.tell is not None:
+            self.tell(iteration, min(each.best.objective for each in descent.progress))
+        if self.path is None or iteration == 0 or iteration % self.every:
+            return
+        tree, plain = descent.pack()
+        self._write(tree, {**plain, "iteration": iteration, "open": sorted(open_), "over": False})
+
+    def finish(self, descent: Descent) -> None:
+        if self.path is None:
+            return
+        tree, plain = descent.pack()
+        best = {key: tensor for key, tensor in tree.items() if key.startswith("best/")}
+        self._write(best, {"progress": plain["progress"], "over": True})
+
+
+@dataclass
+class Shelf:
+    """The slots of one attack, in the order of its descents. ``tell`` hears of every iteration: the number of the
+    descent, that of the iteration, and the lowest objective so far."""
+
+    folder: Path | None = None
+    every: int = EVERY
+    used: int = 0
+    tell: Callable[[int, int, float], None] | None = None
+
+    def slot(self, settings: object, tensors: Iterable[Tensor]) -> Slot:
+        """The slot of the next descent."""
+        number, self.used = self.used, self.used + 1
+        tell = None if self.tell is None else partial(self.tell, number)
+        if self.folder is None:
+            return Slot(tell=tell)
+        path = self.folder / f"descent-{number:03d}.safetensors"
+        return Slot(path, fingerprint(settings, tensors), self.every, tell)

@@ -1,0 +1,1 @@
+"""How like the original a reconstruction is, and what that is worth."""

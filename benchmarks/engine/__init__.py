@@ -1,0 +1,1 @@
+"""How claims are run, judged and stored."""

@@ -1,0 +1,41 @@
+"""Finished measurements on disk, one JSON file each, by a digest of all their settings: stopped programs take up again.
+
+>>> import tempfile
+>>> cache = Cache(Path(tempfile.mkdtemp()), version=1)
+>>> cache.get({"seed": 0}, lambda: {"psnr": 31.0}), cache.get({"seed": 0}, lambda: {"psnr": 0.0})
+({'psnr': 31.0}, {'psnr': 31.0})
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prunella.core.files import write_json
+
+Row = dict[str, Any]
+
+
+class Cache:
+    """A folder of cells. ``version`` is of what a cell means: a change forgets the cells of before."""
+
+    def __init__(self, folder: Path, version: int) -> None:
+        self.folder, self.version = folder, version
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, about: Mapping[str, Any]) -> Path:
+        """Where the cell of these settings stands. Settings are JSON: ``TypeError`` for anything else."""
+        text = json.dumps({"version": self.version, **about}, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def has(self, about: Mapping[str, Any]) -> bool:
+        return self.path(about).exists()
+
+    def get(self, about: Mapping[str, Any], make: Callable[[], Row]) -> Row:
+        """The cell of these settings, made when it is not there; it appears whole or not at all."""
+        path = self.path(about)
+        if not path.exists():
+            write_json(path, {"about": about, "cell": make()})
+        cell: Row = json.loads(path.read_text())["cell"]
+        return cell

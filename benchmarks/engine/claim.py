@@ -1,0 +1,143 @@
+"""A claim of a paper, declared once: what it says, what was published, what to measure, when it counts as holding.
+
+A *cell* is one measurement at some settings and one seed; it gives metrics by series (``{"dgp": {"mb": 52.2}}``). A
+*point* is one series at one setting over all seeds.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from prunella.benchmarks.engine.verdict import Verdict
+
+Size = Literal["small", "paper"]
+SIZES: tuple[Size, ...] = ("small", "paper")
+Settings = dict[str, Any]
+Found = dict[str, dict[str, float]]
+Label = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column: its key in what a cell gives, its heading and how many digits are printed.
+
+    ``published`` has the paper's number for a point's label; a label it lacks was not published.
+    """
+
+    key: str
+    heading: str
+    digits: int = 2
+    published: Mapping[Label, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a cell is made: settings, seed and a folder of local datasets (or None) to metrics by series.
+
+    ``name`` and ``version`` are in a cell's digest, so that claims share cells. ``control`` turns a cell's settings
+    into those of its positive control, and ``works`` says whether that succeeded; None: nothing here is an attack.
+    """
+
+    name: str
+    make: Callable[[Settings, int, Path | None], Found]
+    version: int = 1
+    control: Callable[[Settings], Settings] | None = None
+    works: Callable[[Found], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The cells of one size. ``note`` says how it departs from the paper's setting."""
+
+    cells: tuple[Settings, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One series at one setting. ``label`` are the settings named in ``Experiment.keys`` and the series, as text."""
+
+    label: Label
+    values: Mapping[str, tuple[float, ...]]
+    control: bool = True
+
+    def mean(self, metric: str) -> float:
+        return statistics.fmean(self.values[metric])
+
+    def spread(self, metric: str) -> float:
+        """Standard deviation over seeds."""
+        found = self.values[metric]
+        return statistics.stdev(found) if len(found) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines of ``metric`` over the label's entry ``x``, or bars where ``x`` is None; ``split``: a panel per value of
+    that entry of the label."""
+
+    metrics: tuple[str, ...]
+    x: int | None = None
+    x_name: str = ""
+    split: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What runs: ``keys`` are the settings that tell points apart, ``series`` the name of the column of series."""
+
+    measure: Measure
+    sweeps: Mapping[Size, Sweep]
+    keys: tuple[str, ...]
+    series: str
+    metrics: tuple[Metric, ...]
+    plot: Plot
+    judge: Callable[[Sequence[Point]], Verdict]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``published`` is what stands in the paper, in words; its numbers are with the metrics."""
+
+    name: str
+    paper: str
+    where: str
+    says: str
+    published: str
+    experiment: Experiment
+    remarks: tuple[str, ...] = ()
+
+    def sizes(self) -> tuple[Size, ...]:
+        return tuple(size for size in SIZES if size in self.experiment.sweeps)
+
+    def datasets(self, size: Size) -> list[str]:
+        """The images a size is measured on, as its cells name them."""
+        return sorted({str(cell["dataset"]) for cell in self.experiment.sweeps[size].cells if "dataset" in cell})
+
+    def needs(self, size: Size) -> str:
+        """Its images, and whether it wants a GPU."""
+        found = [", ".join(self.datasets(size)) or "no images", *(["wants a GPU"] if size == "paper" else [])]
+        return "; ".join(found)
+
+
+def numbers(text: str) -> dict[Label, float]:
+    """A table as it stands in a paper: columns in the first line, then a row a line; "-" is not published.
+
+    Labels may not contain blanks. Raises ``ValueError`` for a row of the wrong length or what is no number.
+
+    >>> numbers('''
+    ...       dgp  top-k
+    ... lenet 1.5  -
+    ... ''')
+    {('lenet', 'dgp'): 1.5}
+    """
+    lines = [line.split() for line in text.strip().splitlines()]
+    heads, found = lines[0], {}
+    for row in lines[1:]:
+        if len(row) != len(heads) + 1:
+            raise ValueError(f"row {row[0]} has {len(row) - 1} numbers, not {len(heads)}")
+        found |= {(row[0], head): float(cell) for head, cell in zip(heads, row[1:], strict=True) if cell != "-"}
+    return found

@@ -1,0 +1,297 @@
+"""A measured claim as files: a page, a plot and a JSON, and the list of all claims.
+
+Colours are Okabe and Ito's, which colour-blind eyes tell apart; lines differ in marker and dash too, bars in hatching,
+so that a print in grey is enough.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prunella.benchmarks.engine.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Size
+from prunella.benchmarks.engine.verdict import Verdict
+from prunella.core.errors import ConfigError
+from prunella.core.files import write_atomically
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+
+
+@dataclass(frozen=True)
+class Result:
+    """``seconds`` is the time of all cells, those kept from earlier runs included."""
+
+    claim: Claim
+    size: Size
+    points: Sequence[Point]
+    verdict: Verdict
+    seconds: float
+    machine: dict[str, Any]
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.claim.experiment
+
+
+def listing(claims: Iterable[Claim]) -> str:
+    """All claims: name, sizes it runs at and what they need, where it stands, what it says and what was published."""
+    lines = []
+    for claim in claims:
+        sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
+        lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
+        lines.append(f"    published: {claim.published}")
+    return "\n".join(lines)
+
+
+def number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
+
+
+def as_printed(value: float, digits: int) -> str:
+    """A published number with no more digits than it has.
+
+    >>> as_printed(0.44, 4), as_printed(40.0, 1)
+    ('0.44', '40')
+    """
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def cell(point: Point, metric: Metric) -> str:
+    """Mean and spread, and the published number beside it where there is one.
+
+    >>> cell(Point(("a",), {"x": (1.0, 3.0)}), Metric("x", "x", 1, {("a",): 2.5}))
+    '2.0 ± 1.4 (2.5)'
+    """
+    if metric.key not in point.values:
+        return ""
+    spread = point.spread(metric.key)
+    text = number(point.mean(metric.key), metric.digits)
+    text += f" ± {number(spread, metric.digits)}" if math.isfinite(spread) else ""
+    published = metric.published.get(point.label)
+    return text + (f" ({as_printed(published, metric.digits)})" if published is not None else "")
+
+
+def table(result: Result) -> str:
+    """Measured mean ± standard deviation over seeds, published in brackets."""
+    experiment = result.experiment
+    heads = [*experiment.keys, experiment.series]
+    heads += [metric.heading + (" (published)" if metric.published else "") for metric in experiment.metrics]
+    rows = []
+    for point in result.points:
+        row = [*point.label, *(cell(point, metric) for metric in experiment.metrics)]
+        rows.append(row if point.control else [*row[:-1], f"{row[-1]} **control failed**"])
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
+    """Every setting but ``keys``, which the table has, and ``arm``, the name of a series; with all values it takes.
+
+    >>> described([{"model": "lenet", "steps": 4, "seed": 0}, {"model": "cnn", "steps": 1, "seed": 0}], ["model"])
+    {'steps': '4 or 1', 'seed': '0'}
+    """
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        for key, value in cell.items():
+            known = found.setdefault(key, [])
+            known += [str(value)] if str(value) not in known and value != {} else []
+    return {key: " or ".join(values) for key, values in found.items() if key not in (*keys, "arm") and values}
+
+
+def page(result: Result, plot: str) -> str:
+    """The page of a claim, Markdown."""
+    claim, experiment = result.claim, result.experiment
+    sweep = experiment.sweeps[result.size]
+    said = described(sweep.cells, experiment.keys)
+    box = result.machine
+    seeds = ", ".join(str(seed) for seed in sweep.seeds)
+    parts = [
+        f"# {claim.name}: {claim.says}",
+        f"{claim.paper}, {claim.where}. Published: {claim.published}.",
+        f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
+        f"![{claim.name}: measured]({plot})",
+        f"Mean ± standard deviation over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",
+        table(result),
+        "## Settings",
+        f"`prunella reproduce {claim.name} --size {result.size}`",
+        sweep.note,
+        "\n".join(f"* {key}: {value}" for key, value in said.items()),
+        "Remarks:" if claim.remarks else "",
+        "\n".join(f"* {remark}" for remark in claim.remarks),
+        f"Took {result.seconds:.0f} s in all cells, on {box['processors']} shared CPU cores with a load of "
+        f"{box['load']:.0f}, {box['threads']} threads, Python {box['python']}; images from {box['data']}.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _groups(result: Result, split: int | None) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for point in result.points:
+        found.setdefault("" if split is None else point.label[split], []).append(point)
+    return found
+
+
+def _curves(points: Sequence[Point], plot: Plot) -> dict[Label, list[Point]]:
+    """Points by what tells lines apart."""
+    found: dict[Label, list[Point]] = {}
+    for point in points:
+        found.setdefault(tuple(p for i, p in enumerate(point.label) if i not in (plot.x, plot.split)), []).append(point)
+    return found
+
+
+def _lines(axes: Any, points: Sequence[Point], metric: Metric, plot: Plot, names: Sequence[Label]) -> None:
+    """One line a series, in the style of its place in ``names``, error bars of one standard deviation; published
+    numbers as crosses."""
+    x, seen = plot.x or 0, False
+    for name, curve in _curves(points, plot).items():
+        i = names.index(name)
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        xs = [float(point.label[x]) for point in curve]
+        means, spreads = [p.mean(metric.key) for p in curve], [p.spread(metric.key) for p in curve]
+        text = ", ".join(name) or "measured"
+        axes.errorbar(xs, means, spreads, capsize=3, linestyle=DASHES[i % len(DASHES)], label=text, **style)
+        known = [(float(p.label[x]), metric.published[p.label]) for p in curve if p.label in metric.published]
+        if known:
+            axes.plot(*zip(*known, strict=True), "kx", label=None if seen else "published", markersize=8)
+            seen = True
+
+
+def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None, series: Sequence[str]) -> None:
+    """One bar a point, published numbers as crosses. Where more than the series tells points apart, the bars of a
+    series have the colour of its place in ``series``, which is that of all panels, and those of one setting stand
+    together; else every bar has its own."""
+    rests = [tuple(part for i, part in enumerate(p.label) if i != split) for p in points]
+    grouped = any(len(rest) > 1 for rest in rests)
+    groups = list(dict.fromkeys(rest[:-1] for rest in rests)) if grouped else []
+    there = {group: [rest[-1] for rest in rests if rest[:-1] == group] for group in groups}
+    wide = 0.8 / max((len(names) for names in there.values()), default=1)
+    for i, (point, rest) in enumerate(zip(points, rests, strict=True)):
+        kind, beside = (series.index(rest[-1]), there[rest[:-1]]) if grouped else (i, [])
+        middle = (len(beside) - 1) / 2
+        x = groups.index(rest[:-1]) + (beside.index(rest[-1]) - middle) * wide if grouped else float(i)
+        style = {"color": COLOURS[kind % len(COLOURS)], "hatch": HATCHES[kind % len(HATCHES)], "edgecolor": "white"}
+        named = grouped and all(other[-1] != rest[-1] for other in rests[:i])
+        spread = point.spread(metric.key)
+        text = rest[-1] if named else None
+        error = spread if math.isfinite(spread) else None
+        axes.bar(x, point.mean(metric.key), wide, yerr=error, capsize=1.5 if grouped else 3, label=text, **style)
+        if point.label in metric.published:
+            first = not any(p.label in metric.published for p in points[:i])
+            text = "published" if first else None
+            axes.plot(x, metric.published[point.label], "kx", markersize=9, markeredgewidth=2, label=text)
+    names = [", ".join(group) for group in groups] if grouped else [", ".join(rest) for rest in rests]
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+
+
+def _width(groups: dict[str, list[Point]], bars: bool) -> float:
+    """Inches of all panels: room for every bar."""
+    most = max(len(points) for points in groups.values())
+    return len(groups) * max(2.3, 0.2 * most if bars else 0.0)
+
+
+def draw(result: Result, path: Path) -> None:
+    """The plot: a row a metric, a panel a group."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    plot = result.experiment.plot
+    metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
+    groups = _groups(result, plot.split)
+    share: Any = "row" if plot.x is not None else False
+    series = list(dict.fromkeys(point.label[-1] for point in result.points))
+    figure = Figure(figsize=(max(4.0, _width(groups, plot.x is None)), 2.6 * len(metrics)), layout="constrained")
+    panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=share)
+    for row, metric in zip(panels, metrics, strict=True):
+        for axes, (name, points) in zip(row, groups.items(), strict=True):
+            shown = [point for point in points if metric.key in point.values]
+            if plot.x is None:
+                _bars(axes, shown, metric, plot.split, series)
+            else:
+                _lines(axes, shown, metric, plot, list(_curves(result.points, plot)))
+                axes.set_xlabel(plot.x_name, fontsize=9)
+            axes.set_title(name, fontsize=10)
+            axes.grid(axis="y", alpha=0.3)
+            axes.tick_params(labelsize=8)
+        row[0].set_ylabel(metric.heading, fontsize=9)
+    named: dict[str, Any] = {}
+    for axes in panels.flat:
+        named |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if named:
+        figure.legend(list(named.values()), list(named), loc="outside right upper", fontsize=8)
+    with rc_context({"svg.hashsalt": result.claim.name}):
+        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=_undated(path))
+
+
+def _undated(path: Path) -> dict[str, Any]:
+    """No date in the picture: the same numbers give the same file."""
+    return {"Date": None} if path.suffix == ".svg" else {}
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Every number, seed by seed, with settings, verdict and machine."""
+    experiment = result.experiment
+    sweep, metrics = experiment.sweeps[result.size], experiment.metrics
+    return {
+        "claim": result.claim.name,
+        "size": result.size,
+        "verdict": result.verdict.word,
+        "reason": result.verdict.reason,
+        "settings": sweep.cells,
+        "seeds": sweep.seeds,
+        "points": [
+            {
+                "label": point.label,
+                "control": point.control,
+                "values": point.values,
+                "published": {m.key: m.published[point.label] for m in metrics if point.label in m.published},
+            }
+            for point in result.points
+        ],
+        "seconds": result.seconds,
+        "machine": result.machine,
+    }
+
+
+def from_json(found: dict[str, Any], claim: Claim) -> Result:
+    """The result that ``as_json`` was given, so that its page can be written anew. Raises ``ConfigError`` where the
+    claim has other cells or seeds by now: its numbers are no longer those of its settings."""
+    size: Size = found["size"]
+    sweep = claim.experiment.sweeps.get(size)
+    now = [] if sweep is None else [sweep.cells, sweep.seeds]
+    if json.loads(json.dumps(now)) != [found["settings"], found["seeds"]]:
+        raise ConfigError(f"{claim.name} was measured at other settings than it has now: measure it again")
+    points = [
+        Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
+        for row in found["points"]
+    ]
+    verdict = Verdict(found["verdict"], found["reason"])
+    return Result(claim, size, points, verdict, found["seconds"], found["machine"])
+
+
+def stem(name: str, size: str) -> str:
+    """What the files of a claim are called: a size other than small is in it.
+
+    >>> stem("D3", "small"), stem("paper.table:MINE", "paper")
+    ('D3', 'MINE-paper')
+    """
+    short = name.rpartition(":")[2]
+    return short if size == "small" else f"{short}-{size}"
+
+
+def write(result: Result, out: Path) -> list[Path]:
+    """The files of a claim."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = stem(result.claim.name, result.size)
+    paths = [out / f"{name}.{suffix}" for suffix in ("md", "svg", "png", "json")]
+    markdown, svg, png, data = paths
+    draw(result, svg)
+    draw(result, png)
+    write_atomically(markdown, lambda p: p.write_text(page(result, svg.name), encoding="utf-8"), 0o644)
+    text = json.dumps(as_json(result), indent=1)
+    write_atomically(data, lambda p: p.write_text(text + "\n", encoding="utf-8"), 0o644)
+    return paths

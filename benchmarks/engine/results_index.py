@@ -1,0 +1,78 @@
+"""The list of what was measured, ``README.md`` of the results, made from the JSON file of every claim.
+
+A claim without a file is listed as not measured yet.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunella.benchmarks.engine.claim import SIZES, Claim
+from prunella.benchmarks.engine.results import from_json, stem, write
+from prunella.core.files import write_atomically
+
+HEAD = """# The papers' claims, measured again
+
+Every page has the verdict with its reason, the table with published numbers beside ours, the plot, settings and
+seeds; every number stands in the JSON beside it. Rules are fixed before a measurement and are the same for every claim:
+*holds*, every comparison came out as the paper says; *holds in trend*, the direction is right and single comparisons
+are not; *does not hold*; *not judged*, the positive control of an attack failed. Sizes are small: another data set,
+model or length of training than the paper's where the page says so. `prunella reproduce CLAIM` measures one again.
+
+"""
+
+
+def found(claim: Claim, folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The pages and JSON of a claim, one for each size that was measured."""
+    names = [stem(claim.name, size) for size in SIZES]
+    return [
+        (name, json.loads((folder / f"{name}.json").read_text()))
+        for name in names
+        if (folder / f"{name}.json").exists()
+    ]
+
+
+def rows(claim: Claim, folder: Path) -> list[str]:
+    """A line of the table for every size measured, or one that says why there is none."""
+    measured = found(claim, folder)
+    if not measured:
+        return [f"| {claim.name} | {claim.where} | {claim.says} | not measured yet |"]
+    return [
+        f"| [{name}]({name}.md) | {claim.where} | {claim.says} | **{row['verdict']}**: {row['reason']} |"
+        for name, row in measured
+    ]
+
+
+def counts(claims: Sequence[Claim], folder: Path) -> str:
+    """How many claims came out how, in words."""
+    words = [row["verdict"] for claim in claims for _, row in found(claim, folder)[:1]]
+    parts = [f"{word} {words.count(word)}" for word in sorted(set(words), key=lambda w: (-words.count(w), w))]
+    return f"{len(words)} of {len(claims)} claims measured" + (f": {', '.join(parts)}" if parts else "") + "."
+
+
+def index(claims: Iterable[Claim], folder: Path) -> str:
+    """The list, Markdown, a table for every paper; a paper's own page is linked where there is one."""
+    every = list(claims)
+    parts = [HEAD + counts(every, folder)]
+    for paper in dict.fromkeys(claim.paper for claim in every):
+        page = folder / f"{paper}.md"
+        title = f"## {paper}" + (f"\n\n[What held up, and what to choose]({page.name})" if page.exists() else "")
+        lines = ["| claim | where | says | verdict |", "|---|---|---|---|"]
+        lines += [row for claim in every if claim.paper == paper for row in rows(claim, folder)]
+        parts += [title, "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_pages(claims: Iterable[Claim], folder: Path) -> list[Path]:
+    """Every page and picture anew, from the JSON beside it; nothing is measured. Raises as ``from_json``."""
+    every = [from_json(row, claim) for claim in claims for _, row in found(claim, folder)]
+    return [path for result in every for path in write(result, folder)]
+
+
+def write_index(claims: Iterable[Claim], folder: Path) -> Path:
+    """``README.md`` of the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text, path = index(claims, folder), folder / "README.md"
+    write_atomically(path, lambda p: p.write_text(text, encoding="utf-8"), 0o644)
+    return path

@@ -1,0 +1,102 @@
+"""What the server sees of one local step of one client behind a defense chain, outside a federation.
+
+A ``Sender`` is a client that is about to train: a task, what it received (weights, mask, buffers), a chain by name with
+its settings by section, and the chain's state. ``seen`` takes it through ``strategies.round.local.local_update``, the
+code a real client runs, for one step of ``RATE`` on one batch. A data defense is fitted on ``pool``; one that learns
+(``LEARNS``) should be ``warmed`` with images that are not attacked. The leakage guard decides as it does in a client.
+
+Views know labels and batch size, and have no ``shared``: which coordinates arrived is read off the update, since zeros
+of gradient defenses are to be recovered from the values, too. Errors: those of the chain, ``DefenseError`` for an
+update that was withheld.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from prunella.attacks.guard import guarded
+from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.chain import ChainState, build_chain, present, start
+from prunella.privacy.leakage_guard import NAME as GUARD
+from prunella.privacy.leakage_guard import unguarded
+from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.tasks.data import Examples
+from prunella.tasks.task import Task
+from prunella.tasks.training import Sgd
+from torch import Tensor
+
+RATE = 0.1
+LEARNS = {"priprune"}
+Draw = Callable[[str], PrivateGenerator]  # fresh for a purpose: the same draws whenever it is asked
+
+
+def model_of(model: str, names: Sequence[str]) -> str:
+    """The model a chain runs on: ``precode`` needs its bottleneck in it.
+
+    >>> model_of("cnn", ["precode"]), model_of("cnn", ["dgp"])
+    ('precode-cnn', 'cnn')
+    """
+    return f"precode-{model}" if "precode" in names else model
+
+
+@dataclasses.dataclass(frozen=True)
+class Sender:
+    """A client about to train: see the module. ``task`` has the model the chain runs on."""
+
+    task: Task
+    procedure: Procedure
+    received: Received
+    state: ChainState
+
+
+class Seen(NamedTuple):
+    """What the server saw, and the batch [B, C, H, W] as the model was shown it."""
+
+    view: ServerView
+    shown: PrivateBatch
+
+
+def sender(task: Task, received: Received, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int) -> Sender:
+    """A client that received ``received`` and is to train on batches of ``batch`` images behind ``defenses``.
+
+    ``raw`` are settings by section (``{"channel-natural.kappa": 100.0}``); data defenses are fitted on ``pool`` [N, C,
+    H, W]. Raises ``ConfigError`` for unknown names and settings.
+    """
+    chain = build_chain(defenses.split(","), dict(raw))
+    state = start(chain, pool, received.params, {}, rehearsal(0, purpose="fit"))
+    return Sender(task, Procedure(task.build(), Sgd(RATE), chain, batch), received, state)
+
+
+def warmed(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
+    """After a round of one step on each of ``earlier``; the weights it receives stay those of ``one``."""
+    for turn, batch in enumerate(earlier):
+        done = local_update(one.procedure, one.received, iter([batch]), one.state, draw(turn))
+        one = dataclasses.replace(one, state=done.state)
+    return one
+
+
+def seen(one: Sender, private: Examples, draw: Draw) -> Seen:
+    """One step on ``private``. Drawn for ``defense`` and ``guard``."""
+    chain, state = one.procedure.chain, one.state
+    shown = present(chain, private.x, state, draw("defense"))
+    if chain.guard is not None:
+        state = {**state, GUARD: unguarded(state[GUARD])}
+    out = local_update(one.procedure, one.received, iter([private]), state, draw("defense"))
+    view = ServerView(
+        params=one.received.params,
+        update=out.outgoing.update,
+        buffers=one.received.buffers,
+        received_buffers=out.buffers,
+        num_examples=len(private),
+        labels=private.y,
+        steps=1,
+        batch_size=len(private),
+        learning_rate=one.procedure.sgd.learning_rate,
+        defenses=out.applied,
+    )
+    if chain.guard is not None:  # as the client does it: the attack that decides is seeded by the client
+        truth = PrivateBatch(private.x, private.y)
+        sent = guarded(out.outgoing, view, truth, one.task, chain.guard, draw("guard"))
+        view = dataclasses.replace(view, update=sent.update)
+    return Seen(view, PrivateBatch(shown, private.y))

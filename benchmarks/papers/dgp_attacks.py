@@ -1,0 +1,324 @@
+"""DGP's claims on privacy: Tables 1, 2, 5 and 6 of its paper, declared on small models, and Table 1 as printed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prunella.benchmarks.engine.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep, numbers
+from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, falls, worst
+from prunella.benchmarks.papers.defended import DEFENDED, NONE, TRAINING, behind, inverting, training
+
+PAPER = "DGP"
+UNRECOGNISED = 0.5
+LOST = 0.02
+
+# Table 1, SSIM on ResNet18. ATS here is the paper's ATS-T, the likeness to the image before the transformation.
+TABLE_1 = """
+                 r-gap ig    gradinversion rob
+none             0.965 0.954 0.918         0.933
+ats              0.870 0.566 0.563         0.514
+soteria          0.252 0.368 0.362         0.933
+precode          -     0.257 0.247         0.929
+gaussian         0.259 0.333 0.305         0.899
+top-k            0.249 0.769 0.697         0.038
+outpost          0.250 0.640 0.612         0.221
+dgp              0.248 0.287 0.199         0.051
+"""
+DEFENSES = (NONE, "ats", "soteria", "precode", "gaussian", "top-k", "outpost", "dgp")
+ATTACKS: dict[str, Settings] = {
+    "ig": inverting("cnn", "ig", 2, 1, 100),
+    "gradinversion": inverting("cnn", "gradinversion", 2, 1, 150),
+    "r-gap": inverting("lenet-zhu", "r-gap", 2),
+    "rob": inverting("prunella.attacks.rob:cnn", "rob", 8, 8),
+}
+PAPER_ATTACKS: dict[str, Settings] = {
+    "ig": inverting("resnet18", "ig", 7, 1, 2500),
+    "gradinversion": inverting("resnet18", "gradinversion", 7, 1, 2500),
+    "r-gap": inverting("lenet-zhu", "r-gap", 7),
+    "rob": inverting("prunella.attacks.rob:resnet18", "rob", 9, 9),
+}
+CANNOT = {("precode", "r-gap"), ("precode", "rob")}
+SMALL = training("cnn", rounds=10, learning_rate=0.1)
+EPOCHS = (
+    "10 clients, 100 epochs of batches of 32, one step a round; learning rate 0.1 for LeNet (Zhu) and 0.01 for the "
+    "others. The paper lowers the rate twice and has momentum, which starts anew in every round here: neither is set."
+)
+PRIVACY = "7 images a seed, 2500 iterations; Rob: one batch of 9. "
+SCORES = (
+    Metric("psnr", "PSNR in dB", 1),
+    Metric("rebuilt", "images from 20 dB", 2),
+)
+
+
+def epochs_100(model: str) -> Settings:
+    """The paper's training: see ``EPOCHS``."""
+    rate = 0.1 if model == "lenet-zhu" else 0.01
+    return training(model, clients=10, rounds=15_600, local_steps=1, batch_size=32, learning_rate=rate)
+
+
+def table_1() -> tuple[Settings, ...]:
+    """Every defense under every attack that can look at it on CIFAR-10, and one federation each on the digits."""
+    found = []
+    for defense in DEFENSES:
+        looked = [cell for name, cell in ATTACKS.items() if (defense, name) not in CANNOT]
+        found += [behind(cell, "cifar10", defense) for cell in looked]
+        found += [behind(SMALL, "digits", defense)]
+    return tuple(found)
+
+
+def paper_1() -> tuple[Settings, ...]:
+    """As ``table_1``, on ResNet18 and CIFAR-10 throughout."""
+    found = []
+    for defense in DEFENSES:
+        looked = [cell for name, cell in PAPER_ATTACKS.items() if (defense, name) not in CANNOT]
+        found += [behind(cell, "cifar10", defense) for cell in (*looked, epochs_100("resnet18"))]
+    return tuple(found)
+
+
+def kept(points: Sequence[Point], defense: str) -> tuple[bool, str]:
+    """Whether a defense's accuracy is within ``LOST``, or the spread if larger, of none's; taken to be where it was not
+    measured."""
+    by = {point.label: point for point in points}
+    if (defense, TRAINING) not in by:
+        return True, f"{defense}'s accuracy was not measured"
+    plain, own = by[NONE, TRAINING], by[defense, TRAINING]
+    allowed = max(LOST, plain.spread("accuracy"))
+    lost = plain.mean("accuracy") - own.mean("accuracy")
+    return lost <= allowed, f"{defense}'s accuracy {-lost:+.3f} against none, {allowed:.3f} allowed"
+
+
+def judge_table_1(points: Sequence[Point]) -> Verdict:
+    """A defense resists an attack when the mean SSIM is under ``UNRECOGNISED``, where the paper's words and numbers
+    agree for every defense of its table. Holds: DGP resists all four at the accuracy of none, every other fails one. In
+    trend: DGP resists all four at that accuracy and others do, too; or of the defenses that keep the accuracy, the
+    largest SSIM of any attack is least under DGP."""
+    ssim: dict[str, dict[str, float]] = {}
+    for point in points:
+        if point.label[1] != TRAINING:
+            ssim.setdefault(point.label[0], {})[point.label[1]] = point.mean("ssim")
+    fails = {name: [a for a, value in row.items() if value >= UNRECOGNISED] for name, row in ssim.items()}
+    accurate, text = kept(points, "dgp")
+    others = [name for name, attacks in fails.items() if not attacks and name not in (NONE, "dgp")]
+    rivals = [max(ssim[name].values()) for name in ssim if name not in (NONE, "dgp") and kept(points, name)[0]]
+    least = max(ssim["dgp"].values()) <= min(rivals, default=1.0)
+    named = "; ".join(f"{name}: {', '.join(attacks) or 'no attack'}" for name, attacks in fails.items())
+    reason = f"SSIM of {UNRECOGNISED} or more under {named}; {text}"
+    if accurate and not fails["dgp"]:
+        return Verdict(TREND if others else HOLDS, reason)
+    return Verdict(TREND if accurate and least else NOT, reason)
+
+
+def shares(total: float, ratio: float) -> dict[str, float]:
+    """k1 and k2 from their sum and p = k1 / k2.
+
+    >>> {name: round(share, 3) for name, share in shares(0.8, 1 / 15).items()}
+    {'dgp.top': 0.05, 'dgp.bottom': 0.75}
+    """
+    return {"dgp.top": round(total * ratio / (1 + ratio), 6), "dgp.bottom": round(total / (1 + ratio), 6)}
+
+
+TOTALS, RATIOS = (0.48, 0.8, 0.96), {"1/15": 1 / 15, "1/7": 1 / 7, "1/3": 1 / 3}
+
+
+def table_2(size: Size) -> tuple[Settings, ...]:
+    """k1 + k2 at p = 1/15 under Rob, p at 80 % under IG, and a federation each."""
+    small = size == "small"
+    attacks = {**ATTACKS, "rob": {**ATTACKS["rob"], "images": 16}, "ig": {**ATTACKS["ig"], "images": 4}}
+    trained, images = (SMALL, "digits") if small else (epochs_100("resnet18"), "cifar10")
+    chosen: list[tuple[str, float, Mapping[str, Any], str]] = []
+    chosen += [("k1 + k2", total, shares(total, 1 / 15), "rob") for total in TOTALS]
+    chosen += [("p", round(ratio, 3), shares(0.8, ratio), "ig") for ratio in RATIOS.values()]
+    found = []
+    for swept, value, raw, attack in chosen:
+        named = {"swept": swept, "value": value}
+        cell = (attacks if small else PAPER_ATTACKS)[attack]
+        found += [{**behind(cell, "cifar10", "dgp", raw), **named}, {**behind(trained, images, "dgp", raw), **named}]
+    return tuple(found)
+
+
+def judge_table_2(points: Sequence[Point]) -> Verdict:
+    """SSIM falls with k1 + k2 under Rob and with p under IG. Accuracy is reported and not judged: the published
+    differences are half a point, which a federation of this size does not resolve."""
+    parts = []
+    for swept, attack in (("k1 + k2", "rob"), ("p", "ig")):
+        mine = [p for p in points if p.label[0] == swept and p.label[2] == attack]
+        parts.append(falls({attack: [(float(p.label[1]), p.mean("ssim"), p.spread("ssim")) for p in mine]}, "SSIM"))
+    for swept in ("k1 + k2", "p"):
+        runs = [p for p in points if p.label[0] == swept and p.label[2] == TRAINING]
+        means = ", ".join(f"{p.mean('accuracy'):.3f}" for p in runs)
+        parts.append(Verdict(HOLDS, f"accuracy over {swept}, not judged: {means}"))
+    return worst(parts)
+
+
+def table_5() -> tuple[Settings, ...]:
+    """Rob on two models and IG on one, with and without DGP, on CIFAR-10."""
+    found = []
+    for name, attack in (("lenet-zhu", "rob"), ("resnet18", "rob"), ("lenet-zhu", "ig")):
+        model = f"prunella.attacks.rob:{name.replace('-', '_')}" if attack == "rob" else name
+        patient = {**inverting(model, "ig", 2, 1, 1200), "tolerance": 1e-9}
+        cell = inverting(model, "rob", 8, 8) if attack == "rob" else patient
+        found += [{**behind(cell, "cifar10", defense), "architecture": name} for defense in (NONE, "dgp")]
+    return tuple(found)
+
+
+def paper_5() -> tuple[Settings, ...]:
+    """Rob on three models and IG on four."""
+    robbed = {name: f"prunella.attacks.rob:{name.replace('-', '_')}" for name in ("cnn6", "lenet-zhu", "resnet18")}
+    cells = [(name, inverting(model, "rob", 9, 9)) for name, model in robbed.items()]
+    cells += [(name, inverting(name, "ig", 7, 1, 2500)) for name in (*robbed, "vgg11-bn")]
+    return tuple(
+        {**behind(cell, "cifar10", defense), "architecture": name} for name, cell in cells for defense in (NONE, "dgp")
+    )
+
+
+TABLE_5 = {
+    ("cnn6", NONE, "rob"): 0.9273,
+    ("cnn6", "dgp", "rob"): 0.1335,
+    ("cnn6", NONE, "ig"): 0.7735,
+    ("cnn6", "dgp", "ig"): 0.4375,
+    ("resnet18", NONE, "ig"): 0.9539,
+    ("resnet18", "dgp", "ig"): 0.2866,
+    ("vgg11-bn", NONE, "ig"): 0.8084,
+    ("vgg11-bn", "dgp", "ig"): 0.3269,
+    ("lenet-zhu", NONE, "rob"): 0.9293,
+    ("lenet-zhu", "dgp", "rob"): 0.2364,
+    ("resnet18", NONE, "rob"): 0.9328,
+    ("resnet18", "dgp", "rob"): 0.0511,
+    ("lenet-zhu", NONE, "ig"): 0.6745,
+    ("lenet-zhu", "dgp", "ig"): 0.3785,
+}
+
+
+def judge_table_5(points: Sequence[Point]) -> Verdict:
+    """DGP lowers SSIM in every pair and leaves less than ``UNRECOGNISED``; in trend: lowers it in every pair."""
+    by = {point.label: point.mean("ssim") for point in points}
+    pairs = [(label, by[label[0], NONE, label[2]], value) for label, value in by.items() if label[1] == "dgp"]
+    lower = [label for label, plain, own in pairs if own < plain]
+    under = [label for label, _, own in pairs if own < UNRECOGNISED]
+    text = f"SSIM is lower in {len(lower)} of {len(pairs)} pairs, under {UNRECOGNISED} in {len(under)}"
+    return Verdict(
+        HOLDS if len(under) == len(lower) == len(pairs) else TREND if len(lower) == len(pairs) else NOT, text
+    )
+
+
+NOTE = (
+    "CIFAR-10 at batch 1, untrained weights, known labels: `cnn` (IG, 100 iterations; GradInversion, 150) and LeNet "
+    "(Zhu) (R-GAP) in place of ResNet18, 2 images a seed; Rob's imprint before `cnn`, 8 images in one batch for the "
+    "paper's 9. "
+)
+REMARK = (
+    "SSIM is against the client's image, also for ATS, whose own (ATS-T) stands under none of the paper's transformed "
+    "images; `SSIM to what was trained on` is against the transformed one. Where an attack gave no answer a grey image "
+    "stands in: `answered` is the share that it gave. R-GAP's search ends at the first perturbation of any kind."
+)
+D1 = Claim(
+    "D1",
+    PAPER,
+    "Table 1",
+    "DGP resists IG, GI, R-GAP and Rob at the accuracy of no defense; every other defense fails one of them",
+    "ResNet18, SSIM in the table; accuracy 93.62 % undefended, DGP 93.40 %, Precode 76.01 %",
+    experiment=Experiment(
+        measure=DEFENDED,
+        sweeps={
+            "small": Sweep(
+                table_1(),
+                note=NOTE
+                + "Accuracy: `cnn` on the digits, 4 clients, 10 rounds of 10 steps. R-GAP cannot invert Precode's "
+                "bottleneck, and there is no imprint module before a Precode model: those two are left out. DP is "
+                "Gaussian noise of 0.01.",
+            ),
+            "paper": Sweep(
+                paper_1(),
+                note=f"ResNet18 on CIFAR-10, R-GAP on LeNet (Zhu): it needs an invertible network. {PRIVACY}{EPOCHS}",
+            ),
+        },
+        keys=("defenses",),
+        series="attack",
+        metrics=(
+            Metric("ssim", "SSIM", 3, numbers(TABLE_1)),
+            *SCORES,
+            Metric("ssim_shown", "SSIM to what was trained on", 2),
+            Metric("answered", "answered", 2),
+            Metric("accuracy", "accuracy", 3),
+        ),
+        plot=Plot(("ssim",)),
+        judge=judge_table_1,
+    ),
+    remarks=(REMARK,),
+)
+D2 = Claim(
+    "D2",
+    PAPER,
+    "Table 2",
+    "more pruned (k1 + k2) resists Rob better, a larger k1 / k2 resists IG better; both cost accuracy",
+    "SSIM in the table; accuracy 93.42, 93.40, 92.91 % over k1 + k2 and 93.40, 93.21, 92.82 % over p",
+    experiment=Experiment(
+        measure=DEFENDED,
+        sweeps={
+            "small": Sweep(
+                table_2("small"),
+                note="k1 + k2 at p = 1/15, p = k1 / k2 at 80 %. CIFAR-10 under the attacks: Rob's imprint before "
+                "`cnn`, 16 images a seed in batches of 8; IG on `cnn`, untrained, 4 images, 100 iterations. Accuracy: "
+                "`cnn` on the digits, 4 clients, 10 rounds of 10 steps.",
+            ),
+            "paper": Sweep(table_2("paper"), note=f"ResNet18 on CIFAR-10. {PRIVACY}{EPOCHS}"),
+        },
+        keys=("swept", "value"),
+        series="attack",
+        metrics=(
+            Metric(
+                "ssim",
+                "SSIM",
+                3,
+                {
+                    ("k1 + k2", "0.48", "rob"): 0.146,
+                    ("k1 + k2", "0.8", "rob"): 0.051,
+                    ("k1 + k2", "0.96", "rob"): 0.029,
+                    ("p", "0.067", "ig"): 0.287,
+                    ("p", "0.143", "ig"): 0.250,
+                    ("p", "0.333", "ig"): 0.234,
+                },
+            ),
+            *SCORES,
+            Metric("answered", "answered", 2),
+            Metric("accuracy", "accuracy", 3),
+        ),
+        plot=Plot(("ssim", "accuracy"), x=1, x_name="value", split=0),
+        judge=judge_table_2,
+    ),
+    remarks=(
+        "Where Rob gives no image a grey one stands in (`answered` is the share that it gave), and a grey image is "
+        "liker to a photograph than a wrong one: SSIM alone hides that Rob finds less and less. The rule was fixed "
+        "before and stands.",
+    ),
+)
+D6 = Claim(
+    "D6",
+    PAPER,
+    "Tables 5 and 6",
+    "DGP lowers SSIM under Rob and IG for four models on CIFAR-10 and CIFAR-100",
+    "CIFAR-10, SSIM with and without DGP: under Rob CNN6 0.9273 and 0.1335, VGG11 0.9328 and 0.0464; under IG CNN6 "
+    "0.7735 and 0.4375, ResNet18 0.9539 and 0.2866, VGG11 0.8084 and 0.3269; the others in the table; CIFAR-100 alike",
+    experiment=Experiment(
+        measure=DEFENDED,
+        sweeps={
+            "small": Sweep(
+                table_5(),
+                note="CIFAR-10, untrained weights, known labels. Rob: one batch of 8 images; IG: LeNet (Zhu) only, 2 "
+                "images, 1200 iterations of L-BFGS on the Euclidean distance to a tolerance of 1e-9. Neither attack "
+                "rebuilds undefended images on CNN6 here, and IG on ResNet18 and VGG11 does not fit two cores; "
+                "CIFAR-100 is left out.",
+            ),
+            "paper": Sweep(paper_5(), note=f"CIFAR-10; no imprint module stands before VGG11. {PRIVACY}"),
+        },
+        keys=("architecture", "defenses"),
+        series="attack",
+        metrics=(Metric("ssim", "SSIM", 3, TABLE_5), *SCORES, Metric("answered", "answered", 2)),
+        plot=Plot(("ssim",)),
+        judge=judge_table_5,
+    ),
+    remarks=(
+        "A first table had CNN6 under Rob, and IG with 400 iterations. It was not judged: undefended, Rob reached 14 "
+        "dB on CNN6 and IG 19.5 dB at one seed. CNN6 was taken out and IG given more iterations, until the control "
+        "alone succeeded; what stands behind DGP had been seen (SSIM 0.02 to 0.12). The rule is older.",
+    ),
+)

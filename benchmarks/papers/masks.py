@@ -1,0 +1,173 @@
+"""What a mask alone tells: labels from supports, with no value of an update.
+
+A cell is one defense (or LotteryFL). ``known`` public images, and ``victims`` others, each take one local step at batch
+1 behind the chain from the weights every run starts from; the attacker sees the bitmap of shared coordinates that is on
+the wire, and none of the values. It fits a ridge classifier to the bitmaps of its own images and names the label of
+each victim's. Digits; disjoint images; a fresh client each, so that error feedback plays no part.
+
+LotteryFL's masks come from weights: a client with 16 images of one class takes five steps and prunes a fifth by
+magnitude (``strategies.lotteryfl.shrink``); the label is its class.
+
+whole     label accuracy from the whole bitmap
+inner     without the last layer's tensors, whose coordinates stand for classes
+shuffled  of a classifier fitted to shuffled labels: what this classifier says of nothing
+signs     of ``none`` only: from the signs of the dense update, the positive control, which must pass ``SUCCESS``
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from prunella.benchmarks.engine.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep
+from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict
+from prunella.benchmarks.engine.views import Sender, sender
+from prunella.benchmarks.papers.defended import NONE
+from prunella.benchmarks.papers.inversion import place
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Mask, Tree, add, full_mask
+from prunella.strategies.lotteryfl import Lottery, shrink
+from prunella.strategies.round.local import Received, local_update
+from prunella.tasks.data import Examples, load_test, make_task
+from prunella.tasks.task import initial, prunable
+from sklearn.linear_model import RidgeClassifier
+from torch import Tensor
+
+LOTTERY = "lotteryfl"
+RANKED = ("top-k", "dgp", "largest", LOTTERY)
+HIDDEN = ("random", "dgp,mask-hiding")
+PER_CLASS, STEPS, PRUNED = 16, 5, 0.2
+SUCCESS, TELLS, CHANCE, NOTHING = 0.5, 0.3, 0.1, 0.2
+
+
+def bitmaps(client: Sender, images: Examples, seed: int) -> tuple[list[Mask], list[Tree]]:
+    """The shared coordinates, and the update, of one step on each image."""
+    masks, updates = [], []
+    for number in range(len(images)):
+        one = Examples(images.x[number : number + 1], images.y[number : number + 1])
+        generator = rehearsal(seed, round=number, purpose="masks-defense")
+        out = local_update(client.procedure, client.received, iter([one]), client.state, generator).outgoing
+        masks.append(out.shared)
+        updates.append(out.update)
+    return masks, updates
+
+
+def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[list[Mask], Tensor]:
+    """LotteryFL's masks of ``many`` clients of one class each, and the classes."""
+    generator, masks, labels = stream(seed, purpose="masks-tickets"), [], []
+    params, names = client.received.params, prunable(client.task.build())
+    classes = images.y.unique().tolist()
+    for number in range(many):
+        label = classes[number % len(classes)]
+        mine = torch.nonzero(images.y == label).flatten()
+        drawn = [mine[torch.randint(len(mine), (PER_CLASS,), generator=generator)] for _ in range(STEPS)]
+        steps = iter([Examples(images.x[rows], images.y[rows]) for rows in drawn])
+        draw = rehearsal(seed, round=number, purpose="masks-tickets")
+        done = local_update(client.procedure, client.received, steps, client.state, draw)
+        trained = add(params, done.outgoing.update)
+        masks.append(shrink(trained, client.received.mask, names, PRUNED, Lottery(step=PRUNED)))
+        labels.append(label)
+    return masks, torch.tensor(labels)
+
+
+def features(trees: list[Tree], last: bool, of: Callable[[Tensor], Tensor]) -> np.ndarray:
+    """A row a tree; without ``last``, the two tensors of the last layer are left out."""
+    names = list(trees[0]) if last else list(trees[0])[:-2]
+    rows = [torch.cat([of(tree[name]).flatten() for name in names]) for tree in trees]
+    return torch.stack(rows).float().numpy()
+
+
+def hits(known: np.ndarray, labels: Tensor, victims: np.ndarray, truth: Tensor) -> float:
+    """Share of victims whose label a classifier of the known rows names."""
+    fitted = RidgeClassifier(alpha=1.0).fit(known, labels.numpy())
+    return float((fitted.predict(victims) == truth.numpy()).mean())
+
+
+def leaked(known: list[Tree], labels: Tensor, victims: list[Tree], truth: Tensor, seed: int) -> dict[str, float]:
+    """The three scores of bitmaps."""
+    found, bits = {}, lambda t: t.bool()
+    order = torch.randperm(len(labels), generator=stream(seed, purpose="masks-shuffle"))
+    for name, last in (("whole", True), ("inner", False)):
+        rows, asked = features(known, last, bits), features(victims, last, bits)
+        found[name] = hits(rows, labels, asked, truth)
+        if last:
+            found["shuffled"] = hits(rows, labels[order], asked, truth)
+    return found
+
+
+def cell(settings: Settings, seed: int, data: Path | None) -> Found:
+    """See the module."""
+    torch.set_num_threads(1)
+    name = place(settings["dataset"], data)
+    test, task = load_test(name, None), make_task(settings["model"], name, None)
+    if test is None:
+        raise ValueError(f"{settings['dataset']} has no test examples")
+    order = torch.randperm(len(test), generator=stream(seed, purpose="masks-images"))
+    sizes = settings["known"], settings["victims"]
+    mine, theirs = (Examples(test.x[rows], test.y[rows]) for rows in order[: sum(sizes)].split(sizes))
+    params, buffers = initial(task, seed)
+    received, lottery = Received(params, full_mask(params), buffers), settings["defenses"] == LOTTERY
+    client = sender(task, received, NONE if lottery else settings["defenses"], {}, mine.x, 1)
+    if lottery:
+        (known, y), (victims, truth) = (
+            tickets(client, part, count, seed + turn)
+            for turn, (part, count) in enumerate(zip((mine, theirs), sizes, strict=True))
+        )
+        return {"mask": leaked(known, y, victims, truth, seed)}
+    (known, updates), (victims, others) = bitmaps(client, mine, seed), bitmaps(client, theirs, seed + 1)
+    found = leaked(known, mine.y, victims, theirs.y, seed)
+    if settings["defenses"] == NONE:
+        found["signs"] = hits(features(updates, True, torch.sign), mine.y, features(others, True, torch.sign), theirs.y)
+    return {"mask": found}
+
+
+def judge(points: Sequence[Point]) -> Verdict:
+    """The bitmap of every defense that ranks names labels, ``TELLS`` or more where chance is ``CHANCE``; those of a
+    random mask and of a hidden one do not, ``NOTHING`` or less. In trend: the second, and the first for some."""
+    by = {point.label[0]: point.mean("whole") for point in points}
+    tell = [name for name in RANKED if by[name] >= TELLS]
+    silent = [name for name in HIDDEN if by[name] <= NOTHING]
+    text = f"labels from the bitmap alone, chance {CHANCE}: " + ", ".join(f"{n} {v:.2f}" for n, v in by.items())
+    if len(silent) < len(HIDDEN) or not tell:
+        return Verdict(NOT, text)
+    return Verdict(HOLDS if len(tell) == len(RANKED) else TREND, text)
+
+
+COMMON: Settings = {"dataset": "digits", "model": "cnn", "known": 250, "victims": 100}
+X3 = Claim(
+    "X3",
+    "Prunella",
+    "README.md",
+    "a mask alone tells labels where it is chosen by gradients or by weights, and nothing where it is random or hidden",
+    "nothing",
+    experiment=Experiment(
+        measure=Measure(
+            "masks",
+            cell,
+            control=lambda settings: {**settings, "defenses": NONE},
+            works=lambda found: found["mask"].get("signs", 1.0) >= SUCCESS,
+        ),
+        sweeps={
+            "small": Sweep(
+                tuple({**COMMON, "defenses": name} for name in (NONE, *RANKED, "priprune", *HIDDEN)),
+                note="`cnn` on the digits, untrained, one image a client, 250 public images for the attacker and 100 "
+                "victims a seed. LotteryFL: one class a client, which is the extreme case.",
+            )
+        },
+        keys=("defenses",),
+        series="seen",
+        metrics=(
+            Metric("whole", "label accuracy", 2),
+            Metric("inner", "without the last layer", 2),
+            Metric("shuffled", "shuffled labels", 2),
+            Metric("signs", "signs of all values", 2),
+        ),
+        plot=Plot(("whole", "inner")),
+        judge=judge,
+    ),
+    remarks=(
+        "Chance is 0.1. `signs` is the positive control: the same classifier on the signs of the dense update.",
+        "DGP and Top-k rank within a layer, the last bias included: its ten coordinates name the label. Largest ranks "
+        "the whole model.",
+    ),
+)

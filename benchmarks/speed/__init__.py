@@ -1,0 +1,1 @@
+"""What things cost: time, memory and bytes."""

@@ -1,0 +1,157 @@
+"""The inversion engine beside the public library breaching 0.1.2: milliseconds per iteration and image, as ratios.
+
+    python -m prunella.benchmarks.speed.attack         # every model; PSNR means little after so few iterations
+    python -m prunella.benchmarks.speed.attack --models lenet-zhu --iterations 300
+
+Same machine, model, images (scikit-learn's digits, resized), labels known, TV 0.2, signed Adam, iteration count, one
+thread, both in one process, taking turns; processor time, the least of several runs. breaching is installed into a
+throw-away folder. Its total variation presumes three colours; for grey images the filter is cut to one. The PSNR is the
+mean over ``--images`` of breaching's and of the engine's reconstruction, from starts of their own.
+"""
+
+import argparse
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from prunella.attacks.engine.folded import evaluator
+from prunella.attacks.engine.inversion import Inversion, together
+from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.objectives import split
+from prunella.attacks.score.control import undefended_view
+from prunella.core.randomness import stream
+from prunella.core.trees import full_mask
+from prunella.core.types import PrivateBatch
+from prunella.tasks.public import digits, in_shape
+from prunella.tasks.task import Task, initial
+from torch import Tensor, nn
+
+MODELS = {"lenet-zhu": (3, 32, 32), "conv-2": (1, 28, 28), "resnet18": (3, 32, 32)}
+TV = 0.2
+PACKAGES = ("breaching==0.1.2", "hydra-core", "omegaconf", "antlr4-python3-runtime==4.9.*")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Undefended views of one image each at one model's first weights."""
+
+    task: Task
+    module: nn.Module
+    truth: Tensor
+    labels: Tensor
+    targets: list[Target]
+
+
+def case(model: str, shape: tuple[int, int, int], images: int) -> Case:
+    task = Task(model, shape, 10)
+    params, buffers = initial(task, seed=0)
+    examples = in_shape(digits(), task)
+    truth, labels = examples.x[:images], examples.y[:images]
+    targets = []
+    for i in range(images):
+        view = undefended_view(task, params, buffers, PrivateBatch(truth[i : i + 1], labels[i : i + 1]))
+        targets.append(target_of(replace(view, shared=full_mask(view.update)), task.build(), True, images))
+    module = task.build()
+    module.load_state_dict(params, strict=False)
+    return Case(task, module.train(), truth, labels, targets)
+
+
+def ours(given: Case, views: int, iterations: int) -> tuple[float, Tensor]:
+    """Seconds of the processor per iteration and image of so many views in one batch, and the reconstructions."""
+    start = torch.rand(given.truth[:views].shape, generator=stream(0, purpose="benchmark"))
+    attack = Inversion(iterations=iterations, tv=TV, patience=iterations + 1, tolerance=0.0)
+    evaluate = evaluator(given.targets[:views], attack.objective)
+    begin = time.process_time()
+    found = together(attack, start, given.labels[:views], evaluate)
+    return (time.process_time() - begin) / (iterations + 1) / views, torch.cat([each.x for each in found])
+
+
+class _Metadata(SimpleNamespace):
+    def keys(self) -> Any:
+        return vars(self).keys()
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+def breaching(given: Case, place: int, iterations: int) -> tuple[float, Tensor]:
+    """The same of breaching's Inverting Gradients, one image; needs ``installed``."""
+    import breaching as library
+    from breaching.attacks import prepare_attack
+    from omegaconf import OmegaConf
+
+    folder, shape = Path(library.__file__).parent / "config" / "attack", given.task.shape
+    files = ("_default_optimization_attack.yaml", "invertinggradients.yaml")
+    config = OmegaConf.merge(*(OmegaConf.load(folder / name) for name in files))
+    config.optim.max_iterations = iterations
+    attacker = prepare_attack(given.module, nn.CrossEntropyLoss(), config)
+    for prior in attacker.regularizers if shape[0] == 1 else []:
+        prior.weight, prior.groups = prior.weight[:2], 1
+    means = {"mean": (0.0,) * shape[0], "std": (1.0,) * shape[0]}
+    metadata = _Metadata(shape=shape, classes=10, task="classification", modality="vision", **means)
+    target = given.targets[place]
+    payload = [{"parameters": [p.detach() for p in target.params.values()], "buffers": None, "metadata": metadata}]
+    sent = {"num_data_points": 1, "labels": given.labels[place : place + 1], "local_hyperparams": None}
+    gradients = list(split(target.flat, target.params).values())
+    models, labels, stats = attacker.prepare_attack(
+        payload, [{"gradients": gradients, "buffers": None, "metadata": sent}]
+    )
+    shared = [{"gradients": gradients, "buffers": None, "metadata": sent}]
+    begin = time.process_time()
+    found = attacker._run_trial(models, shared, labels, stats, 0)
+    return (time.process_time() - begin) / iterations, found
+
+
+def psnr(found: Tensor, truth: Tensor) -> float:
+    return float((-10 * (found - truth).square().flatten(1).mean(1).clamp_min(1e-10).log10()).mean())
+
+
+def compare(model: str, images: int, iterations: int) -> str:
+    given = case(model, MODELS[model], images)
+    theirs, one, many = list[tuple[float, Tensor]](), list[tuple[float, Tensor]](), list[tuple[float, Tensor]]()
+    for place in range(images):  # in turns: on a shared machine all three meet the same neighbours
+        theirs.append(breaching(given, place, iterations))
+        one.append(ours(given, 1, iterations))
+        if place % 2 == 0:
+            many.append(ours(given, images, iterations))
+    base, single, each = min(t for t, _ in theirs), min(t for t, _ in one), min(t for t, _ in many)
+    scores = psnr(torch.cat([x for _, x in theirs]), given.truth), psnr(many[0][1], given.truth)
+    return (
+        f"{model:<10} {base * 1e3:10.1f} {single * 1e3:8.1f} {base / single:6.1f}x {each * 1e3:8.1f} "
+        f"{base / each:6.1f}x {scores[0]:9.1f} {scores[1]:6.1f}"
+    )
+
+
+def install(folder: str) -> None:
+    """breaching and what it configures itself with; PyTorch is there."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PACKAGES]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    sys.path.append(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--images", type=int, default=8)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    print(
+        f"{'model':<10} {'breaching':>10} {'one':>8} {'ratio':>7} {'each':>8} {'ratio':>7} {'PSNR: br.':>9} {'ours':>6}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        install(folder)
+        for model in given.models:
+            print(compare(model, given.images, given.iterations), flush=True)
+
+
+if __name__ == "__main__":
+    main()

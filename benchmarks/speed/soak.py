@@ -1,0 +1,193 @@
+"""Whether a federation's memory stays flat, and what a SuperNode costs: every process looked at after every round.
+
+``prunella run`` over gRPC on loopback, its page asked for figures once a round as Prometheus would. RSS is what a
+process holds, the pages it shares with the process it was forked from included; the last row is all processes
+together, each shared page counted once (PSS). ``growth`` is the slope of a straight line through the rounds after the
+first quarter, in MB per 100 rounds; flat means less than 1 % of the mean. ClientApps live for one message and are left
+out: what they leave behind would show in the row below.
+
+    python -m prunella.benchmarks.speed.soak [--rounds 200] [--supernodes 4] [-c KEY=VALUE] [--json FILE] [--plot FILE]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from prunella.benchmarks.engine.machine import machine
+from prunella.deploy.console.progress import Line
+from prunella.deploy.local.launcher import Request, launch
+from prunella.deploy.ports import LOOPBACK, free_ports
+from prunella.deploy.runtime import settings
+from rich.console import Console
+from rich.table import Table
+
+# A process by the name it gives itself; the audit worker and the one all are forked from by their command lines.
+KINDS = {
+    "SuperLink": "superlink",
+    "ServerApp and exporter": "flwr-serverapp",
+    "SuperNodes": "supernode-",
+    "executors": ("client-exec", "server-exec"),
+}
+ALL = "all together"
+FLAT = 0.01
+Sample = dict[str, Any]
+
+
+def kind_of(process: psutil.Process) -> str:
+    name = process.name()
+    found = next((kind for kind, start in KINDS.items() if name.startswith(start)), "")
+    return found or ("audit worker" if "prunella.server.audit.worker" in process.cmdline() else "")
+
+
+def look() -> Sample:
+    """MB by kind of process: the mean RSS, and PSS over all of our descendants; their number and open files."""
+    resident: dict[str, list[int]] = {}
+    whole = files = count = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            memory, kind = process.memory_full_info(), kind_of(process)
+            files += process.num_fds()
+        except psutil.Error:  # it has ended meanwhile
+            continue
+        count, whole = count + 1, whole + memory.pss
+        if kind:
+            resident.setdefault(kind, []).append(memory.rss)
+    found = {kind: statistics.mean(values) / 1e6 for kind, values in resident.items()}
+    return {"memory": found | {ALL: whole / 1e6}, "files": files, "processes": count}
+
+
+class Watcher:
+    """A view of a run that shows nothing, and takes a sample and a scrape when a round ends."""
+
+    def __init__(self, address: str) -> None:
+        self.samples: list[Sample] = []
+        self.seconds: list[float] = []
+        self.failures = 0.0
+        self._address = address
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def show(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            if line["metric"] == "client_failures_total":
+                self.failures = max(self.failures, line["value"])
+            if line["metric"] == "round_seconds":
+                self.seconds.append(line["value"])
+                self.samples.append({"round": line["round"], "time": time.time(), **look()})
+                self._scrape()
+
+    def _scrape(self) -> None:
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=10) as page:
+                page.read()
+        except OSError:  # after the last round the page is gone
+            return
+
+
+def growth(rounds: Iterable[float], values: Iterable[float]) -> float:
+    """Slope of the straight line nearest to the points, per 100 rounds.
+
+    >>> round(growth([1, 2, 3, 4], [5.0, 5.5, 6.0, 6.5]), 6)
+    50.0
+    """
+    x, y = np.asarray(list(rounds)), np.asarray(list(values))
+    return float(np.polyfit(x, y, 1)[0]) * 100 if len(x) > 1 else 0.0
+
+
+def summary(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
+    """By kind of process: MB when a quarter of the rounds was over and at the end, and the growth since."""
+    settled = samples[len(samples) // 4 :]
+    kinds = [kind for kind in (*KINDS, "audit worker", ALL) if all(kind in each["memory"] for each in settled)]
+    rows: dict[str, dict[str, float | bool]] = {}
+    for kind in kinds:
+        values = [each["memory"][kind] for each in settled]
+        slope = growth([each["round"] for each in settled], values)
+        flat = slope < FLAT * statistics.mean(values)
+        rows[kind] = {"begin": values[0], "end": values[-1], "most": max(values), "growth": slope, "flat": flat}
+    return rows
+
+
+def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A run to its end; its samples, its rows, and how the rounds went. What a failed run had come to is not lost."""
+    address = f"{LOOPBACK}:{free_ports(1)[0]}"
+    watcher = Watcher(address)
+    request = Request(settings.app_directory(), folder, {**given, "metrics-address": address}, supernodes)
+    outcome = launch(request, watcher)
+    samples = watcher.samples
+    if not samples:
+        raise RuntimeError(f"the federation failed: {outcome.error}; see {outcome.run.path}/logs")
+    return {
+        "status": outcome.status,
+        "supernodes": supernodes,
+        "rounds": len(samples),
+        "seconds": statistics.median(watcher.seconds),
+        "failures": watcher.failures,
+        "memory": summary(samples),
+        "files": [samples[len(samples) // 4]["files"], samples[-1]["files"]],
+        "processes": max(each["processes"] for each in samples),
+        "samples": samples,
+    }
+
+
+def show(result: Mapping[str, Any]) -> None:
+    title = f"{result['supernodes']} SuperNodes, {result['rounds']} rounds of {result['seconds']:.1f} s (median)"
+    table = Table("MB", "after a quarter", "at the end", "most", "per 100 rounds", "flat", title=title)
+    for kind, row in result["memory"].items():
+        numbers = (f"{row['begin']:.1f}", f"{row['end']:.1f}", f"{row['most']:.1f}", f"{row['growth']:+.2f}")
+        table.add_row(kind, *numbers, "yes" if row["flat"] else "no")
+    Console(width=110).print(table)
+    before, after = result["files"]
+    print(f"open files {before} then {after}; at most {result['processes']} processes")
+    print(f"replies left out: {result['failures']:.0f}; the run: {result['status']}")
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Memory by round, one line a kind."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for kind in result["memory"]:
+        seen = [each for each in result["samples"] if kind in each["memory"]]
+        axes.plot([each["round"] for each in seen], [each["memory"][kind] for each in seen], label=kind, linewidth=1)
+    axes.set(xlabel="round", ylabel="memory, MB", ylim=(0, None))
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--supernodes", type=int, default=4)
+    parser.add_argument("-c", dest="given", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    app = settings.read_app(settings.app_directory())
+    given = settings.parse([f"rounds={options.rounds}", *options.given], settings.defaults(app))
+    settings.check(app, given)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        result = {**soak(options.supernodes, given, Path(folder)), "machine": machine()}
+    show(result)
+    if options.json:
+        options.json.write_text(json.dumps(result))
+    if options.plot:
+        plot(result, options.plot)
+    sys.exit(result["status"] != "completed")
+
+
+if __name__ == "__main__":
+    main()

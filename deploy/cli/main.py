@@ -1,0 +1,297 @@
+"""The ``prunella`` command. Thin: options in, one function of this package each, an exit code out.
+
+Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C. Nothing heavier than
+typer and rich is imported before a command runs.
+"""
+
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from prunella.deploy.cli import machines as cli_machines
+from prunella.deploy.console.terminal import FAILED, INTERRUPTED, Audit, console, errors, explained, say
+
+EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}
+HELP = """Pruned, defended and audited federated learning on Flower.
+
+Start here:
+
+    prunella doctor           is this machine fit? what to mend
+    prunella run              4 clients, 10 rounds, a report
+    prunella run -c strategy=fedavg -c defenses=none
+    prunella report latest    write a run's report again
+    prunella export latest    its model, smaller where whole filters are pruned
+
+On several machines: `prunella keys`, then `prunella superlink`, `prunella supernode` and `prunella submit`.
+
+Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
+"""
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
+app.add_typer(cli_machines.app)
+Settings = Annotated[
+    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="A setting of the run; may be repeated.")
+]
+Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
+Runs = Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")]
+RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
+AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of another Flower app than Prunella's own.")]
+AuditOption = Annotated[Audit, typer.Option(help="What clients consent to. Pictures suit a demonstration.")]
+Seed = Annotated[int | None, typer.Option(help="Clients whose draws repeat, for experiments: no ε is printed then.")]
+Resume = Annotated[str, typer.Option(metavar="RUN", help="Go on with a run: an id, a path or 'latest'.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep Flower's own directories after a successful run.")]
+
+
+def version(value: bool) -> None:
+    if value:
+        try:
+            console.print(f"prunella {metadata.version('prunella')}", highlight=False)
+        except metadata.PackageNotFoundError:
+            console.print("prunella (run from its source, not installed)", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """What comes before a command; the help text is ``HELP``."""
+
+
+@app.command()
+def run(
+    settings: Settings = None,
+    supernodes: Supernodes = 4,
+    resume: Resume = "",
+    run_id: RunId = "",
+    runs: Runs = Path("runs"),
+    audit: AuditOption = Audit.pictures,
+    client_seed: Seed = None,
+    stock: Annotated[bool, typer.Option("--stock", help="Flower's own processes, unpatched and slower.")] = False,
+    keep: Keep = False,
+    app_dir: AppDir = None,
+) -> None:
+    """Run a federation on this machine: a SuperLink and one SuperNode a client, over gRPC on loopback.
+
+    prunella run -c rounds=20 -c rate=0.5 --supernodes 8
+
+    prunella run -c dataset=imagefolder:/data/photos -c model=resnet18
+
+    prunella run --resume latest
+    """
+    from prunella.deploy.local.session import federation
+
+    options = {
+        "supernodes": supernodes,
+        "run_id": run_id,
+        "audit": audit.value,
+        "client_seed": client_seed,
+        "stock": stock,
+    }
+    with explained():
+        raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
+
+
+@app.command()
+def simulate(
+    settings: Settings = None,
+    supernodes: Supernodes = 10,
+    resume: Resume = "",
+    run_id: RunId = "",
+    runs: Runs = Path("runs"),
+    audit: AuditOption = Audit.pictures,
+    cpus: Annotated[int, typer.Option(min=1, help="Processors of a virtual client.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0.0, help="GPUs of a virtual client; 0.25 lets four share one.")] = 0.0,
+    keep: Keep = False,
+    app_dir: AppDir = None,
+) -> None:
+    """Run the same federation on Flower's simulation engine (Ray): hundreds of virtual clients in one machine.
+
+    prunella simulate --supernodes 100 -c rounds=50 -c fraction=0.1
+    """
+    from prunella.deploy.local.session import federation
+
+    options = {
+        "supernodes": supernodes,
+        "run_id": run_id,
+        "audit": audit.value,
+        "simulate": True,
+        "cpus_per_client": cpus,
+        "gpus_per_client": gpus,
+    }
+    with explained():
+        raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write the report of a run again and show its table."""
+    from prunella.deploy.local.session import finish
+    from prunella.deploy.runs import find
+
+    with explained():
+        finish(find(runs, run), console)
+
+
+@app.command()
+def compare(
+    run: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Ids or paths of two or more runs.")],
+    seeds: Annotated[bool, typer.Option("--seeds", help="One column for runs that differ in their seed only.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show runs side by side: the settings in which they differ, and what came of it. --seeds: mean ± deviation.
+
+    prunella compare 20260101-120000-abcd latest
+
+    prunella compare --seeds runs/none-* runs/dgp-*
+    """
+    from prunella.deploy.errors import UsageError
+    from prunella.deploy.runs import find
+
+    with explained():
+        found = [find(runs, name) for name in run]
+        if len({each.path for each in found}) < 2:
+            raise UsageError("compare needs two runs that are not the same: `prunella runs` lists them")
+        from prunella.deploy.tools.compare import by_seed, comparison
+
+        console.print(comparison(by_seed(found) if seeds else [[run] for run in found]))
+
+
+@app.command("runs")
+def list_runs(runs: Runs = Path("runs")) -> None:
+    """List the runs, oldest first."""
+    from prunella.deploy.runs import every, state
+
+    with explained():
+        for run in every(runs):
+            console.print(f"{run.id}  {state(run)}", highlight=False)
+
+
+@app.command()
+def audit(
+    trace: Annotated[Path, typer.Argument(help="A recorded view: a *.safetensors file, or its directory.")],
+    attack: Annotated[str, typer.Option(help="Name of the attack.")] = "sgi",
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("."),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
+    model: Annotated[str, typer.Option(help="package.module:function, where the trace names one: its code runs.")] = "",
+    truth: Annotated[Path | None, typer.Option(help="Safetensors file of the images x and labels y, to score.")] = None,
+    known: Annotated[Path | None, typer.Option(help="Safetensors file of what denoise or mia must know.")] = None,
+    earlier: Annotated[
+        list[Path] | None, typer.Option(help="The same client's earlier traces, oldest first; may be repeated.")
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Directory from which a long attack is taken up again.")] = None,
+    device: Annotated[str, typer.Option(help="Where the attack runs: auto, cpu, cuda or cuda:1.")] = "auto",
+) -> None:
+    """Attack a recorded view again: what would this server have rebuilt?
+
+    prunella audit runs/latest/traces/round-000005-control --attack ig -c ig.iterations=2000
+
+    prunella audit traces/round-000001-node-7.safetensors --model my_app.model:build --truth batch.safetensors
+
+    prunella audit TRACE --attack mia --known members-and-outsiders.safetensors --truth asked.safetensors
+    """
+    with explained():
+        from prunella.deploy.console.progress import descents
+        from prunella.deploy.tools.replay import PROBES, Sources, judge, replay
+
+        sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
+        with descents(errors) as tell:
+            ask = judge if attack in PROBES else partial(replay, tell=tell)
+            result = ask(sources, attack, settings or [], seed)
+        for line in result.lines():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def prior(
+    kind: Annotated[Literal["ggl", "rog"], typer.Argument(help="The attack that brings it along.")],
+    dataset: Annotated[str, typer.Option(help="Public images, as in the setting dataset.")] = "digits",
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("prior.safetensors"),
+    split: Annotated[Literal["test", "train"], typer.Option(help="train: of a dataset that no client holds.")] = "test",
+    data: Annotated[Path | None, typer.Option(help="Directory with a local copy of the dataset.")] = None,
+    like: Annotated[str, typer.Option(help="Resize the images to those of this dataset.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="The run's seed: its canaries are not learnt from.")] = 0,
+) -> None:
+    """Learn from public images what the attacks ggl and rog bring along: a minute or less.
+
+    prunella prior ggl --dataset mnist --out ggl.safetensors
+
+    prunella audit TRACE --attack ggl -c ggl.prior=ggl.safetensors
+    """
+    with explained():
+        from prunella.deploy.tools.prior import prior
+
+        for line in prior(kind, dataset, out, split=split, data=data, like=like, seed=seed).lines():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
+    runs: Runs = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Directory for the model; by default export/ in the run.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The round that clients scored highest, not the last.")] = False,
+) -> None:
+    """Write a run's model to be used elsewhere, without the filters and neurons that are pruned whole.
+
+    prunella run -c strategy=magnitude -c magnitude.granularity=filter -c rate=0.5
+
+    prunella export latest
+    """
+    with explained():
+        from prunella.deploy.runs import find
+        from prunella.deploy.tools.export import export
+        from prunella.server.report.report import write_report
+
+        found = find(runs, run)
+        for line in export(found, out, best).lines():
+            say(line)
+        if found.status():
+            say(f"report     {write_report(found.path)}")
+
+
+@app.command()
+def reproduce(
+    claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="All claims, what they say and what they need.")] = False,
+    size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
+    out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("docs/results"),
+    cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run goes on.")] = Path(
+        "runs/claims"
+    ),
+    data: Annotated[Path | None, typer.Option(help="Directory of local copies (DIR/mnist, …); else the hub.")] = None,
+) -> None:
+    """Measure a table or figure of the papers again: measured beside published, with a verdict.
+
+    prunella reproduce --list
+
+    prunella reproduce D3 --data /data
+
+    prunella reproduce my_table:TABLE --data /data --out paper
+    """
+    from prunella.deploy.tools.claims import reproduce
+
+    chosen = ["--list"] if listed else [claim, "--size", size, "--out", str(out), "--cache", str(cache)]
+    with explained():
+        raise typer.Exit(reproduce([*chosen, *(["--data", str(data)] if data else [])]))
+
+
+@app.command()
+def doctor(
+    runs: Runs = Path("runs"),
+    dataset: Annotated[str, typer.Option(help="Dataset to look for, as in -c dataset=.")] = "",
+    reach: Annotated[str, typer.Option(metavar="HOST:PORT", help="A SuperLink that must answer from here.")] = "",
+    app_dir: AppDir = None,
+) -> None:
+    """Check this machine: versions, ports, data, GPU, clock, directories. Each problem comes with its mend."""
+    from prunella.deploy.tools import doctor
+
+    with explained():
+        checks = doctor.examine(app_dir, runs, dataset, reach)
+        console.print(doctor.table(checks))
+        raise typer.Exit(FAILED if doctor.must_mend(checks) else 0)

@@ -1,0 +1,1 @@
+"""Progress and tables on the terminal."""

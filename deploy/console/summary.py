@@ -1,0 +1,74 @@
+"""The table at the end of a run, from the files the server wrote. Pure functions over their lines.
+
+>>> rows({"status": "completed"}, [{"round": 1, "metric": "accuracy_ratio", "labels": {}, "value": 0.5}], [])
+[('accuracy', '0.500')]
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from prunella.deploy.console.progress import State, fold, megabytes
+from prunella.deploy.runs import RunDir
+from prunella.server.report.verdict import verdict
+from prunella.server.store import read_audits, read_metrics, read_run
+from rich.table import Table
+from rich.text import Text
+
+Line = Mapping[str, Any]
+Rows = list[tuple[str, str]]
+
+
+def wire_row(state: State) -> Rows:
+    """What was sent beside what dense float32 would have taken."""
+    if state.saved is None:
+        return []
+    sent, dense = sum(state.sent.values()), sum(state.dense.values())
+    return [("sent", f"{megabytes(sent)} instead of {megabytes(dense)} dense ({state.saved:.1%} saved)")]
+
+
+def failure_row(lines: Sequence[Line]) -> Rows:
+    """Replies that were left out, by reason; counters, so the last line of a reason counts."""
+    last = {line["labels"]["reason"]: line["value"] for line in lines if line["metric"] == "client_failures_total"}
+    counted = [f"{reason} {value:.0f}" for reason, value in sorted(last.items()) if value]
+    return [("replies left out", f"{', '.join(counted)}; why: 'left out' in the server's log")] if counted else []
+
+
+def leakage_rows(audits: Sequence[Line]) -> Rows:
+    """The last score of each attack and defense, worst image, and whether the positive control was rebuilt."""
+    scored = {(a["attack"], a["defense"], a["kind"]): a["scores"] for a in audits if a.get("scores")}
+    found: Rows = []
+    for (attack, defense, kind), scores in scored.items():
+        worst = ", ".join(f"{name.upper()} {scores[name]['worst']:.2f}" for name in ("psnr", "ssim") if name in scores)
+        whose = "client" if kind == "client" else "canary"
+        found.append((f"leakage, {whose}", f"{attack} against {defense}: {worst} (worst image)"))
+    said = {(a["attack"], a["defense"]): a["level"] for a in audits if a.get("level") and not a.get("scores")}
+    found += [
+        ("leakage, client", f"{attack} against {how}: {word} (no numbers)") for (attack, how), word in said.items()
+    ]
+    controls = [a["ok"] for a in audits if a["kind"] == "control" and a.get("ok") is not None]
+    if controls:
+        found.append(("positive control", "rebuilt" if all(controls) else "NOT rebuilt: the attack proves nothing"))
+    return found
+
+
+def rows(run: Line, metrics: Sequence[Line], audits: Sequence[Line]) -> Rows:
+    """Label and value of every line of the table."""
+    state = reduce(fold, metrics, State())
+    found: Rows = [("rounds", f"{state.round} of {state.rounds}")] if state.rounds else []
+    found += [("accuracy", f"{state.accuracy:.3f}")] if state.accuracy is not None else []
+    found += [("density", f"{state.density:.3f}")] if state.density is not None else []
+    found += wire_row(state) + failure_row(metrics) + leakage_rows(audits)
+    found += [("privacy", verdict(audits).headline)] if audits else []
+    found += [("note", str(run["note"]))] if run.get("note") else []
+    return found + ([("error", str(run["error"]))] if run.get("error") else [])
+
+
+def summary(run: RunDir) -> Table:
+    """The table of a run."""
+    table = Table(title=f"run {run.id}", show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows(read_run(run.path), read_metrics(run.path), read_audits(run.path)):
+        table.add_row(label, Text(value))
+    return table

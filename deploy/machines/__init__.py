@@ -1,0 +1,1 @@
+"""A federation of several machines."""

@@ -1,0 +1,255 @@
+"""Certificates and keys of a federation across machines, made with the ``cryptography`` package.
+
+    DIR/ca.crt, ca.key                      the federation's own authority; ca.key stays where it was made
+    DIR/superlink.crt, superlink.key        TLS of the SuperLink, for localhost, 127.0.0.1, ::1 and the hosts given
+    DIR/supernodes/NAME, NAME.pub           one key pair a SuperNode: it signs its requests with NAME (OpenSSH format)
+
+A SuperNode's machine gets ``ca.crt`` and its own ``supernodes/NAME``, nothing else. TLS proves the SuperLink to the
+SuperNodes; the signature proves a SuperNode to the SuperLink (Flower tolerates 300 s of difference between clocks).
+Directories are 0700, private files 0600, from the moment they exist; nothing is ever overwritten.
+"""
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from prunella.deploy.errors import UsageError
+
+ALWAYS = ("localhost", "127.0.0.1", "::1")
+CA_DAYS, SUPERLINK_DAYS = 3650, 825  # 825 days is the most that common TLS stacks accept of a server
+SKEW = datetime.timedelta(hours=1)  # a machine whose clock is a little late must not refuse a new certificate
+PUBLIC = (".crt", ".pub")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class KeyFileError(UsageError):
+    """A key or certificate that is missing, of no use, or in the way."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The places in a directory of keys."""
+
+    path: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.path / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.path / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "superlink.crt"
+
+    @property
+    def certificate_key(self) -> Path:
+        return self.path / "superlink.key"
+
+    def supernode(self, name: str) -> Path:
+        return self.path / "supernodes" / name
+
+    def public(self) -> list[Path]:
+        """The public keys of all SuperNodes, by name."""
+        return sorted((self.path / "supernodes").glob("*.pub"))
+
+
+def general_name(host: str) -> x509.GeneralName:
+    """
+    >>> general_name("10.0.0.1"), general_name("superlink.example.org")
+    (<IPAddress(value=10.0.0.1)>, <DNSName(value='superlink.example.org')>)
+    """
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise KeyFileError(f"{host!r} is neither a host name nor an IP address") from None
+
+
+def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _usage(authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def make_ca() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A new authority that may sign servers and no further authority."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    builder = _builder("Prunella federation CA", _name("Prunella federation CA"), key.public_key(), CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return key, builder.add_extension(_usage(authority=True), critical=True).sign(key, hashes.SHA384())
+
+
+def make_certificate(
+    hosts: Iterable[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A server key and its certificate for ``hosts`` and this machine itself."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = [general_name(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    builder = (
+        _builder("Prunella SuperLink", ca.subject, key.public_key(), SUPERLINK_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(authority, critical=False)
+    )
+    return key, builder.sign(ca_key, hashes.SHA384())
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def certificates(hosts: Sequence[str]) -> dict[str, bytes]:
+    """New files of a federation by their names in its directory."""
+    ca_key, ca = make_ca()
+    key, certificate = make_certificate(hosts, ca_key, ca)
+    return {
+        "ca.key": _pem(ca_key),
+        "ca.crt": ca.public_bytes(serialization.Encoding.PEM),
+        "superlink.key": _pem(key),
+        "superlink.crt": certificate.public_bytes(serialization.Encoding.PEM),
+    }
+
+
+def key_pair(name: str) -> dict[str, bytes]:
+    """A SuperNode's new key pair by the files' names."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return {f"supernodes/{name}": private, f"supernodes/{name}.pub": public + b"\n"}
+
+
+def certified(certificate: Path) -> list[str]:
+    """The hosts other than this machine's own names that a SuperLink's certificate is for.
+
+    Raises ``KeyFileError`` where it is no certificate.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        raise KeyFileError(f"{certificate} cannot be read as a SuperLink's certificate: make new ones") from None
+    return [str(name.value) for name in names if str(name.value) not in ALWAYS]
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that must not be there yet: 0644 for what is public, 0600 for all else."""
+    mode = 0o644 if path.suffix in PUBLIC else 0o600
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise _in_the_way(path) from None
+
+
+def _in_the_way(path: Path) -> KeyFileError:
+    return KeyFileError(f"{path} is there already and is never overwritten: move it away, or use another --out")
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory that its owner alone may enter. A new one also asks git to leave it out: it may lie in a
+    checkout, where `git add .` would publish it."""
+    new = not path.exists()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    if new:
+        (path / ".gitignore").write_text("*\n")
+
+
+def make(out: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
+    """Write what is asked for and return it, all or, when something is in the way, nothing. Raises ``KeyFileError``.
+
+    In a directory that has certificates already, SuperNodes are added to them, unless ``hosts`` asks for new ones.
+    """
+    for name in names:
+        if not NAME.fullmatch(name) or Path(name).suffix in PUBLIC:
+            raise KeyFileError(f"{name!r} is no name for a SuperNode: use letters, digits, '.', '_' and '-'")
+    files = {} if Keys(out).certificate.exists() and names and not hosts else certificates(hosts)
+    for name in dict.fromkeys(names):
+        files |= key_pair(name)
+    for name in files:
+        if (out / name).exists():
+            raise _in_the_way(out / name)
+    try:
+        for directory in (out, out / "supernodes"):
+            private_directory(directory)
+        for name, content in files.items():
+            write_new(out / name, content)
+    except OSError as error:
+        raise KeyFileError(f"cannot write to {out} ({error.strerror}): choose another directory with --out") from None
+    return [out / name for name in files]
+
+
+def present(*paths: Path) -> None:
+    """Refuse to start when a file is missing or cannot be read."""
+    for path in paths:
+        if not os.access(path, os.R_OK) or not path.is_file():
+            found = "cannot be read by this user" if path.exists() else "is missing"
+            raise KeyFileError(f"{path} {found}: copy it from where `prunella keys` wrote it, or name it with --keys")
+
+
+def check_superlink(keys: Keys) -> None:
+    """The SuperLink's certificate is signed by this directory's authority, for this key, and valid today."""
+    present(keys.ca, keys.certificate, keys.certificate_key)
+    try:
+        ca = x509.load_pem_x509_certificate(keys.ca.read_bytes())
+        certificate = x509.load_pem_x509_certificate(keys.certificate.read_bytes())
+        key = serialization.load_pem_private_key(keys.certificate_key.read_bytes(), None)
+    except ValueError:
+        raise KeyFileError(f"{keys.path} holds a file that is neither certificate nor key: make new ones") from None
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (InvalidSignature, ValueError, TypeError):
+        raise KeyFileError(
+            f"{keys.certificate} was not signed by {keys.ca}: take both from the same directory"
+        ) from None
+    if certificate.public_key() != key.public_key():
+        raise KeyFileError(f"{keys.certificate_key} is not the key of {keys.certificate}: take both from one directory")
+    if not certificate.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= certificate.not_valid_after_utc:
+        raise KeyFileError(f"{keys.certificate} is not valid today: set the clock, or make new ones with --out")

@@ -1,0 +1,202 @@
+"""Bundling an app, handing it to the SuperLink and watching the run until it ends, over Flower's Control API.
+
+Runs in its own process (forked by the zygote, or ``python -m prunella.deploy.runtime.control FILE``), so that the
+launcher itself never imports Flower. FILE holds a JSON object: ``app`` (directory of the ``pyproject.toml``),
+``packages`` (directory of its code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config``
+(run-config overrides), ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink that
+was there before us also ``ca`` (the file of its authority's certificate; without it there is no TLS), ``register``
+(files of SuperNodes' public keys), ``stop`` (Flower's number of a run to end), and in seconds ``every`` (between two
+looks at the status) and ``patience`` (how long it may be away in between).
+``out`` is a file that gets one JSON object a line:
+
+    {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before
+    {"event": "stopped", "done": true}          the run that was to be stopped was; false when it had ended already
+    {"event": "started", "flower_run": id}      the run was accepted; without ``app``, none is submitted
+    {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
+    {"event": "error", "message": text}         the app or the settings were refused
+
+Flower's own ``flwr run`` ends with code 0 whether or not the run failed; the status is the only truth.
+"""
+
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prunella.deploy.ports import wait_open
+
+EVERY = 0.2  # seconds between two looks at the status
+START = 60.0  # seconds the Control API may take to open
+
+
+def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
+    """What may go into the bundle: the files ``fab-include`` names below ``packages``, or all when it names none.
+
+    Flower's own collection walks the whole directory, virtual environments included, before it looks at
+    ``fab-include``; that takes seconds in a working copy.
+    """
+    config = tomllib.loads((app / "pyproject.toml").read_text())
+    patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
+    found = {path.relative_to(packages).as_posix(): path for p in patterns for path in packages.glob(p.lstrip("/"))}
+    found |= {name: app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
+    return {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
+
+
+def refuse_private_keys(bundle: bytes) -> None:
+    """Raise ``ValueError`` where a file of the bundle is a private key, which every SuperNode would be sent.
+
+    By what it holds: a SuperNode's key may be called anything, ``site.json`` and ``site.py`` too.
+    """
+    with zipfile.ZipFile(io.BytesIO(bundle)) as files:
+        for name in files.namelist():
+            if b"PRIVATE KEY-----" in files.read(name)[:64]:
+                raise ValueError(f"{name} is a private key, and the bundle would carry it: keep keys outside the app")
+
+
+def start_run(client: Any, request: dict[str, Any]) -> int:
+    """Bundle the app and submit it; Flower's number of the run. Raises ``ValueError`` when the app is refused."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.federation_config_pb2 import SimulationConfig
+    from flwr.supercore.fab import Fab
+
+    content, _ = build_fab_from_files(app_files(Path(request["app"]), Path(request["packages"])))
+    refuse_private_keys(content)
+    simulation = request.get("simulation")
+    answer = client.StartRun(
+        StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(request["config"]),
+            override_federation_config=SimulationConfig(**simulation) if simulation else None,
+        )
+    )
+    if not answer.HasField("run_id"):
+        raise ValueError(f"the SuperLink refused the run: {answer.note or 'it gave no reason'}")
+    return int(answer.run_id)
+
+
+def look(client: Any, run: int, patience: float) -> Any:
+    """The status of a run, from a SuperLink that may be starting again for up to ``patience`` seconds."""
+    import httpx
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return next(iter(client.ListRuns(ListRunsRequest(run_id=run)).run_dict.values())).status
+        except httpx.TransportError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(EVERY)
+
+
+def statuses(client: Any, run: int, every: float = 0.0, patience: float = 0.0) -> Iterable[tuple[str, str]]:
+    """(status, details) at every change, until the run has finished."""
+    last = ""
+    while not last.startswith("finished"):
+        status = look(client, run, patience)
+        now = f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
+        if now != last:
+            yield now, str(status.details)
+            last = now
+        else:
+            time.sleep(max(every, EVERY))
+
+
+def register(client: Any, files: Iterable[Path]) -> list[str]:
+    """Let the SuperNodes with these public keys in; the names of those that were not registered before."""
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.error import FlowerError
+    from flwr.supercore.error.base import ApiErrorCode
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    new = []
+    for path in files:
+        key: Any = load_ssh_public_key(path.read_bytes())
+        try:
+            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=path.stem))
+        except httpx.HTTPStatusError as error:
+            known = FlowerError.from_json(error.response.text)
+            if not known or known.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                raise
+        else:
+            new.append(path.stem)
+    return new
+
+
+def connect(address: str, ca: str | None = None) -> Any:
+    """A client of the Control API at ``address``; without ``ca`` in plain HTTP, which is for loopback."""
+    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    interceptors: list[Any] = [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    return ControlHttpClient.from_server_address(
+        server_address=address,
+        insecure=ca is None,
+        root_certificates=Path(ca).read_bytes() if ca else None,
+        interceptors=interceptors,
+    )
+
+
+def explain_tls(error: Exception) -> None:
+    """Say what Flower's own "unavailable" leaves out. Raises ``ClickException`` when TLS is what failed."""
+    import click
+
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        raise click.ClickException(
+            "the SuperLink's certificate was not signed by this ca.crt, or is for another address: use the keys the "
+            "SuperLink runs with"
+        )
+    if "WRONG_VERSION_NUMBER" in str(error) or "wrong version number" in str(error):
+        raise click.ClickException("the SuperLink speaks without TLS: add --insecure, or start it with --keys")
+    if "disconnected without sending a response" in str(error):
+        raise click.ClickException("the SuperLink hung up; if it speaks TLS, leave out --insecure")
+
+
+def follow(request: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Register keys, submit the run and yield its events."""
+    host, _, port = request["address"].rpartition(":")
+    wait_open(int(port), START, host=host.strip("[]"))
+    client = connect(request["address"], request.get("ca"))
+    if keys := request.get("register"):
+        yield {"event": "registered", "names": register(client, map(Path, keys))}
+    if run := request.get("stop"):
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        yield {"event": "stopped", "done": bool(client.StopRun(StopRunRequest(run_id=run)).success)}
+    if not request.get("app"):
+        return
+    yield {"event": "started", "flower_run": (run := start_run(client, request))}
+    for status, details in statuses(client, run, request.get("every", EVERY), request.get("patience", 0.0)):
+        yield {"event": "status", "status": status, "details": details}
+
+
+def main() -> None:
+    """The process: reads the request named on the command line, writes events."""
+    import click
+    from flwr.cli.utils import flwr_cli_exc_handler
+
+    request = json.loads(Path(sys.argv[1]).read_text())
+    with open(request["out"], "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        try:
+            with flwr_cli_exc_handler(explain_tls):
+                for event in follow(request):
+                    print(json.dumps(event), file=out, flush=True)
+        except (ValueError, OSError, click.ClickException) as error:
+            print(json.dumps({"event": "error", "message": str(error)}), file=out, flush=True)
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A client that runs no code but its owner's, and takes part only where the run's bundle is that code, file by file.
+
+Flower sends the app's bundle (FAB) from whoever submits a run to every SuperNode, which unpacks and imports it. That is
+convenient, and it means that conditions a client's owner sets (``client.policy``) would be looked at by somebody else's
+code. ``prunella supernode`` with ``--require`` or ``--epsilon-budget`` therefore unpacks no bundle and runs what is
+installed. It looks at the bundle all the same, since two releases do not understand each other: every file in it must
+be equal to the one of this installation, and the ClientApp must be ours. Dependencies are never installed at run time.
+
+Errors: ``ForeignCode``, which the server is told; it names a file of the bundle.
+"""
+
+import io
+import os
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prunella.deploy.runtime.processes import ROOT
+
+OWN_CODE = "PRUNELLA_OWN_CODE"  # in the environment of a SuperNode's tasks: 1, where this is asked for
+CLIENT_APP = "prunella.client.app:app"
+TEXTS = ("LICENSE", "README.md", ".info/CONTENT")  # never imported; Flower checks the last against the files itself
+DECLARATION = "pyproject.toml"
+
+
+class ForeignCode(Exception):
+    """The bundle holds code that is not this machine's."""
+
+
+def check_bundle(content: bytes, root: Path = ROOT) -> None:
+    """Raise ``ForeignCode`` unless every file of the bundle is that of ``root``."""
+    with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+        for name in bundle.namelist():
+            if name.endswith("/") or name in TEXTS:
+                continue
+            if name == DECLARATION:
+                _check_declaration(bundle.read(name))
+            elif not _same(bundle.read(name), root, PurePosixPath(name)):
+                raise ForeignCode(
+                    f"this client runs its own release only, and {name!r} of the run's bundle is not in it: submit "
+                    "with the same release"
+                )
+
+
+def _same(content: bytes, root: Path, name: PurePosixPath) -> bool:
+    """Whether a plain file of this name lies below ``root`` and has this content."""
+    if name.is_absolute() or ".." in name.parts:
+        return False
+    path = root / name
+    return path.is_file() and path.read_bytes() == content
+
+
+def _check_declaration(content: bytes) -> None:
+    """The one file that may differ, since a run's settings stand in it: its ClientApp must be ours."""
+    app = tomllib.loads(content.decode()).get("tool", {}).get("flwr", {}).get("app", {})
+    if app.get("components", {}).get("clientapp") != CLIENT_APP:
+        raise ForeignCode(f"this client runs its own release only, and the run's ClientApp is not {CLIENT_APP}")
+
+
+def _asked() -> bool:
+    return os.environ.get(OWN_CODE) == "1"
+
+
+def checked(install: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's ``install_from_fab``, which where the environment asks for it looks, and unpacks nothing."""
+
+    def look_first(fab_file: bytes, *args: Any, **keywords: Any) -> Any:
+        if not _asked():
+            return install(fab_file, *args, **keywords)
+        check_bundle(fab_file)
+        return ROOT
+
+    return look_first
+
+
+def loading_own(get_loader: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Flower's ``get_load_client_app_fn``, which where the environment asks for it loads what is installed here.
+
+    Flower loads from the directory that the *server* names by app, version and hash, whatever bundle came with it: a
+    directory left by an earlier run, of before this client had conditions, would do.
+    """
+
+    def get(*args: Any, **keywords: Any) -> Callable[..., Any]:
+        if not _asked():
+            return get_loader(*args, **keywords)
+        from flwr.clientapp.utils import LoadClientAppError, load_app
+
+        return lambda *_: load_app(CLIENT_APP, LoadClientAppError, ROOT)
+
+    return get

@@ -1,0 +1,193 @@
+"""Every attribute of Flower that the warm launcher touches, in one place, each with its reason.
+
+Nothing on disk changes: attributes of modules are replaced in our own process, before it forks the SuperLink, the
+SuperNodes and the SuperExecs. ``prunella run --stock`` applies none of it. An attribute that is not there means
+another Flower than the one this was written against: ``PatchError``, never a silent skip.
+
+Times are seconds. Flower 1.39 sleeps 3 s between two questions for work, 0.5 s between two looks for a reply, waits
+1 s and then twice that for an object that is not there yet, and needs 60 s to notice a dead SuperNode.
+"""
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from prunella.deploy.runtime.own_code import checked, loading_own
+
+POLL = 0.1
+SHARE = 0.05  # of the time without work that a look for some may come late
+OBJECT_BACKOFF = 0.05
+HEARTBEAT = 10  # the least the SuperLink accepts; a dead SuperNode is missed after two
+TASK_STARTS = 90  # seconds a task may take from being claimed to its first word; Flower gives it 30
+TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
+_TASKS = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
+
+Spawn = Callable[[list[str]], None]
+Entry = Callable[[], Any]
+
+
+def poll_for(supernodes: int) -> float:
+    """Seconds between two questions for work, while there is some. A SuperNode that asks ten times a second and its
+    executor take 6 % of a core; all of one machine's together take a third of one, however many they are, and so does
+    the SuperLink of as many machines.
+
+    >>> poll_for(4), poll_for(50)
+    (0.1, 1.0)
+    """
+    return max(POLL, 0.02 * supernodes)
+
+
+class PatchError(Exception):
+    """The installed Flower does not have an attribute this launcher replaces."""
+
+
+def _attribute(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise PatchError(
+            f"flwr {metadata.version('flwr')} has no {module}.{name}: install flwr==1.39.* or add --stock"
+        ) from None
+
+
+def replace(module: str, name: str, value: Any) -> None:
+    """Set ``module.name``, which must exist."""
+    _attribute(module, name)
+    setattr(importlib.import_module(module), name, value)
+
+
+def set_default(module: str, function: str, parameter: str, value: Any) -> None:
+    """Change the default of a keyword-only ``parameter`` of ``module.function``."""
+    defaults = getattr(_attribute(module, function), "__kwdefaults__", None) or {}
+    if parameter not in defaults:
+        raise PatchError(f"flwr {metadata.version('flwr')}: {module}.{function} has no {parameter!r}: add --stock")
+    defaults[parameter] = value
+
+
+class PatientTime:
+    """The module ``time`` for a loop that asks for work: it sleeps ``least`` seconds, or a twentieth of the time since
+    there was some, where that is longer.
+
+    A fleet that waits for its next round or run must not keep the SuperLink busy with questions: thirty that ask ten
+    times a second take a whole core of it. Never longer than Flower's own sleep; a sleep below a second is one for an
+    answer that is being made, which is work.
+
+    >>> clock, begin = PatientTime(0.01), time.monotonic()
+    >>> clock.sleep(3)
+    >>> time.monotonic() - begin < 3
+    True
+    """
+
+    def __init__(self, least: float) -> None:
+        self._least, self._idle = least, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def work(self) -> None:
+        """There was work: ask often again."""
+        self._idle = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        if seconds < 1:
+            self.work()
+            pause = min(seconds, self._least)
+        else:
+            pause = min(seconds, max(self._least, SHARE * self._idle))
+            self._idle += pause
+        time.sleep(pause)
+
+
+class ForkedPopen:
+    """Stands in for the module ``subprocess`` in Flower's executor: ``Popen`` asks the zygote for a fork.
+
+    The command line is the one Flower's own executor wrote. ``clock`` hears that there was work.
+    """
+
+    DEVNULL = None
+
+    def __init__(self, spawn: Spawn, clock: PatientTime) -> None:
+        self._spawn, self._clock = spawn, clock
+
+    def Popen(self, command: list[str], **_: Any) -> None:  # noqa: N802 - the name it replaces
+        self._clock.work()
+        self._spawn(command)
+
+
+def faster_supernode(poll: float) -> None:
+    """The SuperNode looks for replies every ``poll`` seconds and for work patiently, and its death shows sooner."""
+    replace("flwr.supernode.start_client_internal", "time", PatientTime(poll))
+    for module in ("flwr.client.grpc_rere_client.connection", "flwr.supercore.heartbeat"):
+        replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
+
+
+def supernode_entry(entry: Entry) -> Entry:
+    """The SuperNode's entry point, under which a ClientApp that crashed is missed after 20 s without a heartbeat, not
+    after 60.
+
+    In that process alone: a ServerApp that is kept waiting longer, by a SuperLink that starts again or a machine that
+    has too much to do, must not count as dead. A ClientApp that is costs one reply.
+    """
+
+    def start() -> Any:
+        for module in _TASKS:
+            replace(module, "HEARTBEAT_PATIENCE", 2 * HEARTBEAT / TASK_STARTS)
+        return entry()
+
+    return start
+
+
+def patient_start() -> None:
+    """A task may take longer to start: with fifty of them on a busy machine, one waits more than 30 s for its turn."""
+    for module in _TASKS:  # Flower multiplies the two where a task has started, and takes the first where it has not
+        replace(module, "HEARTBEAT_DEFAULT_INTERVAL", TASK_STARTS)
+        replace(module, "HEARTBEAT_PATIENCE", TASK_SILENT / TASK_STARTS)
+
+
+def faster_objects() -> None:
+    """A tensor that its sender has not uploaded yet is asked for again after 0.05 s, not after 1 s."""
+    for function in ("pull_objects", "pull_and_inflate_object_from_tree"):
+        set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
+
+
+def forked_tasks(spawn: Spawn, poll: float) -> None:
+    """SuperExecs look for tasks as patiently as SuperNodes for messages, and fork every one from the zygote, instead of
+    starting Python and importing everything again."""
+    executor = _attribute("flwr.supercore.superexec.executor.subprocess_executor", "SubprocessExecutor")
+    if "subprocess.Popen(" not in inspect.getsource(executor.launch):
+        raise PatchError(f"flwr {metadata.version('flwr')} starts its tasks in another way: add --stock")
+    clock = PatientTime(poll)
+    replace("flwr.supercore.superexec.run_superexec", "time", clock)
+    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn, clock))
+
+
+def quiet_superlink() -> None:
+    """No line in the log for every request: tight polling would write megabytes an hour and hide the errors."""
+    original = _attribute("flwr.superlink.cli.flower_superlink", "get_uvicorn_log_config")
+
+    def without_access(level: int) -> dict[str, Any]:
+        config: dict[str, Any] = original(level)
+        config["loggers"]["uvicorn.access"]["level"] = "WARNING"
+        return config
+
+    replace("flwr.superlink.cli.flower_superlink", "get_uvicorn_log_config", without_access)
+
+
+def own_code() -> None:
+    """Where its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle."""
+    module = "flwr.supernode.runtime.run_clientapp"
+    replace(module, "install_from_fab", checked(_attribute(module, "install_from_fab")))
+    replace(module, "get_load_client_app_fn", loading_own(_attribute(module, "get_load_client_app_fn")))
+
+
+def apply(spawn: Spawn, poll: float = POLL) -> None:
+    """All of the above but the entry point. ``spawn`` receives the command line of a task. Raises ``PatchError``."""
+    own_code()
+    faster_supernode(poll)
+    patient_start()
+    faster_objects()
+    forked_tasks(spawn, poll)
+    quiet_superlink()

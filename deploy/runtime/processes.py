@@ -1,0 +1,233 @@
+"""Starting, watching and ending the processes of a federation.
+
+Two ways to start the same list of ``Process``: ``Stock`` runs Flower's own commands, ``Warm`` forks them all from one
+process that has imported Flower and PyTorch already (``deploy.runtime.zygote``). Both end everything when the launcher
+ends, also when the launcher is killed with SIGKILL: the kernel delivers SIGKILL to every child whose parent died
+(``PR_SET_PDEATHSIG``), down the tree. Linux only.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from prunella.deploy.errors import LaunchError
+from prunella.deploy.ports import LOOPBACK, wait_open
+
+CONTROL = "prunella-control"
+GRACE = 3.0  # seconds a process has between SIGTERM and SIGKILL
+START = 60.0  # seconds a port may take to open
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+ROOT = Path(__file__).resolve().parent.parent
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: a console script of Flower (or ``CONTROL``) with its arguments, environment and log file.
+
+    ``wait_for`` are loopback ports that must be open before it starts. ``after`` is the number of modules the zygote
+    must have preloaded first; ``task_log`` is where the tasks a SuperExec starts write.
+    """
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    log: str = os.devnull
+    env: Mapping[str, str] = field(default_factory=dict)
+    wait_for: tuple[int, ...] = ()
+    after: int = 0
+    task_log: str = ""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process has ended: ``code`` as in ``subprocess``, negative for a signal."""
+
+    name: str
+    code: int
+
+    @property
+    def how(self) -> str:
+        """
+        >>> Exit("server", -9).how
+        'was killed by SIGKILL'
+        """
+        return f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with code {self.code}"
+
+
+class Backend(Protocol):
+    """What the launcher needs of a way to start processes."""
+
+    def spawn(self, process: Process) -> None: ...
+    def exits(self) -> list[Exit]: ...
+    def stop(self) -> None: ...
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when ``parent`` dies; end at once if it is dead already.
+
+    Strictly, when the thread that started it ends: start processes from a main thread.
+    """
+    _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def call_myself(name: str) -> None:
+    """The name ``ps -o comm`` and ``top`` show, 15 bytes; forks would all be called like the zygote."""
+    _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 - never written to
+    """The environment of every process: Flower's scripts on PATH, no telemetry, no update check, no ``uv sync``."""
+    scripts = str(Path(sys.executable).parent)
+    fixed = {
+        "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONUNBUFFERED": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "GRPC_VERBOSITY": "ERROR",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for serving on 127.0.0.1 instead of everywhere
+    }
+    return {**os.environ, **fixed, **extra}
+
+
+def importable(env: Mapping[str, str]) -> dict[str, str]:
+    """The same environment, in which ``python -m deploy.…`` finds this package, installed or not."""
+    before = env.get("PYTHONPATH", "")
+    return {**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{before}" if before else str(ROOT)}
+
+
+class Stock:
+    """Flower's own commands, unpatched, each a new Python."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def spawn(self, process: Process) -> None:
+        for port in process.wait_for:
+            if not wait_open(port, START):
+                where = f"{LOOPBACK}:{port}"
+                raise LaunchError(f"nothing listens on {where} after {START:.0f} s, so {process.name} cannot start")
+        env = environment(process.env)
+        command = [process.command, *process.args]
+        if process.command == CONTROL:
+            command, env = [sys.executable, "-m", "prunella.deploy.runtime.control", *process.args], importable(env)
+        parent = os.getpid()
+        with open(process.log, "ab") as log:
+            self._running[process.name] = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent),
+            )
+
+    def exits(self) -> list[Exit]:
+        ended = [Exit(name, child.returncode) for name, child in self._running.items() if child.poll() is not None]
+        for exit in ended:
+            del self._running[exit.name]
+        return ended
+
+    def stop(self) -> None:
+        """SIGTERM to each process group, SIGKILL to what is left after ``GRACE`` seconds."""
+        children = list(self._running.values())
+        for child in children:
+            _signal_group(child.pid, signal.SIGTERM)
+        end = time.monotonic() + GRACE
+        while any(child.poll() is None for child in children) and time.monotonic() < end:
+            time.sleep(0.02)
+        for child in children:
+            _signal_group(child.pid, signal.SIGKILL)
+            child.wait()
+        self._running.clear()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+class Warm:
+    """The launcher's end of the zygote: sends it what to start, reads what has ended."""
+
+    def __init__(self, log: Path, env: Mapping[str, str], preload: tuple[str, ...], poll: float) -> None:
+        self._log = log
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        command = [sys.executable, "-m", "prunella.deploy.runtime.zygote", str(theirs.fileno()), str(poll), *preload]
+        with theirs, open(log, "ab") as output:
+            self._zygote = subprocess.Popen(
+                command,
+                env=importable(environment(env)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
+            )
+        self._channel.setblocking(False)
+        self._stopped = False
+
+    def spawn(self, process: Process) -> None:
+        try:
+            self._channel.send(json.dumps(asdict(process)).encode())
+        except OSError:
+            raise LaunchError(f"the warm worker has ended: see {self._log}") from None
+
+    def exits(self) -> list[Exit]:
+        ended = []
+        for message in self._messages():
+            if "error" in message:
+                raise LaunchError(message["error"])
+            ended.append(Exit(message["name"], message["code"]))
+        if not self._stopped and _has_ended(self._zygote.pid):
+            self.stop()
+            raise LaunchError(f"the warm worker {Exit('', self._zygote.returncode).how}: see {self._log}")
+        return ended
+
+    def _messages(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while True:
+            try:
+                packet = self._channel.recv(1 << 16)
+            except (BlockingIOError, ConnectionError):
+                return found
+            if not packet:
+                return found
+            found.append(json.loads(packet))
+
+    def stop(self) -> None:
+        """Close the channel, which tells the zygote to end everything; then kill whatever its group still holds."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._channel.close()
+        try:
+            end = time.monotonic() + GRACE + 2.0
+            while not _has_ended(self._zygote.pid) and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            _signal_group(self._zygote.pid, signal.SIGKILL)
+            self._zygote.wait()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, without reaping it: its id, and so its group's, stays taken."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

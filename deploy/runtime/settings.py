@@ -1,0 +1,172 @@
+"""Settings of a run as typed on the command line: split, typed by their defaults, checked before anything starts.
+
+The defaults, and so the valid keys, stand in ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``; Flower
+refuses any other. For Prunella's own app every room's rules are applied as well.
+
+>>> defaults = {"rounds": 10, "rate": 0.3, "strategy": "prunefl"}
+>>> parse(["rounds=3", "rate=1"], defaults)
+{'rounds': 3, 'rate': 1.0}
+>>> parse(["round=3"], defaults)
+Traceback (most recent call last):
+core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: rate, rounds, strategy
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prunella.core.errors import ConfigError, unknown
+
+Value = str | int | float | bool
+NAME = "prunella"
+# Settings whose values are names that other rooms know; checking them costs importing those rooms.
+NAMED = ("strategy", "defenses", "attack", "model", "dataset")
+# The launcher's own business.
+RESERVED = ("run-dir", "resume")
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """
+    >>> flatten({"rounds": 3, "dgp": {"top": 0.05}})
+    {'rounds': 3, 'dgp.top': 0.05}
+    """
+    flat: dict[str, Value] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def read_app(app: Path) -> dict[str, Any]:
+    """The parsed ``pyproject.toml`` of a Flower app. Raises ``ConfigError``."""
+    path = app / "pyproject.toml"
+    try:
+        parsed = tomllib.loads(path.read_text())
+    except OSError:
+        raise ConfigError(f"{app} holds no pyproject.toml: name the app's directory with --app") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if "components" not in parsed.get("tool", {}).get("flwr", {}).get("app", {}):
+        raise ConfigError(f"{path} describes no Flower app: [tool.flwr.app.components] is missing")
+    return parsed
+
+
+def app_directory() -> Path:
+    """Where the app's ``pyproject.toml`` is: beside this package, or installed under ``share/prunella``."""
+    beside = Path(__file__).resolve().parent.parent
+    if (beside / "pyproject.toml").exists():
+        return beside
+    try:
+        installed = metadata.files(NAME) or []
+    except metadata.PackageNotFoundError:
+        installed = []
+    for file in installed:
+        if file.as_posix().endswith(f"share/{NAME}/pyproject.toml"):
+            return Path(str(file.locate())).resolve().parent
+    raise ConfigError("the app's pyproject.toml is not installed: name the app's directory with --app")
+
+
+def packages_of(app: Path) -> Path:
+    """Where an app's code is: beside its ``pyproject.toml``, except for a Prunella installed from a wheel."""
+    try:
+        own = app_directory()
+    except ConfigError:
+        return app
+    return Path(__file__).resolve().parent.parent if app.resolve() == own else app
+
+
+def defaults(app: Mapping[str, Any]) -> dict[str, Value]:
+    return flatten(app["tool"]["flwr"]["app"].get("config", {}))
+
+
+def is_prunella(app: Mapping[str, Any]) -> bool:
+    return bool(app.get("project", {}).get("name") == NAME and app["tool"]["flwr"]["app"].get("publisher") == NAME)
+
+
+def typed(key: str, text: str, default: Value) -> Value:
+    """``text`` as the type of ``default``. Raises ``ConfigError``."""
+    if isinstance(default, bool):
+        if text.lower() not in _TRUTH:
+            raise ConfigError(f"{key}: {text!r} is neither true nor false")
+        return _TRUTH[text.lower()]
+    if isinstance(default, str):
+        return text
+    try:
+        return type(default)(text)
+    except ValueError:
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ConfigError(f"{key}: {text!r} is not {kind}") from None
+
+
+def relatives(key: str, known: Iterable[str]) -> list[str]:
+    """The keys to name to somebody who typed ``key``: those of its section, else those without one; not all hundred.
+
+    >>> relatives("dgp.tip", ["rounds", "dgp.top", "ig.tv"]), relatives("round", ["rounds", "dgp.top"])
+    (['dgp.top'], ['rounds'])
+    """
+    keys = list(known)
+    section = [each for each in keys if "." in key and each.startswith(key.split(".")[0] + ".")]
+    return section or [each for each in keys if ("." in each) == ("." in key)]
+
+
+def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:
+    """``key=value`` texts as typed settings; the last one wins. Raises ``ConfigError``."""
+    settings: dict[str, Value] = {}
+    for item in given:
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise ConfigError(f"{item!r} is not a setting: write key=value, for example -c rounds=3")
+        if key in RESERVED:
+            raise ConfigError(f"{key!r} is set by the launcher: use --runs, --run-id or --resume")
+        if key not in known:
+            raise unknown("setting", key, relatives(key, known))
+        settings[key] = typed(key, text, known[key])
+    return settings
+
+
+def sections() -> dict[str, type]:
+    """The settings of every room's algorithms, by the word before the dot."""
+    from prunella import attacks, privacy, strategies
+
+    return {**privacy.SECTIONS, **strategies.SECTIONS, **attacks.SECTIONS}
+
+
+def check_names(settings: Mapping[str, Value]) -> None:
+    """Refuse a strategy, defense, attack, model or dataset that no registry has."""
+    from prunella.core.foreign import FORM
+
+    from prunella import attacks, privacy, strategies, tasks
+
+    registries: dict[str, Iterable[str]] = {
+        "strategy": strategies.STRATEGIES,
+        "defenses": privacy.DEFENSES,
+        "attack": attacks.ATTACKS,
+        "model": tasks.MODELS,
+        "dataset": tasks.DATASETS,
+    }
+    for key, registry in registries.items():
+        for name in str(settings[key]).split(","):
+            if ":" in name or (key in ("model", "dataset") and set(name) & set("/.@")):
+                continue  # somebody's own: "package.module:NAME", "imagefolder:/path", a Hugging Face name, a file
+            if name.strip() and name.strip() not in registry:
+                own = [FORM] if key in ("defenses", "attack", "model") else []
+                raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
+
+
+def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> None:
+    """Apply the rules of Prunella's rooms to ``given``; another app has none. Raises ``ConfigError``.
+
+    The rooms import PyTorch, so they are asked only about what the user changed.
+    """
+    if not is_prunella(app):
+        return
+    from prunella.core.config import check_sections, parse_run
+
+    everything = {**defaults(app), **given}
+    parse_run(everything)
+    if any("." in key for key in given):
+        check_sections(given, sections())
+    if any(key in NAMED for key in given):
+        check_names(everything)

@@ -1,0 +1,281 @@
+"""The zygote: one single-threaded process that has imported Flower and PyTorch, and from which everything is forked.
+
+Starting Python, Flower and PyTorch takes 4 to 6 s of processor time, and stock Flower pays it for every message to
+every client. A fork of this process pays milliseconds: the SuperLink, the SuperNodes, the SuperExecs, and each
+ClientApp and ServerApp task are forks. Only third-party modules are preloaded, never the app's own (its bundle may
+change between runs), and nothing here touches CUDA or starts a thread, so that a fork is safe.
+
+Protocol, one JSON object a packet: the launcher sends ``Process``; we send ``{"name", "code"}`` when one has ended
+and ``{"error"}`` before giving up. SuperExecs send ``{"task": command line}`` over a second socket that they
+inherit. The launcher's end closing means: end everything.
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any, NoReturn
+
+from prunella.deploy.ports import LOOPBACK, wait_open
+from prunella.deploy.runtime import control, patches
+from prunella.deploy.runtime.processes import CONTROL, GRACE, ROOT, START, Process, call_myself, die_with_parent
+
+# What the services import on first use; imported before the first fork, so that it is paid once.
+FLOWER = (
+    "flwr.superlink.cli",
+    "flwr.superlink.main",
+    "flwr.supernode.cli",
+    "flwr.supernode.main",
+    "flwr.supercore.cli",
+    "flwr.simulation.app",
+    "flwr.serverapp.strategy",
+    "flwr.clientapp",
+    "flwr.cli.build",
+    "flwr.supercore.control",
+    "flwr.cli.cli_client_interceptor",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "httpcore",
+    "h11",
+    "encodings.idna",
+)
+# What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after the first
+# ``CLIENT_AFTER``: the rest, which optimizers and scoring need, is imported while they start and find each other.
+PRELOAD = (
+    "torch",
+    "pydantic",
+    "cryptography.hazmat.primitives.ciphers",
+    "filelock",
+    "safetensors.torch",
+    "torch._dynamo",
+    "sklearn.datasets",
+)
+SERVER_AFTER, CLIENT_AFTER = 1, 3
+SUPERNODE = "flower-supernode"
+SIGNS_OFF = "supernode"  # the name ``deploy.machines.commands`` gives; those of a run on one machine are numbered
+# One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
+# that, a fork could not use it.
+ENV = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "3",  # at most: patches.PatientTime
+}
+Entry = Callable[[], Any]
+
+
+def entry_points() -> dict[str, Entry]:
+    """The functions behind Flower's console scripts, and ours, by the script's name."""
+    scripts = {e.name: e for e in metadata.distribution("flwr").entry_points if e.group == "console_scripts"}
+    wanted = [name for name in scripts if name.startswith(("flower-", "flwr-"))]
+    return {name: scripts[name].load() for name in wanted} | {CONTROL: control.main}
+
+
+def fresh_randomness() -> None:
+    """New seeds for the global generators, which forks would otherwise share: two clients drawing the same noise."""
+    if torch := sys.modules.get("torch"):
+        torch.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(int.from_bytes(os.urandom(4)))  # noqa: NPY002 - the global one is the one to reseed
+
+
+def redirect(path: str) -> None:
+    """Standard output and error of this process to the end of ``path``."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def run_and_exit(entry: Entry) -> NoReturn:
+    """Run a console script's function as a process would, and never return into the zygote."""
+    code = 1
+    try:
+        entry()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:  # noqa: BLE001 - this is the top of a process: nothing above would print it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Zygote:
+    """The children, the requests not yet served, and the two sockets they come over."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self.launcher = launcher
+        self.tasks, self.ask = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.getpid()
+        self.children: dict[int, str] = {}
+        self.waiting: list[Process] = []
+        self.preloaded = 0
+        self.origin = Process("zygote", "")  # in a child: the request it was forked for
+        self.entries: dict[str, Entry] = {}
+
+    def request_task(self, command: list[str]) -> None:
+        """Called in a SuperExec: have the zygote fork a task that inherits this SuperExec's environment."""
+        name = f"{command[0]} of {self.origin.name}"
+        task = Process(name, command[0], tuple(command[1:]), self.origin.task_log, self.origin.env)
+        self.ask.send(json.dumps(asdict(task)).encode())
+
+    def fork(self, process: Process) -> None:
+        if pid := os.fork():
+            self.children[pid] = process.name
+        else:
+            run_and_exit(lambda: self.child(process))
+
+    def child(self, process: Process) -> None:
+        """Become ``process``: its own log, environment, signals and randomness; then its entry point."""
+        die_with_parent(self.pid)
+        self.launcher.close()
+        self.tasks.close()
+        self.origin, self.children = process, {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        gc.enable()
+        sys.dont_write_bytecode = False  # every message imports the same bundle: a fifth of its time is compiling it
+        call_myself(process.name)
+        redirect(process.log)
+        os.environ.update(process.env)
+        fresh_randomness()
+        for port in process.wait_for:
+            if not wait_open(port, START):
+                sys.exit(f"nothing listens on {LOOPBACK}:{port} after {START:.0f} s")
+        sys.argv = [process.command, *process.args]
+        self.entries[process.command]()
+
+    def serve(self, seconds: float) -> None:
+        """Take requests for up to ``seconds``, fork what may be forked, report what has ended."""
+        while ready := select.select([self.launcher, self.tasks], [], [], seconds)[0]:
+            for source in ready:
+                self.take(source)
+            seconds = 0
+        for process in [p for p in self.waiting if p.after <= self.preloaded]:
+            self.waiting.remove(process)
+            self.fork(process)
+        for name, code in self.reap():
+            self.launcher.send(json.dumps({"name": name, "code": code}).encode())
+
+    def take(self, source: socket.socket) -> None:
+        packet = source.recv(1 << 16)
+        if not packet:
+            raise EOFError
+        request = json.loads(packet)
+        self.waiting.append(Process(**{**request, **{k: tuple(request[k]) for k in ("args", "wait_for")}}))
+
+    def reap(self) -> list[tuple[str, int]]:
+        """Names and exit codes of the children that have ended since the last look."""
+        ended = []
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended.append((self.children.pop(pid, "?"), os.waitstatus_to_exitcode(status)))
+        return ended
+
+    def end(self) -> NoReturn:
+        """SIGTERM to the apps, and when they are gone, or after ``GRACE`` seconds, SIGKILL to all of our process group.
+
+        Flower's own processes keep their state in memory and have nothing to put in order, except a SuperNode of a
+        federation that outlives it: it signs off, and its key may come back at once.
+        """
+        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-") or name == SIGNS_OFF]
+        for pid in apps:
+            os.kill(pid, signal.SIGTERM)
+        limit = time.monotonic() + GRACE
+        while self.children.keys() & set(apps) and time.monotonic() < limit:
+            self.reap()
+            time.sleep(0.02)
+        os.killpg(0, signal.SIGKILL)
+        raise AssertionError("unreachable: we are in that group")
+
+
+def orphaned(*_: object) -> NoReturn:
+    """The launcher is gone: SIGTERM from the kernel, wherever we are."""
+    raise EOFError
+
+
+def preload(zygote: Zygote, modules: Sequence[str]) -> None:
+    """Import ``modules`` one by one, serving requests in between. One that is not installed is skipped."""
+    for number, module in enumerate(modules, 1):
+        zygote.serve(0)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            print(f"not preloaded: {missing}", flush=True)
+        if module == "torch":
+            sys.modules["torch"].set_num_threads(1)
+        gc.freeze()
+        zygote.preloaded = number
+
+
+def forget_path() -> None:
+    """Take this project's own directory off the path: an app must find its modules in its bundle or nowhere.
+
+    Installed from a wheel, that directory is ``site-packages``, where everything else lives too: it stays. So does the
+    present directory where ``PYTHONPATH`` names it: somebody's own model may lie there.
+    """
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    dropped = ({"", os.getcwd()} - named | {str(ROOT)}) - installed
+    sys.path[:] = [entry for entry in sys.path if entry not in dropped]
+    kept = [entry for entry in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if entry not in dropped]
+    if kept:
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+
+
+def single_threaded() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def warm_up(zygote: Zygote, poll: float) -> None:
+    """Import and patch Flower. What fails is told to the launcher."""
+    gc.disable()
+    try:
+        for module in FLOWER:
+            importlib.import_module(module)
+        zygote.entries = entry_points()
+        zygote.entries[SUPERNODE] = patches.supernode_entry(zygote.entries[SUPERNODE])
+        patches.apply(zygote.request_task, poll)
+    except (ImportError, patches.PatchError) as error:
+        zygote.launcher.send(json.dumps({"error": str(error)}).encode())
+        sys.exit(1)
+    forget_path()
+    gc.freeze()
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m prunella.deploy.runtime.zygote FD POLL [MODULE …]``; ``FD`` is the socket the launcher left open."""
+    descriptor, poll, *modules = argv
+    zygote = Zygote(socket.socket(fileno=int(descriptor)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, orphaned)
+    try:
+        warm_up(zygote, float(poll))
+        preload(zygote, modules)
+        print("ready, single-threaded" if single_threaded() else "ready, but a thread runs: forks may hang", flush=True)
+        while True:
+            zygote.serve(0.05)
+    except (EOFError, ConnectionError):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        zygote.end()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What the commands besides running do: replay, compare, export, doctor."""

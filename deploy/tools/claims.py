@@ -1,0 +1,14 @@
+"""``prunella reproduce``: the benchmarks' engine in a process of its own, since nothing here imports ``benchmarks``."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from prunella.deploy.runtime.processes import environment, importable
+
+MODULE = "prunella.benchmarks.engine.reproduce"
+
+
+def reproduce(arguments: Sequence[str]) -> int:
+    """Run the engine with its own options; its exit code."""
+    return subprocess.run([sys.executable, "-m", MODULE, *arguments], env=importable(environment())).returncode

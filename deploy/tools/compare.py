@@ -1,0 +1,106 @@
+"""Runs side by side: what was set differently, and what came of it; runs of several seeds together, if asked.
+
+>>> differing([{"rate": 0.3, "seed": 0, "run-dir": "a"}, {"rate": 0.5, "seed": 0, "run-dir": "b"}])
+[('rate', ['0.3', '0.5'])]
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prunella.deploy.console.summary import rows
+from prunella.deploy.errors import UsageError
+from prunella.deploy.runs import RunDir, state
+from prunella.server.report.report import OWN
+from prunella.server.store import read_audits, read_metrics, read_run
+from rich.table import Table
+from rich.text import Text
+
+MISSING = "—"
+Cells = list[tuple[str, list[str]]]
+Arm = list[RunDir]
+NUMBER = re.compile(r"(\d+\.\d+)")
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> Cells:
+    """Settings that are not the same everywhere, with each run's value; those of the place are no difference.
+
+    Settings that not every run has, since another version of Prunella made it, are counted in one line.
+    """
+    names = [set(each) - set(OWN) for each in settings]
+    shared = set.intersection(*names)
+    found = [(name, [str(each[name]) for each in settings]) for name in sorted(shared)]
+    more = [str(len(each - shared)) for each in names]
+    return [(name, row) for name, row in [*found, ("settings not in all", more)] if len(set(row)) > 1]
+
+
+def figures(run: RunDir) -> dict[str, str]:
+    """The lines of a run's table by their label; those of one label together."""
+    found: dict[str, list[str]] = {}
+    for label, value in rows(read_run(run.path), read_metrics(run.path), read_audits(run.path)):
+        found.setdefault(label, []).append(value)
+    return {label: "\n".join(values) for label, values in found.items()}
+
+
+def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
+    """Runs that differ in nothing but their seed, together. Raises ``UsageError`` for one that has not completed, or a
+    seed that comes twice: neither is a sample of the same thing."""
+    arms: dict[str, Arm] = {}
+    for run in runs:
+        if state(run) != "completed":
+            raise UsageError(f"run {run.id} is {state(run)}: a mean over seeds takes runs that have completed")
+        plain = {key: value for key, value in settings_of([run]).items() if key not in (*OWN, "seed")}
+        arms.setdefault(json.dumps(plain, sort_keys=True), []).append(run)
+    for arm in arms.values():
+        if len({settings_of([run])["seed"] for run in arm}) < len(arm):
+            raise UsageError(
+                f"{', '.join(run.id for run in arm)}: two of them have the same seed and the same settings"
+            )
+    return list(arms.values())
+
+
+def settings_of(arm: Arm) -> dict[str, Any]:
+    """The settings of its runs, with all their seeds."""
+    each = [read_run(run.path).get("settings", {}) for run in arm]
+    return {**each[0], **({"seed": ", ".join(str(one["seed"]) for one in each)} if "seed" in each[0] else {})}
+
+
+def together(texts: Sequence[str]) -> str:
+    """Texts that differ in their decimals only as one, with mean ± standard deviation; others line by line.
+
+    >>> together(["PSNR 20.0 of 4", "PSNR 22.0 of 4"]), together(["3 of 4", "4 of 4"]), together(["0.5", "0.5"])
+    ('PSNR 21.0 ± 1.4 of 4', '3 of 4\\n4 of 4', '0.5')
+    """
+    parts = [NUMBER.split(text) for text in texts]
+    if len({tuple(part[::2]) for part in parts}) > 1:
+        return "\n".join(texts)
+    found = []
+    for column in zip(*parts, strict=True):
+        digits = len(column[0].partition(".")[2])
+        numbers = [float(text) for text in column] if len(set(column)) > 1 else []
+        told = f"{statistics.fmean(numbers):.{digits}f} ± {statistics.stdev(numbers):.{digits}f}" if numbers else ""
+        found.append(told or column[0])
+    return "".join(found)
+
+
+def outcomes(arms: Sequence[Arm]) -> Cells:
+    """Every figure that any of the runs has."""
+    each = [[figures(run) for run in arm] for arm in arms]
+    labels = dict.fromkeys(label for arm in each for found in arm for label in found)
+    return [(label, [together([found.get(label, MISSING) for found in arm]) for arm in each]) for label in labels]
+
+
+def comparison(arms: Sequence[Arm]) -> Table:
+    """A column a run, or the runs of an arm: first the settings in which they differ, then the figures."""
+    table = Table(title="settings that differ, then results", title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    for arm in arms:
+        table.add_column("\n".join(run.id for run in arm), overflow="fold")
+    for label, values in differing([settings_of(arm) for arm in arms]):
+        table.add_row(label, *map(Text, values))
+    table.add_section()
+    for label, values in outcomes(arms):
+        table.add_row(label, *map(Text, values))
+    return table

@@ -1,0 +1,182 @@
+"""``prunella doctor``: what could keep a federation from running here, each with its mend.
+
+A check is a small function that returns a ``Check``; ``bad`` must be mended, ``warn`` may matter. Packages are imported
+in a fresh Python, since a broken pair of PyTorch and torchvision can take the process down.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from prunella.core.errors import ConfigError, DataError
+from prunella.deploy.ports import PortError, free_ports, is_open
+from prunella.deploy.runtime import settings
+from prunella.deploy.runtime.processes import environment
+from rich.table import Table
+from rich.text import Text
+
+State = Literal["ok", "warn", "bad"]
+SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
+PINNED = {"flwr": "1.39."}  # 1.40 no longer speaks gRPC
+PORTS = 8
+EARLIEST = 1735689600  # 2025-01-01: a clock before this breaks certificates and signed metadata
+SPACE = 2e9  # bytes a few runs and bundles may need
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; ``mend`` is what to do about it."""
+
+    name: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+def system() -> Check:
+    """The launcher ends its processes with Linux's means."""
+    mend = "use the Docker image, or Flower's own `flwr run`"
+    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, mend)
+
+
+def python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", "ok" if sys.version_info >= (3, 11) else "bad", found, "install Python 3.11 or newer")
+
+
+def packages() -> list[Check]:
+    """Versions of what this was written against."""
+    checks = []
+    for name in ("flwr", "torch", "torchvision", "grpcio", "scikit-learn"):
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found = ""
+        right = bool(found) and found.startswith(PINNED.get(name, ""))
+        wanted = f"{name}=={PINNED[name]}*" if name in PINNED else name
+        checks.append(Check(name, "ok" if right else "bad", found or "missing", f"pip install '{wanted}'"))
+    return checks
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment())
+
+
+def torch_pair() -> Check:
+    """PyTorch and torchvision must come from the same build."""
+    done = _python("import torch, torchvision; torchvision.ops.nms")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if done.returncode == 0:
+        return Check("torch + torchvision", "ok", "import together")
+    return Check("torch + torchvision", "bad", last, "reinstall both from the same index")
+
+
+def gpu() -> Check:
+    """A GPU is optional."""
+    done = _python("import torch; print(torch.cuda.is_available() and torch.cuda.get_device_name())")
+    found = done.stdout.strip()
+    if found in ("", "False"):
+        return Check("gpu", "ok", "none; runs use the processor")
+    return Check("gpu", "ok", found)
+
+
+def scripts() -> Check:
+    """Flower's processes start one another by bare name."""
+    path = environment()["PATH"]
+    missing = [name for name in SCRIPTS if not shutil.which(name, path=path)]
+    return Check(
+        "flower's commands",
+        "bad" if missing else "ok",
+        f"missing: {', '.join(missing)}" if missing else "found",
+        "install flwr into the same environment as prunella",
+    )
+
+
+def ports() -> Check:
+    try:
+        free_ports(PORTS)
+    except PortError as error:
+        return Check("ports", "bad", str(error), "stop what holds them")
+    return Check("ports", "ok", f"{PORTS} free on loopback")
+
+
+def clock(now: float | None = None) -> Check:
+    """SuperNode authentication tolerates 300 s; a wrong year breaks TLS."""
+    now = time.time() if now is None else now
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    return Check("clock", "ok" if now > EARLIEST else "bad", shown, "set the clock, best with NTP")
+
+
+def writable(runs: Path) -> Check:
+    """The runs directory, or the nearest one above it that exists."""
+    place = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return Check("runs", "bad", f"cannot write to {place}", "choose another directory with --runs")
+    free = shutil.disk_usage(place).free
+    state: State = "ok" if free > SPACE else "warn"
+    return Check("runs", state, f"{runs} ({free / 1e9:.0f} GB free)", "free some space, or use another --runs")
+
+
+def app_of(directory: Path | None) -> Check:
+    """The app must be readable and every default must pass the rooms' rules."""
+    try:
+        path = directory or settings.app_directory()
+        app = settings.read_app(path)
+        settings.check(app, settings.defaults(app))
+    except ConfigError as error:
+        return Check("app", "bad", str(error), "mend the app's pyproject.toml, or name another with --app")
+    return Check("app", "ok", f"{app['project']['name']}, {len(settings.defaults(app))} settings")
+
+
+def data(directory: Path | None, dataset: str) -> Check:
+    """The configured dataset can be read."""
+    from prunella.tasks.data import load_test, make_task
+
+    try:
+        chosen = dataset or str(settings.defaults(settings.read_app(directory or settings.app_directory()))["dataset"])
+        task = make_task("cnn", chosen, None)
+        examples = load_test(chosen, None)
+    except (ConfigError, DataError, KeyError) as error:
+        return Check("data", "bad", str(error), "check the path or name after dataset=")
+    held = f", {len(examples.y)} test examples" if examples else ""
+    return Check("data", "ok", f"{chosen}: {task.shape}, {task.classes} classes{held}")
+
+
+def reachable(address: str) -> Check:
+    """A SuperLink elsewhere accepts connections from here."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return Check("superlink", "bad", f"{address!r} is not HOST:PORT", "give its name and its Fleet API port")
+    if is_open(int(port), host.strip("[]")):
+        return Check("superlink", "ok", f"{address} answers")
+    mend = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
+    return Check("superlink", "bad", f"{address} does not answer", mend)
+
+
+def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list[Check]:
+    """Every check. What needs packages is asked only when they are there."""
+    checks = [system(), python(), *packages(), scripts(), ports(), clock(), writable(runs)]
+    checks += [reachable(reach)] if reach else []
+    if must_mend(checks):
+        return checks
+    return [*checks, torch_pair(), gpu(), app_of(app), data(app, dataset)]
+
+
+def must_mend(checks: Iterable[Check]) -> bool:
+    return any(check.state == "bad" for check in checks)
+
+
+def table(checks: Iterable[Check]) -> Table:
+    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]mend[/]"}
+    shown = Table(show_header=False)
+    for check in checks:
+        mend = f"{check.found}\n  -> {check.mend}" if check.state != "ok" else check.found
+        shown.add_row(marks[check.state], check.name, Text(mend))
+    return shown

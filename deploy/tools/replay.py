@@ -1,0 +1,239 @@
+"""``prunella audit``: an attack on a recorded view, also one of somebody else's federation.
+
+A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction, and its
+objective says how well it explains the update. Scores need the truth, which only its owner has: a safetensors file of
+x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one. What an attack must know besides the view
+comes from files of the user's, too: ``deploy.tools.known_truth``.
+
+A trace may name a model by its import path. It is built, and its code run, only where the user names the same model. An
+attack of the user's own is named by its import path, too; both may stand in the present directory.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prunella.attacks import PROBES, SECTIONS, find_attack
+from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.mia import MembershipLeakage
+from prunella.attacks.score.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
+from prunella.attacks.score.lpips import lpips
+from prunella.attacks.trace import load_trace, recorded_task
+from prunella.core.config import parse_section, section_defaults
+from prunella.core.device import pick_device
+from prunella.core.errors import AttackError, unknown
+from prunella.core.files import read_tree
+from prunella.core.foreign import is_foreign
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.deploy.errors import UsageError
+from prunella.deploy.runtime.settings import parse
+from prunella.deploy.tools.known_truth import asked_of, keywords, probe
+from prunella.tasks.task import Task
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torchvision.utils import save_image
+
+Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
+VIEW, TRUTH = "view.safetensors", "truth.safetensors"
+SCORES = ("psnr", "ssim", "nmi", "ami", "mse")
+SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An attack's answer and where its pictures are."""
+
+    attack: str
+    threat: str
+    adaptive: bool
+    view: ServerView
+    answer: Reconstruction
+    pictures: Path | None
+    leakage: Leakage | None = None
+    labels: LabelLeakage | None = None
+    perceptual: str = ""
+
+    def lines(self) -> list[str]:
+        """What to tell the user."""
+        labels = "" if self.answer.y is None else f", labels {self.answer.y.tolist()}"
+        adapted = "adapted to masked updates" if self.adaptive else "not adapted to masked updates"
+        return [
+            f"view       {self.view.describe()}",
+            f"attack     {self.attack} ({adapted}): {self.threat}",
+            f"rebuilt    {len(self.answer.x)} images{labels}",
+            f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
+            *([] if self.pictures is None else [f"pictures   {self.pictures}"]),
+            *(self.scores() if find_attack(self.attack).gives == "images" else self.verdict()),
+        ]
+
+    def verdict(self) -> list[str]:
+        """What an attack that names labels found out."""
+        if self.labels is None:
+            return ["scores     none: they need the truth (--truth)"]
+        found = self.labels
+        words = "the update tells which classes the batch had" if found.told else "a guess is as good too often"
+        return [
+            f"labels     {found.accuracy:.3g} named (guessing {found.chance:.3g})",
+            f"verdict    {words}: {found.as_good:.2%} of guesses are as good",
+        ]
+
+    def scores(self) -> list[str]:
+        """A line a score: mean and worst image beside the two baselines."""
+        if self.leakage is None:
+            return ["scores     none: they need the truth (--truth)"]
+        found = self.leakage.to_dict()
+        told = (
+            f"{name:<10} {{mean:.4g}}, worst {{worst:.4g}} (random {{random:.4g}}, other {{other:.4g}})"
+            for name in SCORES
+        )
+        lines = [line.format(**found[name]) for line, name in zip(told, SCORES, strict=True)]
+        ahead, own = rdlv(self.leakage.ssim), self.leakage.label_accuracy
+        lines.append(
+            f"rdlv       {'undefined: the other image has no SSIM' if ahead is None else f'{ahead:.4g} of SSIM'}"
+        )
+        lines.append(f"lpips      {self.perceptual}")
+        lines.append(f"iip        {self.leakage.iip:.4g}")
+        return [*lines, *([] if own is None else [f"labels     {own:.4g} named"])]
+
+
+def settings_of(name: str, given: Sequence[str]) -> Any:
+    """The attack's settings after ``-c ig.iterations=200``. Raises ``ConfigError``."""
+    if name not in SECTIONS and not is_foreign(name):
+        raise unknown("attack", name, SECTIONS)
+    section = find_attack(name).settings if is_foreign(name) else SECTIONS[name]
+    return parse_section(parse(given, section_defaults(name, section)), name, section)
+
+
+def from_here() -> None:
+    """Let modules of the present directory be imported."""
+    here = str(Path.cwd())
+    sys.path[:0] = [] if here in sys.path else [here]
+
+
+def save(images: Tensor, path: Path) -> None:
+    """A sheet of the images [N, C, H, W] in [0, 1], enlarged without smoothing. Raises ``UsageError``."""
+    factor = max(1, SIDE // max(images.shape[-2:]))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_image(interpolate(images.clamp(0, 1), scale_factor=factor, mode="nearest"), path, padding=4, pad_value=0.5)
+        path.chmod(0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}): choose another directory with --out") from None
+
+
+def find(trace: Path) -> tuple[Path, str]:
+    """A trace, given as its file or as the directory a run keeps it in, and its name. Raises ``UsageError``."""
+    file = trace / VIEW if trace.is_dir() else trace
+    if not file.is_file():
+        raise UsageError(f"no trace {trace}: a run keeps its traces in runs/ID/traces")
+    return file, file.absolute().parent.name if file.name == VIEW else file.stem
+
+
+def truth_of(file: Path | None, trace: Path) -> PrivateBatch | None:
+    """The truth the user names, or the one beside a canary's trace. Raises ``UsageError``."""
+    path = file if file is not None else trace.parent / TRUTH
+    if file is None and (trace.name != VIEW or not path.is_file()):
+        return None
+    try:
+        tree, _ = read_tree(path)
+        return PrivateBatch(tree["x"].float(), tree["y"].long())
+    except (OSError, SafetensorError, KeyError):
+        raise UsageError(f"{path} is no safetensors file of images x and labels y") from None
+
+
+def task_of(file: Path, model: str) -> Task | None:
+    """The task of the trace where the user vouches for its ``model``; None leaves it to ``load_trace``."""
+    if not model:
+        return None
+    task = recorded_task(file)
+    if task.model != model:
+        raise UsageError(f"the trace is of the model {task.model!r}, not of {model!r}")
+    from_here()
+    return task
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where things are: traces and files of the user's, the model they vouch for, and where pictures go."""
+
+    trace: Path
+    out: Path
+    model: str = ""
+    truth: Path | None = None
+    known: Path | None = None
+    earlier: tuple[Path, ...] = ()
+    keep: Path | None = None
+    device: str = "auto"
+
+    def views(self) -> tuple[ServerView, Task, list[ServerView]]:
+        """The view, its task and the earlier views of the same task."""
+        file, _ = find(self.trace)
+        view, task, _ = load_trace(file, task_of(file, self.model))
+        device = pick_device(self.device)
+        return view.on(device), task, [load_trace(find(each)[0], task)[0].on(device) for each in self.earlier]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What membership inference found."""
+
+    threat: str
+    leakage: MembershipLeakage
+
+    def lines(self) -> list[str]:
+        """What to tell the user."""
+        found = self.leakage
+        return [
+            f"attack     mia: {self.threat}",
+            f"asked      {found.members} members and {found.outsiders} outsiders",
+            f"auc        {found.auc:.3f} (guessing 0.5)",
+            f"tpr        {found.tpr:.3f} of the members at a false-positive rate of 0.1 % (guessing 0.001)",
+        ]
+
+
+def perceived(truth: PrivateBatch, answer: Reconstruction, leakage: Leakage) -> str:
+    """LPIPS, mean and worst, or why it is left out."""
+    pairs = leakage.assignment
+    try:
+        found = lpips(truth.x[[t for t, _ in pairs]], answer.x[[g for _, g in pairs]])
+    except AttackError as error:
+        return f"left out: {error}"
+    return f"mean {sum(found) / len(found):.4g}, worst {min(found):.4g}"
+
+
+def judge(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
+    """Membership inference against the weights a view ends with."""
+    settings = settings_of(name, given)
+    known, asked = asked_of(sources.known, "--known"), asked_of(sources.truth, "--truth")
+    view, task, _ = sources.views()
+    found = probe(view, task, settings, known, asked, stream(seed, purpose="replay"))
+    return Membership(PROBES[name].threat, found)
+
+
+def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: Tell | None = None) -> Replay:
+    """Attack the view in ``sources.trace`` and write pictures into ``sources.out``; ``tell`` hears how far it is."""
+    if name in PROBES:
+        raise UsageError(f"{name} asks about examples instead of rebuilding some")
+    from_here()
+    settings = settings_of(name, given)
+    file, title = find(sources.trace)
+    batch = truth_of(sources.truth, file)
+    view, task, earlier = sources.views()
+    shelf = Shelf(sources.keep, tell=None if tell is None else lambda *now: tell(*now, settings.iterations))
+    attack, more = find_attack(name), keywords(name, sources.known, earlier, shelf)
+    answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
+    answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
+    if attack.gives == "labels":
+        named = None if batch is None or answer.y is None else label_leakage(answer.y, batch.y, task.classes)
+        return Replay(name, attack.threat, attack.adaptive, view, answer, None, labels=named)
+    pictures = sources.out / f"{title}-{name}.png"
+    save(answer.x, pictures)
+    if batch is None:
+        return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)
+    leakage = score(answer, batch)
+    told = perceived(batch, answer, leakage)
+    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures, leakage, perceptual=told)

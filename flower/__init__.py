@@ -1,0 +1,1 @@
+"""Prunella in a Flower app of your own."""

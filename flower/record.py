@@ -1,0 +1,161 @@
+"""What the server of any Flower app sees of its clients, recorded as traces to attack later.
+
+``record`` takes a strategy of the Message API and gives the same strategy back; from then on what was sent to a chosen
+client and what it answered become one trace (``attacks.trace``) each round. Nothing the strategy sees changes.
+
+    task = Task("my_app.model:build", (3, 32, 32), 10)
+    strategy = record(FedAvg(), Recorder(task, Path("traces"), Training(learning_rate=0.1, batch_size=32)))
+
+Only full models are understood: one ``ArrayRecord`` each way, by the names of the module's ``state_dict``. An app that
+sends something else, or another model than the task names, is told so before its first round. A client whose answer
+cannot be recorded costs its trace and a line in the log, never the round.
+
+The traces hold updates of private data: they are owner-readable only, and belong where the server's secrets are.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Strategy
+from prunella.attacks.engine.matching import check_tree, check_view
+from prunella.attacks.trace import save_trace
+from prunella.core.errors import AttackError, PrunellaError
+from prunella.core.trees import Tree, full_mask, subtract
+from prunella.core.types import MAX_COUNT, ServerView
+from prunella.tasks.task import Task
+from prunella.wire.records import from_dense
+from torch import nn
+
+EXAMPLES = "num-examples"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train, as the server knows it: SGD over all their examples, ``epochs`` times, unless ``steps`` says
+    how many batches they take."""
+
+    learning_rate: float
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def taken(self, examples: int) -> int:
+        """Local steps of a client with so many examples.
+
+        >>> Training(0.1, batch_size=32, epochs=2).taken(100)
+        8
+        """
+        return self.steps if self.steps is not None else self.epochs * math.ceil(examples / self.batch_size)
+
+
+def everyone(round: int, node: int) -> bool:
+    return True
+
+
+@dataclass
+class Recorder:
+    """``chosen(round, node id)`` names the clients to record; ``examples`` is the metric that counts a client's."""
+
+    task: Task
+    folder: Path
+    training: Training
+    chosen: Callable[[int, int], bool] = everyone
+    examples: str = EXAMPLES
+    _sent: dict[int, tuple[Tree, Tree]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        module: nn.Module = self.task.build()
+        self._params = {name: p.detach() for name, p in module.named_parameters()}
+        self._buffers = {name: b for name, b in module.named_buffers() if name in module.state_dict()}
+        self._module = module
+
+    def split(self, content: Any) -> tuple[Tree, Tree]:
+        """The parameters and float buffers of a message. Raises ``AttackError`` that says what differs."""
+        records: list[ArrayRecord] = list(content.array_records.values())
+        if len(records) != 1:
+            raise AttackError(f"the message has {len(records)} array records; one, of the whole model, is understood")
+        tree = from_dense(records[0])
+        check_tree(f"the arrays of the message and {self.task.model}", tree, self._params | self._buffers)
+        # By the module's type: averaging makes a float of batch norm's counter.
+        buffers = {name: tree[name] for name, buffer in self._buffers.items() if buffer.is_floating_point()}
+        return {name: tree[name] for name in self._params}, buffers
+
+    def remember(self, round: int, messages: Iterable[Message]) -> list[Message]:
+        """What goes out to the chosen clients; a model that is not the task's stops the run here."""
+        messages = list(messages)
+        self._sent = {}
+        split: dict[int, tuple[Tree, Tree]] = {}  # clients mostly get one and the same record
+        for message in messages:
+            node, content = message.metadata.dst_node_id, message.content
+            if self.chosen(round, node):
+                if id(content) not in split:
+                    split[id(content)] = self.split(content)
+                self._sent[node] = split[id(content)]
+        return messages
+
+    def record(self, round: int, replies: Iterable[Message]) -> list[Message]:
+        """Traces of the chosen clients' answers."""
+        replies = list(replies)
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in self._sent or reply.has_error():
+                continue
+            try:
+                view = self.view(reply, *self._sent.pop(node))
+                about = {"round": round, "node": str(node)}
+                save_trace(self.folder / f"round-{round:06d}-node-{node}.safetensors", view, self.task, about)
+            except Exception as error:  # noqa: BLE001 - bytes of a stranger: whatever they raise, the round goes on
+                told = str(error) if isinstance(error, PrunellaError) else type(error).__name__
+                log(WARNING, "no trace of node %d in round %d: %s", node, round, told)
+        return replies
+
+    def view(self, reply: Message, params: Tree, buffers: Tree) -> ServerView:
+        """What the server saw of one client. Raises ``AttackError`` when the answer does not fit what was sent."""
+        after, received = self.split(reply.content)
+        update = subtract(after, params)
+        examples, training = self._count(reply.content.metric_records.values()), self.training
+        view = ServerView(
+            params,
+            update,
+            shared=full_mask(update),
+            buffers=buffers,
+            received_buffers=received,
+            num_examples=examples,
+            steps=training.taken(examples),
+            batch_size=min(training.batch_size, examples),
+            learning_rate=training.learning_rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        check_view(view, self._module)
+        return view
+
+    def _count(self, records: Iterable[MetricRecord]) -> int:
+        for metrics in records:
+            count = metrics.get(self.examples)
+            if isinstance(count, int | float) and 1 <= count <= MAX_COUNT:
+                return int(count)
+        raise AttackError(f"the reply has no metric {self.examples!r} from 1 to {MAX_COUNT}")
+
+
+def record(strategy: Strategy, recorder: Recorder) -> Strategy:
+    """The same strategy, whose training messages and replies pass ``recorder`` on their way."""
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+
+    def configure_train(server_round: int, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        return recorder.remember(server_round, configure(server_round, *args, **kwargs))
+
+    def aggregate_train(server_round: int, replies: Iterable[Message]) -> Any:
+        return aggregate(server_round, recorder.record(server_round, replies))
+
+    # On the object and not in a subclass: a strategy with a start() of its own, or wrapped in others, stays what it is.
+    vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
+    return strategy

@@ -1,0 +1,1 @@
+"""Audits of a run: the queue, its workers, the canaries."""

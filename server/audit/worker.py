@@ -1,0 +1,180 @@
+"""The audit worker: a process of its own that attacks recorded views, several at once, each in a fork.
+
+``python -m prunella.server.audit.worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job
+is a folder with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed); for a public
+canary also ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a
+restart loses nothing, for a worker that is killed takes its forks along and leaves their jobs open to the next one, and
+a long attack goes on from ``descents/``. A job that crashes or is killed becomes an answer with an error, and training
+never waits: the worker runs at low priority and takes what processor time the rounds leave. It ends when the folder has
+a file ``stop`` and no open job, or when its parent, process PID, is gone.
+
+PyTorch and the scores are imported once, before the first fork; no thread and no CUDA driver is started here, so that
+a fork is safe, and a job's memory goes back when it ends.
+"""
+
+import ctypes
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from prunella.attacks import find_attack
+from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.score.leakage import score
+from prunella.attacks.trace import load_trace, recorded_task
+from prunella.core.config import parse_section
+from prunella.core.device import pick_device
+from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction
+
+POLL = 0.1
+PR_SET_PDEATHSIG = 1  # prctl(2)
+NICE = 10  # of Unix's 19: the rounds come first
+JOB, RESULT, STOP = "job.json", "result.json", "stop"
+DESCENTS = "descents"
+VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a job. ``error`` names the kind of failure, never a value."""
+
+    objective: float | None
+    iterations: int
+    seconds: float
+    scores: dict[str, Any] | None
+    assignment: list[tuple[int, int]] | None
+    error: str | None
+
+
+def _rebuild(folder: Path) -> Reconstruction:
+    job = json.loads((folder / JOB).read_text())
+    task = recorded_task(folder / VIEW)  # written by our own server, which has built this model already
+    view, _, _ = load_trace(folder / VIEW, task)
+    attack = find_attack(job["attack"])
+    settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
+    view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
+    shelf = {"shelf": Shelf(folder / DESCENTS)} if attack.resumable else {}
+    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **shelf)
+    shutil.rmtree(folder / DESCENTS, ignore_errors=True)
+    return replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
+
+
+def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:
+    if not (folder / TRUTH).exists():
+        return None, None
+    truth, _ = read_tree(folder / TRUTH)
+    leakage = score(rebuilt, PrivateBatch(truth["x"], truth["y"]))
+    return leakage.to_dict(), list(leakage.assignment)
+
+
+def work(folder: Path) -> Result:
+    """Attack one job and write its answer."""
+    begin = time.perf_counter()
+    try:
+        rebuilt = _rebuild(folder)
+        tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
+        write_tree(folder / REBUILT, tensors)
+        scores, order = _score(folder, rebuilt)
+        result = Result(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order, None)
+    except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
+        result = failed(f"{type(error).__name__}: {error}", time.perf_counter() - begin)
+    write_json(folder / RESULT, asdict(result))
+    return result
+
+
+def attack_in_a_fork(folder: Path, worker: int) -> None:
+    """``work`` in a process of its own. A worker that is killed takes it along: its successor takes the job up.
+
+    As ``deploy.runtime.processes.die_with_parent``, which an app's bundle does not hold.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == worker:
+        work(folder)
+
+
+def failed(why: str, seconds: float = 0.0) -> Result:
+    return Result(None, 0, seconds, None, None, why)
+
+
+def open_jobs(queue: Path) -> list[Path]:
+    """Jobs without an answer in the order they were filed, so that a round's control comes first."""
+    jobs = sorted(queue.glob(f"*/{JOB}"), key=lambda job: (job.stat().st_mtime_ns, job))
+    return [job.parent for job in jobs if not (job.parent / RESULT).exists()]
+
+
+class Jobs:
+    """The jobs under way, each in a fork of this process."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.running: dict[Path, ForkProcess] = {}
+        self.told_to_end = False
+
+    def end(self, *_: object) -> None:
+        """SIGTERM: noted here and obeyed by ``serve``, since an exception could be lost in somebody's import."""
+        self.told_to_end = True
+
+    def start(self, folders: list[Path]) -> None:
+        """Begin as many of ``folders`` as there is room for."""
+        for folder in [f for f in folders if f not in self.running][: self.limit - len(self.running)]:
+            job = (folder, os.getpid())
+            process = multiprocessing.get_context("fork").Process(target=attack_in_a_fork, args=job, daemon=True)
+            process.start()
+            self.running[folder] = process
+
+    def reap(self) -> None:
+        """Forget what has ended. A job whose process died is answered, so that it is not tried again."""
+        for folder, process in list(self.running.items()):
+            if process.exitcode is None:
+                continue
+            del self.running[folder]
+            if not (folder / RESULT).exists():
+                write_json(folder / RESULT, asdict(failed(f"the attack's process ended with code {process.exitcode}")))
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.kill()
+
+
+def serve(queue: Path, parent: int, limit: int) -> None:
+    """Work until told to stop or orphaned; no job outlives its worker."""
+    jobs = Jobs(limit)
+    before = signal.signal(signal.SIGTERM, jobs.end)
+    try:
+        while os.getppid() == parent and not jobs.told_to_end:
+            jobs.reap()
+            jobs.start(open_jobs(queue))
+            if not jobs.running and (queue / STOP).exists():
+                return
+            time.sleep(POLL)
+    finally:
+        jobs.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+def preload() -> None:
+    """Import what scoring needs before the first job asks for it, while clients still train."""
+    for module in ("sklearn.metrics", "scipy.optimize", "torchmetrics.functional.image"):
+        importlib.import_module(module)
+
+
+def main(queue: str, parent: str, limit: str) -> None:
+    os.nice(NICE)
+    torch.set_num_threads(1)
+    preload()
+    serve(Path(queue), int(parent), int(limit))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,119 @@
+"""The live page: the report of a run that is going on, served beside ``/metrics`` for those without Grafana.
+
+It is ``server.report.report``'s page, made again when the run store has changed and somebody looks; the page asks for
+itself every ``EVERY`` milliseconds. It shows the pictures of controls and of clients that consented to pictures, and
+those on loopback only: a port that was opened for a monitoring system shows its figures and withholds every picture.
+
+There is no login. On loopback, only requests that call this machine by a loopback name are answered, at any path, so
+that a page from elsewhere, which a browser on this machine has open, cannot read anything by pointing its own name here
+(DNS rebinding). A port that was opened to others is known to them by names nobody here knows, and answers to all.
+"""
+
+import base64
+import hashlib
+import ipaddress
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from logging import WARNING
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+from flwr.common.logger import log
+from markupsafe import Markup
+from prunella.server.report.page import SCRIPT
+from prunella.server.report.report import context, render
+from prunella.server.store import AUDIT_LINES, METRIC_LINES, RUN
+
+EVERY = 3000  # milliseconds between two looks of an open page
+Start = Callable[[str, list[tuple[str, str]]], object]
+Application = Callable[[dict[str, Any], Start], Iterable[bytes]]
+
+_SCRIPT = SCRIPT.replace("EVERY", str(EVERY))
+_HASH = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+HEADERS = (
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    (
+        "Content-Security-Policy",
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+)
+
+
+def is_loopback(host: str) -> bool:
+    """
+    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("localhost.example.org")
+    (True, True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Live:
+    """The page of the run in ``run_dir``; with ``pictures``, those that clients agreed to."""
+
+    def __init__(self, run_dir: Path, pictures: bool) -> None:
+        self.run_dir, self.pictures = run_dir, pictures
+        self._lock = Lock()
+        self._seen: tuple[tuple[int, int], ...] | None = None
+        self._page = b""
+
+    def _state(self) -> tuple[tuple[int, int], ...]:
+        paths = [self.run_dir / name for name in (RUN, METRIC_LINES, AUDIT_LINES)]
+        return tuple((s.st_mtime_ns, s.st_size) for s in (path.stat() for path in paths if path.exists()))
+
+    def page(self) -> bytes:
+        """The page as it is now; many readers cost as much as one."""
+        with self._lock:
+            if (state := self._state()) != self._seen:
+                shown = context(self.run_dir, live=True) | {"script": Markup(_SCRIPT)}
+                if not self.pictures:
+                    shown |= {"strips": [], "strips_left": 0, "withheld": bool(shown["strips"])}
+                self._page, self._seen = render(shown).encode(), state
+            return self._page
+
+
+def application(metrics: Application, host: str, run_dir: Path | None) -> Application:
+    """Metrics at ``/metrics``, and with ``run_dir`` the live page at ``/``. ``host`` is what we listen on.
+
+    A request is refused before its path is looked at."""
+    guarded = is_loopback(host)
+    live = Live(run_dir, pictures=guarded) if run_dir else None
+
+    def serve(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        if guarded and not is_loopback(_hostname(environ)):
+            return _plain(start, HTTPStatus.FORBIDDEN)
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _plain(start, HTTPStatus.METHOD_NOT_ALLOWED)
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start)
+        if live is None or environ["PATH_INFO"] != "/":
+            return _plain(start, HTTPStatus.NOT_FOUND)
+        try:
+            page = live.page()
+        except Exception as error:  # noqa: BLE001 - a page that fails must not end a run, and says nothing of its data
+            log(WARNING, "the live page could not be made: %s", type(error).__name__)
+            return _plain(start, HTTPStatus.INTERNAL_SERVER_ERROR)
+        start("200 OK", [*HEADERS, ("Content-Length", str(len(page)))])
+        return [page] if environ["REQUEST_METHOD"] == "GET" else []
+
+    return serve
+
+
+def _hostname(environ: dict[str, Any]) -> str:
+    try:
+        return urlsplit(f"//{environ.get('HTTP_HOST', '')}").hostname or ""
+    except ValueError:  # a bracket without its partner
+        return ""
+
+
+def _plain(start: Start, status: HTTPStatus) -> list[bytes]:
+    start(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{status.phrase}\n".encode()]

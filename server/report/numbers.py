@@ -1,0 +1,90 @@
+"""Rows of numbers for the run store and Prometheus, from what a round, a ledger or an audit said."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prunella.core.metrics import METRICS
+from prunella.server.store import Row, row
+from prunella.strategies.round.masked import RoundStats
+from prunella.tasks.training import Evaluation
+
+_SCORES = {
+    "leakage_nmi_ratio": "nmi",
+    "leakage_psnr_decibels": "psnr",
+    "leakage_ssim_ratio": "ssim",
+    "leakage_mse": "mse",
+}
+
+
+def round_rows(
+    round: int, rounds: int, stats: RoundStats, result: Evaluation | None, density: float, seconds: float
+) -> list[Row]:
+    """The figures of one round. What is not known has no row."""
+    rows = [
+        row("round", round),
+        row("rounds", rounds),
+        row("mask_density_ratio", density),
+        row("clients_available", stats.available),
+        row("clients_selected", stats.selected),
+        row("round_seconds", seconds),
+        row("aggregate_seconds", stats.aggregate_seconds),
+    ]
+    if result is not None:
+        rows.append(row("accuracy_ratio", result.accuracy))
+        rows += [row("loss", result.loss)] if math.isfinite(result.loss) else []  # a diverged model has no loss
+    if stats.replies:
+        rows.append(row("train_seconds", stats.train_seconds / stats.replies))
+        rows.append(row("defense_rate_ratio", stats.withheld / stats.replies))
+    return rows
+
+
+def counter_rows(counters: Mapping[str, float]) -> list[Row]:
+    """Cumulative counters, kept under ``metric|label``.
+
+    >>> counter_rows({"wire_bytes_total|up": 7.0})
+    [Row(metric='wire_bytes_total', value=7.0, labels={'direction': 'up'})]
+    """
+    rows = []
+    for key, value in sorted(counters.items()):
+        name, _, label = key.partition("|")
+        rows.append(Row(name, value, {METRICS[name].labels[0]: label}))
+    return rows
+
+
+def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The worst client's bounds; a bound that one client lacks exists for nobody."""
+    rows: list[Row] = []
+    nats = [line.get("channel_nats") for line in ledgers.values()]
+    if nats and all(isinstance(value, float | int) for value in nats):
+        rows.append(row("channel_information_nats", max(float(str(v)) for v in nats)))
+    spent = [line.get("epsilon") for line in ledgers.values()]
+    if spent and all(isinstance(value, float | int) for value in spent):
+        values = [float(str(v)) for v in spent]
+        rows.append(row("privacy_epsilon", max(values), stat="worst"))
+        rows.append(row("privacy_epsilon", math.fsum(value / len(values) for value in values), stat="mean"))
+    return rows
+
+
+def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row]:
+    scores = outcome["scores"]
+    for metric, key in _SCORES.items():
+        for stat in ("mean", "worst", "random", "other"):
+            yield row(metric, scores[key][stat], **labels, stat=stat)
+    yield row("leakage_iip_ratio", scores["iip"], **labels, stat="mean")
+    if scores.get("label_accuracy") is not None:
+        yield row("leakage_label_accuracy_ratio", scores["label_accuracy"], **labels, stat="mean")
+
+
+def audit_rows(outcome: Mapping[str, Any]) -> list[Row]:
+    """The figures of one audit. A failed one has a time and nothing that could be read as low leakage."""
+    view = "client" if outcome["kind"] == "client" else "canary"
+    labels = {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
+    rows = [row("audit_seconds", outcome["seconds"])]
+    if outcome["ok"] is not None:
+        rows.append(row("attack_control_ok", float(outcome["ok"])))
+    if outcome["objective"] is not None:
+        rows.append(row("attack_objective", outcome["objective"], **labels))
+    if outcome["scores"] is not None:
+        rows += _leakage(outcome, labels)
+    return rows

@@ -1,0 +1,123 @@
+"""Originals and reconstructions of an audit, as PNG data URIs with the scores of every pair.
+
+Pictures exist only where a client consented to them (``audit=pictures``) and for controls. The file is named by a line
+of ``audits.jsonl``, which may come from elsewhere, so a path that leaves the run directory is refused, and every
+problem becomes a sentence of the report and never ends it. Images are [N, C, H, W] in [0, 1], C = 1 or 3.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from prunella.attacks.score.leakage import psnr, ssim
+from prunella.attacks.score.level import Line
+from prunella.core.files import read_tree
+from prunella.server.report.units import decibels, score
+from prunella.server.report.verdict import worst_first
+from prunella.server.store import StoreError
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+STRIPS = 12  # strips in a report
+IMAGES = 8  # pairs in a strip: one row on a desk
+SIDE = 176  # pixels: twice the shown size; larger images are made smaller, so that a report stays a few megabytes
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two data URIs and what stands beneath them."""
+
+    original: str
+    reconstruction: str
+    psnr: str
+    ssim: str
+
+    @property
+    def words(self) -> str:
+        return f"PSNR {self.psnr}, SSIM {self.ssim}"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The pairs of one audit; ``left`` more were scored and are not shown; ``problem`` says why there are none."""
+
+    title: str
+    detail: str
+    pairs: tuple[Pair, ...] = ()
+    left: int = 0
+    problem: str = ""
+
+
+def who(audit: Line) -> str:
+    """
+    >>> who({"kind": "client", "client": 3}), who({"kind": "control-defended"})
+    ('Client 3', 'Control, defended')
+    """
+    names = {"control": "Control, undefended", "control-defended": "Control, defended"}
+    return names.get(audit["kind"]) or ("Client" if audit.get("client") is None else f"Client {audit['client']}")
+
+
+def choose(audits: Sequence[Line], most: int = STRIPS, latest: bool = False) -> list[Line]:
+    """The audits to show: the last control of each kind, then the most leaking of the others, or the latest of them."""
+    shown = [a for a in audits if a.get("pictures")]
+    last = [[a for a in shown if a["kind"] == kind][-1:] for kind in ("control", "control-defended")]
+    first = [a for group in last for a in group]
+    clients = [a for a in shown if a["kind"] == "client"]
+    ordered = clients[::-1] if latest else worst_first(clients)
+    return first + ordered[: max(0, most - len(first))]
+
+
+def png(image: Tensor) -> str:
+    """A data URI of one image [C, H, W] in [0, 1]; longer than ``SIDE`` it is scaled down.
+
+    >>> png(torch.zeros(1, 2, 2)).startswith("data:image/png;base64,iVBOR")
+    True
+    """
+    height, width = image.shape[-2:]
+    if max(height, width) > SIDE:
+        ratio = SIDE / max(height, width)
+        size = (max(1, round(height * ratio)), max(1, round(width * ratio)))
+        image = interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    coded = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(coded, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(coded.getvalue()).decode()
+
+
+def load(run_dir: Path, relative: str) -> tuple[Tensor, Tensor]:
+    """Originals and reconstructions, float32 and of one shape. Raises ``StoreError`` in words fit for the report."""
+    path = (run_dir / relative).resolve()
+    if not path.is_relative_to(run_dir.resolve()):
+        raise StoreError("The pictures lie outside the run directory and were not read.")
+    if not path.is_file():
+        raise StoreError("The file with the pictures is missing.")
+    try:
+        tree, _ = read_tree(path)
+    except (SafetensorError, OSError):
+        raise StoreError("The file with the pictures cannot be read.") from None
+    original, rebuilt = tree.get("original"), tree.get("reconstruction")
+    if original is None or rebuilt is None or original.shape != rebuilt.shape or original.ndim != 4 or not len(rebuilt):
+        raise StoreError("The file with the pictures does not hold originals and reconstructions of one shape.")
+    if original.shape[1] not in (1, 3) or not all(bool(torch.isfinite(t).all()) for t in (original, rebuilt)):
+        raise StoreError("The pictures are not finite grey or colour images.")
+    return original.float(), rebuilt.float()
+
+
+def strip(run_dir: Path, audit: Line) -> Strip:
+    """The best rebuilt images of an audit first."""
+    title = who(audit)
+    detail = f"round {audit['round']}, attack {audit['attack']}, defense {audit['defense']}"
+    try:
+        original, rebuilt = load(run_dir, audit["pictures"])
+    except StoreError as error:
+        return Strip(title, detail, problem=str(error))
+    similar, noise = ssim(original, rebuilt), psnr(original, rebuilt)
+    order = sorted(range(len(similar)), key=lambda i: -noise[i])[:IMAGES]
+    pairs = tuple(Pair(png(original[i]), png(rebuilt[i]), decibels(noise[i]), score(similar[i])) for i in order)
+    scored = int((audit["scores"] or {}).get("images", 0))
+    return Strip(title, detail, pairs, left=max(scored, len(original)) - len(pairs))

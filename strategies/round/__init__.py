@@ -1,0 +1,1 @@
+"""What every scheme does in a round: select, send, collect, aggregate."""

@@ -1,0 +1,158 @@
+"""The client's half of a round, as a pure function: compose, train under the defenses, release.
+
+Used by the client, by the server's public canary and by benchmarks, so that all three measure the same thing.
+PRI Alg. 1 lines 5-10 with DESIGN's order: data stage, training with the gradient stage, update stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
+from prunella.privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
+from prunella.privacy.defense import Outgoing, Step
+from prunella.strategies.round.plan import Plan
+from prunella.tasks.data import Examples
+from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.sensitivity import representation_sensitivity
+from prunella.tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
+from torch import nn
+
+NOTHING = Plan()
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the server sent: weights inside the base mask, the mask, batch-norm buffers."""
+
+    params: Tree
+    mask: Mask
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What one round of local work gives: what may leave, and the defense state that stays.
+
+    ``base`` is the mask the local weights ended under: the received one, unless the scheme moves it.
+    """
+
+    outgoing: Outgoing
+    base: Mask
+    buffers: Tree
+    importance: Tree
+    state: ChainState
+    applied: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights after some steps, and the mean squared (defended) gradient of every coordinate on the way."""
+
+    params: Tree
+    buffers: Tree
+    squares: Tree
+    state: ChainState
+    steps: int
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """What does not change during a run: the model's structure, the optimiser's settings, the defense chain.
+
+    ``expected_batch`` is what a defense with an epsilon divides by under Poisson sampling; None: the batch's own size.
+    """
+
+    module: nn.Module
+    sgd: Sgd
+    chain: Chain
+    expected_batch: int | None = None
+
+
+def step_of(procedure: Procedure, params: Tree, buffers: Tree, batch: Examples, mask: Mask, number: int) -> Step:
+    """One local step as the defenses that look at single examples see it; nothing is computed yet."""
+    module, expected = procedure.module, procedure.expected_batch or max(1, len(batch))
+    return Step(
+        params=params,
+        mask=mask,
+        number=number,
+        batch=expected,
+        per_example=lambda: per_example_gradients(module, params, buffers, batch.x, batch.y, expected),
+        representation=lambda: representation_sensitivity(module, params, buffers, batch.x),
+    )
+
+
+def train(
+    procedure: Procedure,
+    start: Tree,
+    received: Received,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: PrivateGenerator,
+) -> Trained:
+    """Local SGD from ``start``; pruned weights stay zero. ``squares`` covers pruned coordinates too, for regrowth."""
+    chain, params, buffers = procedure.chain, start, received.buffers
+    check_model(chain, buffers)
+    velocity: Tree = {}
+    squares, steps = zeros_like(start), 0
+    for batch in batches:
+        x = present(chain, batch.x, state, generator)
+        step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, steps)
+        gradient = params  # not used by a defense with an epsilon, which makes it itself: x may be empty
+        with drawing(procedure.module, generator):
+            if chain.private is None:
+                _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
+            gradient, state = observe(chain, gradient, received.params, state, generator, step)
+        squares = map_trees(lambda s, g: torch.addcmul(s, g, g), squares, gradient)
+        params, velocity = sgd_step(params, gradient, velocity, procedure.sgd, received.mask)
+        steps += 1
+    return Trained(params, buffers, scale(squares, 1 / max(steps, 1)), state, steps)
+
+
+def _train_as_planned(
+    procedure: Procedure,
+    received: Received,
+    plan: Plan,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: PrivateGenerator,
+) -> tuple[Trained, Mask]:
+    """Compose and train; where the plan turns half-way, the mask moves and the optimiser's velocity starts anew."""
+    mask = received.mask if plan.mask is None else plan.mask
+    begin = received.params if plan.start is None else plan.start
+    composed, state = compose(procedure.chain, begin, state, generator)
+    start, here = apply_mask(composed, mask), replace(received, mask=mask)
+    if plan.readjust is None:
+        return train(procedure, start, here, batches, state, generator), mask
+    first = train(procedure, start, here, islice(batches, plan.before), state, generator)
+    params, mask = plan.readjust(first.params, first.squares, mask)
+    here = Received(received.params, mask, first.buffers)
+    second = train(procedure, params, here, batches, first.state, generator)
+    return replace(second, steps=first.steps + second.steps), mask
+
+
+def local_update(
+    procedure: Procedure,
+    received: Received,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: PrivateGenerator,
+    plan: Plan = NOTHING,
+) -> LocalResult:
+    """One round of a client. The chain's base mask is the one training ended under.
+
+    The importance of a coordinate whose value the chain withholds is withheld with it.
+    """
+    done, base = _train_as_planned(procedure, received, plan, batches, state, generator)
+    local = apply_mask(done.params, base)
+    update = apply_mask(subtract(local, received.params), base)
+    outgoing = Outgoing(update=update, shared=base, spoken=base, local=local)
+    outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
+    outside = invert(base)  # importances inside tell what is filled, and the gradients that a guard's noise covers
+    hides = procedure.chain.fills or procedure.chain.guard is not None
+    may_leave = outside if hides else map_trees(torch.logical_or, outgoing.shared, outside)
+    importance = apply_mask(done.squares, may_leave)
+    return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps)

@@ -1,0 +1,114 @@
+"""The server's half of ADGP: whose location set is in force, and who may be sent only what changed inside it.
+
+Every round one of the clients that were asked is chosen by seed and round to name its top-2k beside its reply; the set
+is checked (``privacy.adgp.check_locations``, against every set of the run so far that is still remembered) and is in
+force in the next round. Where there is no valid one (the first round, a lost reply, a refused set, a mask that moved
+meanwhile) the server draws one at random, which depends on nobody's data. A client that answered the round before holds
+the weights of that round, and all that has changed since lies in that round's set: it is sent those values alone, and
+a digest of the whole, so that a mistake stops it.
+"""
+
+from dataclasses import dataclass, field
+from logging import WARNING
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common.logger import log
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.stranger import clean
+from prunella.core.trees import Mask, Tree, apply_mask, intersect, map_trees
+from prunella.privacy.adgp import AlignedPruning, check_locations, drawn_set
+from prunella.privacy.ledger.ledger import digest
+from prunella.strategies.round.replies import Expected
+from prunella.strategies.round.roster import Member
+from prunella.wire.encode import decode_mask, encode_mask
+from prunella.wire.records import mask_from_coded, mask_to_coded, to_coded
+
+PREFIX = "adgp/"
+REMEMBERED = 20  # rounds back in which a set must not have been in force
+ASKED, RECORD, CHANGE, DIGEST = "locations", "locations", "change", "model-digest"
+
+
+@dataclass
+class LocationSets:
+    """State of one run. ``ready`` are the nodes that answered the last round; all they lack lies in ``places``."""
+
+    settings: AlignedPruning
+    seed: int
+    current: Mask | None = None
+    proposal: Mask | None = None
+    asked: int | None = None
+    held: Tree | None = None
+    places: Mask | None = None
+    ready: set[int] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
+    past: list[Mask] = field(default_factory=list)
+    refused: int = 0
+
+    def begin(self, round: int, mask: Mask, params: Tree, chosen: list[Member]) -> None:
+        """Put the set of ``round`` in force, and choose who names the next."""
+        self.places, self.ready, self.holders = self._changed(mask, params), self.holders, set()
+        proposal = self.proposal if self.proposal is not None and self._fits(self.proposal, mask) else None
+        if proposal is None:
+            proposal = drawn_set(mask, self.settings, rehearsal(self.seed, round=round, purpose="locations"))
+        self.current, self.proposal, self.held = proposal, None, params
+        self.past = [*self.past, proposal][-REMEMBERED:]
+        pick = torch.randint(len(chosen), (), generator=stream(self.seed, round=round, purpose="locations-of"))
+        self.asked = chosen[int(pick)].node
+
+    def records(self, node: int, expected: Expected, knows: bool) -> tuple[dict[str, ArrayRecord], ConfigRecord]:
+        """What a node is sent for a round's model, and what its settings gain; ``knows``: it holds the mask."""
+        assert self.current is not None
+        arrays = {RECORD: mask_to_coded(self.current, expected.mask)}
+        told: dict[str, bool | str] = {ASKED: True} if node == self.asked else {}
+        if knows and self.places is not None and node in self.ready:
+            arrays[CHANGE] = to_coded(apply_mask(expected.params, self.places), self.places, self.places)
+            return arrays, ConfigRecord({**told, DIGEST: digest_of(expected.params)})
+        arrays["model"] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
+        return arrays, ConfigRecord({**told})
+
+    def _changed(self, mask: Mask, params: Tree) -> Mask | None:
+        if self.current is None or self.held is None:
+            return None
+        outside = map_trees(lambda new, old, here: (new != old) & ~here, params, self.held, self.current)
+        inside = all(not bool(t.any()) for t in outside.values())
+        return intersect(self.current, mask) if inside else None
+
+    def _fits(self, locations: Mask, mask: Mask) -> bool:
+        try:
+            for before in self.past or [None]:  # type: ignore[list-item]
+                check_locations(locations, mask, self.settings, before)
+        except PrunellaError as error:
+            self.refused += 1
+            log(WARNING, "location set left out: %s", clean(str(error)))
+            return False
+        return True
+
+    def note(self, reply: Message, node: int, mask: Mask) -> bool:
+        """Take the set that came beside the reply of the client that was asked; False when it is refused."""
+        self.holders.add(node)
+        if node != self.asked:
+            return True
+        record = reply.content.array_records.get(RECORD)
+        try:
+            found = mask_from_coded(record, mask, mask) if isinstance(record, ArrayRecord) else None
+        except PrunellaError as error:
+            log(WARNING, "location set left out: %s", clean(str(error)))
+            found = None
+        self.proposal = found if found is not None and self._fits(found, mask) else None
+        return self.proposal is not None
+
+    def tree(self) -> Tree:
+        """The sets of the past for a checkpoint; after a resume everybody is sent the weights whole."""
+        flat = [torch.frombuffer(bytearray(encode_mask(mask)), dtype=torch.uint8) for mask in self.past]
+        return {f"{PREFIX}{number}": data for number, data in enumerate(flat)}
+
+    def load(self, saved: Tree, like: Mask) -> None:
+        """The inverse of ``tree``."""
+        numbers = range(sum(name.startswith(PREFIX) for name in saved))
+        self.past = [decode_mask(saved[f"{PREFIX}{number}"].numpy().tobytes(), like) for number in numbers]
+
+
+def digest_of(params: Tree) -> str:
+    return digest([params], "model")

@@ -1,0 +1,65 @@
+"""Which node has which client number: with registered keys a node id is a key's for good, and so then is its number.
+
+Flower 1.39 gives a registered public key one node id, which is the same however often its SuperNode starts, and takes
+no request in the name of a node without its key's signature. The first node that states a number has it from then on,
+in this run and every other one that shares the file: ``client-numbers.json``, beside what else the SuperLink's machine
+keeps, number to node id. Nobody else is believed to be that client, whether it is there or away, and no node is two.
+
+What this cannot know is which key *should* have a number: whoever came first has it. Delete a line of the file, or the
+file, to give a number to a new key.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prunella.core.errors import PrunellaError
+from prunella.core.files import write_json
+
+
+class Numbering:
+    """Claims on client numbers, in ``file``; without one (no registered keys) nobody holds any."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+
+    def claim(self, client: int, node: int) -> str:
+        """Give ``client`` to ``node`` if it is free or its own; else why not. Raises ``PrunellaError`` where the file
+        cannot be read as what it is."""
+        if self._file is None:
+            return ""
+        with _alone(self._file):
+            owners = _read(self._file)
+            if owners.get(client, node) != node:
+                return f"client {client} is another node's by {self._file}"
+            if other := [number for number, owner in owners.items() if owner == node and number != client]:
+                return f"a node says it is client {client}, and is client {other[0]} by {self._file}"
+            if client not in owners:
+                write_json(self._file, {str(n): o for n, o in sorted((owners | {client: node}).items())}, mode=0o600)
+        return ""
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Two runs at once read and write one after the other."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = file.with_name(f".{file.name}.lock")
+    with open(lock, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _read(file: Path) -> dict[int, int]:
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+        owners = {int(number): owner for number, owner in found.items()}
+        if any(type(owner) is not int for owner in owners.values()) or len(set(owners.values())) < len(owners):
+            raise ValueError("no node ids")
+    except (AttributeError, ValueError):
+        raise PrunellaError(f"{file} says not which node is which client: restore it, or delete it") from None
+    return owners

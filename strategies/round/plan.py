@@ -1,0 +1,51 @@
+"""What a scheme may change in a client's round: where it starts, under which mask, and a turn half-way.
+
+A scheme whose clients prune (PRI Table 1, "who prunes") gives a function from ``Here`` to ``Plan``. It is pure: what it
+wants to remember is in ``Plan.keep``, which the client writes to its own disk and finds in ``Here.kept`` next time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prunella.core.config import Run
+from prunella.core.trees import Mask, Tree
+
+Readjust = Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a client knows when it plans a round.
+
+    ``params`` and ``mask`` are as received; ``settings`` is the scheme's section; ``fresh`` makes the weights the run
+    started from, ``accuracy`` is the share of held-out examples that weights label right.
+    """
+
+    run: Run
+    settings: Any
+    round: int
+    params: Tree
+    mask: Mask
+    prunable: frozenset[str]
+    kept: dict[str, Tree]
+    fresh: Callable[[], Tree]
+    accuracy: Callable[[Tree], float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The default changes nothing.
+
+    ``mask`` must lie inside the received one. After ``before`` local steps ``readjust`` maps weights, mean squared
+    gradients and mask to weights and mask for the remaining steps.
+    """
+
+    start: Tree | None = None
+    mask: Mask | None = None
+    readjust: Readjust | None = None
+    before: int = 0
+    keep: dict[str, Tree] = field(default_factory=dict)
+
+
+Planner = Callable[[Here], Plan]

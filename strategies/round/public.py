@@ -1,0 +1,50 @@
+"""The loss of a model on one public batch, as a function of its parameters: what SNIP and GraSP differentiate.
+
+Mean cross-entropy in float64, in training mode (batch norm uses the batch's own statistics) with dropout off, so that
+the same seed gives the same bits. The batch is drawn from the server's public examples, never from a client.
+"""
+
+import copy
+
+import torch
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import stream
+from prunella.core.trees import Tree
+from prunella.pruning.snip import Loss
+from prunella.strategies.round.masked import Model
+from prunella.tasks.data import Examples
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+
+def public_examples(model: Model) -> Examples:
+    if model.public is None:
+        raise PrunellaError("this scheme prunes on public examples, and the server was given none")
+    return model.public
+
+
+def public_batch(model: Model, size: int, seed: int) -> Examples:
+    """Up to ``size`` public examples, drawn by seed."""
+    public = public_examples(model)
+    order = torch.randperm(len(public), generator=stream(seed, purpose="public-batch"))[:size]
+    return Examples(public.x[order], public.y[order])
+
+
+def _still(module: nn.Module) -> nn.Module:
+    """A float64 copy in training mode with dropout off."""
+    copied = copy.deepcopy(module).double().train()
+    for layer in copied.modules():
+        if isinstance(layer, nn.Dropout | nn.Dropout2d):
+            layer.eval()
+    return copied
+
+
+def loss_on(model: Model, batch: Examples, temperature: float = 1.0) -> Loss:
+    """The loss with logits divided by ``temperature``."""
+    module, x = _still(model.module), batch.x.double()
+
+    def loss(params: Tree) -> torch.Tensor:
+        return cross_entropy(functional_call(module, params, (x,)) / temperature, batch.y)
+
+    return loss

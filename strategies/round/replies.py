@@ -1,0 +1,290 @@
+"""A client's reply, and the checks it must pass before it touches the model.
+
+A reply that is wrong in any way raises ``ReplyError`` with one word for a metric label; the strategy counts it, names
+it and leaves it out. Every number in it is a client's own word. None is believed beyond its bound below, which is far
+above what is ever true and far below where a sum of clients would overflow; within it, an example count is the weight
+of the plain mean (``robust.py`` says what follows), and the rest is shown as what clients report.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from prunella.core.errors import PrunellaError, WireError
+from prunella.core.stranger import clean, figure, whole
+from prunella.core.trees import Mask, Tree, all_finite, count, full_mask
+from prunella.strategies.round.local import LocalResult
+from prunella.tasks.training import Evaluation
+from prunella.wire.encode import REASONS as WIRE_REASONS
+from prunella.wire.encode import Reference, Values
+from prunella.wire.kept import Kept
+from prunella.wire.records import from_coded, kept_from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
+
+REASONS = (
+    *WIRE_REASONS,
+    "nan",
+    "metrics",
+    "stale",
+    "locations",
+    "unknown-client",
+    "client-error",
+    "unreachable",
+    "timeout",
+)
+MAX_EXAMPLES = 10**9
+MAX_SECONDS = 1e6
+MAX_LOSS = 1e9  # nats: cross-entropy of a model that has diverged beyond any use
+# Flower's codes for what the SuperLink answers in a client's place: the message or the reply expired; the node is gone.
+UNANSWERED = {3: "timeout", 4: "timeout", 5: "unreachable"}
+MAX_CLAIMS = 2_000  # characters
+LEDGER_BOUNDS = {
+    "rounds": 1e9,
+    "steps": 1e12,
+    "channel_nats": 1e15,
+    "epsilon": 1e12,
+    "epsilon_next": 1e12,
+    "epsilon_budget": 1e12,
+    "delta": 1.0,
+}
+
+
+class ReplyError(PrunellaError):
+    """A reply that is left out. ``reason`` is one of ``REASONS``; the message may quote the client and is cleaned."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(clean(message))
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a valid reply of this round looks like.
+
+    ``allowed`` is None where clients keep the mask they were sent. Where a scheme lets them move it, the one they
+    report lies inside ``allowed``, holds all of ``required`` and is no larger than the one they were sent. Under ADGP
+    values may arrive only in ``locations``.
+    """
+
+    round: int
+    params: Tree
+    mask: Mask
+    buffers: Tree
+    allowed: Mask | None = None
+    required: Mask = field(default_factory=dict)
+    defenses: tuple[str, ...] = ()
+    locations: Mask | None = None
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The mask, as what replies are coded against."""
+        return Reference(self.mask)
+
+    @cached_property
+    def kept(self) -> int:
+        """Coordinates the mask keeps."""
+        return count(self.mask)
+
+    @property
+    def mark(self) -> bytes:
+        """The mask's fingerprint."""
+        return self.reference.mark
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A checked reply: all the server learns from one client in one round. ``base`` is the mask it trained under.
+
+    ``kept`` is the update as it came: the shared coordinates and their values.
+    """
+
+    node: int
+    base: Mask
+    kept: Kept
+    spoken: Mask
+    weight: int
+    seconds: float
+    bytes: int
+    importance: Tree | None = None
+    buffers: Tree = field(default_factory=dict)
+    applied: tuple[str, ...] = ()
+    ledger: dict[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> Mask:
+        """The coordinates the client sent."""
+        return self.kept.mask
+
+    @cached_property
+    def update(self) -> Tree:
+        """The dense update, zero where nothing was shared; made when first asked for."""
+        return self.kept.dense()
+
+
+def same_mask(a: Mask, b: Mask) -> bool:
+    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
+
+
+def build_reply(
+    result: LocalResult, mask: Mask, importance_of: frozenset[str], values: Values = "float32"
+) -> dict[str, ArrayRecord]:
+    """The array records of a reply. ``importance_of`` names the tensors whose importance the server asked for.
+
+    ``values`` rounds the update, and nothing else: no defense knows of it, and DGP does not feed the error back.
+    """
+    outgoing = result.outgoing
+    records = {"update": to_coded(outgoing.update, outgoing.shared, mask, values)}
+    if not same_mask(outgoing.spoken, outgoing.shared):
+        records["spoken"] = mask_to_coded(outgoing.spoken, mask)
+    if not same_mask(result.base, mask):
+        records["base"] = mask_to_coded(result.base, mask)
+    if importance_of:
+        wanted = {name: result.importance[name] for name in sorted(importance_of)}
+        records["importance"] = to_coded(wanted, {name: t != 0 for name, t in wanted.items()})
+    if result.buffers:
+        records["buffers"] = to_coded(result.buffers, full_mask(result.buffers))
+    return records
+
+
+def _check(condition: bool, reason: str, message: str) -> None:
+    if not condition:
+        raise ReplyError(reason, message)
+
+
+def _inside(inner: Mask, outer: Mask) -> bool:
+    return inner is outer or all(
+        inner[n] is outer[n] or torch.equal(inner[n], outer[n]) or not bool((inner[n] & ~outer[n]).any()) for n in inner
+    )
+
+
+def _importance(content: RecordDict, expected: Expected, names: frozenset[str]) -> Tree | None:
+    if not names:
+        return None
+    _check("importance" in content.array_records, "malformed", "the importance that was asked for is missing")
+    tree, _ = from_coded(content.array_records["importance"], {name: expected.params[name] for name in sorted(names)})
+    _check(
+        all_finite(tree) and all(bool((t >= 0).all()) for t in tree.values()), "nan", "importance is not finite and ≥ 0"
+    )
+    return tree
+
+
+def _buffers(content: RecordDict, like: Tree) -> Tree:
+    if not like:
+        return {}
+    _check("buffers" in content.array_records, "malformed", "the model's buffers are missing")
+    tree, kept = from_coded(content.array_records["buffers"], like)
+    _check(all(bool(mask.all()) for mask in kept.values()), "mask", "a buffer is not whole")
+    _check(all_finite(tree), "nan", "a buffer is not finite")
+    return tree
+
+
+def _figure(value: object, least: float, most: float, message: str) -> float:
+    found = figure(value, least, most)
+    if found is None:
+        raise ReplyError("metrics", message)
+    return found
+
+
+def _examples(value: object) -> int:
+    count = whole(value, 1, MAX_EXAMPLES)
+    if count is None:
+        raise ReplyError("metrics", "num-examples is not a positive count")
+    return count
+
+
+def _ledger(content: RecordDict) -> dict[str, float | int | str]:
+    """The ledger line, field by field: numbers within ``LEDGER_BOUNDS``, and one text of bounded length."""
+    line: dict[str, float | int | str] = {}
+    for name, value in content.config_records.get("ledger", ConfigRecord()).items():
+        if name == "claims" and isinstance(value, str) and len(value) <= MAX_CLAIMS:
+            line[name] = clean(value, MAX_CLAIMS)
+        else:
+            line[name] = _figure(value, 0.0, LEDGER_BOUNDS.get(name, -1.0), "the ledger line is not one")
+    return line
+
+
+def _numbers(content: RecordDict) -> tuple[int, float]:
+    metrics = content.metric_records.get("metrics", MetricRecord())
+    seconds = _figure(metrics.get("train-seconds", 0.0), 0.0, MAX_SECONDS, "train-seconds is not a time")
+    return _examples(metrics.get("num-examples")), seconds
+
+
+def _base(content: RecordDict, expected: Expected) -> Mask:
+    """The mask the client reports, or the one it was sent."""
+    if "base" not in content.array_records:
+        return expected.mask
+    _check(expected.allowed is not None, "mask", "the reply moves a mask that is fixed this round")
+    base = mask_from_coded(content.array_records["base"], expected.params, expected.reference)
+    whole = all(bool((base[name] | ~kept).all()) for name, kept in expected.required.items())
+    inside = expected.allowed is not None and _inside(base, expected.allowed)
+    _check(
+        whole and inside and count(base) <= count(expected.mask), "mask", "the reply's own mask is not an allowed one"
+    )
+    return base
+
+
+def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[Kept, Mask, Tree | None]:
+    arrays = content.array_records
+    _check("update" in arrays, "malformed", "the update is missing")
+    kept = kept_from_coded(arrays["update"], expected.params, expected.reference)
+    spoken = mask_from_coded(arrays["spoken"], expected.params, expected.reference) if "spoken" in arrays else kept.mask
+    return kept, spoken, _importance(content, expected, names)
+
+
+def _answered(reply: Message) -> None:
+    if reply.has_error():
+        reason = UNANSWERED.get(reply.error.code, "client-error")
+        raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
+
+
+def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
+    """The contribution in a reply, or ``ReplyError``."""
+    _answered(reply)
+    content = reply.content
+    provenance = content.config_records.get("provenance", ConfigRecord())
+    _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
+    _check(provenance.get("mask") == expected.mark, "stale", "the reply was trained on another mask")
+    try:
+        kept, spoken, importance = _decode(content, expected, importance_of)
+        base = _base(content, expected)
+        buffers = _buffers(content, expected.buffers)
+    except WireError as error:
+        raise ReplyError(error.reason, str(error)) from error
+    _check(all_finite(kept.values), "nan", "the update is not finite")
+    _check(_inside(kept.mask, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
+    inside = expected.locations is None or _inside(kept.mask, expected.locations)
+    _check(inside, "mask", "values outside the location set")
+    _check(
+        provenance.get("applied") == list(expected.defenses), "metrics", "other defenses were applied than the run's"
+    )
+    examples, seconds = _numbers(content)
+    return Contribution(
+        node=reply.metadata.src_node_id,
+        base=base,
+        kept=kept,
+        spoken=spoken,
+        weight=examples,
+        seconds=seconds,
+        bytes=sum(record_bytes(record) for record in content.array_records.values()),
+        importance=importance,
+        buffers=buffers,
+        applied=expected.defenses,
+        ledger=_ledger(content),
+    )
+
+
+def read_evaluation(reply: Message) -> Evaluation:
+    """What a client measured on its held-out examples, or ``ReplyError``. The loss is NaN where it told none, as under
+    an epsilon."""
+    _answered(reply)
+    metrics = reply.content.metric_records.get("metrics", MetricRecord())
+    examples = _examples(metrics.get("num-examples"))
+    accuracy = _figure(metrics.get("accuracy"), 0.0, 1.0, "the accuracy is not a share")
+    told = "loss" in metrics
+    loss = _figure(metrics["loss"], 0.0, MAX_LOSS, "the loss is out of bounds") if told else math.nan
+    return Evaluation(loss, accuracy, examples)
+
+
+Listener = Callable[[Contribution], None]

@@ -1,0 +1,208 @@
+"""Who is there: Flower's node ids, and behind each the stable client number and audit consent it stated.
+
+Node ids change at every start of an unauthenticated SuperNode. Order of aggregation, sampling and resume need a name
+that does not, so every new node is asked once (``query.hello``). What it answers is its own word. A number that a node
+has is refused to any other: with registered keys for good (``numbering``), without them for as long as that node is
+there, since a SuperNode that was started again is a new node.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Literal
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from prunella.core.errors import PrunellaError
+from prunella.core.randomness import stream
+from prunella.core.stranger import clean, whole
+from prunella.strategies.round.numbering import Numbering
+
+Consent = Literal["deny", "scores", "numbers", "pictures"]
+CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
+HELLO = "query.hello"
+HELLO_SECONDS = 20.0  # a round waits for the answer of a node that is new
+HELLO_LIFE = 120.0  # a question stands, the first time; twice as long every time it was in vain
+LONGEST = 5  # doublings
+POLL_SECONDS = 0.2
+REFUSED_SECONDS = 60.0
+MAX_CLIENT = 2**31 - 1  # the highest client number
+APP_RAISED = 2  # Flower: the ClientApp raised an exception
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """One client. ``client`` comes from the node's own configuration and orders the clients of a run."""
+
+    client: int
+    node: int
+    consent: Consent = "deny"
+
+
+def read_hello(reply: Message, node: int) -> Member:
+    """The member behind the reply of ``node`` to ``query.hello``; whatever is missing or odd becomes no consent."""
+    record = reply.content.config_records.get("hello", ConfigRecord())
+    number, consent = whole(record.get("client"), 0, MAX_CLIENT), record.get("audit")
+    return Member(node if number is None else number, node, consent if consent in CONSENTS else "deny")
+
+
+class Roster:
+    """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more,
+    ``refusals`` what nodes say that do not take part in this run, ``classes`` the names that theirs must have, if any,
+    ``numbering`` whose the client numbers are, ``impostors`` who stated one that is another's, and what about it.
+
+    A question waits for its answer however late that comes: where many clients start on one machine, the last answers
+    after minutes, and asked anew every time somebody stopped waiting, all of them would be late for ever."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+        self.refusals: dict[int, str] = {}
+        self.impostors: dict[int, str] = {}
+        self.numbering = Numbering()
+        self.spent: frozenset[int] = frozenset()
+        self.classes: tuple[str, ...] = ()
+        self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
+        self._vain: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
+
+    def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
+        """Members online now, ordered by client number. New nodes are asked who they are and given ``timeout`` seconds;
+        whoever answers later is a member from the next time on."""
+        online = list(grid.get_node_ids())
+        asked = self._ask(grid, online)
+        end = time.monotonic() + timeout
+        self._collect(grid, online)
+        while asked & self._open.keys() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+            self._collect(grid, online)
+        there = (self.members[node] for node in online if node in self.members)
+        return sorted(member for member in there if member.client not in self.spent)
+
+    def _ask(self, grid: Grid, online: list[int]) -> set[str]:
+        """Send a question to every node that has none open and is not put off; returns those sent."""
+        now = time.monotonic()
+        waiting = {node for node, _ in self._open.values()} | self.members.keys()
+        fresh = [node for node in online if node not in waiting and self._vain.get(node, (0, now))[1] <= now]
+        lives = [HELLO_LIFE * 2.0 ** min(self._vain.get(node, (0, 0.0))[0], LONGEST) for node in fresh]
+        questions = [_hello(node, life, self.classes) for node, life in zip(fresh, lives, strict=True)]
+        ids = grid.push_messages(questions) if questions else ()
+        sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
+        self._open |= sent
+        return set(sent)
+
+    def _collect(self, grid: Grid, online: list[int]) -> None:
+        """Take the answers that are there; a node without a valid one is asked again later."""
+        if not self._open:
+            return
+        for reply in grid.pull_messages(list(self._open)):
+            node, _ = self._open.pop(reply.metadata.reply_to_message_id, (None, 0.0))
+            if node is None:
+                continue
+            if not reply.has_error():
+                self._admit(read_hello(reply, node), online)
+            elif reply.error.code == APP_RAISED:
+                self._refused(node, reply.error.reason or "")
+            if node not in self.members:
+                self._put_off(node, pause=True)
+        for id in [id for id, (_, end) in self._open.items() if end <= time.monotonic()]:
+            self._put_off(self._open.pop(id)[0], pause=False)
+
+    def find(self, client: int | None) -> Member | None:
+        """The member with this number, of those seen so far."""
+        return next((member for member in self.members.values() if member.client == client), None)
+
+    def _admit(self, member: Member, online: list[int]) -> None:
+        """A client number belongs to the first node that states it, for as long as that node is there, or for good."""
+        holders = [m.node for m in self.members.values() if m.client == member.client]
+        taken = f"client {member.client} is another node's" if set(holders) & set(online) else ""
+        if why := taken or self.numbering.claim(member.client, member.node):
+            if self.impostors.get(member.node) != why:
+                log(WARNING, "node %d is left out: %s", member.node, why)
+            self.impostors[member.node] = why
+            return
+        for node in holders:
+            del self.members[node]
+        self.members[member.node] = member
+        for told in (self.refusals, self.impostors):
+            told.pop(member.node, None)
+
+    def _put_off(self, node: int, pause: bool) -> None:
+        """Whoever gave no valid answer is asked again: later and later from the second time on, where he gave one."""
+        times = self._vain.get(node, (0, 0.0))[0] + 1
+        seconds = min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0) if pause else 0.0
+        self._vain[node] = (times, time.monotonic() + seconds)
+
+    def wait_for(
+        self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None, least: int = 0
+    ) -> list[Member]:
+        """At least ``count`` members, or ``least`` (0: as many) where every other of them refuses this run; else
+        ``PrunellaError`` saying how many came. ``tell`` hears of every change."""
+        begin = changed = time.monotonic()
+        known = 0
+        while len(members := self.refresh(grid)) < count:
+            now = time.monotonic()
+            if len(members) != known:
+                known, changed = len(members), now
+                tell(known)
+            no = self.refusals.keys() & set(grid.get_node_ids())
+            if least and len(members) >= least and len(members) + len(no) >= count:
+                break
+            said = self.refused()
+            # Where somebody refuses this run, waiting for him to think otherwise is in vain; others may be on the way.
+            if now > begin + timeout or (self.refusals and now > changed + REFUSED_SECONDS):
+                raise PrunellaError(
+                    f"{len(members)} of {count} clients came within {now - begin:.0f} s: start more SuperNodes, "
+                    "or wait for fewer (--supernodes, min-clients)" + (f". {said}" if said else "")
+                )
+            time.sleep(0.2)
+        return members
+
+    def refused(self) -> str:
+        """Who is not in this run though he is there, and why: those who said no, and those who said that they are
+        somebody else; "" where nobody did."""
+        parts = []
+        for told, what in ((self.refusals, "said no to this run"), (self.impostors, "left out")):
+            if told:
+                parts.append(f"{len(told)} {what}: {'; '.join(sorted(set(told.values())))}")
+        return ". ".join(parts)
+
+    def _refused(self, node: int, reason: str) -> None:
+        """Note why a node does not take part."""
+        words = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)  # as Flower writes an exception
+        text = clean(words[1] if words else reason)
+        if self.refusals.get(node) != text:
+            log(WARNING, "node %d does not take part: %s", node, text)
+        self.refusals[node] = text
+
+
+def _hello(node: int, life: float, classes: tuple[str, ...]) -> Message:
+    record = ConfigRecord({"classes": list(classes)} if classes else {})
+    return Message(RecordDict({"hello": record}), dst_node_id=node, message_type=HELLO, ttl=life)
+
+
+def selected(members: int, fraction: float, minimum: int) -> int:
+    """How many of ``members`` a round asks.
+
+    >>> selected(50, 0.1, 2), selected(3, 0.1, 2), selected(1, 1.0, 2)
+    (5, 2, 1)
+    """
+    return min(members, max(minimum, round_half_up(fraction * members)))
+
+
+def sample(members: Iterable[Member], fraction: float, minimum: int, seed: int, round: int) -> list[Member]:
+    """``fraction`` of the members, at least ``minimum``, drawn by seed and round, in client order."""
+    ordered = sorted(members)
+    count = selected(len(ordered), fraction, minimum)
+    picks = torch.randperm(len(ordered), generator=stream(seed, round=round, purpose="sample"))[:count]
+    return [ordered[i] for i in sorted(picks.tolist())]
+
+
+def round_half_up(value: float) -> int:
+    """
+    >>> round_half_up(2.5), round_half_up(0.4)
+    (3, 0)
+    """
+    return int(value + 0.5)

@@ -1,0 +1,98 @@
+"""Many guesses in one batch against one at a time."""
+
+import dataclasses
+
+import pytest
+import torch
+from prunella.attacks.engine.folded import evaluator, foldable
+from prunella.attacks.engine.inversion import Guess, Inversion, by_adam, first_guess, together
+from prunella.attacks.engine.inversion import evaluator as one_evaluator
+from prunella.attacks.engine.local_steps import linearised
+from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.objectives import OBJECTIVES
+from prunella.attacks.engine.priors import total_variation, total_variation_each
+from prunella.attacks.score.control import undefended_view
+from prunella.core.errors import AttackError
+from prunella.core.randomness import stream
+from prunella.core.trees import full_mask
+from prunella.core.types import PrivateBatch
+from prunella.tasks.task import Task, initial
+from tests.attacks.test_matching import random_mask
+
+SHAPE = (1, 12, 12)
+
+
+def targets(model: str, masked: bool, count: int) -> list[Target]:
+    task, found = Task(model, SHAPE, 5), []
+    params, buffers = initial(task, seed=0)
+    shared = random_mask(params) if masked else full_mask(params)
+    for i in range(count):
+        x = torch.rand((1, *SHAPE), generator=stream(i, purpose="image"))
+        view = undefended_view(task, params, buffers, PrivateBatch(x, torch.tensor([i])))
+        update = {name: torch.where(shared[name], u, 0.0) for name, u in view.update.items()}
+        target = target_of(dataclasses.replace(view, update=update, shared=shared), task.build().double(), True, 16)
+        double = {name: tensor.detach().double() for name, tensor in target.params.items()}
+        support = None if target.support is None else target.support.double()
+        found.append(dataclasses.replace(target, params=double, flat=target.flat.double(), support=support))
+    return found
+
+
+SMALL = [
+    (model, masked, objective) for model in ("cnn", "lenet-zhu") for masked in (False, True) for objective in OBJECTIVES
+]
+
+
+@pytest.mark.parametrize("direct", [0, 1 << 30], ids=["convolutions", "patches"])
+@pytest.mark.parametrize(
+    "model, masked, objective", [*SMALL, ("conv-1", False, "cosine"), ("resnet10", False, "cosine")]
+)
+def test_a_batch_is_its_guesses_one_by_one(
+    model: str, masked: bool, objective: str, direct: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", direct)
+    many = targets(model, masked, 2)
+    x = torch.rand((2, *SHAPE), generator=stream(7, purpose="guess")).double()
+    y = torch.tensor([3, 1])
+    for given in (many, many[:1]):
+        values, slopes = evaluator(given, objective)(x, y)
+        for i in range(2):
+            target = given[i % len(given)]
+            flat, pullback = linearised(target, x[i : i + 1], y[i : i + 1])
+            value, slope = OBJECTIVES[objective](flat, target.flat, target.support)
+            torch.testing.assert_close(values[i], value, rtol=1e-5, atol=1e-6)
+            expected = pullback(slope)[0]
+            assert float((slopes[i] - expected[0]).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_descents_together_are_descents_alone() -> None:
+    task, target = Task("cnn", SHAPE, 5), targets("cnn", False, 1)[0]
+    attack = Inversion(iterations=12, tv=0.01, signed=False)
+    labels = [torch.tensor([c]) for c in (0, 3)]
+    generator = stream(0, purpose="starts")
+    guesses = [first_guess(target, task, label, generator) for label in labels]
+    x = torch.cat([guess.x.detach() for guess in guesses]).double()
+    batch = together(attack, x.clone(), torch.cat(labels), evaluator([target], "cosine"))
+    for i, found in enumerate(batch):
+        guess = Guess(x[i : i + 1].clone().requires_grad_(), labels[i], False)
+        alone = by_adam(attack, guess, one_evaluator(target, attack, guess))
+        assert found.objective == pytest.approx(alone.objective, rel=1e-5)
+        torch.testing.assert_close(found.x, alone.x, rtol=1e-4, atol=1e-5)
+    assert batch[0].objective < batch[1].objective, "the right label explains the update better"
+
+
+def test_total_variation_of_each() -> None:
+    x = torch.rand(3, 2, 4, 5, generator=stream(0, purpose="x"))
+    values, slopes = total_variation_each(x)
+    for i in range(3):
+        value, slope = total_variation(x[i : i + 1])
+        torch.testing.assert_close(values[i], value)
+        torch.testing.assert_close(slopes[i], slope[0])
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    one, masked = targets("cnn", False, 1)[0], targets("cnn", True, 1)[0]
+    moved = dataclasses.replace(one, params={name: tensor + 1 for name, tensor in one.params.items()})
+    for odd in (masked, moved, dataclasses.replace(one, network=None)):
+        assert not foldable([one, odd])
+        with pytest.raises(AttackError, match="one batch"):
+            evaluator([one, odd], "cosine")

@@ -1,0 +1,201 @@
+"""An attack that is stopped and taken up again ends where one that was never stopped does, bit for bit."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from prunella.attacks import ATTACKS, expectation, ggl, gradinversion, rog, unrolling
+from prunella.attacks.engine.inversion import Inversion, reconstruct, reconstruct_views
+from prunella.attacks.engine.resume import Shelf, fingerprint
+from prunella.attacks.score.control import undefended_view
+from prunella.core.errors import AttackError
+from prunella.core.files import write_tree
+from prunella.core.randomness import stream
+from prunella.core.trees import apply_mask, full_mask
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.task import Task
+
+BATCHED = Inversion(iterations=40, restarts=3, labels_tried=3, tolerance=0.0, max_images=2)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, savings: int) -> None:
+    """The process ends right after so many savings."""
+    left, write = [savings], Shelf.slot.__globals__["Slot"]._write
+
+    def counted(self, tree, plain):  # noqa: ANN001, ANN202
+        write(self, tree, plain)
+        left[0] -= 1
+        if not left[0]:
+            raise Stopped
+
+    monkeypatch.setattr("prunella.attacks.engine.resume.Slot._write", counted)
+
+
+def equal(a: list[Reconstruction], b: list[Reconstruction]) -> bool:
+    return all(
+        torch.equal(one.x, two.x) and torch.equal(one.y, two.y) and one.objective == two.objective
+        and one.iterations == two.iterations
+        for one, two in zip(a, b, strict=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("savings", [1, 3, 6])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BATCHED,
+        dataclasses.replace(BATCHED, optimizer="lbfgs", labels_tried=1),
+        dataclasses.replace(BATCHED, labels="optimise", restarts=1, signed=False),
+        dataclasses.replace(BATCHED, labels="optimise", optimizer="lbfgs", restarts=1),
+    ],
+    ids=["adam", "lbfgs", "adam-labels", "lbfgs-labels"],
+)
+def test_stopped_and_taken_up_again(
+    settings: Inversion, savings: int, view: ServerView, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attack(shelf: Shelf | None) -> list[Reconstruction]:
+        return [reconstruct(view, task, settings, stream(0, purpose="attack"), shelf)]
+
+    whole = attack(None)
+    with monkeypatch.context() as patch:
+        stop_at(patch, savings)
+        try:
+            attack(Shelf(tmp_path, every=20))
+        except Stopped:
+            pass
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert files and all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+    assert equal(whole, attack(Shelf(tmp_path, every=20)))
+    assert equal(whole, attack(Shelf(tmp_path, every=20))), "over: read, not computed"
+
+
+def long_attacks(prior: Path, images: PrivateBatch, earlier: ServerView) -> dict[str, tuple[object, dict[str, object]]]:
+    """Every other attack that descends, with settings that do not end early and what else it must be given."""
+    ggl.save(prior / "ggl", ggl.train(images, 10, stream(0, purpose="prior"), epochs=1))
+    rog.save(prior / "rog", rog.train(images.x, stream(0, purpose="prior"), epochs=1))
+    searched = {"iterations": 100, "restarts": 2, "tolerance": 0.0, "max_images": 1}
+    inverted = {"iterations": 60, "restarts": 2, "labels_tried": 2, "tolerance": 0.0}
+    return {
+        "ggl": (ggl.Ggl(prior=str(prior / "ggl"), **searched), {}),
+        "ggl-lbfgs": (ggl.Ggl(prior=str(prior / "ggl"), optimizer="lbfgs", **searched), {}),
+        "rog": (rog.Rog(prior=str(prior / "rog"), **searched), {}),
+        "gradinversion": (gradinversion.GradInversion(**inverted), {}),
+        "gradinversion-lbfgs": (gradinversion.GradInversion(optimizer="lbfgs", **inverted), {}),
+        "expectation": (expectation.Expectation(draws=2, **inverted), {}),
+        "unrolling": (unrolling.Unrolling(**inverted), {"earlier": [earlier]}),
+    }
+
+
+@pytest.mark.parametrize("savings", [2, 4])
+@pytest.mark.parametrize(
+    "name", ["ggl", "ggl-lbfgs", "rog", "gradinversion", "gradinversion-lbfgs", "expectation", "unrolling"]
+)
+def test_every_attack_that_descends_is_taken_up(
+    name: str, savings: int, task, fresh, batch, digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = undefended_view(task, *fresh, batch(0, 1))
+    withheld = {n: t.abs() >= t.abs().flatten().quantile(0.5) for n, t in view.update.items()}
+    view = dataclasses.replace(view, shared=withheld, update=apply_mask(view.update, withheld))
+    settings, more = long_attacks(tmp_path, PrivateBatch(digits.x[:64], digits.y[:64]), view)[name]
+    kept = tmp_path / "kept"
+
+    def attack(shelf: Shelf | None) -> list[Reconstruction]:
+        run = ATTACKS[name.removesuffix("-lbfgs")].reconstruct
+        return [run(view, task, settings, stream(0, purpose="attack"), **more, shelf=shelf)]
+
+    whole = attack(None)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_at(patch, savings)
+        attack(Shelf(kept, every=20))
+    assert equal(whole, attack(Shelf(kept, every=20)))
+    other = dataclasses.replace(settings, max_images=3)
+    with pytest.raises(AttackError, match="belongs to an attack with other settings"):
+        ATTACKS[name.removesuffix("-lbfgs")].reconstruct(
+            view, task, other, stream(0, purpose="attack"), **more, shelf=Shelf(kept)
+        )
+
+
+def test_another_prior_is_another_attack(task, view, digits, tmp_path: Path) -> None:
+    """The file has the same name; what it makes is not the same."""
+    images = PrivateBatch(digits.x[:64], digits.y[:64])
+    settings = ggl.Ggl(prior=str(tmp_path / "ggl"), iterations=2, restarts=1)
+    for seed, wrong in ((0, False), (1, True)):
+        ggl.save(tmp_path / "ggl", ggl.train(images, 10, stream(seed, purpose="prior"), epochs=1))
+        with pytest.raises(AttackError, match="other settings") if wrong else contextlib.nullcontext():
+            ggl.reconstruct(view, task, settings, stream(0, purpose="a"), Shelf(tmp_path / "kept"))
+
+
+def views_of(task, fresh, batch) -> list[ServerView]:  # noqa: ANN001
+    views = [undefended_view(task, *fresh, batch(i, 1)) for i in range(3)]
+    return [dataclasses.replace(view, shared=full_mask(view.update)) for view in views]
+
+
+def test_views_of_several_clients_together_and_taken_up(task, fresh, batch, tmp_path, monkeypatch) -> None:
+    views = views_of(task, fresh, batch)
+    settings = Inversion(iterations=60, restarts=2, max_images=4)
+
+    def attack(shelf: Shelf | None) -> list[Reconstruction]:
+        return reconstruct_views(views, task, settings, stream(0, purpose="attack"), shelf)
+
+    whole = attack(None)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_at(patch, 2)
+        attack(Shelf(tmp_path, every=20))
+    assert equal(whole, attack(Shelf(tmp_path, every=20)))
+    truth = [batch(i, 1) for i in range(3)]
+    errors = torch.tensor([[float((f.x - t.x).square().mean()) for t in truth] for f in whole])
+    assert errors.argmin(dim=1).tolist() == [0, 1, 2] and [int(f.y) for f in whole] == [int(t.y) for t in truth]
+
+
+def test_the_memory_s_bound_does_not_change_what_is_found(task, fresh, batch) -> None:
+    views = views_of(task, fresh, batch)
+    found = [
+        reconstruct_views(views, task, Inversion(iterations=8, signed=False, max_images=n), stream(0, purpose="a"))
+        for n in (1, 2, 16)
+    ]
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one.x, two.x, rtol=1e-3, atol=1e-4)
+
+
+def test_views_that_do_not_belong_together_and_folders_of_another_attack(task, fresh, batch, view, tmp_path) -> None:
+    other = dataclasses.replace(view, params={n: p + 1 for n, p in view.params.items()})
+    for views in ([], [view, other], [undefended_view(task, *fresh, batch(0, 2))]):
+        with pytest.raises(AttackError, match="one batch"):
+            reconstruct_views(views, task, BATCHED, stream(0, purpose="a"))
+    short = Inversion(iterations=2)
+    reconstruct(view, task, short, stream(0, purpose="a"), Shelf(tmp_path))
+    for settings, seed in ((dataclasses.replace(short, tv=0.1), 0), (short, 1)):
+        with pytest.raises(AttackError, match="belongs to an attack with other settings"):
+            reconstruct(view, task, settings, stream(seed, purpose="a"), Shelf(tmp_path))
+    (tmp_path / "descent-000.safetensors").write_bytes(b"\x80\x04.")
+    with pytest.raises(AttackError, match="no descent that can be taken up"):
+        reconstruct(view, task, short, stream(0, purpose="a"), Shelf(tmp_path))
+    write_tree(tmp_path / "descent-000.safetensors", {"x": torch.zeros(1)})
+    with pytest.raises(AttackError, match="not a prunella.descent"):
+        reconstruct(view, task, short, stream(0, purpose="a"), Shelf(tmp_path))
+
+
+def test_a_fingerprint_tells_settings_shapes_and_values_apart() -> None:
+    x = torch.arange(4.0)
+    prints = {fingerprint(s, [t]) for s in (1, 2) for t in (x, x.view(2, 2), x + 1, -x)}
+    assert len(prints) == 8 and fingerprint(1, [x]) == fingerprint(1, [x.clone()])
+
+
+def test_whoever_listens_hears_every_iteration_and_changes_nothing(
+    view: ServerView, task: Task, tmp_path: Path
+) -> None:
+    heard: list[tuple[int, int, float]] = []
+    settings = Inversion(iterations=6, restarts=2, labels_tried=1, tolerance=0.0)
+    shelf = Shelf(tell=lambda *now: heard.append(now))
+    listened = reconstruct(view, task, settings, stream(0, purpose="attack"), shelf)
+    assert equal([listened], [reconstruct(view, task, settings, stream(0, purpose="attack"))])
+    assert [(number, iteration) for number, iteration, _ in heard] == [(n, i) for n in (0, 1) for i in range(7)]
+    lowest = [objective for number, _, objective in heard if number == 0]
+    assert lowest[0] == float("inf") and lowest[1:] == sorted(lowest[1:], reverse=True)

@@ -1,0 +1,175 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from prunella.attacks.score.leakage import (
+    AS_PRINTED_LEVELS,
+    Leakage,
+    discretise,
+    label_accuracy,
+    label_leakage,
+    rdlv,
+    score,
+)
+from prunella.core.errors import AttackError
+from prunella.core.types import PrivateBatch, Reconstruction
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
+
+def images(count: int, side: int = 8, channels: int = 1, seed: int = 0) -> torch.Tensor:
+    return torch.rand((count, channels, side, side), generator=torch.Generator().manual_seed(seed))
+
+
+def scored(guess: torch.Tensor, truth: torch.Tensor, levels: int = 16) -> Leakage:
+    labels = torch.arange(len(truth))
+    return score(Reconstruction(guess, labels[: len(guess)], 0.0, 1), PrivateBatch(truth, labels), levels)
+
+
+@pytest.mark.parametrize("levels", [16, AS_PRINTED_LEVELS])
+def test_nmi_and_ami_are_scikit_learn_s(levels: int) -> None:
+    truth = images(1)
+    guess = (truth + 0.1 * images(1, seed=1)).clamp(0, 1)
+    bytes_ = [np.round(image.numpy().ravel() * 255).astype(int) // (256 // levels) for image in (truth, guess)]
+    result = scored(guess, truth, levels)
+    assert result.nmi.mean == pytest.approx(normalized_mutual_info_score(*bytes_, average_method="arithmetic"))
+    assert result.ami.mean == pytest.approx(adjusted_mutual_info_score(*bytes_, average_method="arithmetic"))
+
+
+def test_psnr_and_mse_are_their_formulas_and_a_copy_is_perfect() -> None:
+    truth = images(2)
+    guess = truth.clone()
+    guess[0] += 0.1
+    result = scored(guess, truth)
+    assert result.mse.mean == pytest.approx(0.005, rel=1e-4) and result.mse.worst == 0
+    assert result.psnr.mean == pytest.approx((20 + 100) / 2, rel=1e-4) and result.psnr.worst == 100
+    copy = scored(truth, truth)
+    assert copy.nmi.mean == pytest.approx(1) and copy.ssim.mean == pytest.approx(1) and copy.iip == 1
+
+
+@pytest.mark.parametrize("side, channels", [(3, 1), (8, 1), (15, 3), (16, 3), (32, 3)])
+def test_ssim_fits_every_size(side: int, channels: int) -> None:
+    truth = images(2, side, channels)
+    noisy = (truth + 0.2 * images(2, side, channels, seed=1)).clamp(0, 1)
+    result = scored(noisy, truth)
+    assert 0.3 < result.ssim.mean < 1 and result.ssim.mean > result.ssim.random
+
+
+def test_a_permuted_batch_is_put_in_order() -> None:
+    truth = images(5)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    result = scored(truth[order], truth)
+    assert result.mse.mean == 0 and result.iip == 1
+    assert [order[g].item() for _, g in result.assignment] == [t for t, _ in result.assignment] == list(range(5))
+
+
+def test_fewer_or_more_reconstructions_than_images() -> None:
+    truth = images(5)
+    fewer, more = (
+        scored(truth[[4, 1]], truth),
+        score(Reconstruction(truth, None, 0.0, 1), PrivateBatch(truth[:2], torch.arange(2))),
+    )
+    assert fewer.assignment == ((1, 1), (4, 0)) and fewer.images == 2 and fewer.mse.mean == 0
+    assert more.assignment == ((0, 0), (1, 1)) and more.images == 2 and more.label_accuracy is None
+
+
+def test_worst_is_the_most_leaking_and_baselines_leak_less() -> None:
+    truth = images(3, 16)
+    guess = images(3, 16, seed=1)
+    guess[1] = truth[1]
+    result = scored(guess, truth)
+    assert (
+        result.psnr.worst > result.psnr.mean
+        and result.mse.worst < result.mse.mean
+        and result.nmi.worst > result.nmi.mean
+    )
+    copy = scored(truth, truth)
+    for stat in (copy.psnr, copy.nmi, copy.ami, copy.ssim):
+        assert max(stat.random, stat.other) < stat.mean
+    assert min(copy.mse.random, copy.mse.other) > copy.mse.mean
+
+
+def test_iip_of_a_single_image_is_against_a_flat_one() -> None:
+    truth = images(1)
+    assert scored(truth, truth).iip == 1
+    assert scored(truth.mean().expand_as(truth), truth).iip == 0
+
+
+def test_labels_count_with_multiplicity() -> None:
+    truth = PrivateBatch(images(4), torch.tensor([1, 1, 2, 3]))
+    assert score(Reconstruction(truth.x, torch.tensor([1, 2, 2, 0]), 0.0, 1), truth).label_accuracy == 0.5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_a_failed_evaluation(bad: float) -> None:
+    guess = images(2)
+    guess[1, 0, 0, 0] = bad
+    with pytest.raises(AttackError, match="not finite"):
+        scored(guess, images(2))
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(AttackError, match=r"\(2, 1, 8, 8\).*\(2, 3, 8, 8\)"):
+        scored(images(2), images(2, channels=3))
+    with pytest.raises(AttackError, match="levels"):
+        scored(images(1), images(1), levels=1)
+
+
+def test_flat_images_score_without_nan_and_inputs_are_left_alone() -> None:
+    truth, guess = torch.zeros(2, 1, 8, 8), torch.full((2, 1, 8, 8), 0.5)
+    result = scored(guess, truth)
+    assert float(guess.mean()) == 0.5 and float(truth.abs().max()) == 0
+    assert result.mse.mean == 0.25 and math.isfinite(result.ssim.mean)
+
+
+def test_to_dict_is_plain_json_without_the_assignment() -> None:
+    plain = json.loads(json.dumps(scored(images(2), images(2)).to_dict()))
+    assert set(plain) == {"psnr", "nmi", "ami", "ssim", "mse", "iip", "label_accuracy", "images"}
+    assert set(plain["psnr"]) == {"mean", "worst", "random", "other"}
+
+
+def test_bins_are_equal_and_cover_eight_bits() -> None:
+    every = torch.arange(256).float() / 255
+    assert np.bincount(discretise(every, 16)).tolist() == [16] * 16
+    assert discretise(every, 256).tolist() == list(range(256))
+
+
+def test_a_prior_image_takes_the_place_of_the_other_one_and_rdlv_is_measured_against_it() -> None:
+    truth = images(3)
+    prior = truth.mean(dim=0)
+    found = score(Reconstruction(truth * 0.9, None, 0.0, 1), PrivateBatch(truth, torch.zeros(3).long()), prior=prior)
+    plain = scored(truth * 0.9, truth)
+    assert found.mse.other == pytest.approx(float((truth - prior).square().mean())) != plain.mse.other
+    assert found.mse.mean == plain.mse.mean and found.ssim.random == plain.ssim.random
+    own = rdlv(found.ssim)
+    assert own == pytest.approx(found.ssim.mean / found.ssim.other - 1) and own > 0
+    guess = Reconstruction(prior.expand_as(truth), None, 0.0, 1)
+    nothing = score(guess, PrivateBatch(truth, torch.zeros(3).long()), prior=prior)
+    assert rdlv(nothing.ssim) == pytest.approx(0)
+
+
+def test_labels_beside_a_guess() -> None:
+    """A batch of one class: a guess of 8 labels of 10 classes names 0.8 of them on average; a class more is a tell."""
+    truth = torch.full((8,), 3)
+    right, wrong = label_leakage(truth, truth, 10), label_leakage(torch.zeros(8).long(), truth, 10)
+    assert right.accuracy == 1 and right.chance == pytest.approx(0.1, abs=0.01) and right.as_good == 0 and right.told
+    assert wrong.accuracy == 0 and wrong.as_good == 1 and not wrong.told
+    one = label_leakage(torch.tensor([1]), torch.tensor([1]), 10)
+    assert one.as_good == pytest.approx(0.1, abs=0.03) and not one.told
+
+
+def test_a_label_costs_no_memory_by_its_size() -> None:
+    """4e8 took 7 GB, and this one more than there is."""
+    assert label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([1, 2**62, -5])) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_label_accuracy_is_the_naive_count(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    truth, guess = (torch.randint(6, (n,), generator=draw) for n in (7, 9))
+    left = truth.tolist()
+    for label in guess.tolist():
+        if label in left:
+            left.remove(label)
+    assert label_accuracy(truth, guess) == (len(truth) - len(left)) / len(guess)

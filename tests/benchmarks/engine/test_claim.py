@@ -1,0 +1,47 @@
+"""Declarations: published tables parse, all claims of the issue are there."""
+
+import math
+
+import pytest
+from prunella.benchmarks.engine.claim import Point, numbers
+from prunella.benchmarks.engine.reproduce import cells_of
+from prunella.benchmarks.papers import CLAIMS
+
+NAMES = [
+    f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 4)) for n in range(1, most + 1)
+]
+
+
+def test_all_claims_are_listed_with_what_was_published() -> None:
+    assert sorted(CLAIMS) == sorted(NAMES)
+    assert all(claim.says and claim.published and claim.where and claim.paper for claim in CLAIMS.values())
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_runs_has_seeds_cells_metrics_and_published_numbers_of_its_own_labels(name: str) -> None:
+    experiment = CLAIMS[name].experiment
+    assert CLAIMS[name].sizes()
+    for size, sweep in experiment.sweeps.items():
+        assert len(sweep.seeds) >= 3
+        cells = cells_of(experiment, size)
+        change = experiment.measure.control
+        wanted = {str(settings) for settings in sweep.cells}
+        wanted |= {str(change(settings)) for settings in sweep.cells} if change is not None else set()
+        assert len(cells) == len(sweep.seeds) * len(wanted)
+        assert all(set(experiment.keys) <= set(settings) for settings in sweep.cells)
+    every = [settings for sweep in experiment.sweeps.values() for settings in sweep.cells]
+    fixed = {tuple(str(settings[key]) for key in experiment.keys) for settings in every}
+    for metric in experiment.metrics:
+        assert all(label[:-1] in fixed and math.isfinite(v) for label, v in metric.published.items())
+    assert set(experiment.plot.metrics) <= {metric.key for metric in experiment.metrics}
+
+
+def test_tables_parse_and_a_short_row_does_not() -> None:
+    assert numbers("  a b\nx 1 -\ny .5 2e1") == {("x", "a"): 1.0, ("y", "a"): 0.5, ("y", "b"): 20.0}
+    for wrong in ("  a b\nx 1", "  a\nx one"):
+        with pytest.raises(ValueError):
+            numbers(wrong)
+
+
+def test_a_point_has_no_spread_at_one_seed() -> None:
+    assert math.isnan(Point(("a",), {"x": (1.0,)}).spread("x")) and Point(("a",), {"x": (1.0, 3.0)}).mean("x") == 2.0

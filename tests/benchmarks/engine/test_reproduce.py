@@ -1,0 +1,182 @@
+"""The engine: cells kept over a kill, controls that refuse, files with the numbers, and the list."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prunella.benchmarks.engine import reproduce as engine
+from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Metric, Plot, Sweep
+from prunella.benchmarks.engine.results import as_json, listing, write
+from prunella.benchmarks.engine.verdict import HOLDS, REFUSED, Verdict, falls
+from prunella.benchmarks.papers import CLAIMS
+
+
+class Laboratory:
+    """A measure that counts its work, and is killed once after ``alive`` cells."""
+
+    def __init__(self, alive: int = 10**9, rebuilt: float = 30.0) -> None:
+        self.made: list[tuple[float, int]] = []
+        self.alive, self.rebuilt = alive, rebuilt
+
+    def make(self, settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+        if len(self.made) == self.alive:
+            self.alive = 10**9
+            raise KeyboardInterrupt
+        self.made.append((settings["rate"], seed))
+        return {"sgi": {"psnr": self.rebuilt - 20 * settings["rate"] + 0.1 * seed}}
+
+    def claim(self, metrics: dict[tuple[str, ...], float] | None = None) -> Claim:
+        measure = Measure("toy", self.make, 1, lambda s: {**s, "rate": 0.0}, lambda f: f["sgi"]["psnr"] >= 20)
+        sweep = Sweep(tuple({"rate": rate} for rate in (0.1, 0.5, 0.9)), note="a toy")
+        experiment = Experiment(
+            measure,
+            {"small": sweep},
+            ("rate",),
+            "attack",
+            (Metric("psnr", "PSNR", 1, metrics or {}),),
+            Plot(("psnr",), x=0, x_name="rate"),
+            lambda points: falls({"toy": [(float(p.label[0]), p.mean("psnr"), p.spread("psnr")) for p in points]}, "x"),
+        )
+        return Claim("T1", "Toy", "Table 1", "falls", "nothing", experiment=experiment)
+
+
+def run(claim: Claim, cache: Path) -> engine.Result:
+    return engine.reproduce(claim, "small", cache, None, lambda line: None)
+
+
+def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
+    laboratory = Laboratory(alive=7)
+    with pytest.raises(KeyboardInterrupt):
+        run(laboratory.claim(), tmp_path)
+    first = run(laboratory.claim(), tmp_path)
+    assert len(laboratory.made) == len(set(laboratory.made)) == 12  # 3 rates and the control, 3 seeds
+    again = run(laboratory.claim(), tmp_path)
+    assert len(laboratory.made) == 12 and as_json(again)["points"] == as_json(first)["points"]
+    assert first.verdict.word == HOLDS and first.seconds == again.seconds
+
+
+def test_the_control_runs_before_what_it_vouches_for(tmp_path: Path) -> None:
+    laboratory = Laboratory()
+    run(laboratory.claim(), tmp_path)
+    assert [rate for rate, seed in laboratory.made if seed == 0][0] == 0.0
+
+
+def test_a_failed_control_refuses_whatever_the_numbers_say(tmp_path: Path) -> None:
+    asked: list[object] = []
+    claim = Laboratory(rebuilt=19.9).claim()
+    result = run(claim, tmp_path)
+    assert claim.experiment.judge(result.points).word == HOLDS
+    assert result.verdict.word == REFUSED and "control" in result.verdict.reason and not asked
+    page = write(result, tmp_path / "out")[0].read_text()
+    assert "not judged" in page and page.count("control failed") == sum(not p.control for p in result.points) > 0
+
+
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laboratory = Laboratory(alive=5)
+    monkeypatch.setitem(CLAIMS, "T1", laboratory.claim())
+    asked = ["t1", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    assert engine.main(asked) == 130 and "goes on" in capsys.readouterr().err.splitlines()[-1]
+    assert engine.main(asked) == 0 and len(laboratory.made) == 12
+    assert "T1 holds" in capsys.readouterr().out
+
+
+def test_progress_says_how_much_is_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+    engine.reproduce(Laboratory().claim(), "small", tmp_path, None, lines.append)
+    assert len(lines) == 12 and "left" in lines[0] and "left" not in lines[-1] and lines[0].startswith("1/12")
+    lines.clear()
+    engine.reproduce(Laboratory().claim(), "small", tmp_path, None, lines.append)
+    assert all("kept from before" in line for line in lines)
+
+
+def test_the_files_hold_measured_beside_published(tmp_path: Path) -> None:
+    result = run(Laboratory().claim({("0.5", "sgi"): 20.5}), tmp_path)
+    page, svg, png, data = write(result, tmp_path / "out")
+    assert "20.1 ± 0.1 (20.5)" in page.read_text() and "prunella reproduce T1 --size small" in page.read_text()
+    assert svg.read_text().startswith("<?xml") and png.read_bytes()[:4] == b"\x89PNG"
+    kept = json.loads(data.read_text())
+    assert kept["points"][1]["values"]["psnr"] == pytest.approx([20.0, 20.1, 20.2]) and kept["verdict"] == HOLDS
+
+
+def test_pages_are_written_anew_from_their_numbers_unless_the_settings_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim, asked = Laboratory().claim(), ["--pages", "--out", str(tmp_path / "out")]
+    files = write(run(claim, tmp_path), tmp_path / "out")
+    before = [path.read_bytes() for path in files]
+    files[0].write_text("spoilt")
+    files[1].unlink()
+    monkeypatch.setitem(CLAIMS, "T1", claim)
+    assert engine.main(asked) == 0 and [path.read_bytes() for path in files] == before
+    fewer = dataclasses.replace(claim.experiment, sweeps={"small": Sweep(({"rate": 0.1},))})
+    monkeypatch.setitem(CLAIMS, "T1", dataclasses.replace(claim, experiment=fewer))
+    assert engine.main(asked) == 2 and "measure it again" in capsys.readouterr().err
+
+
+def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.strip() == listing(CLAIMS.values())
+    for claim in CLAIMS.values():
+        assert claim.says in listed
+    assert "small (mnist), paper (femnist; wants a GPU)" in listed and "small (no images)" in listed
+
+
+def test_images_that_are_not_local_are_named_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    assert engine.elsewhere(CLAIMS["X1"], "small", tmp_path) == ["cifar10"]
+    assert engine.elsewhere(CLAIMS["X1"], "small", None) == ["cifar10", "mnist"]
+    assert engine.elsewhere(CLAIMS["D5"], "small", None) == []  # digits are bundled
+    lines: list[str] = []
+    claim = Laboratory().claim()
+    sweep = Sweep(({"rate": 0.1, "dataset": "mnist"},))
+    other = dataclasses.replace(claim, experiment=dataclasses.replace(claim.experiment, sweeps={"small": sweep}))
+    engine.reproduce(other, "small", tmp_path, tmp_path / "nothing", lines.append)
+    assert lines[0].startswith("mnist has no folder") and "1/6" in lines[1]
+
+
+def test_somebody_s_own_claim_is_measured_called_as_asked_and_kept_out_of_the_list_of_the_papers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "MINE", Laboratory().claim())
+    name, out = f"{__name__}:MINE", tmp_path / "out"
+    assert engine.main([name, "--cache", str(tmp_path / "cache"), "--out", str(out)]) == 0
+    assert f"{name} holds" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["MINE.json", "MINE.md", "MINE.png", "MINE.svg"]
+    assert f"`prunella reproduce {name} --size small`" in (out / "MINE.md").read_text()
+    for wrong, words in ((f"{__name__}:engine", "is a module, not"), ("nowhere:MINE", "cannot be imported here")):
+        assert engine.main([wrong]) == 2 and words in capsys.readouterr().err
+
+
+def test_a_cell_of_somebody_s_own_defense_is_measured_again_once_that_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    mine, laboratory = tmp_path / "edited_mine.py", Laboratory()
+    mine.write_text("KEEP = 1\n")
+    claim = laboratory.claim()
+    cells = tuple({"rate": rate, "defenses": d} for rate, d in ((0.1, "dgp"), (0.5, "dgp,edited_mine:KEEP")))
+    measure = dataclasses.replace(claim.experiment.measure, control=None)
+    changed = dataclasses.replace(claim.experiment, measure=measure, sweeps={"small": Sweep(cells, (0,))})
+    for text, rates in (("KEEP = 1\n", [0.1, 0.5]), ("KEEP = 1\n", []), ("KEEP = 2\n", [0.5])):
+        mine.write_text(text)
+        laboratory.made.clear()
+        run(dataclasses.replace(claim, experiment=changed), tmp_path / "cache")
+        assert [rate for rate, _ in laboratory.made] == rates
+
+
+def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, word in (
+        (["D33"], "did you mean"),
+        (["D3", "--data", str(tmp_path / "nowhere")], "there is no folder"),
+        (["L3", "--size", "paper"], "no size"),
+    ):
+        assert engine.main([*arguments, "--cache", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert word in said and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert Verdict(HOLDS, "x").word == "holds"

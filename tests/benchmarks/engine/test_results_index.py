@@ -1,0 +1,28 @@
+"""The list says what was measured and how it came out, and what was not."""
+
+import json
+from pathlib import Path
+
+from prunella.benchmarks.engine.results_index import counts, index, write_index
+from prunella.benchmarks.papers import CLAIMS
+
+
+def test_what_was_measured_is_linked_and_the_rest_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "P1.json").write_text(json.dumps({"verdict": "holds", "reason": "because of this"}))
+    (tmp_path / "P1-paper.json").write_text(json.dumps({"verdict": "does not hold", "reason": "on a GPU"}))
+    (tmp_path / "PriPrune.md").write_text("# PriPrune")
+    claims = list(CLAIMS.values())
+    text = index(claims, tmp_path)
+    assert "| [P1](P1.md) |" in text and "**holds**: because of this |" in text and "[P1-paper](P1-paper.md)" in text
+    assert "(PriPrune.md)" in text and "(DGP.md)" not in text
+    assert f"| P2 | {CLAIMS['P2'].where} | {CLAIMS['P2'].says} | not measured yet |" in text
+    assert all(f"| {name} |" in text or f"[{name}]" in text for name in CLAIMS)
+    assert write_index(claims, tmp_path).read_text() == text
+
+
+def test_counts_look_at_a_claim_once(tmp_path: Path) -> None:
+    claims = [CLAIMS["P1"], CLAIMS["P3"]]
+    assert counts(claims, tmp_path) == "0 of 2 claims measured."
+    for name, word in (("P1", "holds"), ("P1-paper", "holds"), ("P3", "does not hold")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"verdict": word, "reason": ""}))
+    assert counts(claims, tmp_path) == "2 of 2 claims measured: does not hold 1, holds 1."

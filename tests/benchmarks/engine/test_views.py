@@ -1,0 +1,73 @@
+"""The shared view of a benchmark: the right chain with the right settings, inside the mask, and never the truth."""
+
+import pytest
+import torch
+from prunella.benchmarks.engine.views import RATE, Sender, seen, sender, warmed
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.core.trees import Mask, full_mask, map_trees
+from prunella.strategies.round.local import Received
+from prunella.tasks.data import Examples
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import loss_and_gradient
+
+TASK = Task("cnn", (1, 8, 8), 10)
+BATCH = Examples(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 7]))
+
+
+def draw(purpose: str) -> PrivateGenerator:
+    return rehearsal(0, purpose=purpose)
+
+
+def client(defenses: str, mask: Mask | None = None, **raw: float) -> Sender:
+    params, buffers = initial(TASK, 0)
+    received = Received(params, mask or full_mask(params), buffers)
+    settings = {key.replace("__", ".").replace("_", "-"): value for key, value in raw.items()}
+    return sender(TASK, received, defenses, settings, BATCH.x, len(BATCH))
+
+
+def test_without_a_defense_the_update_is_the_gradient_times_minus_the_rate() -> None:
+    one = client("none")
+    view, shown = seen(one, BATCH, draw)
+    _, gradient, _ = loss_and_gradient(one.procedure.module, one.received.params, {}, BATCH.x, BATCH.y)
+    for name, update in view.update.items():
+        torch.testing.assert_close(update, -RATE * gradient[name], atol=1e-7, rtol=1e-4)
+    assert view.batch_size == view.num_examples == 2 and torch.equal(shown.x, BATCH.x)
+
+
+def test_settings_reach_their_defense_and_unknown_ones_are_refused() -> None:
+    shares = []
+    for bottom in (0.3, 0.9):
+        update = seen(client("dgp", dgp__bottom=bottom), BATCH, draw).view.update
+        shares.append(max(float((t != 0).float().mean()) for t in update.values() if t.numel() > 100))
+    assert shares[0] > 0.5 and shares[1] < 0.11
+    noise = [
+        float((seen(client("channel-natural", channel_natural__kappa=kappa), BATCH, draw).shown.x - BATCH.x).std())
+        for kappa in (1.0, 1e6)
+    ]
+    assert noise[0] > 10 * noise[1]
+    with pytest.raises(ConfigError, match="kappa"):
+        client("channel-natural", channel_natural__kapa=1.0)
+
+
+def test_nothing_is_seen_outside_the_mask() -> None:
+    params, _ = initial(TASK, 0)
+    mask = map_trees(lambda t: torch.rand(t.shape, generator=torch.Generator().manual_seed(1)) < 0.5, params)
+    update = seen(client("none", mask), BATCH, draw).view.update
+    assert all(not bool(update[name][~mask[name]].any()) for name in mask)
+    assert any(bool(update[name].any()) for name in mask)
+
+
+def test_a_warmed_client_keeps_its_weights_and_changes_its_state() -> None:
+    fresh = client("dgp")
+    one = warmed(fresh, [BATCH], lambda turn: rehearsal(0, round=turn, purpose="warm"))
+    assert one.received is fresh.received
+    assert not any(bool(t.any()) for t in fresh.state["dgp"]["error"].values())
+    assert any(bool(t.any()) for t in one.state["dgp"]["error"].values())
+
+
+def test_the_guard_noises_what_its_attack_rebuilds() -> None:
+    single = Examples(BATCH.x[:1], BATCH.y[:1])
+    plain, guarded = (seen(client(name), single, draw).view for name in ("none", "leakage-guard"))
+    name = max(plain.update, key=lambda n: plain.update[n].numel())
+    assert not torch.equal(plain.update[name], guarded.update[name]) and guarded.defenses == ("leakage-guard",)

@@ -1,0 +1,77 @@
+"""DGP's tables on privacy: what is swept, and verdicts on what would be measured."""
+
+from collections.abc import Mapping
+
+from prunella.benchmarks.engine.claim import Point, numbers
+from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.papers.dgp_attacks import (
+    CANNOT,
+    TABLE_1,
+    TABLE_5,
+    judge_table_1,
+    judge_table_2,
+    judge_table_5,
+    shares,
+    table_1,
+    table_2,
+)
+from prunella.privacy.dgp import DualPruning
+
+PUBLISHED = {**numbers(TABLE_1), ("precode", "r-gap"): 0.2}
+
+
+def measured(change: Mapping[tuple[str, str], float], accuracy: float = 0.93) -> list[Point]:
+    ssim = {**PUBLISHED, **change}
+    found = [Point(label, {"ssim": (value,) * 3}) for label, value in ssim.items()]
+    for defense in dict.fromkeys(defense for defense, _ in ssim):
+        kept = 0.76 if defense == "precode" else accuracy if defense == "dgp" else 0.936
+        found.append(Point((defense, "training"), {"accuracy": (kept,) * 3}))
+    return found
+
+
+def test_the_papers_own_table_holds_and_dgp_must_resist_all() -> None:
+    assert judge_table_1(measured({})).word == HOLDS
+    assert judge_table_1(measured({("dgp", "ig"): 0.9})).word == NOT
+    assert judge_table_1(measured({}, accuracy=0.9)).word == NOT
+    assert judge_table_1(measured({("dgp", "ig"): 0.52})).word == TREND  # still the least of those that train
+    unmeasured = [p for p in measured({("dgp", "ig"): 0.52}) if p.label != ("top-k", "training")]
+    assert judge_table_1(unmeasured).word == TREND
+    others = {("top-k", "ig"): 0.4, ("top-k", "gradinversion"): 0.4}
+    verdict = judge_table_1(measured(others))
+    assert verdict.word == TREND and "top-k: no attack" in verdict.reason
+
+
+def test_every_pair_is_measured_but_those_that_cannot_be() -> None:
+    pairs = {(cell["defenses"], cell["attack"]) for cell in table_1()}
+    assert len(pairs) == 8 * 5 - len(CANNOT) and not pairs & CANNOT
+
+
+def test_the_shares_are_the_papers() -> None:
+    for cell in (*table_2("small"), *table_2("paper")):
+        raw = cell["raw"]
+        DualPruning(raw["dgp.top"], raw["dgp.bottom"])
+        total, ratio = raw["dgp.top"] + raw["dgp.bottom"], raw["dgp.top"] / raw["dgp.bottom"]
+        assert abs((total if cell["swept"] == "k1 + k2" else ratio) - cell["value"]) < 1e-3
+    assert shares(0.8, 1 / 3) == {"dgp.top": 0.2, "dgp.bottom": 0.6}
+
+
+def test_leakage_must_fall_with_both_shares() -> None:
+    def points(ig: list[float]) -> list[Point]:
+        found = []
+        for swept, attack, values in (("k1 + k2", "rob", [0.2, 0.1, 0.05]), ("p", "ig", ig)):
+            for x, value in enumerate(values):
+                found.append(Point((swept, str(x), attack), {"ssim": (value,) * 3}))
+                found.append(Point((swept, str(x), "training"), {"accuracy": (0.9, 0.9, 0.9)}))
+        return found
+
+    assert judge_table_2(points([0.29, 0.25, 0.23])).word == HOLDS
+    assert judge_table_2(points([0.29, 0.30, 0.31])).word == NOT
+
+
+def test_table_5_is_lower_and_unrecognised() -> None:
+    def points(change: Mapping[tuple[str, str, str], float]) -> list[Point]:
+        return [Point(label, {"ssim": (value,) * 3}) for label, value in {**TABLE_5, **change}.items()]
+
+    assert judge_table_5(points({})).word == HOLDS
+    assert judge_table_5(points({("resnet18", "dgp", "rob"): 0.6})).word == TREND
+    assert judge_table_5(points({("resnet18", "dgp", "rob"): 0.95})).word == NOT

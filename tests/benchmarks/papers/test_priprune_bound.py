@@ -1,0 +1,68 @@
+"""P2, P5 and P10: one setting moves at a time, and verdicts on made-up leakage."""
+
+import pytest
+from prunella.benchmarks.engine.claim import Point
+from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.papers.priprune_bound import (
+    BATCHES,
+    FAMILIES,
+    RATES,
+    ROUNDS,
+    axes,
+    by_all,
+    judge_batch,
+    judge_bound,
+    judge_rounds,
+    judge_size,
+)
+
+
+def curve(xs: tuple[int, ...], slope: float) -> list[Point]:
+    made = []
+    for scheme in ("random", "prunefl"):
+        for i, x in enumerate(xs):
+            made.append(Point((scheme, str(x), "sgi"), {"nmi": (0.5 + slope * i, 0.51 + slope * i, 0.49 + slope * i)}))
+    return made
+
+
+def test_p2_asks_leakage_to_fall_with_the_batch_and_p5_to_grow_with_rounds() -> None:
+    assert judge_batch(curve(BATCHES, -0.1)).word == HOLDS and judge_batch(curve(BATCHES, 0.1)).word == NOT
+    rounds = ROUNDS["small"]
+    assert judge_rounds(curve(rounds, 0.1)).word == HOLDS and judge_rounds(curve(rounds, -0.1)).word == NOT
+
+
+def point(rate: float, batch: int, rounds: int, along: float) -> Point:
+    nmi = 0.9 - 0.5 * rate - 0.1 * batch + 0.01 * rounds
+    values = {"nmi": (nmi,) * 3, "printed": (along * nmi,) * 3, "corrected": (nmi,) * 3}
+    return Point((str(rate), str(batch), str(rounds), "sgi"), values)
+
+
+def test_p10_has_a_base_on_every_axis_and_asks_for_the_same_order() -> None:
+    cells = [(c["rate"], c["attacked"], c["rounds"]) for c in by_all("small")]
+    good, bad = ([point(*cell, along) for cell in cells] for along in (1.0, -1.0))
+    assert {name: len(line) for name, line in axes(good).items()} == {"rate": len(RATES), "batch": 3, "rounds": 3}
+    assert judge_bound(good).word == HOLDS and judge_bound(bad).word == NOT
+
+
+@pytest.mark.parametrize("swapped", [(0.1, 0.3)])
+def test_p10_in_trend_where_one_order_is_off(swapped: tuple[float, float]) -> None:
+    points = []
+    for cell in by_all("small"):
+        rate = {swapped[0]: swapped[1], swapped[1]: swapped[0]}.get(cell["rate"], cell["rate"])
+        true, wrong = (point(r, cell["attacked"], cell["rounds"], 1.0) for r in (cell["rate"], rate))
+        base = cell["attacked"] == 1 and cell["rounds"] == 2
+        values = {
+            **true.values,
+            "printed": wrong.values["printed"] if base and cell["rate"] == 0.1 else true.values["nmi"],
+        }
+        points.append(Point(true.label, values))
+    assert judge_bound(points).word in (TREND, HOLDS)
+
+
+@pytest.mark.parametrize(("growth", "word"), [(1.1, HOLDS), (0.9, NOT), (5.0, NOT)])
+def test_p4_asks_leakage_to_grow_slower_than_the_model(growth: float, word: str) -> None:
+    points = []
+    for i, model in enumerate(FAMILIES["conv"]):
+        values = {"nmi": (0.1 * growth**i,) * 3, "parameters": (1e6 * 2.0**i,) * 3}
+        points.append(Point(("mnist", "random", model, "sgi"), values))
+    assert judge_size(points).word == word

@@ -1,0 +1,51 @@
+"""The benchmark of the defenses measures what it says; how long it takes is not tested."""
+
+import json
+import sys
+
+import pytest
+import torch
+from prunella.benchmarks.speed import defenses as bench
+from prunella.privacy.chain import build_chain
+from prunella.privacy.dp_sgd import DpSgd
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task
+
+
+def test_ratios_are_of_the_same_turn_and_the_first_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 9, 9, 99] + [100, 101, 101, 103] + [200, 202, 202, 210])
+    monkeypatch.setattr(bench.time, "process_time", lambda: next(clock))
+    found = bench.turns({"plain": lambda: None, "defended": lambda: None}, "plain", 2)
+    assert found["defended"] == {"seconds": 5, "ratio": 3, "least": 2, "most": 4}
+    assert found["plain"]["ratio"] == 1
+
+
+def test_the_last_line_is_one_json_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(sys, "argv", ["defenses", "--json", "--repeat", "1", "--steps", "1", "--models", "lenet"])
+    monkeypatch.setattr(bench, "SIZES", {"small": 10_000})
+    monkeypatch.setattr(bench, "IMAGES", 64)
+    bench.main()
+    torch.set_num_threads(threads)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(result["selection"]["small"]) == {"torch.topk", "dgp"}
+    arms = result["epochs"]["lenet"]["arms"]
+    assert {"none", "dp-sgd", bench.SEEDED, "opacus", "channel-white", "priprune"} <= set(arms)
+    assert all(cost["ratio"] > 0 for cost in arms.values()) and arms["none"]["ratio"] == 1
+    bench.show(result)
+    assert "opacus" in capsys.readouterr().out
+
+
+def test_what_dp_sgd_is_compared_with_is_dp_sgd() -> None:
+    task, quiet = Task("lenet", (3, 32, 32), 10), DpSgd(clip=0.5, noise_multiplier=1e-9)
+    data = Examples(torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 10)
+    chains = build_chain(["dp-sgd"], {"dp-sgd.clip": 0.5, "dp-sgd.noise-multiplier": 1e-9}), bench.seeded_dp_sgd(quiet)
+    ours, theirs = (bench._epoch(task, chain, data, 1)[0]().outgoing.update for chain in chains)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-7) for name in ours)
+    assert any(bool(t.any()) for t in ours.values())
+
+
+def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["defenses", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        bench.main()

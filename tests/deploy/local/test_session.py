@@ -1,0 +1,90 @@
+"""What surrounds a federation: settings before, record, report and table after."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prunella.deploy.errors import UsageError
+from prunella.deploy.local import session
+from prunella.deploy.local.launcher import Outcome, Request, describe
+from prunella.deploy.runs import RunDir, create
+from prunella.deploy.runtime.processes import ROOT
+from prunella.server.store import RunStore, row
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = create(tmp_path / "runs", "one", 2)
+    store = RunStore.open(made.path)
+    store.write_run(id="one", status="running", settings={}, versions={}, threat_model="", claims=[])
+    store.append_metrics(1, [row("round", 1), row("rounds", 2), row("accuracy_ratio", 0.5)])
+    return made
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> list[tuple]:
+    seen: list[tuple] = []
+
+    def launch(request, view, check, resume):  # noqa: ANN001, ANN202
+        check()
+        seen.append((request, resume))
+        return outcome
+
+    monkeypatch.setattr(session, "launch", launch)
+    return seen
+
+
+def test_a_failure_is_recorded_explained_and_reported(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = run.log("server")
+    log.write_text("first\nthe last words\n")
+    seen = launched(monkeypatch, Outcome(run, "failed", "no memory", log))
+    assert session.federation(None, run.path.parent, ["rounds=2"], "", False, {"supernodes": 2}) == "failed"
+    [(request, resume)] = seen
+    assert request == Request(ROOT, run.path.parent, {"rounds": 2}, 2) and resume is None
+    told = capfd.readouterr()
+    assert "no memory" in told.err and "the last words" in told.err and str(log) in told.err
+    assert "report:" in told.out and (run.path / "report.html").exists()
+    assert json.loads((run.path / "run.json").read_text())["error"] == "no memory"
+
+
+def test_stopping_says_how_to_go_on_and_writes_it_down(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launched(monkeypatch, Outcome(run, "stopped", "stopped by the user"))
+    assert session.federation(None, run.path.parent, [], "", False, {}) == "stopped"
+    assert "--resume one" in capfd.readouterr().err
+    assert run.status() == "stopped" and not (run.path / "report.html").exists()
+
+
+def test_the_servers_own_account_of_a_failure_stays(run: RunDir) -> None:
+    RunStore.open(run.path).finish("failed", "its own words")
+    session.record(Outcome(run, "failed", "Flower's words"))
+    assert json.loads((run.path / "run.json").read_text())["error"] == "its own words"
+
+
+def test_a_completed_run_is_not_run_again(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    RunStore.open(run.path).finish("completed")
+    seen = launched(monkeypatch, Outcome(run, "completed"))
+    assert session.federation(None, run.path.parent, [], "one", False, {}) == "completed"
+    assert not seen and "completed already" in capfd.readouterr().out
+
+
+def test_resume_keeps_the_settings(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(ROOT, run.path.parent, {"rounds": 2}, 3, "one", "deny")
+    (run.path / "launch.json").write_text(json.dumps(describe(request)))
+    seen = launched(monkeypatch, Outcome(run, "completed"))
+    assert session.federation(None, run.path.parent, [], "one", False, {"supernodes": 9}) == "completed"
+    assert seen == [(request, run)]
+    with pytest.raises(UsageError, match="leave out -c"):
+        session.federation(None, run.path.parent, ["rounds=3"], "one", False, {})
+
+
+def test_a_foreign_app_without_a_store_has_no_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = create(tmp_path, "one", 0)
+    session.record(Outcome(run, "failed", "x"))
+    session.finish(run, session.out)
+    assert not (run.path / "report.html").exists() and not (run.path / "run.json").exists()
+    assert "report" not in capfd.readouterr().out

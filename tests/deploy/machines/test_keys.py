@@ -1,0 +1,145 @@
+"""Certificates that a real handshake accepts or refuses, keys that Flower itself reads, files nobody else can."""
+
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from prunella.deploy.machines import keys
+from prunella.deploy.machines.keys import KeyFileError, Keys
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    folder = tmp_path_factory.mktemp("made") / "keys"
+    keys.make(folder, ["a", "b"], ["10.9.0.1", "superlink.example.org"])
+    return Keys(folder)
+
+
+def handshake(server: Keys, trust: Path, name: str) -> str:
+    """Negotiate TLS over a socket pair as ``name``; the error, "" when it succeeds."""
+    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    there.load_cert_chain(server.certificate, server.certificate_key)
+    here = ssl.create_default_context(cafile=str(trust))
+    here.verify_flags |= ssl.VERIFY_X509_STRICT
+    one, other = socket.socketpair()
+    one.settimeout(5)
+    other.settimeout(5)
+
+    def answer() -> None:
+        try:
+            there.wrap_socket(other, server_side=True).close()
+        except OSError:
+            other.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        here.wrap_socket(one, server_hostname=name).close()
+    except ssl.SSLError as error:
+        return str(error)
+    finally:
+        one.close()
+        thread.join()
+    return ""
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", "10.9.0.1", "superlink.example.org"])
+def test_tls_accepts_every_name_in_the_certificate(made: Keys, name: str) -> None:
+    assert handshake(made, made.ca, name) == ""
+
+
+def test_tls_refuses_another_name_and_another_authority(made: Keys, tmp_path: Path) -> None:
+    assert "CERTIFICATE_VERIFY_FAILED" in handshake(made, made.ca, "10.9.0.2")
+    keys.make(tmp_path / "other", [], [])
+    assert "CERTIFICATE_VERIFY_FAILED" in handshake(made, tmp_path / "other" / "ca.crt", "localhost")
+
+
+def test_flowers_own_loaders_accept_the_pairs(made: Keys) -> None:
+    from flwr.cli.supernode.register import try_load_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+
+    private = load_ssh_private_key(made.supernode("a").read_bytes(), None)
+    assert uses_nist_ec_curve(private.public_key())
+    assert try_load_public_key(made.supernode("a.pub")) == public_key_to_bytes(private.public_key())
+    assert load_ssh_public_key(made.supernode("b.pub").read_bytes()) != private.public_key()
+
+
+def test_only_the_owner_reads_what_is_private(made: Keys) -> None:
+    def mode(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    assert mode(made.path) == mode(made.path / "supernodes") == 0o700
+    private = [made.ca_key, made.certificate_key, made.supernode("a"), made.supernode("b")]
+    assert [mode(path) for path in private] == [0o600] * 4
+    assert made.public() == [made.supernode("a.pub"), made.supernode("b.pub")]
+
+
+def test_nothing_is_overwritten_and_then_nothing_is_written(made: Keys) -> None:
+    before = {path: path.read_bytes() for path in made.path.rglob("*") if path.is_file()}
+    for names, hosts in ((["new", "a"], []), ([], []), (["new"], ["10.9.0.3"])):
+        with pytest.raises(KeyFileError, match="is never overwritten"):
+            keys.make(made.path, names, hosts)
+    assert {path: path.read_bytes() for path in made.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_supernode_can_be_added_later(tmp_path: Path) -> None:
+    first = keys.make(tmp_path / "keys", ["a"], [])
+    assert len(first) == 6
+    assert [path.name for path in keys.make(tmp_path / "keys", ["b"], [])] == ["b", "b.pub"]
+    keys.check_superlink(Keys(tmp_path / "keys"))
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a/b", "-a", "a.pub", "a.crt", "ü"])
+def test_a_name_is_a_file_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(KeyFileError, match="no name for a SuperNode"):
+        keys.make(tmp_path / "keys", [name], [])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_what_cannot_be_a_host_or_a_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="neither a host name nor an IP"):
+        keys.make(tmp_path / "keys", [], ["bücher.example"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeyFileError, match="choose another directory with --out"):
+        keys.make(tmp_path / "file", [], [])
+
+
+def test_the_superlinks_files_must_belong_together(made: Keys, tmp_path: Path) -> None:
+    keys.check_superlink(made)
+    keys.make(tmp_path / "other", [], [])
+    mixed = Keys(tmp_path / "other")
+    mixed.ca.unlink()
+    with pytest.raises(KeyFileError, match=r"ca\.crt is missing"):
+        keys.check_superlink(mixed)
+    mixed.ca.write_bytes(made.ca.read_bytes())
+    with pytest.raises(KeyFileError, match="was not signed by"):
+        keys.check_superlink(mixed)
+    mixed.certificate.write_bytes(made.certificate.read_bytes())
+    with pytest.raises(KeyFileError, match="is not the key of"):
+        keys.check_superlink(mixed)
+    mixed.certificate.write_text("nonsense")
+    with pytest.raises(KeyFileError, match="neither certificate nor key"):
+        keys.check_superlink(mixed)
+
+
+def test_an_old_certificate_is_not_valid_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "SUPERLINK_DAYS", 0)
+    monkeypatch.setattr(keys, "SKEW", keys.datetime.timedelta(days=2))
+    keys.make(tmp_path / "keys", [], [])
+    certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "superlink.crt").read_bytes())
+    assert certificate.not_valid_before_utc < certificate.not_valid_after_utc
+    with pytest.raises(KeyFileError, match="is not valid today"):
+        keys.check_superlink(Keys(tmp_path / "keys"))
+
+
+def test_a_new_directory_of_keys_is_left_out_of_version_control_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    keys.make(tmp_path / "keys", ["a"], [])
+    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n"
+    (tmp_path / "mine").mkdir()
+    keys.make(tmp_path / "mine", ["a"], [])
+    assert not (tmp_path / "mine" / ".gitignore").exists(), "it would hide what else is there"

@@ -1,0 +1,162 @@
+"""What is started again, what is given up, and with which words; on a clock of our own."""
+
+from pathlib import Path
+
+import pytest
+from prunella.deploy.errors import LaunchError
+from prunella.deploy.machines.commands import EXECUTOR, LINK, NODE
+from prunella.deploy.machines.member import AGAIN, Member, Tail
+from prunella.deploy.runtime.processes import Exit, Process
+
+UNKNOWN = "Exit Code: 305\n[code: 2004] Failed to activate SuperNode.\n"
+
+
+class Fake:
+    """A backend whose processes end when told to."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.ended: list[Exit] = []
+
+    def spawn(self, process: Process) -> None:
+        self.started.append(process.name)
+
+    def exits(self) -> list[Exit]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self) -> None:
+        raise AssertionError("a member does not stop its backend")
+
+
+class Bench:
+    """A member, its backend, its log and what it said."""
+
+    def __init__(self, folder: Path, name: str = NODE, *args: str) -> None:
+        self.log, self.said, self.backend = folder / "main.log", [], Fake()
+        processes = [Process(name, "x", args, str(self.log)), Process(EXECUTOR, "y")]
+        self.member = Member(processes, self.backend, self.said.append, patience=60.0)
+        self.member.start()
+
+    def write(self, text: str) -> None:
+        with self.log.open("a") as file:
+            file.write(text)
+
+    def end(self, name: str, code: int, now: float) -> None:
+        self.backend.ended.append(Exit(name, code))
+        self.member.step(now)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_supernode_that_the_superlink_forgot_comes_back(node: Bench) -> None:
+    node.write("SuperNode ID: 1\n")
+    node.end(NODE, 0, now=100.0)
+    node.member.step(100.0 + AGAIN - 0.1)
+    assert node.backend.started == [NODE, EXECUTOR]
+    node.member.step(100.0 + AGAIN)
+    assert node.backend.started == [NODE, EXECUTOR, NODE]
+
+
+def test_an_unknown_key_is_tried_for_a_while_and_then_refused(node: Bench) -> None:
+    now, tries = 1000.0, 0
+    with pytest.raises(LaunchError, match="prunella register"):
+        while now < 2000:
+            node.write(UNKNOWN)
+            node.end(NODE, 1, now)
+            tries += 1
+            now += AGAIN
+            node.member.step(now)
+    assert 60 - 2 * AGAIN <= now - 1000.0 <= 60 + AGAIN and tries > 5
+
+
+def test_a_key_that_gets_in_starts_a_new_patience(node: Bench) -> None:
+    node.write(UNKNOWN)
+    node.end(NODE, 1, 0.0)
+    node.member.step(AGAIN)
+    node.write("SuperNode ID: 1\n")
+    node.member.step(50.0)
+    node.end(NODE, -9, 51.0)
+    node.member.step(51.0 + AGAIN)
+    node.write(UNKNOWN)
+    node.end(NODE, 1, 100.0)
+    assert "for 60 s at most" in node.said[-1]
+
+
+def test_what_waiting_cannot_mend_ends_at_once(node: Bench) -> None:
+    node.write("Exit Code: 305\nCERTIFICATE_VERIFY_FAILED\n")
+    with pytest.raises(LaunchError, match="copy ca.crt"):
+        node.end(NODE, 1, 0.0)
+
+
+def test_a_start_that_fails_for_an_unknown_reason_is_not_repeated(node: Bench) -> None:
+    node.write("Traceback\n")
+    with pytest.raises(LaunchError, match="never began its work"):
+        node.end(NODE, 1, 0.0)
+
+
+def test_words_of_a_refusal_in_a_working_log_do_not_end_it(node: Bench) -> None:
+    node.write("SuperNode ID: 1\n")
+    node.member.step(0.0)
+    node.write("CERTIFICATE_VERIFY_FAILED\n")
+    node.end(NODE, 1, 1.0)
+    node.member.step(1.0 + AGAIN)
+    assert node.backend.started.count(NODE) == 2
+
+
+def test_an_executor_that_dies_is_replaced_and_a_dead_task_is_told(node: Bench) -> None:
+    node.end(EXECUTOR, -9, 0.0)
+    node.member.step(AGAIN)
+    assert node.backend.started == [NODE, EXECUTOR, EXECUTOR]
+    node.end("flwr-clientapp of executor", -9, 10.0)
+    assert "was killed by SIGKILL" in node.said[-1]
+    said = len(node.said)
+    node.end("flwr-clientapp of executor", 0, 11.0)
+    assert len(node.said) == said
+
+
+def test_nobody_answering_is_hinted_at_once(node: Bench) -> None:
+    for _ in range(3):
+        node.write("Connection attempt failed, retrying in 1.00 seconds\n")
+        node.member.step(0.0)
+    assert len([line for line in node.said if "doctor --reach" in line]) == 1
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_a_superlink_comes_back_only_on_its_database(tmp_path: Path, database: bool) -> None:
+    link = Bench(tmp_path, LINK, *(["--database", "x.db"] if database else []))
+    link.write("Uvicorn running on https://127.0.0.1:8000\n")
+    link.member.step(0.0)
+    if not database:
+        with pytest.raises(LaunchError, match="leave out --in-memory"):
+            link.end(LINK, -9, 1.0)
+        return
+    link.end(LINK, -9, 1.0)
+    link.member.step(1.0 + AGAIN)
+    assert link.backend.started == [LINK, EXECUTOR, LINK]
+
+
+def test_a_tail_gives_complete_new_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("from an earlier start\n")
+    tail = Tail(path)
+    assert tail.read() == ""
+    with path.open("a") as file:
+        file.write("one\ntw")
+        file.flush()
+        assert tail.read() == "one\n"
+        file.write("o\n")
+    assert tail.read() == "two\n"
+    assert Tail(tmp_path / "none").read() == ""
+
+
+def test_an_executor_on_its_own_always_comes_back(tmp_path: Path) -> None:
+    member = Bench(tmp_path, EXECUTOR)
+    member.member.processes = member.member.processes[:1]
+    for now, code in ((10.0, 1), (20.0, 0), (30.0, -9)):
+        member.end(EXECUTOR, code, now)
+        member.member.step(now + AGAIN)
+    assert member.backend.started[2:] == [EXECUTOR] * 3

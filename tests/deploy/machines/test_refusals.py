@@ -1,0 +1,90 @@
+"""Logs as Flower 1.39 really wrote them, and the mend each must name."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prunella.deploy.machines import keys
+from prunella.deploy.machines.keys import Keys
+from prunella.deploy.machines.refusals import ANOTHER_ADDRESS, ANOTHER_AUTHORITY, NO_TLS, REFUSALS, find, greet
+from prunella.deploy.ports import free_ports
+
+FAILED = "ERROR: Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n"
+HANDSHAKE = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.9.0.1:9092: Tls handshake failed "
+    "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:{}: Invalid certificate verification context: OK\n"
+)
+
+
+@pytest.mark.parametrize(
+    "log, mend, passing",
+    [
+        (FAILED + "[code: 2004] Failed to activate SuperNode.", "prunella register", True),
+        (FAILED + "[code: 2001] SuperNode authentication is enabled.", "without --insecure", False),
+        ("ERROR: Exit Code: 303\nInsecure connection is enabled", "leave out --insecure", False),
+        (FAILED + HANDSHAKE.format("100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER"), "--keys", False),
+        (
+            FAILED + HANDSHAKE.format("0A000086:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED"),
+            "copy ca.crt",
+            False,
+        ),
+        (FAILED + "something new", "the lines above", False),
+    ],
+)
+def test_each_refusal_names_its_mend(log: str, mend: str, passing: bool) -> None:
+    found = find(log)
+    assert found and mend in found.text and found.passing is passing
+
+
+def test_a_healthy_log_is_no_refusal() -> None:
+    assert find("INFO: Starting Flower SuperNode\nINFO: SuperNode ID: 305200120042001\nSent successfully") is None
+
+
+def test_only_what_time_mends_is_tried_again() -> None:
+    assert [words for words, refusal in REFUSALS.items() if refusal.passing] == ["[code: 2004]"]
+
+
+@contextmanager
+def listening(host: str, context: ssl.SSLContext | None) -> Iterator[int]:
+    """A server that accepts one connection; without a context it talks as a plain one would."""
+
+    def serve() -> None:
+        try:
+            connection, _ = server.accept()
+            connection.settimeout(5)
+            with connection:
+                if context:
+                    context.wrap_socket(connection, server_side=True).close()
+                else:
+                    connection.recv(1024)
+                    connection.sendall(b"\0\0\6\4\0\0\0\0\0\0\5\0\0@\0")  # SETTINGS, as gRPC greets
+        except OSError:
+            return
+
+    with socket.create_server((host, 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_a_handshake_tells_what_flower_does_not(tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        keys.make(tmp_path / name, [], [])
+    own, other = Keys(tmp_path / "own"), Keys(tmp_path / "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.certificate, own.certificate_key)
+    for host, ca, expected in (
+        ("127.0.0.1", own.ca, None),
+        ("127.0.0.1", other.ca, ANOTHER_AUTHORITY),
+        ("127.0.0.2", own.ca, ANOTHER_ADDRESS),
+    ):
+        with listening(host, context) as port:
+            assert greet(host, port, ca) is expected
+    with listening("127.0.0.1", None) as port:
+        assert greet("127.0.0.1", port, own.ca) is NO_TLS
+    assert greet("127.0.0.1", free_ports(1)[0], own.ca) is None, "one that is away is waited for"

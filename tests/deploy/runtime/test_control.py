@@ -1,0 +1,195 @@
+"""The bundle holds what it should, and the run's status is passed on as Flower says it."""
+
+import io
+import json
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prunella.deploy.machines import keys
+from prunella.deploy.ports import free_ports
+from prunella.deploy.runtime import control
+from prunella.deploy.runtime.processes import ROOT
+
+
+def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:
+    for name in ("room/a.py", "room/deep/b.py", "other/c.py", ".venv/d.py", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "room/link.py").symlink_to(tmp_path / "other/c.py")
+    (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\nfab-include = ["room/**/*.py"]\n')
+    assert set(control.app_files(tmp_path, tmp_path)) == {"pyproject.toml", "README.md", "room/a.py", "room/deep/b.py"}
+    (tmp_path / "pyproject.toml").write_text("")
+    assert {"other/c.py", ".venv/d.py"} <= set(control.app_files(tmp_path, tmp_path))
+
+
+def test_code_may_lie_apart_from_the_pyproject(tmp_path: Path) -> None:
+    for name in ("share/pyproject.toml", "site/room/a.py", "site/elsewhere/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('tool.flwr.app.fab-include = ["room/*.py"]' if "toml" in name else "")
+    files = control.app_files(tmp_path / "share", tmp_path / "site")
+    assert files == {"pyproject.toml": tmp_path / "share/pyproject.toml", "room/a.py": tmp_path / "site/room/a.py"}
+
+
+def test_the_same_bundle_as_flowers_own_collection(smallest_app: Path) -> None:
+    from flwr.cli.build import build_fab_from_disk, build_fab_from_files
+
+    assert build_fab_from_files(control.app_files(smallest_app, smallest_app))[0] == build_fab_from_disk(smallest_app)
+
+
+class FakeClient:
+    """A Control API that answers from lists."""
+
+    def __init__(self, *statuses: tuple[str, str, str], run_id: int | None = 7) -> None:
+        self.statuses, self.run_id, self.started = list(statuses), run_id, []
+
+    def StartRun(self, request):  # noqa: N802
+        self.started.append(request)
+        return SimpleNamespace(run_id=self.run_id, note="full", HasField=lambda name: self.run_id is not None)
+
+    def ListRuns(self, request):  # noqa: N802
+        status, sub, details = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return SimpleNamespace(
+            run_dict={7: SimpleNamespace(status=SimpleNamespace(status=status, sub_status=sub, details=details))}
+        )
+
+
+def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
+    client = FakeClient()
+    request = {"config": {"rounds": 3, "rate": 0.5}, "simulation": {"num_supernodes": 9}}
+    assert control.start_run(client, {"app": str(ROOT), "packages": str(ROOT), **request}) == 7
+    [sent] = client.started
+    names = zipfile.ZipFile(io.BytesIO(sent.fab.content)).namelist()
+    assert "server/app.py" in names and "client/app.py" in names
+    assert not [name for name in names if name.startswith(("deploy/", "tests/", ".venv/"))]
+    assert sent.override_config["rounds"].sint64 == 3 and sent.override_config["rate"].double == 0.5
+    assert sent.override_federation_config.num_supernodes == 9
+
+
+@pytest.mark.parametrize("name", ["keys/supernodes/site.json", "notes.md", "app/supernodes/site.py"])
+def test_an_app_that_brings_a_private_key_is_not_submitted(name: str, smallest_app: Path, tmp_path: Path) -> None:
+    """A key pair may have any name, and a bundle without ``fab-include`` takes every .json and .md there is."""
+    client, private = FakeClient(), keys.key_pair("a")["supernodes/a"]
+    app = shutil.copytree(smallest_app, tmp_path / "own")
+    (app / name).parent.mkdir(parents=True, exist_ok=True)
+    (app / name).write_bytes(private)
+    with pytest.raises(ValueError, match=f"{name}.* private key") as caught:
+        control.start_run(client, {"app": str(app), "packages": str(app), "config": {}})
+    assert not client.started and private.splitlines()[1].decode() not in str(caught.value)
+
+
+def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
+    with pytest.raises(ValueError, match="refused the run: full"):
+        request = {"app": str(smallest_app), "packages": str(smallest_app), "config": {}}
+        control.start_run(FakeClient(run_id=None), request)
+
+
+def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "EVERY", 0.0)
+    client = FakeClient(
+        ("pending", "", ""),
+        ("pending", "", ""),
+        ("running", "", ""),
+        ("finished", "failed", "no memory"),
+    )
+    assert list(control.statuses(client, 7)) == [("pending", ""), ("running", ""), ("finished:failed", "no memory")]
+
+
+def test_an_unreachable_superlink_is_one_line(
+    tmp_path: Path, smallest_app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "START", 0.05)
+    request = {
+        "app": str(smallest_app),
+        "packages": str(smallest_app),
+        "config": {},
+        "simulation": None,
+        "address": f"127.0.0.1:{free_ports(1)[0]}",
+        "out": str(tmp_path / "events.jsonl"),
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    monkeypatch.setattr(sys, "argv", ["control", str(tmp_path / "request.json")])
+    with pytest.raises(SystemExit):
+        control.main()
+    [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert event["event"] == "error" and "SuperLink" in event["message"]
+
+
+def test_keys_are_registered_once(tmp_path: Path) -> None:
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    keys.make(tmp_path, ["a", "b"], [])
+    sent: list[tuple[str, bytes]] = []
+
+    class Registry:
+        def RegisterNode(self, request):  # noqa: N802
+            if request.name == "b":
+                body = {"code": self.code, "detail": "no"}
+                answer = httpx.Response(409, json=body, request=httpx.Request("POST", "https://x"))
+                answer.raise_for_status()
+            sent.append((request.name, request.public_key))
+
+    registry = Registry()
+    registry.code = 23  # the public key is in use already
+    assert control.register(registry, keys.Keys(tmp_path).public()) == ["a"]
+    private = load_ssh_private_key((tmp_path / "supernodes" / "a").read_bytes(), None)
+    assert sent == [("a", public_key_to_bytes(private.public_key()))]
+    registry.code = 99
+    with pytest.raises(httpx.HTTPStatusError):
+        control.register(registry, keys.Keys(tmp_path).public())
+
+
+def test_a_superlink_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+
+    monkeypatch.setattr(control, "EVERY", 0.0)
+    client = FakeClient(("running", "", ""))
+    answer, away = client.ListRuns, [1, 1, 1]
+
+    def list_runs(request):
+        if away:
+            away.pop()
+            raise httpx.ConnectError("refused")
+        return answer(request)
+
+    client.ListRuns = list_runs
+    assert control.look(client, 7, patience=60.0).status == "running" and not away
+    away.append(1)
+    with pytest.raises(httpx.ConnectError):
+        control.look(client, 7, patience=-1.0)
+
+
+@pytest.mark.parametrize(
+    "said, mend",
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "use the keys"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "add --insecure"),
+        ("Server disconnected without sending a response.", "leave out --insecure"),
+    ],
+)
+def test_tls_trouble_is_named(said: str, mend: str) -> None:
+    import click
+
+    with pytest.raises(click.ClickException, match=mend):
+        control.explain_tls(OSError(said))
+    control.explain_tls(OSError("refused"))
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_run_is_stopped_by_its_number_and_none_is_submitted(monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    asked = []
+
+    class Stops:
+        def StopRun(self, request):  # noqa: N802
+            asked.append(request.run_id)
+            return SimpleNamespace(success=done)
+
+    monkeypatch.setattr(control, "wait_open", lambda *_, **__: True)
+    monkeypatch.setattr(control, "connect", lambda *_: Stops())
+    events = list(control.follow({"address": "127.0.0.1:8000", "stop": 7}))
+    assert events == [{"event": "stopped", "done": done}] and asked == [7]

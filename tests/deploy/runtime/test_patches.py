@@ -1,0 +1,118 @@
+"""Each patch takes hold of the installed Flower, and says so when it cannot."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+from prunella.deploy.runtime import patches
+from prunella.deploy.runtime.patches import ForkedPopen, PatchError, PatientTime, replace, set_default
+from prunella.deploy.runtime.processes import environment, importable
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    made = types.ModuleType("made_up")
+    exec("there = 1\ndef pull(*, backoff=1): return backoff", made.__dict__)
+    monkeypatch.setitem(sys.modules, "made_up", made)
+    return made
+
+
+def test_replace_only_what_exists(module: types.ModuleType) -> None:
+    replace("made_up", "there", 2)
+    assert module.there == 2
+    with pytest.raises(PatchError, match="flwr 1.39.0 has no made_up.gone: .*--stock"):
+        replace("made_up", "gone", 2)
+    with pytest.raises(PatchError, match="no_such_module"):
+        replace("no_such_module", "there", 2)
+
+
+def test_set_only_a_default_that_exists(module: types.ModuleType) -> None:
+    set_default("made_up", "pull", "backoff", 0.05)
+    assert module.pull() == 0.05
+    with pytest.raises(PatchError, match="made_up.pull has no 'retries'"):
+        set_default("made_up", "pull", "retries", 1)
+
+
+def test_who_finds_no_work_asks_less_and_less_often_and_never_misses_more_than_a_twentieth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(patches.time, "sleep", slept.append)
+    clock = PatientTime(0.1)
+    while sum(slept) < 600:
+        clock.sleep(3)
+    assert slept[:20] == [0.1] * 20 and slept == sorted(slept) and slept[-1] == 3
+    assert all(pause <= max(0.1, 0.05 * sum(slept[:i]) + 1e-9) for i, pause in enumerate(slept))
+    assert len(slept) < 300  # 6,000 at ten a second
+    slept.clear()
+    clock.sleep(0.5)  # an answer is being made
+    clock.sleep(3)
+    clock.sleep(0.01)
+    assert slept == [0.1, 0.1, 0.01]
+    assert clock.monotonic is patches.time.monotonic
+
+
+def test_a_task_started_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(patches.time, "sleep", slept.append)
+    clock, started = PatientTime(0.1), list[list[str]]()
+    for _ in range(300):
+        clock.sleep(3)
+    ForkedPopen(started.append, clock).Popen(["flwr-clientapp"])
+    clock.sleep(3)
+    assert slept[-2:] == [3, 0.1] and started == [["flwr-clientapp"]]
+
+
+def test_apply_reaches_every_process_of_flower() -> None:
+    code = """
+import inspect
+from prunella.deploy.runtime import patches
+commands = []
+patches.apply(commands.append, 0.1)
+import flwr.supernode.start_client_internal as node
+import flwr.client.grpc_rere_client.connection as connection
+import flwr.supercore.heartbeat as heartbeat
+import flwr.supercore.inflatable.inflatable_utils as objects
+import importlib
+superlink = importlib.import_module('flwr.superlink.cli.flower_superlink')
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus, SubprocessExecutor
+assert isinstance(node.time, patches.PatientTime)
+assert isinstance(importlib.import_module('flwr.supercore.superexec.run_superexec').time, patches.PatientTime)
+assert connection.HEARTBEAT_DEFAULT_INTERVAL == heartbeat.HEARTBEAT_DEFAULT_INTERVAL == patches.HEARTBEAT
+tasks = importlib.import_module('flwr.supercore.corestate.in_memory_corestate')
+patience = lambda: tasks.HEARTBEAT_PATIENCE * tasks.HEARTBEAT_DEFAULT_INTERVAL
+assert patience() == 60  # of a SuperLink with its ServerApp
+on_disk = importlib.import_module('flwr.supercore.corestate.sql_corestate')
+assert on_disk.HEARTBEAT_PATIENCE * on_disk.HEARTBEAT_DEFAULT_INTERVAL == 60
+assert on_disk.HEARTBEAT_DEFAULT_INTERVAL == tasks.HEARTBEAT_DEFAULT_INTERVAL == patches.TASK_STARTS
+assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
+assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
+assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
+for quiet in (False, True):
+    spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "tok", True, None, False, 7, quiet, 1)
+    assert SubprocessExecutor().launch(spec).status == LaunchResultStatus.ACCEPTED
+assert commands[0] == commands[1]
+print(*commands[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:3] == ["flwr-clientapp", "--runtime-api-address", "127.0.0.1:1"]
+    assert "--token tok" in done.stdout and "--insecure" in done.stdout and "--parent-pid 7" in done.stdout
+
+
+def test_the_slowest_sleeps_are_still_the_ones_we_cap() -> None:
+    """Flower's SuperNode must still sleep through the module attribute that we replace."""
+    import inspect
+
+    import flwr.supernode.start_client_internal as node
+
+    source = inspect.getsource(node)
+    assert "time.sleep(3)" in source and "time.sleep(0.5)" in source and "\nimport time\n" in source
+
+
+def test_popen_passes_the_command_on() -> None:
+    seen: list[list[str]] = []
+    ForkedPopen(seen.append, PatientTime(0.1)).Popen(["flwr-clientapp", "x"], stdout=ForkedPopen.DEVNULL)
+    assert seen == [["flwr-clientapp", "x"]]

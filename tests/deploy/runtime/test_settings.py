@@ -1,0 +1,121 @@
+"""What is typed on the command line is refused or understood, never half of it."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prunella.core.errors import ConfigError
+from prunella.deploy.runtime import settings
+from prunella.deploy.runtime.processes import ROOT
+from prunella.deploy.runtime.settings import (
+    app_directory,
+    check,
+    defaults,
+    flatten,
+    is_prunella,
+    packages_of,
+    parse,
+    read_app,
+    typed,
+)
+
+KNOWN = {"rounds": 10, "rate": 0.3, "resume": False, "strategy": "prunefl", "dgp.top": 0.05, "fast": True}
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.text()))
+def test_a_value_printed_and_typed_again_is_the_same(value: int | float | bool | str) -> None:
+    again = typed("key", str(value), value)
+    assert again == value and type(again) is type(value)
+
+
+@pytest.mark.parametrize(
+    "item, told",
+    [
+        ("rounds=many", "rounds: 'many' is not a whole number"),
+        ("rounds=3.5", "not a whole number"),
+        ("rate=high", "rate: 'high' is not a number"),
+        ("fast=perhaps", "neither true nor false"),
+        ("rounds", "write key=value"),
+        ("round=3", "did you mean 'rounds'"),
+        ("dgp.tip=3", "did you mean 'dgp.top'"),
+        ("run-dir=/x", "set by the launcher"),
+        ("resume=true", "--resume"),
+    ],
+)
+def test_one_line_names_the_mend(item: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parse([item], KNOWN)
+
+
+def test_types_follow_the_defaults_and_the_last_wins() -> None:
+    given_ = ["rounds=3", "rate = 1", "fast=off", "strategy=a=b", "dgp.top=0.5", "rounds=4"]
+    assert parse(given_, KNOWN) == {"rounds": 4, "rate": 1.0, "fast": False, "strategy": "a=b", "dgp.top": 0.5}
+    assert parse([], KNOWN) == {}
+
+
+def test_tables_flatten_as_flower_flattens_them() -> None:
+    from flwr.common.config import flatten_dict
+
+    nested = {"a": 1, "b": {"c": 2.0, "d": {"e": "x"}}}
+    assert flatten(nested) == flatten_dict(nested)
+
+
+def test_an_app_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no pyproject.toml.*--app"):
+        read_app(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_app(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[project]\nname='x'\n")
+    with pytest.raises(ConfigError, match="no Flower app"):
+        read_app(tmp_path)
+
+
+def test_prunellas_own_app_is_found_and_its_defaults_pass() -> None:
+    assert app_directory() == ROOT
+    app = read_app(ROOT)
+    assert is_prunella(app)
+    check(app, defaults(app))
+
+
+def test_an_installed_app_is_found_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "env" / "share" / "prunella" / "pyproject.toml"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("")
+
+    class File(type(Path())):
+        def locate(self) -> Path:
+            return tmp_path / "env" / self
+
+    monkeypatch.setattr(settings, "__file__", str(tmp_path / "site-packages" / "deploy" / "settings.py"))
+    monkeypatch.setattr(settings.metadata, "files", lambda name: [File("share/prunella/pyproject.toml")])
+    assert app_directory() == installed.parent
+    assert packages_of(installed.parent) == tmp_path / "site-packages"
+    assert packages_of(tmp_path) == tmp_path
+    monkeypatch.setattr(settings.metadata, "files", lambda name: None)
+    with pytest.raises(ConfigError, match="--app"):
+        app_directory()
+
+
+@pytest.mark.parametrize(
+    "given_, told",
+    [
+        ({"rate": 1.5}, "rate"),
+        ({"strategy": "prunfl"}, "unknown strategy 'prunfl': did you mean 'prunefl'"),
+        ({"defenses": "dgp,pripune"}, "unknown defense 'pripune'"),
+        ({"defenses": "dgp,mine"}, "package.module:NAME"),
+        ({"attack": "magic"}, "unknown attack"),
+        ({"model": "cn"}, "unknown model"),
+        ({"dgp.top": 7.0}, "dgp.top"),
+    ],
+)
+def test_the_rooms_rules_apply_to_prunella(given_: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(read_app(ROOT), given_)
+
+
+def test_somebodys_own_model_data_and_app_are_theirs(smallest_app: Path) -> None:
+    check(read_app(ROOT), {"model": "theirs.models:build", "dataset": "imagefolder:/data"})
+    check(read_app(ROOT), {"defenses": "dgp,theirs:KEEP", "attack": "theirs.attacks:SMOOTH"})
+    check(read_app(smallest_app), {"rate": 99})

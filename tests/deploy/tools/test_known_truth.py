@@ -1,0 +1,100 @@
+"""Attacks that must know more than a view get it from files of the user's, through the command."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.trace import save_trace
+from prunella.core.files import write_tree
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import subtract
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.deploy.cli import main as cli
+from prunella.deploy.errors import UsageError
+from prunella.deploy.tools.known_truth import asked_of, keywords, tensors
+from prunella.privacy.channel import NaturalChannel, natural_channel
+from prunella.tasks.data import load_test
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
+from typer.testing import CliRunner
+
+
+def audit(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(cli.app, ["audit", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def figure(output: str, name: str) -> float:
+    return float(next(line for line in output.splitlines() if line.startswith(name)).split()[1].rstrip(","))
+
+
+@pytest.fixture
+def digits() -> PrivateBatch:
+    found = load_test("digits", None)
+    assert found is not None
+    return PrivateBatch(found.x, found.y)
+
+
+def test_membership_in_the_weights_a_trace_ends_with(digits: PrivateBatch, tmp_path: Path) -> None:
+    """Overfit on 60 examples whose labels are noise: the weights know them, the weights they began from do not."""
+    task = Task("cnn", (1, 8, 8), 10)
+    start, buffers = initial(task, 0)
+    labels = torch.randint(10, (240,), generator=stream(0, purpose="labels"))
+    end, x, module = start, digits.x[:240], task.build()
+    for _ in range(150):
+        _, gradient, _ = loss_and_gradient(module, end, buffers, x[:60], labels[:60])
+        end, _ = sgd_step(end, gradient, {}, Sgd(0.3), None)
+    save_trace(tmp_path / "end.safetensors", ServerView(start, subtract(end, start), num_examples=60), task, {})
+    save_trace(tmp_path / "start.safetensors", ServerView(start, subtract(start, start), num_examples=60), task, {})
+    for name, rows in (("known", [*range(30), *range(60, 150)]), ("asked", [*range(30, 60), *range(150, 240)])):
+        member = torch.tensor([row < 60 for row in rows])
+        write_tree(tmp_path / f"{name}.safetensors", {"x": x[rows], "y": labels[rows], "member": member})
+    files = ["--attack", "mia", "--known", tmp_path / "known.safetensors", "--truth", tmp_path / "asked.safetensors"]
+    assert figure(audit(tmp_path / "end.safetensors", *files), "auc") > 0.85
+    assert abs(figure(audit(tmp_path / "start.safetensors", *files), "auc") - 0.5) < 0.2
+
+
+def test_a_channel_s_noise_comes_off_with_what_is_known_of_it(digits: PrivateBatch, tmp_path: Path) -> None:
+    task, truth = Task("cnn6", (1, 8, 8), 10), PrivateBatch(digits.x[:1], digits.y[:1])
+    channel = natural_channel(NaturalChannel(kappa=10.0))
+    state = channel.fit(digits.x[1:], rehearsal(0, purpose="fit"))
+    for turn in range(2):
+        shown = channel.apply(truth.x, state, rehearsal(turn, purpose="noise"))
+        view = undefended_view(task, *initial(task, 0), PrivateBatch(shown, truth.y))
+        save_trace(tmp_path / f"{turn}.safetensors", view, task, {})
+    variance = state["channel"]["variance"]
+    write_tree(tmp_path / "known.safetensors", {"public": digits.x[1:], "noise": variance})
+    write_tree(tmp_path / "truth.safetensors", {"x": truth.x, "y": truth.y})
+    common = ["--truth", tmp_path / "truth.safetensors", "--out", tmp_path, tmp_path / "1.safetensors"]
+    denoise = ["--attack", "denoise", "--known", tmp_path / "known.safetensors"]
+    plain = figure(audit("--attack", "r-gap", *common), "mse")
+    once = figure(audit(*denoise, *common), "mse")
+    assert once < plain / 1.5
+    assert figure(audit(*denoise, *common, "--earlier", tmp_path / "0.safetensors"), "mse") != once
+
+
+def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
+    view = ServerView({}, {})
+    for name, known, earlier, words in (
+        ("sgi", None, [view], "--earlier is for unrolling"),
+        ("sgi", tmp_path, [], "--known is for denoise"),
+        ("denoise", None, [], "must know the noise"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            keywords(name, known, earlier, Shelf())
+    with pytest.raises(UsageError, match="over in one go"):
+        keywords("r-gap", None, [], Shelf(tmp_path))
+    assert keywords("sgi", None, [], Shelf(tmp_path)) == {"shelf": Shelf(tmp_path)}
+    assert keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
+    (tmp_path / "garbage").write_bytes(b"\x80\x04.")
+    for path in (tmp_path / "garbage", tmp_path / "missing"):
+        with pytest.raises(UsageError, match="no safetensors file of x, y"):
+            tensors(path, ("x", "y"))
+    with pytest.raises(UsageError, match="--known FILE"):
+        asked_of(None, "--known")
+    write_tree(tmp_path / "odd", {"x": torch.zeros(2, 1, 8, 8), "y": torch.zeros(2), "member": torch.ones(3)})
+    with pytest.raises(UsageError, match="one length"):
+        asked_of(tmp_path / "odd", "--known")

@@ -1,0 +1,136 @@
+"""A recorded view of an undefended client gives its image back; a bad request gives one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from prunella.attacks.ig import Ig
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.trace import save_trace
+from prunella.core.errors import AttackError, ConfigError
+from prunella.core.files import write_tree
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.deploy.errors import UsageError
+from prunella.deploy.tools.replay import Sources, find, replay, save, settings_of
+from prunella.tasks.models import MODELS
+from prunella.tasks.task import Task, initial
+
+
+def record(path: Path, x: torch.Tensor, label: int) -> Path:
+    """What a server sees of one step of gradient descent on one image, undefended."""
+    task = Task("lenet-zhu", (1, 8, 8), 10) if "lenet-zhu" in MODELS else Task("cnn", (1, 8, 8), 10)
+    params, buffers = initial(task, 0)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in params.items()}
+    logits = torch.func.functional_call(task.build(), {**leaves, **buffers}, (x,))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor([label]))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    update = {name: -0.1 * g for name, g in zip(leaves, gradients, strict=True)}
+    shared = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in update.items()}
+    view = ServerView(
+        params,
+        update,
+        shared=shared,
+        buffers=buffers,
+        num_examples=1,
+        labels=torch.tensor([label]),
+        steps=1,
+        batch_size=1,
+        learning_rate=0.1,
+    )
+    save_trace(path, view, task, {})
+    return path
+
+
+def test_an_undefended_view_is_rebuilt_and_drawn(tmp_path: Path) -> None:
+    x = torch.rand(1, 1, 8, 8, generator=stream(0, purpose="image"))
+    trace = record(tmp_path / "mine.safetensors", x, 3)
+    few = replay(Sources(trace, tmp_path), "ig", ["ig.iterations=2"], 0)
+    many = replay(Sources(trace, tmp_path), "ig", ["ig.iterations=300"], 0)
+    assert many.answer.objective < few.answer.objective
+    assert (many.answer.x - x).square().mean() < (few.answer.x - x).square().mean()
+    assert Image.open(many.pictures).size[0] >= 128 and many.pictures.name == "mine-ig.png"
+    assert many.pictures.stat().st_mode & 0o777 == 0o600
+    text = "\n".join(many.lines())
+    assert "honest-but-curious" in text and "objective" in text and "labels [3]" in text
+
+
+def test_settings_are_the_attacks_own() -> None:
+    assert settings_of("ig", ["ig.iterations=5"]) == Ig(iterations=5)
+    for name, given, told in (
+        ("magic", [], "unknown attack"),
+        ("ig", ["ig.iteration=5"], "did you mean 'ig.iterations'"),
+        ("ig", ["sgi.iterations=5"], "unknown setting"),
+        ("ig", ["ig.iterations=-5"], "ig.iterations"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            settings_of(name, given)
+
+
+def test_a_trace_may_be_named_by_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "round-000005-control").mkdir()
+    file = tmp_path / "round-000005-control" / "view.safetensors"
+    file.write_bytes(b"")
+    assert find(file) == find(file.parent) == (file, "round-000005-control")
+
+
+def test_files_that_are_no_traces_and_places_that_take_no_picture(tmp_path: Path) -> None:
+    for missing in (tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(UsageError, match="no trace"):
+            replay(Sources(missing, tmp_path), "ig", [], 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--out"):
+        save(torch.zeros(1, 1, 8, 8), tmp_path / "file" / "x.png")
+
+
+def test_scores_need_the_truth_and_a_canary_has_it_beside_it(tmp_path: Path) -> None:
+    x = torch.rand(1, 1, 8, 8, generator=stream(0, purpose="image"))
+    folder = tmp_path / "round-000005-control"
+    folder.mkdir()
+    trace = record(folder / "view.safetensors", x, 3)
+    without = replay(Sources(trace, tmp_path), "ig", ["ig.iterations=2"], 0)
+    assert without.leakage is None and "--truth" in without.lines()[-1]
+    write_tree(folder / "truth.safetensors", {"x": x, "y": torch.tensor([3])})
+    scored = replay(Sources(folder, tmp_path), "ig", ["ig.iterations=2"], 0)
+    assert scored.leakage is not None
+    assert scored.leakage.mse.mean == pytest.approx(float((scored.answer.x - x).square().mean()))
+    assert "AlexNet's weights" in scored.perceptual or scored.perceptual.startswith("mean")
+    names = [line.split()[0] for line in scored.lines()]
+    assert names[5:] == ["psnr", "ssim", "nmi", "ami", "mse", "rdlv", "lpips", "iip", "labels"]
+    with pytest.raises(UsageError, match="no safetensors file of images"):
+        replay(Sources(trace, tmp_path, truth=trace), "ig", [], 0)
+
+
+def test_labels_get_a_verdict_and_their_grey_images_none(tmp_path: Path) -> None:
+    """Sixteen labels of two classes are told; the one label of a single image could be a lucky guess."""
+    task, x = Task("cnn", (1, 8, 8), 10), torch.rand(16, 1, 8, 8, generator=stream(0, purpose="image"))
+    batch = PrivateBatch(x, torch.tensor([2] * 12 + [7] * 4))
+    view = undefended_view(task, *initial(task, 0), batch)
+    save_trace(tmp_path / "many.safetensors", view, task, {})
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": batch.y})
+    many, single, known = (tmp_path / f"{name}.safetensors" for name in ("many", "one", "truth"))
+    told = replay(Sources(many, tmp_path, truth=known), "label", [], 0)
+    text = "\n".join(told.lines())
+    assert told.labels is not None and told.labels.told and "tells which classes" in text and "psnr" not in text
+    assert told.labels.chance == pytest.approx(0.2, abs=0.03)  # 12 and 4 of 16: 1.6 of each class are drawn
+    assert not list(tmp_path.glob("*.png"))
+    first = PrivateBatch(x[:1], batch.y[:1])
+    save_trace(single, undefended_view(task, *initial(task, 0), first), task, {})
+    write_tree(known, {"x": first.x, "y": first.y})
+    one = replay(Sources(single, tmp_path, truth=known), "label", [], 0)
+    assert one.labels is not None and one.labels.accuracy == 1 and not one.labels.told
+    assert "--truth" in replay(Sources(single, tmp_path), "label", [], 0).lines()[-1]
+
+
+def test_rob_is_replayed_where_the_user_vouches_for_its_model(tmp_path: Path) -> None:
+    task, x = (
+        Task("prunella.attacks.rob:cnn", (1, 28, 28), 10),
+        torch.rand(1, 1, 28, 28, generator=stream(0, purpose="x")) / 4,
+    )
+    view = undefended_view(task, *initial(task, 0), PrivateBatch(x, torch.tensor([1])))
+    save_trace(tmp_path / "rob.safetensors", view, task, {})
+    found = replay(Sources(tmp_path / "rob.safetensors", tmp_path, task.model), "rob", [], 0)
+    torch.testing.assert_close(found.answer.x, x, rtol=1e-3, atol=1e-3)
+    with pytest.raises(AttackError, match="pass its task"):
+        replay(Sources(tmp_path / "rob.safetensors", tmp_path), "rob", [], 0)

@@ -1,0 +1,148 @@
+"""Traces of a plain quick-start app under Flower's own FedAvg: recorded, attacked, scored; and what does not fit."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAvg, Strategy
+from prunella.attacks.trace import load_trace
+from prunella.benchmarks.engine.inprocess import FIRST_NODE, InProcessGrid, Tamper
+from prunella.core.errors import AttackError
+from prunella.core.files import write_tree
+from prunella.deploy.errors import UsageError
+from prunella.deploy.tools.replay import Sources, replay
+from prunella.flower.record import Recorder, Training, record
+from prunella.tasks.task import Task
+
+from tests.quickstart import BATCH, LEARNING_RATE, Net, app, load
+
+MODEL = "tests.quickstart:build"
+TASK = Task(MODEL, (1, 8, 8), 10)
+HOW = Training(LEARNING_RATE, BATCH)
+
+
+def start(strategy: Strategy, folder: Path, rounds: int = 1, tamper: Tamper | None = None) -> ArrayRecord:
+    torch.manual_seed(0)
+    grid = InProcessGrid(app, 2, {}, folder / "state", tamper)
+    return strategy.start(grid, ArrayRecord(Net().state_dict()), num_rounds=rounds).arrays
+
+
+def test_a_quick_start_app_is_recorded_attacked_and_scored(tmp_path: Path) -> None:
+    plain = start(FedAvg(), tmp_path, rounds=2)
+    recorder = Recorder(TASK, tmp_path / "traces", HOW, chosen=lambda round, node: round == 2 or node == FIRST_NODE)
+    recorded = start(record(FedAvg(), recorder), tmp_path, rounds=2)
+    for name, tensor in plain.to_torch_state_dict().items():
+        assert torch.equal(tensor, recorded.to_torch_state_dict()[name]), "recording changed the training"
+    names = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert names == [f"round-00000{r}-node-{n}.safetensors" for r, n in [(1, 100), (2, 100), (2, 101)]]
+
+    view, _, about = load_trace(tmp_path / "traces" / names[2], TASK)
+    assert (view.steps, view.batch_size, view.num_examples, about) == (3, 2, 5, {"round": 2, "node": "101"})
+    assert set(view.buffers) == set(view.received_buffers) == {"norm.running_mean", "norm.running_var"}
+    assert not torch.equal(view.buffers["norm.running_var"], view.received_buffers["norm.running_var"])
+
+    x, y = load(0)
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
+    settings = ["sgi.iterations=120", "sgi.labels-tried=1"]
+    sources = Sources(tmp_path / "traces" / names[0], tmp_path, MODEL, tmp_path / "truth.safetensors")
+    shown = replay(sources, "sgi", settings, 0)
+    assert shown.leakage is not None and shown.leakage.psnr.mean > 20 > shown.leakage.psnr.other
+    assert shown.answer.y is not None and shown.answer.y.tolist() == y.tolist()
+    assert any(line.startswith("psnr") and "random" in line for line in shown.lines())
+
+
+def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> None:
+    start(record(FedAvg(), Recorder(TASK, tmp_path, HOW)), tmp_path)
+    trace = tmp_path / "round-000001-node-100.safetensors"
+    with pytest.raises(AttackError, match="a model of somebody's own"):
+        replay(Sources(trace, tmp_path), "sgi", [], 0)
+    with pytest.raises(UsageError, match="not of 'tests.other:build'"):
+        replay(Sources(trace, tmp_path, "tests.other:build"), "sgi", [], 0)
+
+
+def test_another_model_is_told_before_the_first_round(tmp_path: Path) -> None:
+    for task, told in (
+        (Task("cnn", (1, 8, 8), 10), "missing .*0.0.bias.*unknown .*conv1.bias"),
+        (
+            Task("tests.attacks.test_recorder:wider", (1, 8, 8), 10),
+            r"fc.weight is \(10, 384\), the model has \(12, 384\)",
+        ),
+        (Task("tests.attacks.test_recorder:deeper", (1, 8, 8), 10), r"missing \['more.bias', 'more.weight'\]"),
+    ):
+        with pytest.raises(AttackError, match=told):
+            start(record(FedAvg(), Recorder(task, tmp_path / "traces", HOW)), tmp_path)
+    assert not (tmp_path / "traces").exists()
+
+
+def wider(shape: object, classes: object) -> Net:
+    net = Net()
+    net.fc = torch.nn.Linear(384, 12)
+    return net
+
+
+def deeper(shape: object, classes: object) -> Net:
+    net = Net()
+    net.more = torch.nn.Linear(1, 1)
+    return net
+
+
+@pytest.mark.parametrize(
+    "spoil, told",
+    [
+        (lambda reply: reply.content["metrics"].pop("num-examples"), "no metric 'num-examples'"),
+        (lambda reply: reply.content["metrics"].__setitem__("num-examples", 1e300), "no metric 'num-examples'"),
+        (lambda reply: reply.content.array_records["arrays"].pop("fc.bias"), "missing ['fc.bias']"),
+        (lambda reply: reply.content.__setitem__("more", ArrayRecord({})), "2 array records"),
+        (lambda reply: reply.content.__setitem__("arrays", nan(reply)), "not finite"),
+    ],
+    ids=["count", "endless", "layer", "records", "nan"],
+)
+def test_an_answer_that_does_not_fit_costs_its_trace_only(spoil, told, tmp_path: Path, caplog) -> None:
+    """The strategy gets the answer all the same: what it makes of it is its own affair."""
+    seen: list[int] = []
+
+    class Counting(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            seen.append(len(list(replies)))
+            return None, MetricRecord({})
+
+    def tamper(reply: Message) -> Message:
+        if reply.metadata.src_node_id == FIRST_NODE and "train_loss" in next(
+            iter(reply.content.metric_records.values())
+        ):
+            spoil(reply)
+        return reply
+
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        start(record(Counting(), Recorder(TASK, tmp_path / "traces", HOW)), tmp_path, tamper=tamper)
+    except TypeError:
+        pass  # Flower's own start() wants a model at the end
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert seen == [2]
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["round-000001-node-101.safetensors"]
+    assert "no trace of node 100 in round 1" in caplog.text and told in caplog.text
+
+
+def nan(reply: Message) -> ArrayRecord:
+    state = reply.content.array_records["arrays"].to_torch_state_dict()
+    return ArrayRecord({name: tensor * float("nan") for name, tensor in state.items()})
+
+
+def test_the_documentation_s_lines_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "audit-your-app.md").read_text()
+    block = re.search(r"```python\n(.*?record\(.*?)```", text, re.DOTALL)
+    assert block is not None and "pytorchexample.model:build" in block[1]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    lines = block[1].replace("pytorchexample.model:build", MODEL).replace("(3, 32, 32)", "(1, 8, 8)")
+    exec(compile(lines, "docs/audit-your-app.md", "exec"), names)  # noqa: S102 - our own documentation
+    assert len(lines.strip().splitlines()) <= 12
+    start(names["strategy"], tmp_path)
+    assert len(list((tmp_path / "traces").iterdir())) == 1

@@ -1,0 +1,133 @@
+"""The bounds against numpy and scipy, and against each other."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prunella.privacy.ledger.bounds import (
+    binary_entropy,
+    dp_capacity,
+    dp_capacity_of_epsilon,
+    gaussian_entropy,
+    priprune_corrected,
+    priprune_printed,
+    reconstruction_floor,
+)
+from scipy.stats import entropy, multivariate_normal
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
+def test_binary_entropy_is_scipys(p: float) -> None:
+    assert binary_entropy(p) == pytest.approx(entropy([p, 1 - p], base=2))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 20])
+def test_the_corrected_entropy_term_is_twice_that_of_the_mean_gradient(batch: int) -> None:
+    """A mean of B Gaussian gradients is Gaussian with covariance Sigma / B: scipy knows its entropy."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(5, 5))
+    sigma = root @ root.T + np.eye(5)
+    nats = multivariate_normal(cov=sigma / batch).entropy()
+    log2_det = np.linalg.slogdet(sigma)[1] / math.log(2)
+    assert priprune_corrected(1.0, batch, 5, log2_det) == pytest.approx(2 * nats / math.log(2))
+
+
+def test_the_printed_form_is_eq_6() -> None:
+    p, batch, rank = 0.3, 20, 7
+    sigma = np.diag(np.linspace(0.5, 2.0, rank))
+    delta = math.log2(abs(np.linalg.det(np.linalg.inv(np.sqrt(sigma)))))
+    expected = 1 - (p - 1) / (2 * math.log(2)) + 2 * math.log2(1 / batch) + 2 * delta
+    expected += rank * math.log2(2 * math.pi * math.e)
+    assert priprune_printed(p, batch, rank, math.log2(np.linalg.det(sigma))) == pytest.approx(expected)
+
+
+def test_rounds_multiply_pruning_and_batches_lower_variance_raises() -> None:
+    assert priprune_corrected(0.3, 2, 9, 1.0, rounds=50) == pytest.approx(50 * priprune_corrected(0.3, 2, 9, 1.0))
+    assert priprune_printed(0.3, 2, 9, 1.0, rounds=50) == pytest.approx(50 * priprune_printed(0.3, 2, 9, 1.0))
+    for bound in (priprune_printed, priprune_corrected):
+        assert bound(0.9, 1, 9, 0.0) < bound(0.5, 1, 9, 0.0) and bound(0.5, 8, 9, 0.0) < bound(0.5, 1, 9, 0.0)
+    assert priprune_corrected(0.5, 1, 9, 3.0) > priprune_corrected(0.5, 1, 9, 0.0)
+    # the printed sign of log det is the misprint
+    assert priprune_printed(0.5, 1, 9, 3.0) < priprune_printed(0.5, 1, 9, 0.0)
+    many = priprune_corrected(0.5, 1, 9, 0.0, mask_choices=100)
+    assert many == pytest.approx(99 + priprune_corrected(0.5, 1, 9, 0.0))
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0, 25.0])
+def test_the_floor_is_met_by_the_best_estimator_of_a_gaussian(noise: float) -> None:
+    """x ~ N(0, v), y = x + noise: the posterior variance v n / (v + n) is the least error, and Theorem 1 is tight."""
+    v, d = 0.7, 6
+    information = d * 0.5 * math.log((v + noise) / noise)
+    assert reconstruction_floor(gaussian_entropy([v] * d), information, d) == pytest.approx(v * noise / (v + noise))
+
+
+def test_the_floor_falls_with_information_and_vanishes_without_entropy() -> None:
+    h = gaussian_entropy([0.1] * 4)
+    assert reconstruction_floor(h, 5, 4) < reconstruction_floor(h, 1, 4) < reconstruction_floor(h, 0, 4)
+    assert reconstruction_floor(gaussian_entropy([0.1, 0.0]), 0.0, 2) == 0.0
+    assert gaussian_entropy([0.5, 2.0]) == pytest.approx(multivariate_normal(cov=np.diag([0.5, 2.0])).entropy())
+
+
+def gaussian_information(eigenvalues: np.ndarray, clip: float, noise: float, batch: int) -> float:
+    """Nats that a mean of ``batch`` Gaussian gradients tells under noise of deviation noise * clip on the sum."""
+    signal, variance = np.diag(eigenvalues) / batch, (noise * clip / batch) ** 2
+    both, alone = multivariate_normal(cov=signal + variance * np.eye(len(signal))), len(signal)
+    return float(both.entropy() - 0.5 * alone * math.log(2 * math.pi * math.e * variance))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+@pytest.mark.parametrize("clip, noise", [(1.0, 0.8), (1.0, 0.2), (10.0, 1.4)])
+def test_no_gradients_under_the_clip_tell_more_than_the_corrected_capacity(
+    batch: int, clip: float, noise: float
+) -> None:
+    rng = np.random.default_rng(batch)
+    for dimensions in (1, 3, 40):
+        spread = rng.dirichlet(np.full(dimensions, 0.5)) * clip**2  # a variance of at most clip^2 in all
+        told = gaussian_information(spread, clip, noise, batch)
+        assert 0 < told <= dp_capacity(clip, (noise * clip) ** 2, batch)
+        assert dp_capacity(clip, (noise * clip) ** 2, batch, as_printed=True) >= 2 * told
+
+
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_the_corrected_capacity_is_reached_and_the_printed_one_is_twice_that(noise: float) -> None:
+    """By a variance of clip^2 spread over ever more dimensions: so the half belongs there, and nothing less will do."""
+    many = 3000
+    told = gaussian_information(np.full(many, 1.0 / many), 1.0, noise, 1)
+    assert told == pytest.approx(dp_capacity(1.0, noise**2, 1), rel=2e-3)
+    assert dp_capacity(1.0, noise**2, 1, as_printed=True) == 2 * dp_capacity(1.0, noise**2, 1)
+
+
+@pytest.mark.parametrize("epsilon, delta, batch", [(0.1, 1e-5, 1), (0.9, 1e-3, 20)])
+def test_the_capacity_of_an_epsilon_is_that_of_the_noise_the_gaussian_mechanism_takes_for_it(
+    epsilon: float, delta: float, batch: int
+) -> None:
+    variance = 2 * math.log(1.25 / delta) * 3.0**2 / epsilon**2
+    for printed in (False, True):
+        by_noise = dp_capacity(3.0, variance, batch, as_printed=printed)
+        assert dp_capacity_of_epsilon(epsilon, delta, batch, as_printed=printed) == pytest.approx(by_noise)
+
+
+def test_the_documentation_prints_the_capacities() -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs" / "defenses.md").read_text().split())
+    assert f"a noise multiplier of 1 lets at most {dp_capacity(1.0, 1.0, 1):.2f} nats of an image" in text
+    assert f"for ε 1 at δ 1e-5 at most {dp_capacity_of_epsilon(1.0, 1e-5, 1):.3f};" in text
+
+
+def test_a_capacity_of_impossible_arguments_raises() -> None:
+    for clip, variance, batch in ((0.0, 1.0, 1), (1.0, 0.0, 1), (1.0, 1.0, 0), (math.nan, 1.0, 1), (1.0, math.inf, 1)):
+        with pytest.raises(ValueError):
+            dp_capacity(clip, variance, batch)
+    for epsilon, delta in ((0.0, 1e-5), (1.5, 1e-5), (0.5, 0.0), (0.5, 1.0)):
+        with pytest.raises(ValueError):
+            dp_capacity_of_epsilon(epsilon, delta, 1)
+
+
+@pytest.mark.parametrize("bad", [(-0.1, 1, 1), (0.5, 0, 1), (0.5, 1, -1)])
+def test_impossible_arguments_raise(bad: tuple[float, int, int]) -> None:
+    with pytest.raises(ValueError):
+        priprune_corrected(*bad, 0.0)
+    with pytest.raises(ValueError):
+        priprune_printed(*bad, 0.0)
+    with pytest.raises(ValueError):
+        reconstruction_floor(0.0, -1.0, 3)

@@ -1,0 +1,35 @@
+from prunella.server.report.figures import leakage_charts, run_charts, whole, whole_decibels
+from prunella.server.store import Line
+
+
+def counter(metric: str, direction: str, per_round: float, rounds: int = 3) -> list[Line]:
+    return [
+        {"round": r, "metric": metric, "value": r * per_round, "labels": {"direction": direction}, "time": 0.0}
+        for r in range(1, rounds + 1)
+    ]
+
+
+def test_bytes_are_shown_per_round_beside_dense() -> None:
+    lines = counter("wire_bytes_total", "up", 1000) + counter("wire_bytes_total", "down", 3000)
+    lines += counter("wire_dense_bytes_total", "up", 4000) + counter("wire_dense_bytes_total", "down", 4000)
+    chart = run_charts(lines)[2]
+    assert "from clients, round 3: 1\u202fkB" in chart and "to clients, round 3: 3\u202fkB" in chart
+    assert "dense, either way" in chart and "dense, up" not in chart
+
+
+def test_dense_is_split_when_the_ways_differ() -> None:
+    lines = counter("wire_dense_bytes_total", "up", 4000) + counter("wire_dense_bytes_total", "down", 2000)
+    assert "dense, up" in run_charts(lines)[2]
+
+
+def test_leakage_figures_tell_controls_from_clients() -> None:
+    scores = {"ssim": {"worst": 0.8, "random": 0.0, "other": 0.4}}
+    audits = [{"round": 1, "kind": kind, "scores": scores} for kind in ("control", "control-defended", "client")]
+    psnr, ssim, _ = leakage_charts(audits)
+    assert "Not measured" in psnr
+    for name in ("control, undefended", "control, defended", "clients", "random to other image"):
+        assert name in ssim
+
+
+def test_axes_carry_no_needless_zeros() -> None:
+    assert whole(1.0) == "100\u202f%" and whole_decibels(40.0) == "40\u202fdB" and whole_decibels(2.5) == "2.5\u202fdB"

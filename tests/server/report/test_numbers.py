@@ -1,0 +1,77 @@
+import pytest
+from prunella.core.metrics import METRICS
+from prunella.server.report.numbers import audit_rows, counter_rows, ledger_rows, round_rows
+from prunella.strategies.round.masked import RoundStats
+from prunella.tasks.training import Evaluation
+
+SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.25, "other": 0.5}
+OUTCOME = {
+    "kind": "client",
+    "attack": "sgi",
+    "defense": "dgp",
+    "seconds": 1.5,
+    "ok": None,
+    "objective": 0.1,
+    "scores": {k: SCORE for k in ("psnr", "nmi", "ssim", "mse")} | {"iip": 0.5, "label_accuracy": None},
+}
+
+
+def values(rows) -> dict[tuple, float]:
+    return {(r.metric, *sorted(r.labels.items())): r.value for r in rows}
+
+
+def _labels(stat: str) -> list[tuple[str, str]]:
+    return [("attack", "sgi"), ("defense", "dgp"), ("stat", stat), ("view", "client")]
+
+
+def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
+    stats = RoundStats(selected=4, replies=2, train_seconds=3.0, withheld=0.5)
+    rows = values(round_rows(1, 10, stats, Evaluation(0.5, 0.9, 10), 0.7, 1.0))
+    assert (
+        rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5 and rows[("defense_rate_ratio",)] == 0.25
+    )
+    assert {key[0] for key in rows} <= METRICS.keys()
+    empty = values(round_rows(1, 10, RoundStats(), None, 0.7, 1.0))
+    assert not {("accuracy_ratio",), ("loss",), ("train_seconds",), ("defense_rate_ratio",)} & empty.keys()
+
+
+def test_a_diverged_model_has_an_accuracy_and_no_loss() -> None:
+    rows = values(round_rows(1, 10, RoundStats(), Evaluation(float("nan"), 0.1, 10), 0.7, 1.0))
+    assert ("accuracy_ratio",) in rows and ("loss",) not in rows
+
+
+def test_counters_carry_their_one_label() -> None:
+    rows = values(counter_rows({"client_failures_total|nan": 2.0, "wire_bytes_total|up": 9.0}))
+    assert rows == {("client_failures_total", ("reason", "nan")): 2.0, ("wire_bytes_total", ("direction", "up")): 9.0}
+
+
+def test_a_bound_that_one_client_lacks_exists_for_nobody() -> None:
+    both = values(ledger_rows({"0": {"channel_nats": 5.0, "epsilon": 1.0}, "1": {"channel_nats": 9.0, "epsilon": 3.0}}))
+    assert both[("channel_information_nats",)] == 9.0
+    assert both[("privacy_epsilon", ("stat", "worst"))] == 3.0 and both[("privacy_epsilon", ("stat", "mean"))] == 2.0
+    assert ledger_rows({"0": {"channel_nats": 5.0}, "1": {}}) == []
+    assert ledger_rows({}) == []
+
+
+def test_a_mean_of_enormous_figures_is_a_number() -> None:
+    """As a checkpoint of a run from before such claims were bounded may hold them."""
+    rows = values(ledger_rows({"0": {"epsilon": 1.7e308}, "1": {"epsilon": 1.7e308}}))
+    assert rows[("privacy_epsilon", ("stat", "mean"))] == 1.7e308
+
+
+def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage() -> None:
+    client = values(audit_rows(OUTCOME))
+    canary = values(audit_rows(OUTCOME | {"kind": "control", "ok": True}))
+    shared = {key for key in client if key[0].startswith("leakage")} & {
+        key for key in canary if key[0].startswith("leakage")
+    }
+    assert not shared and canary[("attack_control_ok",)] == 1.0
+    score = [client["leakage_psnr_decibels", *_labels(stat)] for stat in ("mean", "worst", "random", "other")]
+    assert score == [1.0, 2.0, 0.25, 0.5], "a score leaves with both of its baselines"
+    failed = values(audit_rows(OUTCOME | {"scores": None, "objective": None}))
+    assert failed == {("audit_seconds",): 1.5}
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_control_is_a_number_either_way(ok: bool) -> None:
+    assert values(audit_rows(OUTCOME | {"ok": ok}))[("attack_control_ok",)] == float(ok)

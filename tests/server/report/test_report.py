@@ -1,0 +1,245 @@
+"""Reports of whole runs, made from real files and read as a browser would."""
+
+import math
+import re
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prunella.attacks.score.leakage import score
+from prunella.core.files import write_tree
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.server.report.report import ROWS, _defaults, bounds, command, write_report
+from prunella.server.store import RunStore, row
+from sklearn.datasets import load_digits
+
+HOSTILE = '"><script>alert(1)</script>'
+FETCHING = {"src", "href", "srcset", "poster", "data", "action", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """Tags, fetched addresses and visible text; complains about tags that are not closed."""
+
+    VOID = {"meta", "link", "img", "br"}
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        assert self.open == [], f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in FETCHING]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"[ \n\t]+", " ", " ".join(self.words))
+
+
+def page(run_dir: Path) -> Page:
+    return Page(write_report(run_dir).read_text(encoding="utf-8"))
+
+
+def add_audit(store: RunStore, round: int, kind: str, noise: float, pictures: bool = True, **changes: Any) -> None:
+    data, generator = load_digits(), stream(round, purpose=kind)
+    x = torch.tensor(data.images[:4], dtype=torch.float32)[:, None] / 16
+    y = torch.tensor(data.target[:4])
+    rebuilt = (x + noise * torch.randn(x.shape, generator=generator)).clamp(0, 1)
+    path = f"pictures/{round}-{kind}.safetensors" if pictures else None
+    if path:
+        write_tree(store.path / path, {"original": x, "reconstruction": rebuilt})
+    base = {
+        "round": round, "kind": kind, "client": 2 if kind == "client" else None, "attack": "sgi", "adaptive": True,
+        "defense": "none" if kind == "control" else "priprune", "threat": "saw params, update", "objective": 0.1,
+        "seconds": 2.0, "outcome": "scored", "pictures": path, "ok": noise < 0.1 if kind == "control" else None,
+        "scores": score(Reconstruction(rebuilt, y, 0.1, 9), PrivateBatch(x, y)).to_dict(),
+    }  # fmt: skip
+    store.append_audit(base | changes)
+
+
+def new_run(path: Path, rounds: int = 4, **run: Any) -> RunStore:
+    store = RunStore.open(path)
+    base = {
+        "id": "r-7", "status": "completed", "settings": {"dataset": "digits", "rounds": rounds, "seed": 5},
+        "versions": {"torch": "2.15"}, "threat_model": "Honest but curious.", "model_parameters": 1234,
+        "claims": ["PriPrune: heuristic, no ε"],
+    }  # fmt: skip
+    store.write_run(**base | run)
+    for r in range(1, rounds + 1):
+        store.append_metrics(r, [
+            row("round", r), row("rounds", rounds), row("accuracy_ratio", r / (rounds + 1)),
+            row("mask_density_ratio", 0.3), row("wire_bytes_total", 250 * r, direction="up"),
+            row("wire_bytes_total", 250 * r, direction="down"), row("wire_dense_bytes_total", 1000 * r, direction="up"),
+            row("wire_dense_bytes_total", 1000 * r, direction="down"), row("client_failures_total", r, reason="shape"),
+        ])  # fmt: skip
+    return store
+
+
+def full_run(path: Path, client_noise: float = 2.0, control_noise: float = 0.02) -> RunStore:
+    store = new_run(path)
+    for kind, noise in (("control", control_noise), ("control-defended", 2.0), ("client", client_noise)):
+        add_audit(store, 4, kind, noise)
+    return store
+
+
+def test_rounded_updates_are_named(tmp_path: Path) -> None:
+    new_run(tmp_path / "exact")
+    new_run(tmp_path / "rounded", settings={"values": "int8", "rounds": 4})
+    assert "rounded" not in page(tmp_path / "exact").text
+    assert "updates rounded to int8" in page(tmp_path / "rounded").text
+
+
+def test_a_full_run_shows_the_question_the_answer_and_the_evidence(tmp_path: Path) -> None:
+    full_run(tmp_path, client_noise=0.03)
+    found = page(tmp_path)
+    text = found.text
+    assert "could a curious server rebuild" in text and "Yes: a curious server could rebuild" in text
+    assert "75.0\u202f% less than dense (8\u202fkB)" in text and "80.0\u202f%" in text and "of 1,234" in text
+    assert found.tags.count("img") == 2 * 4 * 3 and text.count("Control, defended") == 2
+    for words in ("Honest but curious.", "heuristic, no ε", "shape", "Seed 5", "2.15", "○ nothing", "● rebuilt"):
+        assert words in text
+
+
+def test_audits_stand_by_round_with_their_control_first(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    for kind in ("client", "control-defended", "control"):
+        add_audit(store, 4, kind, 0.02, pictures=False)
+    text = page(tmp_path).text
+    places = [text.index(f"{who} 4 images") for who in ("Control, undefended", "Control, defended", "Client 2")]
+    assert places == sorted(places)
+
+
+def test_what_found_nothing_is_not_called_private(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    text = page(tmp_path).text
+    assert "Not with this attack" in text and "stronger attack" in text and "private" not in text.lower()
+
+
+def test_a_failed_control_says_that_the_audit_proves_nothing(tmp_path: Path) -> None:
+    full_run(tmp_path, control_noise=3.0)
+    text = page(tmp_path).text
+    assert "The audit proves nothing" in text and "proves nothing" in text and "Not with this attack" not in text
+
+
+def test_the_page_fetches_nothing(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    found = page(tmp_path)
+    assert found.addresses and all(address.startswith("data:") for address in found.addresses)
+    assert not {"script", "iframe", "object", "embed"} & set(found.tags)
+    html = (tmp_path / "report.html").read_text()
+    assert "default-src 'none'" in html and not re.search(r"https?://", html)
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    store = new_run(tmp_path, id=HOSTILE, status="failed", error=HOSTILE, threat_model=HOSTILE, claims=[HOSTILE],
+                    settings={HOSTILE: HOSTILE, "dataset": HOSTILE}, versions={HOSTILE: HOSTILE})  # fmt: skip
+    store.append_metrics(5, [row("client_failures_total", 1, reason=HOSTILE)])
+    add_audit(store, 4, "client", 2.0, attack=HOSTILE, defense=HOSTILE, threat=HOSTILE)
+    found = page(tmp_path)
+    assert "script" not in found.tags and found.text.count("<script>alert(1)</script>") >= 9
+
+
+def test_only_the_owner_can_read_a_report(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    assert stat.S_IMODE(write_report(tmp_path).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("running", "Not finished."), ("failed", "disk full"), ("stopped", "stopped after 4 rounds")]
+)
+def test_a_run_that_did_not_complete_says_so(tmp_path: Path, status: str, words: str) -> None:
+    new_run(tmp_path, status=status, error="disk full" if status == "failed" else None)
+    text = page(tmp_path).text
+    assert words in text and "Nothing was audited" in text
+
+
+def test_a_torn_last_line_of_a_running_run_is_no_obstacle(tmp_path: Path) -> None:
+    new_run(tmp_path, status="running")
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round":5,"met')
+    assert "covers 4 rounds" in page(tmp_path).text
+
+
+def test_an_empty_directory_gets_an_honest_report(tmp_path: Path) -> None:
+    text = page(tmp_path).text
+    for words in ("run.json is missing", "metrics.jsonl is missing", "Nothing was audited", "not known"):
+        assert words in text
+    assert "No reply was left out" not in text
+
+
+def test_without_consent_there_are_no_pictures_and_the_reason_stands(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    add_audit(store, 4, "control", 0.02, pictures=False)
+    add_audit(store, 4, "client", 2.0, pictures=False, outcome="no-consent", scores=None)
+    found = page(tmp_path)
+    assert "img" not in found.tags and "no client consented" in found.text and "no consent" in found.text
+
+
+def test_scores_without_pictures_are_shown(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    add_audit(store, 4, "control", 0.02, pictures=False)
+    add_audit(store, 4, "client", 2.0, pictures=False)
+    assert "consented to scores or numbers only" in page(tmp_path).text
+
+
+def test_missing_pictures_are_said_in_their_place(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    (tmp_path / "pictures/4-client.safetensors").unlink()
+    found = page(tmp_path)
+    assert "file with the pictures is missing" in found.text and found.tags.count("img") == 2 * 4 * 2
+
+
+def test_a_damaged_audit_is_counted_and_left_out(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    with (tmp_path / "audits.jsonl").open("a") as file:
+        file.write('{"round": 4, "kind": "alien"}\n')
+    assert "1 line of audits.jsonl could not be read" in page(tmp_path).text
+
+
+def test_hundreds_of_rounds_and_audits_stay_readable(tmp_path: Path) -> None:
+    store = new_run(tmp_path, rounds=400)
+    add_audit(store, 1, "control", 0.02)
+    add_audit(store, 1, "client", 2.0)
+    template = store.audits()[-1]
+    for r in range(2, 402):
+        store.append_audit(template | {"round": r})
+    found = page(tmp_path)
+    assert f"The last {ROWS} of 402 audits" in found.text and "12 of 402 audits with pictures" in found.text
+    assert found.tags.count("tr") == ROWS + 1 + 2 + 4  # audits, failures, settings and versions
+    assert (tmp_path / "report.html").stat().st_size < 600_000
+
+
+def test_the_command_repeats_what_differs_from_the_defaults() -> None:
+    same = _defaults()
+    assert same["dgp.top"] != 0.1 and same["rounds"] == 10 and command({"settings": same}) == "prunella run"
+    settings = same | {"seed": 3, "resume": True, "run-dir": "x", "dgp.top": 0.1, "dataset": "a b"}
+    assert command({"settings": settings}).split(" \\\n  ") == [
+        "prunella run", "-c 'dataset=a b'", "-c dgp.top=0.1", "-c seed=3",
+    ]  # fmt: skip
+    assert command({"command": "prunella simulate", "settings": settings}) == "prunella simulate"
+
+
+def test_an_information_bound_is_stored_in_nats_and_read_in_bits() -> None:
+    line = {"round": 1, "metric": "leakage_bound_nats", "labels": {"form": "exact"}, "value": 2 * math.log(2)}
+    assert bounds([line]) == [("PriPrune bound, exact", "at most 2 bits")]

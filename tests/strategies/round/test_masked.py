@@ -1,0 +1,88 @@
+"""The strategy under Flower's own loop, and what it keeps track of."""
+
+from pathlib import Path
+from typing import Any
+
+import prunella.client.app
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message
+from prunella.core.config import parse_run
+from prunella.core.errors import PrunellaError
+from prunella.core.trees import density
+from prunella.server.app import assemble
+from prunella.server.grid import OrderedGrid
+from prunella.strategies.round.masked import MaskedMean
+from prunella.tasks.task import initial
+from prunella.wire.records import from_dense, to_dense
+
+from tests.local_grid import LocalGrid, settings
+
+
+def build(tmp_path: Path, clients: int = 2, **overrides: Any) -> tuple[MaskedMean, LocalGrid, Any]:
+    raw = settings(**{"run_dir": str(tmp_path / "run"), "audit_every": 0, "defenses": "none", **overrides})
+    federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+    federation.strategy.listener = None
+    params, buffers = initial(federation.task, 0)
+    return (
+        federation.strategy,
+        LocalGrid(prunella.client.app.app, clients, raw, tmp_path / "nodes"),
+        to_dense({**params, **buffers}),
+    )
+
+
+def test_it_runs_under_flowers_own_start(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, strategy="random", rate=0.5, partition="iid")
+    result = strategy.start(grid, arrays, num_rounds=3)
+    tree = from_dense(result.arrays)
+    assert strategy.mask is not None
+    assert not any(tree[name][~mask].any() for name, mask in strategy.mask.items())
+    assert any(not torch.equal(tree[n], from_dense(arrays)[n]) for n in tree)
+    assert set(result.train_metrics_clientapp) == {1, 2, 3}
+
+
+def test_evaluation_on_clients_under_flowers_own_start(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, strategy="random", evaluation="clients")
+    result = strategy.start(grid, arrays, num_rounds=2)
+    assert all(0 <= m["accuracy"] <= 1 for m in result.evaluate_metrics_clientapp.values())
+    assert len(result.evaluate_metrics_clientapp) == 2
+
+
+def test_a_reply_from_a_node_nobody_asked_is_left_out(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path)
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    replies[0].metadata.__dict__["_src_node_id"] = 999
+    strategy.aggregate_train(1, replies)
+    assert strategy.stats.failures == {"unknown-client": 1, "timeout": 1}
+    assert strategy.stats.replies == 1
+
+
+def test_when_the_superlink_answers_for_a_dead_node_that_node_is_counted_once(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path)
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    dead = Message(Error(code=5, reason="node unavailable"), reply_to=messages[0])
+    dead.metadata.__dict__["_src_node_id"] = 1
+    strategy.aggregate_train(1, [dead, replies[1]])
+    assert strategy.stats.failures == {"unreachable": 1}
+    assert strategy.stats.replies == 1
+
+
+def test_withheld_share_is_measured_inside_the_mask(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, strategy="random", rate=0.5, defenses="largest", largest__rate=0.25)
+    strategy.start(grid, arrays, num_rounds=1)
+    assert strategy.stats.withheld / strategy.stats.replies == pytest.approx(0.25, abs=0.01)
+    assert strategy.mask is not None and density(strategy.mask) < 0.55
+
+
+def test_aggregating_before_configuring_is_an_error(tmp_path: Path) -> None:
+    strategy, _, _ = build(tmp_path)
+    with pytest.raises(PrunellaError, match="before configure_train"):
+        strategy.aggregate_train(1, [])
+
+
+def test_fewer_clients_than_wanted_ends_with_a_count(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, clients=1, min_clients=3, round_seconds=0.2)
+    with pytest.raises(PrunellaError, match="1 of 3 clients"):
+        strategy.configure_train(1, arrays, ConfigRecord(), OrderedGrid(grid, 0.01))

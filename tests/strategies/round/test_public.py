@@ -1,0 +1,37 @@
+import pytest
+import torch
+from prunella.core.errors import PrunellaError
+from prunella.strategies.round.masked import Model
+from prunella.strategies.round.public import loss_on, public_batch, public_examples
+from prunella.tasks.data import Examples, load_test
+from torch import nn
+
+NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 10))
+PARAMS = {n: p.detach() for n, p in NET.named_parameters()}
+PUBLIC = load_test("digits", None)
+
+
+def model(public: Examples | None) -> Model:
+    return Model(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "4.weight"}), public)
+
+
+def test_the_batch_is_drawn_by_seed_and_never_larger_than_what_is_public() -> None:
+    assert len(public_batch(model(PUBLIC), 10**6, 0)) == len(PUBLIC)
+    a, b, c = (public_batch(model(PUBLIC), 16, seed).x for seed in (0, 0, 1))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_the_loss_is_plain_cross_entropy_without_dropout_and_leaves_the_module_alone() -> None:
+    batch = public_batch(model(PUBLIC), 16, 0)
+    double = {n: p.double() for n, p in PARAMS.items()}
+    hidden = torch.relu(batch.x.double().flatten(1) @ double["1.weight"].T + double["1.bias"])
+    logits = hidden @ double["4.weight"].T + double["4.bias"]
+    for temperature in (1.0, 5.0):
+        plain = nn.functional.cross_entropy(logits / temperature, batch.y)
+        assert torch.allclose(loss_on(model(PUBLIC), batch, temperature)(double), plain)
+    assert NET.training and next(NET.parameters()).dtype == torch.float32
+
+
+def test_without_public_examples_it_says_so() -> None:
+    with pytest.raises(PrunellaError, match="public examples"):
+        public_examples(model(None))
