@@ -18,8 +18,8 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(STRICT)
 
-unit: $(VENV)/installed  ## Fast tests and the examples in docstrings; no Flower process.
-	$(BIN)/pytest -n 2 -m "not federation and not slow" --doctest-modules tests $(ROOMS)
+unit: $(VENV)/installed  ## Fast tests, the examples in docstrings among them; no Flower process.
+	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
 
 federation: $(VENV)/installed  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. And the slow tests.
 	$(BIN)/pytest -n 2 --dist loadfile -m "federation or slow" tests

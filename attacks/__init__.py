@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from torch import Generator, Tensor
+
 from prunella.attacks import (
     denoise,
     expectation,
@@ -30,7 +32,6 @@ from prunella.core.errors import ConfigError
 from prunella.core.foreign import lookup
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.task import Task
-from torch import Generator, Tensor
 
 
 class Attack(NamedTuple):

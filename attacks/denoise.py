@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Generator, Tensor
+
 from prunella.attacks.engine.priors import into_box
 from prunella.attacks.r_gap import RGap, solve_image
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor
 
 
 @dataclass(frozen=True)

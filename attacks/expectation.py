@@ -14,6 +14,8 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch import Generator, Tensor
+
 from prunella.attacks.engine.adapted import Problem, solve
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.matching import dummy_gradient, recovered_support, target_of
@@ -23,7 +25,6 @@ from prunella.core.config import Count, Positive, Share
 from prunella.core.trees import Tree, map_trees
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor
 
 
 @dataclass(frozen=True)

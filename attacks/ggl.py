@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import binary_cross_entropy, one_hot
+
 from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
 from prunella.attacks.engine.learnt import filled, read_prior, save_prior
@@ -30,8 +33,6 @@ from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
-from torch.nn.functional import binary_cross_entropy, one_hot
 
 NAME = "ggl"
 _BATCH = 64

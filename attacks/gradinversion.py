@@ -22,6 +22,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from prunella.attacks.engine.inversion import (
     DECAY_AT,
     LBFGS_CHUNK,
@@ -44,9 +48,6 @@ from prunella.core.config import Count
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
 Joint = tuple[Callable[[], Tensor], list[float]]

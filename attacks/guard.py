@@ -14,6 +14,8 @@ import dataclasses
 import logging
 from typing import Any
 
+from torch import Generator
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
@@ -24,7 +26,6 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.defense import Outgoing
 from prunella.privacy.leakage_guard import NAME, LeakageGuard, strengthen
 from prunella.tasks.task import Task
-from torch import Generator
 
 WITHHELD = f"{NAME}: this update is withheld"
 logger = logging.getLogger(__name__)

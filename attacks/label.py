@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Generator
+from torch.nn.functional import cosine_similarity
+
 from prunella.attacks.engine.labels import (
     class_evidence,
     count_by_impact,
@@ -24,8 +27,6 @@ from prunella.attacks.engine.matching import target_of
 from prunella.core.config import Count
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator
-from torch.nn.functional import cosine_similarity
 
 GREY = 0.5
 

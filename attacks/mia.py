@@ -19,15 +19,16 @@ MembershipLeakage(auc=0.75, tpr=0.5, members=2, outsiders=2)
 from dataclasses import dataclass
 
 import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot, softmax
+
 from prunella.attacks.engine.labels import last_linear
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot, softmax
 
 FALSE_POSITIVES = 0.001
 GRADIENT = 8192

@@ -12,6 +12,10 @@ Departures: the box [0, 1], and a total-variation prior that is 0 by default, as
 from dataclasses import dataclass
 
 import torch
+from torch import Generator, Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
 from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.matching import check_view
 from prunella.attacks.engine.priors import total_variation
@@ -19,9 +23,6 @@ from prunella.core.config import Count, Positive
 from prunella.core.trees import add
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 GREY = 0.5
 

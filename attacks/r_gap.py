@@ -27,6 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
+from scipy.sparse.linalg import LinearOperator, lsmr
+from torch import Generator, Tensor, nn
+from torch.nn.functional import conv2d, softmax
+from torch.nn.grad import conv2d_input, conv2d_weight
+
 from prunella.attacks.engine.matching import dummy_gradient, target_of
 from prunella.attacks.engine.objectives import euclidean, flatten, split
 from prunella.attacks.engine.priors import into_box
@@ -35,11 +41,6 @@ from prunella.core.errors import AttackError
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from scipy.optimize import minimize_scalar
-from scipy.sparse.linalg import LinearOperator, lsmr
-from torch import Generator, Tensor, nn
-from torch.nn.functional import conv2d, softmax
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 Layers = list[tuple[str, nn.Module]]
 _TINY = 1e-300

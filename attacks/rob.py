@@ -24,6 +24,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import relu
+
 from prunella.attacks.engine.labels import label_candidates
 from prunella.attacks.engine.matching import target_gradient, target_of
 from prunella.attacks.engine.priors import into_box
@@ -33,8 +36,6 @@ from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.models import MODELS, Builder
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
-from torch.nn.functional import relu
 
 ENCODE = "imprint.encode"
 BINS = 512

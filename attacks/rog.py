@@ -18,6 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import interpolate
+
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
 from prunella.attacks.engine.learnt import filled, read_prior, save_prior
 from prunella.attacks.engine.matching import target_of
@@ -27,8 +30,6 @@ from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
-from torch.nn.functional import interpolate
 
 NAME = "rog"
 _BATCH = 32

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
+
 from prunella.attacks.engine.matching import check_view
 from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.files import read_tree, write_tree
@@ -21,8 +24,6 @@ from prunella.core.trees import Tree
 from prunella.core.types import MAX_COUNT, ServerView
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import MAX_VALUES, Task, are_classes
-from safetensors import SafetensorError
-from torch import nn
 
 FORMAT = "prunella.trace.v1"
 _TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Generator, Tensor, nn
+
 from prunella.attacks.engine.adapted import Problem, solve
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.matching import Target, dummy_gradient, recovered_support, target_gradient, target_of
@@ -25,7 +27,6 @@ from prunella.core.errors import AttackError
 from prunella.core.trees import add
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import KEY_BYTES
 from prunella.core.trees import Tree
 from prunella.privacy.accounting import Charge
 from prunella.privacy.ledger.ledger import Ledger, add, from_json, to_json
-from torch import Tensor
 
 FILE = "account.safetensors"
 SETS = 64

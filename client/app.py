@@ -16,6 +16,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from prunella.client.audit import answer
 from prunella.client.budget import (
     account,

@@ -20,6 +20,7 @@ more images than were used is refused.
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
 from prunella.client.session import Request, Session
 from prunella.core.errors import WireError
 from prunella.core.types import PrivateBatch, Reconstruction

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from prunella.client.session import Request, Session
 from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree

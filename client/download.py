@@ -5,6 +5,7 @@ be what the server says; otherwise the round is refused, and the server, which t
 """
 
 from flwr.app import RecordDict
+
 from prunella.client.state import ClientStore
 from prunella.core.errors import DefenseError, WireError
 from prunella.core.trees import Mask, Tree, intersect, where

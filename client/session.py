@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from flwr.app import Context
+
 from prunella.client.accounts import Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.client.state import ClientStore

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.trees import Mask, Tree

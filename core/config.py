@@ -15,8 +15,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from prunella.core.errors import ConfigError, unknown
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from prunella.core.errors import ConfigError, unknown
 
 Raw = Mapping[str, str | int | float | bool]
 Rate = Annotated[float, Field(ge=0, lt=1)]

@@ -1,6 +1,7 @@
 """Where tensors live: a device by its name in the settings."""
 
 import torch
+
 from prunella.core.errors import ConfigError
 
 

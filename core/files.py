@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prunella.core.trees import Tree
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from prunella.core.trees import Tree
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], mode: int = 0o600) -> None:

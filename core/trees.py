@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from prunella.core.errors import KeyMismatch
 from torch import Tensor
+
+from prunella.core.errors import KeyMismatch
 
 Tree = dict[str, Tensor]
 Mask = dict[str, Tensor]

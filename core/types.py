@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from prunella.core.trees import Mask, Tree, to_device
 from torch import Tensor
+
+from prunella.core.trees import Mask, Tree, to_device
 
 MAX_COUNT = 10**9  # of images or local steps that another side may claim
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
 from prunella.attacks.score.level import RECOGNISABLE
 from prunella.deploy.panels import Look, Panel, answer, board, timeseries, words
 

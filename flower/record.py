@@ -23,6 +23,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
+from torch import nn
+
 from prunella.attacks.engine.matching import check_tree, check_view
 from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, PrunellaError
@@ -30,7 +32,6 @@ from prunella.core.trees import Tree, full_mask, subtract
 from prunella.core.types import MAX_COUNT, ServerView
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
-from torch import nn
 
 EXAMPLES = "num-examples"
 

@@ -29,14 +29,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cosine_similarity, cross_entropy
+
 from prunella.core.config import Count
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator, stream
 from prunella.core.trees import Tree
 from prunella.privacy.defense import DataDefense, Equal, State
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cosine_similarity, cross_entropy
 
 STRENGTHS: dict[str, tuple[float, ...]] = {
     "translate-x": (0.1, 0.2, 0.3, 0.4, 0.5),  # share of the width

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Raw, parse_section
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
@@ -35,7 +37,6 @@ from prunella.privacy.defense import (
     StepDefense,
     UpdateDefense,
 )
-from torch import Tensor
 
 ChainState = dict[str, State]
 

@@ -34,13 +34,14 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Count, Positive
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
 from prunella.privacy.defense import DataDefense, Smaller, State
 from prunella.privacy.gaussian import to_grid
-from torch import Tensor
 
 
 @runtime_checkable

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from prunella.core.config import Count, Positive
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.privacy.channel import check_fitted, describe, eigenvalues, log_capacity, solve_variance
 from prunella.privacy.defense import DataDefense, Equal, Smaller, State
 from prunella.privacy.gaussian import to_grid
-from torch import Tensor
 
 
 @dataclass(frozen=True)

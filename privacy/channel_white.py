@@ -32,13 +32,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Count, Positive
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.privacy.channel import centre, check_fitted, describe, eigenvalues
 from prunella.privacy.defense import DataDefense, Equal, Smaller, State
 from prunella.privacy.gaussian import to_grid
-from torch import Tensor
 
 
 @dataclass(frozen=True)

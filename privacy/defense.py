@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
+from torch import Tensor
+
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree
-from torch import Tensor
 
 Stage = Literal["data", "gradient", "update"]
 HEURISTIC = "heuristic, no ε"

@@ -13,13 +13,14 @@ The weighed norm stays under C, so noise and accounting are those of ``dp_sgd.py
 import functools
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from prunella.core.config import Positive
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, full_mask
 from prunella.privacy.defense import Equal, State, Step, StepDefense
 from prunella.privacy.dp_sgd import Mechanism, no_state, noisy_mean
-from torch import Tensor
 
 
 @dataclass(frozen=True)

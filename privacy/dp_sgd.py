@@ -28,13 +28,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Positive
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees
 from prunella.privacy.defense import Equal, Larger, State, Step, StepDefense
 from prunella.privacy.gaussian import add_noise
-from torch import Tensor
 
 BLOCK = 256  # coordinates whose squares are summed in float32
 ROUNDING, UNDERFLOW = 1 + 1e-5, 1e-17  # rather too large a norm by these than too small

@@ -22,6 +22,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
+
 from prunella.core.config import Positive, Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator

@@ -17,6 +17,8 @@ wire codec sees zeros inside the shared mask and does not save their bytes.
 import functools
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from prunella.core.config import Positive, Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
@@ -24,7 +26,6 @@ from prunella.core.selection import keep_largest, part_of
 from prunella.core.trees import Mask, Tree, full_mask, intersect, map_trees
 from prunella.privacy.defense import Equal, Larger, State, Step, StepDefense
 from prunella.privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
-from torch import Tensor
 
 
 @dataclass(frozen=True)

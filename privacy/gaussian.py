@@ -14,12 +14,13 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Positive
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, size
 from prunella.privacy.defense import GradientDefense, Larger, State
-from torch import Tensor
 
 GRID_BITS = 20
 

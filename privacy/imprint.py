@@ -24,10 +24,11 @@ Errors: ``DefenseError`` with the names of the layers.
 """
 
 import torch
+from torch import Tensor, nn
+
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
-from torch import Tensor, nn
 
 ALIKE = 0.9  # cosine of two rows along one line
 CLUSTER = 16  # rows along one line

@@ -24,6 +24,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
+from pydantic import Field
+from torch import Tensor
+
 from prunella.core.config import Count, Positive
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
@@ -38,8 +41,6 @@ from prunella.privacy.defense import (
     ignore_gradient,
     keep_received,
 )
-from pydantic import Field
-from torch import Tensor
 
 NAME = "leakage-guard"
 

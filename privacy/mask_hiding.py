@@ -26,12 +26,13 @@ under this defense, since theirs would be zero where the value was withheld. A h
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Positive
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, map_trees
 from prunella.privacy.defense import Equal, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
-from torch import Tensor
 
 
 @dataclass(frozen=True)

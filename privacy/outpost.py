@@ -18,6 +18,8 @@ skipped at random by design, so a step may leave undefended: a heuristic, no ε.
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Rate, Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
@@ -25,7 +27,6 @@ from prunella.core.selection import keep_largest, keep_smallest, part_of
 from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, zeros_like
 from prunella.privacy.defense import Larger, Smaller, State, Step, StepDefense
 from prunella.privacy.dp_sgd import no_state
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ import functools
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Positive
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
@@ -64,7 +66,6 @@ from prunella.core.trees import (
     zeros_like,
 )
 from prunella.privacy.defense import Equal, Larger, Outgoing, Smaller, State, UpdateDefense
-from torch import Tensor
 
 PAPER_SIZE = 6_603_710
 MARGIN = 1e-3

@@ -17,6 +17,8 @@ cost is that of the norms (``tasks.sensitivity``). With a mask on the update it 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Rate
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
@@ -24,7 +26,6 @@ from prunella.core.selection import keep_smallest, part_of
 from prunella.core.trees import Tree
 from prunella.privacy.defense import Larger, State, Step, StepDefense
 from prunella.privacy.dp_sgd import no_state
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Set
 
 import torch
+
 from prunella.core.selection import keep_largest
 from prunella.core.trees import Mask, Tree, apply_mask
 

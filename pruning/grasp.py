@@ -12,6 +12,7 @@ included, though those are never pruned.
 """
 
 import torch
+
 from prunella.core.trees import Tree
 from prunella.pruning.snip import Loss, leaves
 

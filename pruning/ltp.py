@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
+
 from prunella.core.selection import keep_largest
 from prunella.core.trees import Mask, Tree, full_mask
 

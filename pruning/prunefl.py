@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
+
 from prunella.core.config import Positive, Share
 from prunella.core.selection import keep_largest
 from prunella.core.trees import Mask, Tree, map_trees, require_same_names
 from prunella.pruning.selection import best_first, split
-from pydantic import Field
 
 
 @dataclass(frozen=True)

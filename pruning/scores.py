@@ -5,6 +5,7 @@
 """
 
 import torch
+
 from prunella.core.trees import Tree, map_trees
 
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
+
 from prunella.core.errors import KeyMismatch
 from prunella.core.selection import keep_largest
 from prunella.core.trees import Mask, Tree, count

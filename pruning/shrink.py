@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from prunella.core.errors import PrunellaError
-from prunella.core.trees import Tree
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
+
+from prunella.core.errors import PrunellaError
+from prunella.core.trees import Tree
 
 _ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,

@@ -13,6 +13,7 @@ changed.
 from collections.abc import Callable
 
 import torch
+
 from prunella.core.trees import Tree, map_trees
 
 Loss = Callable[[Tree], torch.Tensor]

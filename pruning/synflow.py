@@ -14,11 +14,12 @@ import copy
 from collections.abc import Set
 
 import torch
+from torch import nn
+from torch.func import functional_call
+
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees
 from prunella.pruning.selection import Scope, keep_by_score
-from torch import nn
-from torch.func import functional_call
 
 Shape = tuple[int, int, int]
 _IDENTITY = (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import Raw, Run, check_sections, parse_run
 from prunella.core.errors import ConfigError

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from flwr.common.logger import log
+
 from prunella.core.config import Raw
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.files import read_tree, write_tree

@@ -34,6 +34,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+
 from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS, Metric
 from prunella.server.report.live import application

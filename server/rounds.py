@@ -10,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import Tree

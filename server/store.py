@@ -33,11 +33,12 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from prunella.attacks.score.level import Level
 from prunella.core.errors import PrunellaError, unknown
 from prunella.core.files import write_atomically, write_json
 from prunella.core.metrics import METRICS
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 Line = dict[str, Any]
 Status = Literal["running", "completed", "failed", "stopped"]

@@ -15,6 +15,8 @@ from typing import Annotated
 
 import torch
 from flwr.serverapp import Grid
+from pydantic import Field
+
 from prunella.core.config import Rate, Run
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, apply_mask
@@ -25,7 +27,6 @@ from prunella.strategies.round.replies import Listener
 from prunella.strategies.round.roster import Member, selected
 from prunella.strategies.tickets import Tickets, winning_ticket
 from prunella.wire.encode import encode_mask
-from pydantic import Field
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ scored highest (Eq. 19): ``server.best``.
 """
 
 from flwr.serverapp import Grid
+
 from prunella.core.trees import Mask, Tree
 from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member

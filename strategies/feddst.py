@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 import torch
 from flwr.serverapp import Grid
+from pydantic import Field
+
 from prunella.core.config import Count, Rate, Run, Share
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, full_mask, map_trees
@@ -25,7 +27,6 @@ from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.plan import Here, Plan
 from prunella.strategies.round.replies import Contribution, Listener
 from prunella.strategies.round.roster import Member
-from pydantic import Field
 
 
 @dataclass(frozen=True)

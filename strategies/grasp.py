@@ -7,6 +7,7 @@ in the authors' program, 200 there; 1 is the loss as it is trained. Scores are i
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
+
 from prunella.core.config import Count, Positive
 from prunella.core.trees import Mask, Tree, scale
 from prunella.pruning.grasp import grasp

@@ -21,6 +21,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+
 from prunella.core.config import Count, Run
 from prunella.core.errors import WireError
 from prunella.core.randomness import PrivateGenerator

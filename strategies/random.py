@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flwr.serverapp import Grid
+from pydantic import Field
+
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.scores import random
 from prunella.pruning.selection import Scope, keep_by_score
 from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
-from pydantic import Field
 
 
 @dataclass(frozen=True)

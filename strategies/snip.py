@@ -7,6 +7,7 @@ client's would make the mask tell of it. Scores are in ``pruning.snip``.
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
+
 from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import Scope, keep_by_score

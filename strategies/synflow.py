@@ -6,6 +6,7 @@ The mask follows from the run's seed alone, so it tells nothing about anybody's 
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
+
 from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import Scope

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.core.randomness import PrivateGenerator
-from torch import Tensor
 
 
 @dataclass(frozen=True)

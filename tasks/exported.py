@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
 from prunella.core.errors import ConfigError
 from prunella.core.files import read_tree, write_atomically, write_json, write_tree
 from prunella.core.trees import Tree
 from prunella.tasks.task import Task
-from torch import nn
 
 WEIGHTS, DESCRIPTION, PROGRAM = "model.safetensors", "model.json", "model.pt2"
 FORMAT = 1

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from prunella.core.errors import ConfigError, DataError, of_data
 
 Kind = Literal["iid", "dirichlet", "natural"]

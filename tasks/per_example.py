@@ -19,14 +19,15 @@ of its own: refused.
 from collections.abc import Iterator
 
 import torch
-from prunella.core.errors import DefenseError
-from prunella.core.trees import Tree, size
-from prunella.tasks.models.precode import take_divergence
-from prunella.tasks.training import mode
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from prunella.core.errors import DefenseError
+from prunella.core.trees import Tree, size
+from prunella.tasks.models.precode import take_divergence
+from prunella.tasks.training import mode
 
 FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
 TOGETHER = 64  # examples computed at a time at most

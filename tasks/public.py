@@ -10,6 +10,7 @@ resized to the task's images.
 """
 
 import torch
+
 from prunella.core.errors import DataError
 from prunella.core.randomness import stream
 from prunella.tasks.data import load_test

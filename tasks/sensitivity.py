@@ -21,12 +21,13 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree
 from prunella.tasks.models.precode import take_divergence
 from prunella.tasks.training import mode
-from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
 
 SEEDS = 4  # sets of pixels moved at a time: more no longer save time, and cost memory
 PROBES = 32  # images run at a time to find out what a unit sees

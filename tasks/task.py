@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
+
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import is_foreign, lookup
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.tasks.models import MODELS, Builder
 from prunella.tasks.models.layers import Shape
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import UninitializedParameter
 
 MAX_VALUES = 2**22  # of one image: 3 x 1182 x 1182. A shape comes from others, too, and memory is taken by it
 

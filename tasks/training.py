@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, map_trees
 from prunella.tasks.models.precode import Bottleneck, take_divergence
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 
 @dataclass(frozen=True)

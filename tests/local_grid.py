@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Message
+
 from prunella.benchmarks.engine.inprocess import InProcessGrid, Tamper, settings
 
 __all__ = ["LocalGrid", "Tamper", "settings"]

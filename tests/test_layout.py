@@ -10,25 +10,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"core"},
-    {"tasks", "pruning", "privacy"},
+    {"wire", "tasks", "pruning", "privacy"},
     {"attacks", "strategies"},
-    {"client", "server"},
-    {"deploy", "benchmarks"},
+    {"client", "server", "flower"},
+    {"deploy"},
+    {"benchmarks"},
 ]
 ROOMS = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-SIDEWAYS: set[tuple[str, str]] = {("benchmarks", "deploy")}
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
 def imports(path: Path) -> set[str]:
-    """Rooms a module imports, lazily or not."""
+    """What a module imports of ours, lazily or not, without ``prunella.``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module)
-    return found
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "prunella" else {node.module}
+            )
+    return {name.removeprefix("prunella.") for name in found if name.startswith("prunella.")}
 
 
 def room_of(path: Path) -> str:
@@ -40,7 +42,7 @@ def test_imports_point_down(path: Path) -> None:
     here = room_of(path)
     for name in imports(path):
         there = name.split(".")[0]
-        if there in ROOMS and there != here and (here, there) not in SIDEWAYS:
+        if there != here:
             assert ROOMS[there] < ROOMS[here], f"{here} imports {name}"
 
 
@@ -87,8 +89,12 @@ def test_pyproject_holds_exactly_the_settings_that_are_read() -> None:
 
 def test_packages_are_all_that_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = {str(p.parent.relative_to(ROOT)).replace("/", ".") for p in MODULES if p.name == "__init__.py"}
-    assert set(project["tool"]["setuptools"]["packages"]) == packages
+    packages = {".".join(("prunella", *p.parent.relative_to(ROOT).parts)) for p in MODULES if p.name == "__init__.py"}
+    setup = project["tool"]["setuptools"]
+    assert set(setup["packages"]) == packages | {"prunella"}
+    assert setup["package-dir"] == {f"prunella.{room}": room for room in ROOMS}
+    folders = {p.parent for p in MODULES}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
 
 
 def test_nothing_names_a_path_of_one_machine() -> None:

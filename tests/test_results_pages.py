@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.results import from_json, page
 from prunella.benchmarks.engine.results_index import index

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.core.trees import Mask
 from prunella.pruning.selection import density, kept_count
 from prunella.server.rounds import Federation
@@ -12,7 +13,6 @@ from prunella.strategies.round.personal import to_bytes
 from prunella.strategies.round.roster import Member
 from prunella.tasks.task import initial
 from prunella.wire.encode import decode_mask
-
 from tests.server.test_rounds import build, final, go, same, series
 
 RATE = 0.3

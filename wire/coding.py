@@ -28,6 +28,7 @@ import threading
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
+
 from prunella.core.errors import WireError
 
 Bytes = NDArray[np.uint8]

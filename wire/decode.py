@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from prunella.core.errors import WireError
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from prunella.core.errors import WireError
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree, require_same_names

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from prunella.core.errors import KeyMismatch
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree, require_same_names

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from prunella.core.trees import Mask
 
 MAGIC = b"PRNL"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord
+
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree
 from prunella.wire.encode import Reference, Values, decode, decode_kept, decode_mask, encode, encode_mask

@@ -15,9 +15,10 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
+
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree, apply_mask
-from torch import Tensor
 
 Values = Literal["float32", "float16", "int8"]
 CODES: dict[Values, torch.dtype] = {"float16": torch.float16, "int8": torch.int8}

@@ -8,6 +8,9 @@ import dataclasses
 from collections.abc import Callable
 
 import torch
+from torch import Generator, Tensor
+from torch.nn.functional import softmax
+
 from prunella.attacks.engine.inversion import (
     Evaluate,
     Guess,
@@ -25,8 +28,6 @@ from prunella.attacks.engine.priors import total_variation
 from prunella.attacks.engine.resume import Shelf
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor
-from torch.nn.functional import softmax
 
 Dummy = Callable[[Tensor, Tensor], Tensor]
 _SCOUT = 60  # iterations of a first look at a label, as in ``attacks.engine.inversion``

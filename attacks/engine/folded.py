@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
 from prunella.attacks.engine.layers import Affine, BatchNorm, Convolution, Layer
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.network import Network
 from prunella.attacks.engine.objectives import COEFFICIENTS, split
 from prunella.core.errors import AttackError
 from prunella.core.trees import Mask, Tree
-from torch import Tensor
 
 _DIRECT = 1 << 15  # floats of an image's patches from which on the library convolves
 _OUTER = 1e-6  # relative error up to which a target is an outer product

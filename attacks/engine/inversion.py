@@ -25,6 +25,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn.functional import softmax
+
 from prunella.attacks.engine.folded import Evaluation, foldable
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
 from prunella.attacks.engine.labels import label_candidates
@@ -37,9 +41,6 @@ from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from pydantic import Field
-from torch import Generator, Tensor, nn
-from torch.nn.functional import softmax
 
 Weight = Annotated[float, Field(ge=0)]
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)

@@ -25,14 +25,15 @@ Departure: LLG uses the plain row sum, which presumes features that are never ne
 """
 
 import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import softmax
+
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.objectives import split
 from prunella.core.errors import AttackError
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task
-from torch import Generator, Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import softmax
 
 _REFERENCES = 64  # uninformed images whose mean feature stands for the batch's
 

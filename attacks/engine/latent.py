@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Generator, Tensor
+
 from prunella.attacks.engine.folded import Evaluation, foldable
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
 from prunella.attacks.engine.inversion import (
@@ -36,7 +38,6 @@ from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-from torch import Generator, Tensor
 
 Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to images [M, C, H, W]
 

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from prunella.core.trees import Tree
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from prunella.core.trees import Tree
 
 _SMALL = 1 << 18  # floats of patches up to which matrices are multiplied instead
 _aten = torch.ops.aten

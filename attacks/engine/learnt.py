@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
+
 from prunella.core.errors import AttackError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import Tree
 from prunella.tasks.models.layers import Shape
-from safetensors import SafetensorError
-from torch import nn
 
 FORMAT = "prunella.prior.v1"
 _LARGEST = 4096  # of a size in the metadata

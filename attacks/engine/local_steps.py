@@ -13,11 +13,12 @@ the whole walk (``attacks.engine.matching.dummy_gradient``). Both are equal up t
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from prunella.attacks.engine.matching import Plan, Target, dummy_gradient
 from prunella.attacks.engine.network import Network, Pass
 from prunella.attacks.engine.objectives import flatten, split
 from prunella.core.trees import Tree
-from torch import Tensor
 
 Slopes = tuple[Tensor, Tensor | None]
 Pullback = Callable[[Tensor], Slopes]

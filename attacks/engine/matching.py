@@ -21,6 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.dropout import _DropoutNd
+
 from prunella.attacks.engine.network import Network, network_of
 from prunella.attacks.engine.objectives import flatten
 from prunella.core.errors import AttackError
@@ -28,10 +33,6 @@ from prunella.core.trees import Mask, Tree, all_finite, apply_mask
 from prunella.core.types import ServerView
 from prunella.tasks.models.precode import Bottleneck
 from prunella.tasks.training import Sgd, sgd_step
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
-from torch.nn.modules.dropout import _DropoutNd
 
 
 @dataclass(frozen=True)

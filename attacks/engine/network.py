@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from prunella.attacks.engine.layers import Convolution, Layer, relu, rule_of
-from prunella.core.trees import Tree
 from torch import Tensor, fx, nn
 from torch.nn.functional import relu as relu_function
 from torch.nn.functional import softmax
+
+from prunella.attacks.engine.layers import Convolution, Layer, relu, rule_of
+from prunella.core.trees import Tree
 
 
 @dataclass(frozen=True)

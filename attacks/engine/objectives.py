@@ -17,8 +17,9 @@ the minimiser is unchanged. The cosine of a zero dummy is taken as 0.
 from collections.abc import Callable, Iterable
 
 import torch
-from prunella.core.trees import Tree
 from torch import Tensor
+
+from prunella.core.trees import Tree
 
 Distance = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 

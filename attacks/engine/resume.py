@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.optim import Optimizer
+
 from prunella.core.errors import AttackError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction
-from safetensors import SafetensorError
-from torch import Tensor
-from torch.optim import Optimizer
 
 FORMAT = "prunella.descent.v1"
 EVERY = 50  # iterations between two savings; fewer where they are long

@@ -15,6 +15,8 @@ True
 from dataclasses import dataclass
 
 import torch
+from torch import Generator
+
 from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.core.errors import AttackError
@@ -22,7 +24,6 @@ from prunella.core.trees import Tree, scale
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.task import Task
 from prunella.tasks.training import loss_and_gradient
-from torch import Generator
 
 PSNR_FLOOR = 20.0  # dB: mean pixel error of a tenth of the range, at which a picture is plainly recognisable
 _LEARNING_RATE = 0.1

@@ -30,10 +30,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
-from torch import Tensor
 
 LEVELS = 16
 AS_PRINTED_LEVELS = 256

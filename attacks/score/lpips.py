@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from prunella.core.errors import AttackError
 from torch import Tensor, nn
+
+from prunella.core.errors import AttackError
 
 WEIGHTS = "alexnet-owt-7be5be79.pth"
 _SMALLEST = 32

@@ -16,18 +16,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import prunella.client.session
-import prunella.server.app
-import prunella.server.rounds
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+
+import prunella.client.session
+import prunella.server.app
+import prunella.server.rounds
 from prunella.client.accounts import FILE, begin
 from prunella.client.app import app as client_app
 from prunella.core.config import parse_run
 from prunella.core.randomness import derived
 from prunella.core.trees import Tree
+from prunella.deploy.runtime.settings import app_directory
 from prunella.server.app import assemble, describe
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
@@ -47,7 +49,7 @@ def settings(**overrides: Any) -> dict[str, Any]:
     >>> settings(rate=0.5, dgp__top=0.1)["dgp.top"]
     0.1
     """
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((app_directory() / "pyproject.toml").read_text())
     flat: dict[str, Any] = {}
     for key, value in project["tool"]["flwr"]["app"]["config"].items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}

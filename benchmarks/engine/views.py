@@ -14,6 +14,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from prunella.attacks.guard import guarded
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.types import PrivateBatch, ServerView
@@ -24,7 +26,6 @@ from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task
 from prunella.tasks.training import Sgd
-from torch import Tensor
 
 RATE = 0.1
 LEARNS = {"priprune"}

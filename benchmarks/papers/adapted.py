@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from prunella.attacks import ATTACKS, ggl, rog
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr

@@ -18,6 +18,7 @@ import statistics
 from pathlib import Path
 
 import torch
+
 from prunella.attacks.engine.inversion import reconstruct
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import psnr

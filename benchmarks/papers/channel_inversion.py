@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from prunella.attacks.engine.inversion import reconstruct
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
@@ -32,7 +34,6 @@ from prunella.privacy.channel import centre
 from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, Partition, load_client, make_task
 from prunella.tasks.task import initial
-from torch import Tensor
 
 NONE = "none"
 SERIES = "ig"

@@ -9,6 +9,7 @@ group norm in place of batch norm. Fitting a channel, once per client, is not in
 from pathlib import Path
 
 import torch
+
 from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.speed.defenses import epochs
 

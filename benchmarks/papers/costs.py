@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
 from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.speed.defenses import turns
 from prunella.core.randomness import rehearsal, stream

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from prunella.attacks import find_attack
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from prunella.benchmarks.engine.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep
 from prunella.benchmarks.engine.inprocess import run_in_process
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict

@@ -25,6 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
 from prunella.benchmarks.engine.machine import machine
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import full_mask
@@ -36,9 +40,6 @@ from prunella.privacy.ledger.empirical import from_game, if_normal, one_run, rig
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples, poisson_batches
 from prunella.tasks.training import Sgd
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor, nn
 
 WIDTH = 8  # weights of the game: fed-spa restricts examples to some of them
 LOUD = 1e4  # length of an example's gradient before it is clipped to 1

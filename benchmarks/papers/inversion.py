@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import reconstruct
 from prunella.attacks.score.control import PSNR_FLOOR

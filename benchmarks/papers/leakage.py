@@ -36,9 +36,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
+from rich.table import Table
+
 import prunella.client.session
 import prunella.server.app
-import torch
 from prunella.attacks import find_attack
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
@@ -57,8 +60,6 @@ from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.data import Examples, Partition, batches, load_client, load_test, make_task
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
-from rich.console import Console
-from rich.table import Table
 
 VERSION = 1  # of what a cell means: a change forgets the cells of before
 WARM = 5

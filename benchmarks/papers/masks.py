@@ -19,6 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sklearn.linear_model import RidgeClassifier
+from torch import Tensor
+
 from prunella.benchmarks.engine.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict
 from prunella.benchmarks.engine.views import Sender, sender
@@ -30,8 +33,6 @@ from prunella.strategies.lotteryfl import Lottery, shrink
 from prunella.strategies.round.local import Received, local_update
 from prunella.tasks.data import Examples, load_test, make_task
 from prunella.tasks.task import initial, prunable
-from sklearn.linear_model import RidgeClassifier
-from torch import Tensor
 
 LOTTERY = "lotteryfl"
 RANKED = ("top-k", "dgp", "largest", LOTTERY)

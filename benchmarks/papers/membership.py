@@ -15,6 +15,7 @@ the curve ``TELLS``.
 from pathlib import Path
 
 import torch
+
 from prunella.attacks.mia import Mia, Model, infer, membership_leakage
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
 from prunella.benchmarks.papers import tradeoff

@@ -19,6 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.denoise import Channel, Denoise, reconstruct
 from prunella.attacks.score.control import undefended_view
@@ -32,8 +35,6 @@ from prunella.privacy.chain import build_chain, present, start
 from prunella.privacy.dgp import dual_mask
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
-from rich.console import Console
-from rich.table import Table
 
 ARMS = ("none", "top-k", "dgp")
 CHANNELS = ("channel-natural", "channel-white")

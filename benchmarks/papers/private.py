@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.engine.inprocess import run_in_process, watched

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
+
 from prunella.benchmarks.engine.inprocess import made_once, run_in_process
 from prunella.core.files import write_json
 from prunella.strategies import STRATEGIES
-from rich.console import Console
-from rich.table import Table
 
 DENSE = "fedavg"
 Row = dict[str, Any]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import Leakage, score

@@ -32,6 +32,10 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
 from prunella.benchmarks.engine.machine import machine
 from prunella.benchmarks.speed.updates import KINDS, Training, Update, examples, real_update
 from prunella.core.config import Run
@@ -41,9 +45,6 @@ from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.roster import Member
 from prunella.wire.encode import dense_bytes, fingerprint
 from prunella.wire.records import from_dense, record_bytes, to_coded, to_dense
-from rich.console import Console
-from rich.table import Table
-from torch import nn
 
 MEBI = 2**20
 

@@ -21,6 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from prunella.attacks.engine.folded import evaluator
 from prunella.attacks.engine.inversion import Inversion, together
 from prunella.attacks.engine.matching import Target, target_of
@@ -31,7 +33,6 @@ from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch
 from prunella.tasks.public import digits, in_shape
 from prunella.tasks.task import Task, initial
-from torch import Tensor, nn
 
 MODELS = {"lenet-zhu": (3, 32, 32), "conv-2": (1, 28, 28), "resnet18": (3, 32, 32)}
 TV = 0.2

@@ -25,6 +25,10 @@ import torch
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
 from prunella.privacy import DEFENSES
@@ -36,9 +40,6 @@ from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
-from rich.console import Console
-from rich.table import Table
-from torch.nn.functional import cross_entropy
 
 SIZES = {"resnet18": 11_173_962, "vgg-11": 9_231_114}
 SEEDED = "dp-sgd, seeded"

@@ -20,10 +20,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from prunella.deploy.console.progress import Line
-from prunella.deploy.local.launcher import Request, launch
 from rich.console import Console
 from rich.table import Table
+
+from prunella.deploy.console.progress import Line
+from prunella.deploy.local.launcher import Request, launch
 
 PYPROJECT = """\
 [project]

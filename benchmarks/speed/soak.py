@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 import psutil
+from rich.console import Console
+from rich.table import Table
+
 from prunella.benchmarks.engine.machine import machine
 from prunella.deploy.console.progress import Line
 from prunella.deploy.local.launcher import Request, launch
 from prunella.deploy.ports import LOOPBACK, free_ports
 from prunella.deploy.runtime import settings
-from rich.console import Console
-from rich.table import Table
 
 # A process by the name it gives itself; the audit worker and the one all are forked from by their command lines.
 KINDS = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 from prunella.privacy.chain import build_chain, start

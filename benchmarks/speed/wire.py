@@ -24,16 +24,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
+
 from prunella.benchmarks.engine.machine import machine
 from prunella.benchmarks.speed.updates import KINDS, Training, Update, examples, real_update
 from prunella.core.parallel import threads
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask, count, size
 from prunella.wire.encode import decode, dense_bytes, encode
-from rich.console import Console
-from rich.table import Table
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10"
 
 
 def bound(kept: int, total: int) -> float:

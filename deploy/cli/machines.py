@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from prunella.deploy.console.terminal import FAILED, INTERRUPTED, Audit, explained, say
 
 app = typer.Typer()
@@ -173,15 +174,14 @@ def supernode(
     """
     with explained():
         from prunella.deploy.machines import commands as machines
-        from prunella.deploy.machines.commands import Address, Node
         from prunella.deploy.machines.keys import Keys
         from prunella.deploy.machines.member import serve
         from prunella.deploy.ports import free_ports
         from prunella.deploy.runtime import patches
 
-        name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
+        name, link, plain = name or f"node-{client_id}", machines.Address.parse(superlink), insecure or insecure_anyway
         machines.must_be_safe(link, plain, insecure_anyway)
-        node = Node(
+        node = machines.Node(
             home=(home or Path(name)).absolute(),
             superlink=link,
             client=client_id,
@@ -236,7 +236,7 @@ def submit(
     prunella submit --supernodes 2 -c rounds=20
     """
     with explained():
-        from prunella.deploy.local.session import submission
+        from prunella.deploy.cli.session import submission
         from prunella.deploy.machines.commands import Address
         from prunella.deploy.machines.keys import Keys
         from prunella.deploy.machines.submit import Target

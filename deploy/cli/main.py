@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
 from prunella.deploy.cli import machines as cli_machines
 from prunella.deploy.console.terminal import FAILED, INTERRUPTED, Audit, console, errors, explained, say
 
@@ -80,7 +81,7 @@ def run(
 
     prunella run --resume latest
     """
-    from prunella.deploy.local.session import federation
+    from prunella.deploy.cli.session import federation
 
     options = {
         "supernodes": supernodes,
@@ -110,7 +111,7 @@ def simulate(
 
     prunella simulate --supernodes 100 -c rounds=50 -c fraction=0.1
     """
-    from prunella.deploy.local.session import federation
+    from prunella.deploy.cli.session import federation
 
     options = {
         "supernodes": supernodes,
@@ -130,7 +131,7 @@ def report(
     runs: Runs = Path("runs"),
 ) -> None:
     """Write the report of a run again and show its table."""
-    from prunella.deploy.local.session import finish
+    from prunella.deploy.cli.session import finish
     from prunella.deploy.runs import find
 
     with explained():

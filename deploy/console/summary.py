@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from prunella.deploy.console.progress import State, fold, megabytes
 from prunella.deploy.runs import RunDir
 from prunella.server.report.verdict import verdict
 from prunella.server.store import read_audits, read_metrics, read_run
-from rich.table import Table
-from rich.text import Text
 
 Line = Mapping[str, Any]
 Rows = list[tuple[str, str]]

@@ -9,8 +9,9 @@ from enum import StrEnum
 from typing import NoReturn
 
 import typer
-from prunella.deploy.errors import LaunchError, UsageError
 from rich.console import Console
+
+from prunella.deploy.errors import LaunchError, UsageError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 console = Console()

@@ -44,7 +44,12 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
     """
     config = tomllib.loads((app / "pyproject.toml").read_text())
     patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
-    found = {path.relative_to(packages).as_posix(): path for p in patterns for path in packages.glob(p.lstrip("/"))}
+    found = {}
+    for pattern in (pattern.lstrip("/") for pattern in patterns):
+        first = pattern.partition("/")[0]
+        # In a Prunella installed from a wheel the folder ``prunella`` is the one that holds the rooms.
+        base = packages.parent if first == packages.name and not (packages / first).exists() else packages
+        found |= {path.relative_to(base).as_posix(): path for path in base.glob(pattern)}
     found |= {name: app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
     return {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
 

@@ -13,11 +13,11 @@ import io
 import os
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prunella.deploy.runtime.processes import ROOT
+from prunella.core.installation import IMPORT_ROOT, ROOMS
 
 OWN_CODE = "PRUNELLA_OWN_CODE"  # in the environment of a SuperNode's tasks: 1, where this is asked for
 CLIENT_APP = "prunella.client.app:app"
@@ -29,15 +29,15 @@ class ForeignCode(Exception):
     """The bundle holds code that is not this machine's."""
 
 
-def check_bundle(content: bytes, root: Path = ROOT) -> None:
-    """Raise ``ForeignCode`` unless every file of the bundle is that of ``root``."""
+def check_bundle(content: bytes, roots: Sequence[Path] = (ROOMS, IMPORT_ROOT)) -> None:
+    """Raise ``ForeignCode`` unless every file of the bundle is that of one of ``roots``."""
     with zipfile.ZipFile(io.BytesIO(content)) as bundle:
         for name in bundle.namelist():
             if name.endswith("/") or name in TEXTS:
                 continue
             if name == DECLARATION:
                 _check_declaration(bundle.read(name))
-            elif not _same(bundle.read(name), root, PurePosixPath(name)):
+            elif not any(_same(bundle.read(name), root, PurePosixPath(name)) for root in roots):
                 raise ForeignCode(
                     f"this client runs its own release only, and {name!r} of the run's bundle is not in it: submit "
                     "with the same release"
@@ -70,7 +70,7 @@ def checked(install: Callable[..., Any]) -> Callable[..., Any]:
         if not _asked():
             return install(fab_file, *args, **keywords)
         check_bundle(fab_file)
-        return ROOT
+        return IMPORT_ROOT
 
     return look_first
 
@@ -87,6 +87,6 @@ def loading_own(get_loader: Callable[..., Callable[..., Any]]) -> Callable[..., 
             return get_loader(*args, **keywords)
         from flwr.clientapp.utils import LoadClientAppError, load_app
 
-        return lambda *_: load_app(CLIENT_APP, LoadClientAppError, ROOT)
+        return lambda *_: load_app(CLIENT_APP, LoadClientAppError, IMPORT_ROOT)
 
     return get

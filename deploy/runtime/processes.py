@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from prunella.core.installation import IMPORT_ROOT
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.ports import LOOPBACK, wait_open
 
@@ -26,7 +27,6 @@ CONTROL = "prunella-control"
 GRACE = 3.0  # seconds a process has between SIGTERM and SIGKILL
 START = 60.0  # seconds a port may take to open
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-ROOT = Path(__file__).resolve().parent.parent
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -106,7 +106,7 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 
 def importable(env: Mapping[str, str]) -> dict[str, str]:
     """The same environment, in which ``python -m deploy.…`` finds this package, installed or not."""
     before = env.get("PYTHONPATH", "")
-    return {**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{before}" if before else str(ROOT)}
+    return {**env, "PYTHONPATH": f"{IMPORT_ROOT}{os.pathsep}{before}" if before else str(IMPORT_ROOT)}
 
 
 class Stock:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prunella.core.errors import ConfigError, unknown
+from prunella.core.installation import ROOMS
 
 Value = str | int | float | bool
 NAME = "prunella"
@@ -54,10 +55,9 @@ def read_app(app: Path) -> dict[str, Any]:
 
 
 def app_directory() -> Path:
-    """Where the app's ``pyproject.toml`` is: beside this package, or installed under ``share/prunella``."""
-    beside = Path(__file__).resolve().parent.parent
-    if (beside / "pyproject.toml").exists():
-        return beside
+    """Where the app's ``pyproject.toml`` is: beside the rooms, or installed under ``share/prunella``."""
+    if (ROOMS / "pyproject.toml").exists():
+        return ROOMS
     try:
         installed = metadata.files(NAME) or []
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def packages_of(app: Path) -> Path:
         own = app_directory()
     except ConfigError:
         return app
-    return Path(__file__).resolve().parent.parent if app.resolve() == own else app
+    return ROOMS if app.resolve() == own else app
 
 
 def defaults(app: Mapping[str, Any]) -> dict[str, Value]:
@@ -135,9 +135,8 @@ def sections() -> dict[str, type]:
 
 def check_names(settings: Mapping[str, Value]) -> None:
     """Refuse a strategy, defense, attack, model or dataset that no registry has."""
-    from prunella.core.foreign import FORM
-
     from prunella import attacks, privacy, strategies, tasks
+    from prunella.core.foreign import FORM
 
     registries: dict[str, Iterable[str]] = {
         "strategy": strategies.STRATEGIES,

@@ -26,9 +26,10 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any, NoReturn
 
+from prunella.core.installation import IMPORT_ROOT
 from prunella.deploy.ports import LOOPBACK, wait_open
 from prunella.deploy.runtime import control, patches
-from prunella.deploy.runtime.processes import CONTROL, GRACE, ROOT, START, Process, call_myself, die_with_parent
+from prunella.deploy.runtime.processes import CONTROL, GRACE, START, Process, call_myself, die_with_parent
 
 # What the services import on first use; imported before the first fork, so that it is paid once.
 FLOWER = (
@@ -89,6 +90,12 @@ def fresh_randomness() -> None:
         torch.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4)))  # noqa: NPY002 - the global one is the one to reseed
+
+
+def forget_ourselves() -> None:
+    """Drop Prunella's modules: an app is loaded from its bundle, which may hold another release than the one here."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "prunella"]:
+        del sys.modules[name]
 
 
 def redirect(path: str) -> None:
@@ -158,7 +165,10 @@ class Zygote:
             if not wait_open(port, START):
                 sys.exit(f"nothing listens on {LOOPBACK}:{port} after {START:.0f} s")
         sys.argv = [process.command, *process.args]
-        self.entries[process.command]()
+        entry = self.entries[process.command]
+        if process.command != CONTROL:
+            forget_ourselves()
+        entry()
 
     def serve(self, seconds: float) -> None:
         """Take requests for up to ``seconds``, fork what may be forked, report what has ended."""
@@ -233,7 +243,7 @@ def forget_path() -> None:
     """
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
-    dropped = ({"", os.getcwd()} - named | {str(ROOT)}) - installed
+    dropped = ({"", os.getcwd()} - named | {str(IMPORT_ROOT)}) - installed
     sys.path[:] = [entry for entry in sys.path if entry not in dropped]
     kept = [entry for entry in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if entry not in dropped]
     if kept:

@@ -10,13 +10,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from prunella.deploy.console.summary import rows
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runs import RunDir, state
 from prunella.server.report.report import OWN
 from prunella.server.store import read_audits, read_metrics, read_run
-from rich.table import Table
-from rich.text import Text
 
 MISSING = "—"
 Cells = list[tuple[str, list[str]]]

@@ -15,12 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from rich.table import Table
+from rich.text import Text
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.deploy.ports import PortError, free_ports, is_open
 from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.processes import environment
-from rich.table import Table
-from rich.text import Text
 
 State = Literal["ok", "warn", "bad"]
 SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import Tensor, nn
+
 from prunella.core.config import parse_run
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
@@ -25,7 +27,6 @@ from prunella.server.checkpoint import Checkpoint, load
 from prunella.tasks.data import make_task
 from prunella.tasks.exported import fitted, write_exported
 from prunella.tasks.task import Task
-from torch import Tensor, nn
 
 FOLDER = "export"
 TOLERANCE = 1e-5  # of the largest output, or of 1 where all are smaller

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch import Generator, Tensor
+
 from prunella.attacks import ATTACKS, PROBES, find_attack
 from prunella.attacks.denoise import Channel
 from prunella.attacks.engine.resume import Shelf
@@ -21,8 +24,6 @@ from prunella.core.trees import Tree, add
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.tasks.task import Task
-from safetensors import SafetensorError
-from torch import Generator, Tensor
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+
 from prunella.attacks import ggl, rog
 from prunella.attacks.score.leakage import mse
 from prunella.core.randomness import stream

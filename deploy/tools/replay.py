@@ -15,6 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torchvision.utils import save_image
+
 from prunella.attacks import PROBES, SECTIONS, find_attack
 from prunella.attacks.engine.resume import Shelf
 from prunella.attacks.mia import MembershipLeakage
@@ -32,10 +37,6 @@ from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.settings import parse
 from prunella.deploy.tools.known_truth import asked_of, keywords, probe
 from prunella.tasks.task import Task
-from safetensors import SafetensorError
-from torch import Tensor
-from torch.nn.functional import interpolate
-from torchvision.utils import save_image
 
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
 VIEW, TRUTH = "view.safetensors", "truth.safetensors"

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree
 from prunella.privacy.accounting import NATS, NOISE, STEPS, Charge, Privacy, epsilon

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from prunella.core.config import Run
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.types import PrivateBatch, ServerView
@@ -21,7 +23,6 @@ from prunella.tasks.data import Examples, batches
 from prunella.tasks.public import digits, in_shape
 from prunella.tasks.task import Task
 from prunella.tasks.training import Sgd
-from torch import Tensor
 
 POOL = 64  # canaries a learning defense is warmed up on
 WARM_ROUNDS = 5

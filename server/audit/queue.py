@@ -21,6 +21,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from torch import Tensor
+
 from prunella.attacks import find_attack
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import paired
@@ -29,6 +31,7 @@ from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.installation import IMPORT_ROOT
 from prunella.core.stranger import clean, figure
 from prunella.core.trees import Tree, add, apply_mask, subtract
 from prunella.core.types import ServerView
@@ -38,7 +41,6 @@ from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense, to_dense, unflatten
-from torch import Tensor
 
 QUERY = "query.audit"
 # The scores of ``attacks.score.leakage`` and the ranges they have; rounding may pass them by a little.
@@ -215,7 +217,7 @@ class Auditor:
             return
         self._starts += 1
         (self.queue / STOP).unlink(missing_ok=True)
-        root = str(Path(__file__).resolve().parents[1])
+        root = str(IMPORT_ROOT)
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from prunella.attacks import find_attack
 from prunella.attacks.engine.resume import Shelf
 from prunella.attacks.score.leakage import score

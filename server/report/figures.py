@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
+
 from prunella.server.report.charts import Point, Role, Series, line_chart
 from prunella.server.report.series import baseline_band, increments, leak_series, points
 from prunella.server.report.units import decibels, percent, score, size

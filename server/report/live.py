@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from flwr.common.logger import log
 from markupsafe import Markup
+
 from prunella.server.report.page import SCRIPT
 from prunella.server.report.report import context, render
 from prunella.server.store import AUDIT_LINES, METRIC_LINES, RUN

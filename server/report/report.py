@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.attacks.score.level import level, value
 from prunella.core.config import Run, kebab, section_defaults

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
+from torch import nn
+
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
 from prunella.privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
@@ -18,7 +20,6 @@ from prunella.tasks.data import Examples
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 from prunella.tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
-from torch import nn
 
 NOTHING = Plan()
 

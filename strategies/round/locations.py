@@ -14,6 +14,7 @@ from logging import WARNING
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
+
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.stranger import clean

@@ -18,6 +18,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord,
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
 from prunella.core.config import Run
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, size
@@ -38,7 +40,6 @@ from prunella.tasks.data import Examples
 from prunella.tasks.task import Task
 from prunella.wire.encode import decode_mask, dense_bytes, fingerprint
 from prunella.wire.records import from_dense, record_bytes, to_coded, to_dense
-from torch import nn
 
 
 @dataclass

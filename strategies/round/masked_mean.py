@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree, require_same_names
 from prunella.wire import layout as wire_layout
 from prunella.wire.coding import Places
 from prunella.wire.kept import Kept
-from torch import Tensor
 
 Aggregation = Literal["holders", "as_printed"]
 # Coordinates added at a time: temporaries stay in a core's second-level cache. Whole tensors of them would be fresh

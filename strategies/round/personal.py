@@ -9,6 +9,7 @@ Node ids change at every restart; the number a client stated does not, so a resu
 """
 
 import torch
+
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import density
 from prunella.wire.encode import decode_mask, encode_mask

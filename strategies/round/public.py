@@ -7,15 +7,16 @@ the same seed gives the same bits. The batch is drawn from the server's public e
 import copy
 
 import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.pruning.snip import Loss
 from prunella.strategies.round.masked import Model
 from prunella.tasks.data import Examples
-from torch import nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 
 def public_examples(model: Model) -> Examples:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
 from prunella.core.errors import PrunellaError, WireError
 from prunella.core.stranger import clean, figure, whole
 from prunella.core.trees import Mask, Tree, all_finite, count, full_mask

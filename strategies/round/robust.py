@@ -38,13 +38,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
+from pydantic import Field
+from torch import Tensor
+
 from prunella.core.config import Count, Positive, Raw, Run, parse_section
 from prunella.core.errors import ConfigError, unknown
 from prunella.core.trees import Mask, Tree, map_trees, require_same_names
 from prunella.strategies.round.masked_mean import PIECE, Aggregation, MaskedSum
 from prunella.wire.kept import Kept
-from pydantic import Field
-from torch import Tensor
 
 BESIDE_NORM_BOUND = 1  # liars that buffers and accuracies withstand under the rule that has no such number
 

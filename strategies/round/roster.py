@@ -17,6 +17,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.stranger import clean, whole

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from prunella.core.errors import DataError
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.examples import Examples, raw_digests

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from prunella.core.errors import DataError
 from prunella.tasks.datasets import parquet
 from prunella.tasks.datasets.dataset import Dataset

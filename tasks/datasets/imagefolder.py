@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
 from prunella.core.errors import ConfigError, DataError, of_data
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.images import open_image, pixels, to_tensor

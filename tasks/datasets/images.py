@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
 from prunella.core.errors import of_data
 from prunella.tasks.models.layers import Shape
-from torch import Tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from prunella.core.errors import ConfigError, of_data
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.images import open_image, shape_of, to_tensor

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from torch import nn
+
 from prunella.tasks.models.alexnet import alexnet
 from prunella.tasks.models.cnn import cnn
 from prunella.tasks.models.cnn6 import cnn6
@@ -12,7 +14,6 @@ from prunella.tasks.models.ltp import ltp_1, ltp_2
 from prunella.tasks.models.precode import with_bottleneck
 from prunella.tasks.models.resnet import resnet10, resnet18
 from prunella.tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
-from torch import nn
 
 Builder = Callable[[Shape, int], nn.Module]
 

@@ -6,8 +6,9 @@ after the first, second and fifth, end at 256x4x4, and with the usual 4096-4096 
 gradient is to be a function of weights and batch alone.
 """
 
-from prunella.tasks.models.layers import Conv, Shape, convolutions, with_head
 from torch import nn
+
+from prunella.tasks.models.layers import Conv, Shape, convolutions, with_head
 
 PLAN: list[Conv] = [(3, 64, True), (3, 192, True), (3, 384, False), (3, 256, False), (3, 256, True)]
 

@@ -8,8 +8,9 @@ four seeds against 0.43 to 0.94, and a batch of one was rebuilt to a mean square
 21,882 parameters for 1x8x8 and 10 classes.
 """
 
-from prunella.tasks.models.layers import Shape, with_head
 from torch import nn
+
+from prunella.tasks.models.layers import Shape, with_head
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:

@@ -4,8 +4,9 @@ LeakyReLU(0.2) is invertible and nothing pools, so the recursive attack can solv
 for 3x32x32 and 10 classes, which is DGP Table 3's 1.177 MiB both ways.
 """
 
-from prunella.tasks.models.layers import Shape, flat_size
 from torch import nn
+
+from prunella.tasks.models.layers import Shape, flat_size
 
 SLOPE = 0.2
 # output channels, kernel, stride, padding

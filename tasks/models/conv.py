@@ -5,8 +5,9 @@ ReLU, max-pooling, biases, no batch norm. For 1x28x28 and 62 classes: 3,815,566,
 Conv-6 pool is not determined by the counts beyond the size they end with (5x5 and 3x3), so the places are ours.
 """
 
-from prunella.tasks.models.layers import Conv, Shape, convolutions, with_head
 from torch import nn
+
+from prunella.tasks.models.layers import Conv, Shape, convolutions, with_head
 
 HIDDEN = 2048
 _FIRST: list[Conv] = [(5, 32, True), (5, 64, True)]

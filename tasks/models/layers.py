@@ -10,8 +10,9 @@ Images are [B, C, H, W] float32 in [0, 1]. A stack too deep for the image raises
 from collections.abc import Sequence
 
 import torch
-from prunella.core.errors import ConfigError
 from torch import nn
+
+from prunella.core.errors import ConfigError
 
 Shape = tuple[int, int, int]
 Conv = tuple[int, int, bool]  # kernel, output channels, max-pool 2x2 afterwards

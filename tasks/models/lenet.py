@@ -7,8 +7,9 @@ DLG's own code draws all its weights from U(-0.5, 0.5); the attack depends on it
 ``lenet``: LeNet-5 with ReLU and max-pooling, 62,006 parameters for 3x32x32 and 10 classes (CHN: 6.20e4).
 """
 
-from prunella.tasks.models.layers import Shape, convolutions, with_head
 from torch import nn
+
+from prunella.tasks.models.layers import Shape, convolutions, with_head
 
 ZHU_RANGE = 0.5
 

@@ -4,8 +4,9 @@ No padding, ReLU, 2x2 max-pooling after each convolution. For 1x28x28 and 10 cla
 and model 2 to 1600; model 2's 843,658 parameters give DP-Fed's published 64.36 MiB exactly.
 """
 
-from prunella.tasks.models.layers import Shape, convolutions, with_head
 from torch import nn
+
+from prunella.tasks.models.layers import Shape, convolutions, with_head
 
 
 def ltp_1(shape: Shape, classes: int) -> nn.Module:

@@ -24,10 +24,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.tasks.models.layers import Shape
-from torch import Tensor, nn
 
 WIDTH = 256
 BETA = 1e-3

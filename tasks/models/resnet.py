@@ -6,8 +6,9 @@ The residual is added out of place, since per-sample gradients and double backwa
 
 from collections.abc import Sequence
 
-from prunella.tasks.models.layers import Shape
 from torch import Tensor, nn
+
+from prunella.tasks.models.layers import Shape
 
 WIDTHS = (64, 128, 256, 512)
 

@@ -9,8 +9,9 @@ dropout layers are left out, because a client's gradient is to be a function of 
 
 from collections.abc import Sequence
 
-from prunella.tasks.models.layers import Conv, Shape, convolutions, with_head
 from torch import nn
+
+from prunella.tasks.models.layers import Conv, Shape, convolutions, with_head
 
 
 def _plan(widths: Sequence[int], pooled: Sequence[int]) -> list[Conv]:

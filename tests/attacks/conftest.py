@@ -9,13 +9,14 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
+
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
-from sklearn.datasets import load_digits
 
 TASK = Task("cnn", (1, 8, 8), 10)
 Batch = Callable[[int, int], PrivateBatch]

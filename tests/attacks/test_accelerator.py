@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.engine.local_steps import linearised
@@ -18,8 +21,6 @@ from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task, initial
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 CUDA = torch.device("cuda", 0)
 

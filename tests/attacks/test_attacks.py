@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS, PROBES, SECTIONS, find_attack
 from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
 from prunella.attacks.score.leakage import psnr
@@ -13,7 +14,6 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task, initial
-
 from tests.attacks.conftest import SHAPES
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.denoise import Channel, Denoise, moments, posterior_mean
 from prunella.attacks.score.control import undefended_view

@@ -1,6 +1,7 @@
 import dataclasses
 
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.expectation import Expectation, drawn_params
 from prunella.attacks.score.control import PSNR_FLOOR

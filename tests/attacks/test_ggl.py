@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.ggl import Ggl, load, save, train
 from prunella.attacks.score.control import undefended_view

@@ -2,6 +2,9 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.gradinversion import batch_statistics, statistics_gap
@@ -12,8 +15,6 @@ from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
-from torch import nn
-from torch.func import functional_call
 
 ATTACK = ATTACKS["gradinversion"]
 

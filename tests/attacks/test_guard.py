@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from prunella.attacks import guard as guard
 from prunella.attacks.engine.inversion import reconstruct
 from prunella.attacks.guard import WITHHELD, attack_of, guarded, leaks

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.label import GREY, Label
 from prunella.attacks.score.control import undefended_view

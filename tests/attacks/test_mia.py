@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from prunella.attacks import PROBES
 from prunella.attacks.mia import GRADIENT, Attacker, Mia, Model, infer, inputs_of, membership_leakage
 from prunella.core.errors import AttackError

@@ -1,6 +1,7 @@
 import dataclasses
 
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.model_inversion import ModelInversion, reconstruct
 from prunella.core.randomness import stream

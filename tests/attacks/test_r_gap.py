@@ -2,6 +2,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.r_gap import RGap, chain_of, inverse, last_features, slope_at, solve_convolution
 from prunella.attacks.score.control import undefended_view
@@ -11,8 +13,6 @@ from prunella.core.randomness import stream
 from prunella.core.selection import keep_largest
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.task import Task, initial
-from torch import nn
-
 from tests.attacks.conftest import SHAPES
 
 ATTACK = ATTACKS["r-gap"]

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.rob import bins_of, imprinted, thresholds
 from prunella.attacks.score.control import undefended_view
@@ -11,7 +12,6 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy.dgp import dual_mask
 from prunella.tasks.task import Task, initial
-
 from tests.attacks.conftest import SHAPES
 
 ATTACK = ATTACKS["rob"]

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.rog import Rog, load, save, train
 from prunella.attacks.score.control import undefended_view
@@ -11,7 +12,6 @@ from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import initial
-
 from tests.attacks.test_ggl import noised
 
 ATTACK = ATTACKS["rog"]

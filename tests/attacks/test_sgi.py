@@ -1,6 +1,7 @@
 import dataclasses
 
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
 from prunella.attacks.score.leakage import score

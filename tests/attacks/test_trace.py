@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from prunella.attacks.trace import load_trace, save_trace
 from prunella.core.errors import AttackError
 from prunella.core.files import read_tree
 from prunella.core.trees import full_mask
 from prunella.core.types import ServerView
 from prunella.tasks.task import Task
-from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.leakage import psnr
 from prunella.attacks.unrolling import Unrolling, together, walk

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
+
 from prunella.client.accounts import FILE, SETS, Accounts
 from prunella.client.budget import FAILED
 from prunella.core.errors import DefenseError
@@ -19,7 +20,6 @@ from prunella.privacy.ledger.ledger import UNBOUNDED, Ledger
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.task import Task, initial
 from prunella.wire.records import to_coded
-
 from tests.client.test_app import model, send
 from tests.client.test_budget import update_of
 from tests.client.test_session import session

@@ -7,12 +7,12 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+
 from prunella.client.app import app
 from prunella.core.errors import ConfigError, DataError
 from prunella.core.trees import apply_mask, full_mask
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import from_coded, mask_from_coded, record_bytes, to_coded
-
 from tests.local_grid import settings
 
 TASK = Task("cnn", (1, 8, 8), 10)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+
 from prunella.attacks.score.level import ORDER
 from prunella.client.audit import ANSWERS_PER_ROUND, NUMBERS, answer, truth
 from prunella.client.session import Session
@@ -12,7 +13,6 @@ from prunella.client.state import Memory, TrainedRound
 from prunella.core.types import PrivateBatch
 from prunella.privacy.ledger.ledger import Tally
 from prunella.wire.records import from_dense, to_dense
-
 from tests.local_grid import settings
 
 

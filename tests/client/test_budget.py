@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
+from torch import nn
+
 from prunella.client.accounts import Accounts
 from prunella.client.budget import FAILED, charged, require_charged, require_coverable
 from prunella.core.errors import DefenseError
@@ -18,8 +20,6 @@ from prunella.privacy.accounting import Charge, epsilon
 from prunella.tasks.examples import poisson_batches
 from prunella.tasks.task import initial
 from prunella.wire.records import from_coded, to_coded
-from torch import nn
-
 from tests.client.test_app import TASK, model, send
 from tests.client.test_session import session
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, where
@@ -12,7 +13,6 @@ from prunella.privacy.adgp import AlignedPruning, drawn_set
 from prunella.strategies.round.locations import digest_of
 from prunella.tasks.task import initial
 from prunella.wire.records import mask_from_coded, mask_to_coded, to_coded
-
 from tests.client.test_app import TASK, send
 
 PARAMS = initial(TASK, 0)[0]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+
 from prunella.client.state import ClientStore
 from prunella.core.errors import DefenseError
 from prunella.tasks.task import initial
 from prunella.tasks.training import loss_and_gradient
-
 from tests.client.test_app import TASK, model, send
 from tests.client.test_budget import update_of
 from tests.client.test_session import session

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as examined
 from hypothesis import strategies as st
+
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.core.config import kebab, parse_run, parse_section, section_defaults
 from prunella.core.errors import ConfigError, DefenseError
@@ -20,7 +21,6 @@ from prunella.privacy.chain import build_chain
 from prunella.privacy.defense import Stronger, directions
 from prunella.tasks.task import initial, prunable
 from prunella.wire.records import from_coded, to_coded
-
 from tests.client.test_app import TASK, model, send
 from tests.client.test_audit import question
 from tests.client.test_budget import RUN

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+
 from prunella.client.session import Session, read_node
 from prunella.core.errors import ConfigError
-
 from tests.local_grid import settings
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.client.state import KEPT_ROUNDS, ClientStore, Memory, TrainedRound
 from prunella.core.errors import DefenseError
 from prunella.privacy.ledger.ledger import Tally

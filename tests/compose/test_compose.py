@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prunella.deploy.ports import free_ports
 
+from prunella.deploy.ports import free_ports
 from tests.compose import engine
 from tests.compose.engine import FILES, ROOT, Project
 

@@ -10,6 +10,7 @@ import click
 import pytest
 import typer
 import yaml
+
 from prunella.deploy.cli import main as cli
 
 ROOT = Path(__file__).parents[2]

@@ -3,6 +3,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from prunella.core.config import Rate, Run, check_sections, kebab, parse_run, parse_section, section_defaults
 from prunella.core.errors import ConfigError
 

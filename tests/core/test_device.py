@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
 

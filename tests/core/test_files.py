@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.core.files import read_tree, write_atomically, write_json, write_tree
 
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import digest, lookup
 

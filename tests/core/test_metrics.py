@@ -1,6 +1,7 @@
 import re
 
 import pytest
+
 from prunella.core.metrics import METRICS, Mean
 
 

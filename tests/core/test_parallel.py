@@ -2,6 +2,7 @@ import threading
 
 import pytest
 import torch
+
 from prunella.core import parallel
 from prunella.core.parallel import MOST, each, threads
 

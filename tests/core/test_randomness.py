@@ -13,9 +13,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
-from prunella.core.randomness import KEY_BYTES, PAIRS, PrivateGenerator, derived, rehearsal, stream
 from scipy import stats
 from scipy.special import ndtr
+
+from prunella.core.randomness import KEY_BYTES, PAIRS, PrivateGenerator, derived, rehearsal, stream
 
 RARE = 1e-6
 LAST = 2**63 - 1  # the largest word

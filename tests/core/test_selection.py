@@ -1,10 +1,11 @@
 """Exact selection against a full sort."""
 
-import prunella.core.selection
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import prunella.core.selection
 from prunella.core.selection import keep_among, keep_between, keep_largest, keep_smallest, kth_values, part_of
 
 values = st.lists(st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 2.0, torch.inf]), min_size=1, max_size=12)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.core import trees
 from prunella.core.errors import KeyMismatch
 

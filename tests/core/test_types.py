@@ -1,4 +1,5 @@
 import torch
+
 from prunella.core.types import ServerView
 
 

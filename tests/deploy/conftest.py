@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from prunella.benchmarks.speed.round import write_app
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from prunella.deploy.dashboards import DASHBOARDS, FOLDER, render
 from prunella.deploy.panels import SOURCE
 

@@ -2,6 +2,7 @@ import json
 from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
 from prunella.deploy.panels import SOURCE, Look, answer, board, timeseries, words
 
 

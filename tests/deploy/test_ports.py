@@ -1,6 +1,7 @@
 import socket
 
 import pytest
+
 from prunella.deploy import ports
 from prunella.deploy.ports import HIGHEST, LOWEST, PortError, free_ports, is_free, is_open, wait_open
 

@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from prunella.deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare, state
 
 

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import prunella.client.app
 import torch
 import zstandard
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
+import prunella.client.app
 from prunella.client.session import Session
 from prunella.core.trees import Mask, Tree, full_mask, map_trees
 from prunella.wire.coding import ZSTD, prefixed

@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
+
 from prunella.deploy.ports import free_ports
 from prunella.server.checkpoint import Checkpoint, load
 from prunella.server.store import read_metrics

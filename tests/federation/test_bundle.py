@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
 from prunella.server.store import read_run
 
 pytestmark = pytest.mark.federation

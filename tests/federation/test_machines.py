@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from prunella.server.store import read_metrics, read_run
 
+from prunella.server.store import read_metrics, read_run
 from tests.federation.running import ROOT, end
 
 pytestmark = pytest.mark.federation

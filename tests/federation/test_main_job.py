@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from prunella.server.checkpoint import load
 from prunella.server.store import read_audits, read_metrics, read_run
 

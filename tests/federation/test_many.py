@@ -6,8 +6,8 @@ All fifty in every round are ``benchmarks/speed/soak.py``: half a minute a round
 from pathlib import Path
 
 import pytest
-from prunella.server.store import read_run
 
+from prunella.server.store import read_run
 from tests.federation.running import failures, finish, series, start
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from prunella.server.store import read_run
 
+from prunella.server.store import read_run
 from tests.federation.running import ROOT, Place, failures, series, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]

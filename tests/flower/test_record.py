@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
+
 from prunella.attacks.trace import load_trace
 from prunella.benchmarks.engine.inprocess import FIRST_NODE, InProcessGrid, Tamper
 from prunella.core.errors import AttackError
@@ -17,7 +18,6 @@ from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources, replay
 from prunella.flower.record import Recorder, Training, record
 from prunella.tasks.task import Task
-
 from tests.quickstart import BATCH, LEARNING_RATE, Net, app, load
 
 MODEL = "tests.quickstart:build"

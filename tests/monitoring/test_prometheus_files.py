@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from prunella.attacks.score.level import CLEAR, RECOGNISABLE
 from prunella.deploy.dashboards import FAILING, NEAR_BUDGET, OVER_BUDGET
-
 from tests.monitoring.prometheus import FILES, NEEDS
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=NEEDS)

@@ -15,9 +15,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import prunella.client.app
 import pytest
 from flwr.app import Message, MetricRecord
+
+import prunella.client.app
 from prunella.attacks.score.level import level
 from prunella.core.config import parse_run
 from prunella.core.metrics import METRICS
@@ -27,7 +28,6 @@ from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
 from prunella.server.store import read_audits, row
-
 from tests.local_grid import LocalGrid, settings
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules

@@ -1,11 +1,12 @@
 """A small model and one step of it, for the tests of defenses that look at single examples."""
 
 import torch
+from torch import nn
+
 from prunella.core.trees import Mask, Tree, full_mask
 from prunella.privacy.defense import Step
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
-from torch import nn
 
 
 class Net(nn.Module):

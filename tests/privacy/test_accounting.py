@@ -6,10 +6,11 @@ from collections import Counter
 import dp_accounting as dp
 import pytest
 from opacus.accountants import RDPAccountant
-from prunella.core.errors import ConfigError, DefenseError
-from prunella.privacy.accounting import EVENTS, Charge, Privacy, _few, epsilon, ltp_printed
 from scipy.optimize import brentq
 from scipy.stats import norm
+
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.privacy.accounting import EVENTS, Charge, Privacy, _few, epsilon, ltp_printed
 
 GRID = [(1.4, 15 / 955, 3000), (1.0, 0.1, 50), (0.8, 64 / 1500, 200), (4.0, 0.5, 20)]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, full_mask, invert, zeros_like

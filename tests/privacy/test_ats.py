@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.privacy.ats import (

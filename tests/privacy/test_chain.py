@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from prunella import privacy
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
@@ -32,8 +34,6 @@ from prunella.privacy.defense import (
     keep_received,
 )
 from prunella.privacy.none import NoDefense
-
-from prunella import privacy
 
 FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
 IMAGES = torch.rand(5, 1, 3, 3, generator=torch.Generator().manual_seed(3))

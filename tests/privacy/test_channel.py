@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.privacy.channel import (

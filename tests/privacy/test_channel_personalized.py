@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.privacy.chain import build_chain

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.privacy.channel import capacity, eigenvalues

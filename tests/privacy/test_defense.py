@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from prunella.core.config import Raw, check_sections, kebab, section_defaults
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal

@@ -1,11 +1,11 @@
 """DP-Fed is DP-SGD with LTP's settings."""
 
 import torch
+
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import zeros_like
 from prunella.privacy.dp_fed import DpFed, dp_fed
 from prunella.privacy.dp_sgd import DpSgd, dp_sgd
-
 from tests.privacy.steps import make, step_of
 
 

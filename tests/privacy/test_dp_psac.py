@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import map_trees, zeros_like
 from prunella.privacy.dp_psac import DpPsac, dp_psac, psac_weight
-
 from tests.privacy.steps import make, step_of
 
 

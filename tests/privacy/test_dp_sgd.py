@@ -7,6 +7,8 @@ import pytest
 import torch
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
+from torch.nn.functional import cross_entropy
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Tree, full_mask, l2, map_trees, subtract, zeros_like
@@ -16,8 +18,6 @@ from prunella.privacy.dp_sgd import BLOCK, PIECE, DpSgd, clipped_sum, dp_sgd, ex
 from prunella.privacy.fed_ltp import FedLtp, fed_ltp
 from prunella.privacy.fed_spa import FedSpa, fed_spa
 from prunella.privacy.gaussian import grid_of
-from torch.nn.functional import cross_entropy
-
 from tests.privacy.steps import Net, make, step_of
 
 

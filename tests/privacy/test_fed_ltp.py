@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import full_mask, l2, scale, subtract
 from prunella.privacy.dp_sgd import DpSgd, dp_sgd
 from prunella.privacy.fed_ltp import FedLtp, fed_ltp
-
 from tests.privacy.steps import make, step_of
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import density, l2
 from prunella.privacy.dp_sgd import DpSgd, dp_sgd
 from prunella.privacy.fed_spa import FedSpa, draw_mask, fed_spa
-
 from tests.privacy.steps import make, step_of
 
 

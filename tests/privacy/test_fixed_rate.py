@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Tree, apply_mask, count, full_mask, size, subtract
 from prunella.privacy.defense import Outgoing, State, UpdateDefense

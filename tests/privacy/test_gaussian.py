@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from scipy import stats
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.privacy.gaussian import GRID_BITS, GaussianNoise, add_noise, gaussian, grid_of
-from scipy import stats
 
 ODD = [0.0, 1 / 3, -(2**-30) / 3, 1 + 2**-52, 1 - 2**-53, 0.1, -7.7, 5e-324, 1e-200, 12345.678901234567]
 

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import Tree
@@ -7,7 +9,6 @@ from prunella.privacy.imprint import ALIKE, CLUSTER, SKETCH, imprint_layers, lar
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
-from torch import nn
 
 DRAW = rehearsal(0, purpose="sketch")
 BIG = {"vgg16", "alexnet", "conv-6", "conv-4"}  # their linear layers are drawn as the others' are

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Mask, Tree

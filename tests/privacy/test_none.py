@@ -1,6 +1,7 @@
 """``none`` changes nothing."""
 
 import torch
+
 from prunella.core.randomness import rehearsal
 from prunella.privacy.defense import Outgoing
 from prunella.privacy.none import NoDefense, none

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Tree, map_trees
 from prunella.privacy.outpost import Outpost, fisher_information, most_informed, outpost, perturb, risk
-
 from tests.privacy.steps import make, step_of
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from prunella.attacks.engine.inversion import reconstruct
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.leakage import score

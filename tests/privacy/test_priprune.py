@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import Tensor
+
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Tree, apply_mask, full_mask, size, subtract
 from prunella.privacy.chain import build_chain, start
@@ -20,7 +22,6 @@ from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
-from torch import Tensor
 
 SHAPES = {"conv.weight": (4, 3), "conv.bias": (4,), "scale": ()}
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
+
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Tree
 from prunella.privacy.soteria import Soteria, pruned_units, soteria
-from torch.nn.functional import cross_entropy
-
 from tests.privacy.steps import make, step_of
 
 

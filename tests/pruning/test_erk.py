@@ -3,6 +3,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.pruning.erk import erk_counts, uniform_counts
 
 SHAPES = {"a": (32, 1, 3, 3), "b": (48, 32, 3, 3), "c": (10, 768)}

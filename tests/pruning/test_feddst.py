@@ -1,4 +1,5 @@
 import torch
+
 from prunella.pruning.feddst import decayed, prune_and_regrow, vote
 
 MASK = {"w": torch.tensor([True, True, True, True, False, False, False, False]), "b": torch.ones(2).bool()}

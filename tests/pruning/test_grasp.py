@@ -1,7 +1,8 @@
 import torch
-from prunella.pruning.grasp import grasp, hessian_gradient
 from torch import nn
 from torch.func import functional_call
+
+from prunella.pruning.grasp import grasp, hessian_gradient
 
 
 def network():

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.pruning.ltp import further_masks, retained, softmax_choice, ticket_mask
 
 G = torch.Generator().manual_seed(0)

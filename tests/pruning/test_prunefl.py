@@ -2,8 +2,9 @@ import itertools
 
 import pytest
 import torch
-from prunella.pruning.prunefl import Reconfiguration, greedy_set, reconfigure, weight_cost
 from torch import nn
+
+from prunella.pruning.prunefl import Reconfiguration, greedy_set, reconfigure, weight_cost
 
 
 def best_by_enumeration(gain: torch.Tensor, cost: torch.Tensor, fixed: torch.Tensor, overhead: float) -> float:

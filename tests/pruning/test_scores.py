@@ -1,9 +1,10 @@
 import torch
+from torch import nn
+from torch.nn.utils import prune
+
 from prunella.core.randomness import stream
 from prunella.pruning import scores
 from prunella.pruning.selection import keep_by_score
-from torch import nn
-from torch.nn.utils import prune
 
 
 def test_magnitude_mask_equals_pytorchs_own_pruning() -> None:

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.core.errors import KeyMismatch
 from prunella.pruning.selection import density, keep_by_score, keep_filters, kept_count
 

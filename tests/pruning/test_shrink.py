@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.pruning.shrink import paths, shrink
 from prunella.tasks.exported import fitted
 from prunella.tasks.task import Task, initial, prunable
-from torch import Tensor, nn
-from torch.func import functional_call
 
 SHAPE = (1, 28, 28)
 

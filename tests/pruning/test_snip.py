@@ -1,8 +1,9 @@
 import pytest
 import torch
-from prunella.pruning.snip import snip
 from torch import nn
 from torch.func import functional_call
+
+from prunella.pruning.snip import snip
 
 
 def test_scores_are_the_slope_of_the_loss_in_the_gates_by_finite_differences() -> None:

@@ -1,12 +1,13 @@
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import full_mask
 from prunella.pruning.selection import density, kept_count
 from prunella.pruning.synflow import flow, linear_copy, synflow_mask
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import prunable
-from torch import nn
 
 
 def network(name: str = "conv-2", shape=(1, 16, 16)):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
-from prunella.attacks.score.level import ORDER
 from torch import Tensor
 
+from prunella.attacks.score.level import ORDER
 from tests.redteam.broken import talkative_audits
 from tests.redteam.site import SIDE, Site, guess, model, psnr, weights
 

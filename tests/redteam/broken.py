@@ -8,12 +8,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
+
 from prunella.client.accounts import Accounts
 from prunella.client.session import Request, Session
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator, derived
 from prunella.privacy.ledger.ledger import UNBOUNDED
-from torch import Tensor
 
 
 class Twister(PrivateGenerator):

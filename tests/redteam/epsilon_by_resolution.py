@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from prunella.core.errors import PrunellaError
-
 from tests.redteam.broken import accounts_of_pixels
 from tests.redteam.site import Site, model, weights
 

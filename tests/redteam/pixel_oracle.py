@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from prunella.core.errors import PrunellaError
 
+from prunella.core.errors import PrunellaError
 from tests.redteam.broken import late_charge
 from tests.redteam.site import SIDE, Site, psnr, weights
 

@@ -7,14 +7,14 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
+from torch import Tensor
+
 from prunella.client.app import app
 from prunella.client.session import Session
 from prunella.core.trees import Tree, full_mask
 from prunella.privacy.accounting import Charge
 from prunella.tasks.datasets.digits import everything
 from prunella.wire.records import from_coded, to_coded, to_dense
-from torch import Tensor
-
 from tests.local_grid import settings
 
 LINEAR = "tests.redteam.nets:linear"

@@ -5,13 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import prunella.client.app
 import pytest
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError
 from prunella.server.app import app, assemble, versions
 from prunella.server.store import StoreError, claimed
-
 from tests.local_grid import LocalGrid, settings
 
 

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import prunella.server.rounds
 import pytest
 import torch
+
+import prunella.server.rounds
 from prunella.core.trees import map_trees
 from prunella.server.best import FOLDER, best_score, keep_best
 from prunella.server.checkpoint import Checkpoint, load
 from prunella.tasks.training import Evaluation
-
 from tests.server.test_rounds import go, series
 
 

@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+
 from prunella.deploy.console.summary import rows
 from prunella.server.budget import past_budget, too_few
-
 from tests.server.test_rounds import final, go, series
 
 PRIVATE = {"strategy": "random", "defenses": "dp-sgd", "local_steps": 1, "partition": "iid"}

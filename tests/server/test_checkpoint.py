@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.server.checkpoint import KEPT, Checkpoint, load, require_same_settings, save
 

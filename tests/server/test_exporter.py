@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
 from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS
 from prunella.server.exporter import BUCKETS, MOST, Exporter, parse_address

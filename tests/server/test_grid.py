@@ -4,6 +4,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.supercore.task_identity import TaskIdentity
+
 from prunella.server.grid import LATE, OrderedGrid
 
 

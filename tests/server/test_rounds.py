@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from PIL import Image
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import map_trees
@@ -17,7 +18,6 @@ from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import PATIENCE, Federation, federate
 from prunella.tasks.task import initial
 from prunella.wire.records import from_coded, to_coded
-
 from tests.local_grid import LocalGrid, settings
 
 

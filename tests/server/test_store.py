@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import ConfigError
 from prunella.server.store import (
     Row,

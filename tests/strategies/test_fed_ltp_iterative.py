@@ -1,11 +1,12 @@
 from pathlib import Path
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.pruning.ltp import retained
 from prunella.server.app import assemble
@@ -13,7 +14,6 @@ from prunella.strategies.fed_ltp_iterative import FedLTPIterative, deal
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.encode import decode_mask
 from prunella.wire.records import from_dense, to_dense
-
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.core.config import Run
 from prunella.strategies.fed_ltp_one_shot import FedLTPOneShot
 from prunella.strategies.round.masked import Model

@@ -1,8 +1,9 @@
 from pathlib import Path
 
-import prunella.client.app
 import pytest
 import torch
+
+import prunella.client.app
 from prunella.core.config import Run
 from prunella.core.trees import count, full_mask
 from prunella.pruning.erk import erk_counts
@@ -14,7 +15,6 @@ from prunella.strategies.round.plan import Here
 from prunella.strategies.round.replies import ReplyError, read_reply
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import from_coded, mask_from_coded, to_dense
-
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)

@@ -1,4 +1,6 @@
 import torch
+from torch import nn
+
 from prunella.core.config import Run
 from prunella.pruning.grasp import grasp
 from prunella.pruning.selection import kept_count
@@ -6,7 +8,6 @@ from prunella.strategies.grasp import GraSP, Preservation
 from prunella.strategies.round.masked import Model
 from prunella.strategies.round.public import loss_on, public_batch
 from prunella.tasks.data import load_test
-from torch import nn
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

@@ -1,9 +1,10 @@
 from pathlib import Path
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord
+
+import prunella.client.app
 from prunella.core.config import Run, parse_run
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask
 from prunella.pruning.selection import density, kept_count
@@ -14,7 +15,6 @@ from prunella.strategies.round.replies import read_reply
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.encode import decode_mask
 from prunella.wire.records import from_dense, to_dense
-
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)

@@ -1,9 +1,10 @@
 import torch
+from torch import nn
+
 from prunella.core.config import Run
 from prunella.pruning.selection import density
 from prunella.strategies.magnitude import Magnitude, Schedule
 from prunella.strategies.round.masked import Model
-from torch import nn
 
 NET = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

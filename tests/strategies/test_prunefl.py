@@ -1,10 +1,11 @@
 from pathlib import Path
 from typing import Any
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.trees import Mask, Tree, full_mask, zeros_like
 from prunella.pruning.prunefl import reconfigure
@@ -13,7 +14,6 @@ from prunella.server.app import assemble
 from prunella.strategies.prunefl import PruneFL, Schedule, with_limit
 from prunella.tasks.task import Task, initial
 from prunella.wire.records import mask_from_coded, mask_to_coded, to_dense
-
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)

@@ -1,8 +1,9 @@
 import torch
+from torch import nn
+
 from prunella.core.config import Run
 from prunella.strategies.random import Draw, Random
 from prunella.strategies.round.masked import Model
-from torch import nn
 
 NET = nn.Sequential(nn.Linear(20, 10), nn.Linear(10, 30))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.core.config import Run
 from prunella.pruning.selection import kept_count
 from prunella.strategies.round.masked import Model

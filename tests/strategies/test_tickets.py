@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.core.config import Run
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal, stream

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.tasks.models.layers import Shape
 
 

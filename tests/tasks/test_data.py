@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.tasks.data import Partition, describe, load_client, load_test, make_task
 

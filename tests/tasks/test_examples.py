@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.core.randomness import rehearsal
 from prunella.tasks.examples import Examples, batches, poisson_batches

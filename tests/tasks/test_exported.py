@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import ConfigError
 from prunella.tasks.exported import fitted, load_exported, write_exported
 from prunella.tasks.task import Task, initial
-from torch import nn
 
 TASK = Task("lenet", (1, 28, 28), 10)
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.tasks.partition import Partition, members
 

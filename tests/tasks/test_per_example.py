@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
-import prunella.tasks.per_example
 import pytest
 import torch
 from opacus import GradSampleModule
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+import prunella.tasks.per_example
 from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree, full_mask, l2, subtract
 from prunella.privacy.defense import Step
@@ -13,9 +17,6 @@ from prunella.privacy.dp_sgd import clipped_sum, flat_weight
 from prunella.tasks.datasets.digits import everything
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.task import Task, initial
-from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
 
 
 def net_of(*layers: nn.Module) -> tuple[nn.Sequential, Tree]:

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.tasks.data import load_test
 from prunella.tasks.public import digits, in_shape, set_apart
 from prunella.tasks.task import Task

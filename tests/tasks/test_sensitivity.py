@@ -1,14 +1,15 @@
 """Norms of the representation's Jacobian: whichever way they are found, they are those of a backward pass a unit."""
 
-import prunella.tasks.sensitivity
 import pytest
 import torch
+from torch import nn
+
+import prunella.tasks.sensitivity
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree
 from prunella.tasks.models.precode import with_bottleneck
 from prunella.tasks.sensitivity import representation_sensitivity
 from prunella.tasks.task import Task, initial
-from torch import nn
 
 X = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 

@@ -4,10 +4,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import ConfigError
 from prunella.tasks import MODELS
 from prunella.tasks.task import Task, identity, initial, prunable, require_fit
-from torch import nn
 
 NAMES = """cnn conv-1 conv-2 conv-4 conv-6 vgg-4 vgg-6 vgg-9 vgg-11 lenet-zhu lenet cnn6 alexnet vgg16 resnet10
 resnet18 ltp-1 ltp-2"""

@@ -1,10 +1,11 @@
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
 from prunella.core.errors import ConfigError, DataError, KeyMismatch
 from prunella.core.trees import clone
 from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 SETTINGS = [Sgd(0.1), Sgd(0.1, momentum=0.9), Sgd(0.05, weight_decay=0.1), Sgd(0.1, momentum=0.5, weight_decay=0.01)]
 

@@ -3,6 +3,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import WireError
 from prunella.wire.coding import (
     GAPS,

@@ -8,6 +8,7 @@ import torch
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import WireError
 from prunella.core.trees import Tree, apply_mask, full_mask
 from prunella.wire import coding

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import WireError
 from prunella.core.trees import Tree, apply_mask, full_mask
 from prunella.wire import layout as wire_layout

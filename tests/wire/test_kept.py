@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from prunella.core.errors import KeyMismatch
 from prunella.wire import layout as wire_layout
 from prunella.wire.kept import Kept, zeros

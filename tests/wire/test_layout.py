@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.wire import layout as wire_layout
 from prunella.wire.layout import Piece, Reference, fingerprint, flat_numbers, held, plan
 

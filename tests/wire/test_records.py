@@ -1,6 +1,7 @@
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
+
 from prunella.core.errors import WireError
 from prunella.wire import records
 

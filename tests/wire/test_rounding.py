@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.core.errors import WireError
 from prunella.core.trees import full_mask
 from prunella.wire.rounding import CODES, restore, round_tree

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.attacks.engine.adapted import Problem, evaluator, solve
 from prunella.attacks.engine.inversion import Inversion, first_guess
 from prunella.attacks.engine.inversion import evaluator as plain_evaluator

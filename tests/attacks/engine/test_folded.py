@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from tests.attacks.test_matching import random_mask
+
 from prunella.attacks.engine.folded import evaluator, foldable
 from prunella.attacks.engine.inversion import Guess, Inversion, by_adam, first_guess, together
 from prunella.attacks.engine.inversion import evaluator as one_evaluator
@@ -17,7 +19,6 @@ from prunella.core.randomness import stream
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task, initial
-from tests.attacks.test_matching import random_mask
 
 SHAPE = (1, 12, 12)
 

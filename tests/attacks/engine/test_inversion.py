@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, Progress, first_guess, reconstruct
 from prunella.attacks.engine.matching import target_of

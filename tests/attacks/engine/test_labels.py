@@ -2,6 +2,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.attacks.engine.labels import (
     count_by_impact,
     count_by_probability,
@@ -18,7 +20,6 @@ from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task
-from torch import nn
 
 
 def problem(view: ServerView, task: Task) -> Target:

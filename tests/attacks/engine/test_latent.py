@@ -2,6 +2,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.attacks.engine.latent import Latent, Search, _Problem, candidates, evaluation, search_latent
 from prunella.attacks.engine.matching import dummy_gradient, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES, flatten
@@ -10,7 +12,6 @@ from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.trees import full_mask
 from prunella.tasks.task import Task, initial
-from torch import nn
 
 
 def decoder(task: Task) -> nn.Module:

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from prunella.attacks.engine import layers
-from prunella.attacks.engine.layers import rule_of
-from prunella.core.trees import Tree
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
+
+from prunella.attacks.engine import layers
+from prunella.attacks.engine.layers import rule_of
+from prunella.core.trees import Tree
 
 LAYERS = {
     "conv": (nn.Conv2d(3, 5, 3, padding=1), (2, 3, 6, 7)),

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.attacks.engine.learnt import FORMAT, filled, read_prior, save_prior
 from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
-from torch import nn
 
 SHAPE = (1, 8, 8)
 

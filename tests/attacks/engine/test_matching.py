@@ -2,6 +2,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+
 from prunella.attacks.engine.inversion import Guess, Inversion, evaluator
 from prunella.attacks.engine.matching import dummy_gradient, plan_of, recovered_support, target_gradient, target_of
 from prunella.attacks.engine.objectives import flatten
@@ -10,7 +12,6 @@ from prunella.core.trees import Mask, Tree, apply_mask, full_mask, scale, subtra
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
-from torch import nn
 
 
 def local_training(

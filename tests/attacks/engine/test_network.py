@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from prunella.attacks.engine.network import network_of
-from prunella.tasks.models.resnet import BasicBlock
-from prunella.tasks.task import Task
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+
+from prunella.attacks.engine.network import network_of
+from prunella.tasks.models.resnet import BasicBlock
+from prunella.tasks.task import Task
 
 
 class Odd(nn.Module):

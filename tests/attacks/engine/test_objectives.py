@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.attacks.engine.objectives import OBJECTIVES, cosine, euclidean, flatten
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.attacks.engine.priors import into_box, total_variation
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS, expectation, ggl, gradinversion, rog, unrolling
 from prunella.attacks.engine.inversion import Inversion, reconstruct, reconstruct_views
 from prunella.attacks.engine.resume import Shelf, fingerprint

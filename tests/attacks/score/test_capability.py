@@ -1,4 +1,5 @@
 import pytest
+
 from prunella.attacks.score.capability import Attacked, capability
 from prunella.core.errors import AttackError
 

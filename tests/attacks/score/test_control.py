@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.control import PSNR_FLOOR, positive_control, undefended_view
 from prunella.attacks.sgi import Sgi
@@ -42,7 +43,7 @@ def test_one_image_only(task, fresh, batch) -> None:
 
 
 def test_colour_images_of_cifar10_on_zhu_s_lenet() -> None:
-    path = Path(__file__).parents[3] / "shared" / "data" / "cifar10" / "test.parquet"
+    path = Path(__file__).parents[4] / "shared" / "data" / "cifar10" / "test.parquet"
     if not path.exists():
         pytest.skip("no ../shared/data beside the repository")
     import io

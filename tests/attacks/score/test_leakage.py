@@ -4,6 +4,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
 from prunella.attacks.score.leakage import (
     AS_PRINTED_LEVELS,
     Leakage,
@@ -15,7 +17,6 @@ from prunella.attacks.score.leakage import (
 )
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction
-from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 
 def images(count: int, side: int = 8, channels: int = 1, seed: int = 0) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The word for an audit, from its scores or from a client that tells no more."""
 
 import pytest
+
 from prunella.attacks.score.level import CLEAR, MARGINS, ORDER, RECOGNISABLE, level, value
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.attacks.score.lpips import WEIGHTS, _fitting, lpips, network, weights
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from prunella.benchmarks.engine.cells import Cache
 
 

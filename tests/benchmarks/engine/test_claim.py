@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point, numbers
 from prunella.benchmarks.engine.reproduce import cells_of
 from prunella.benchmarks.papers import CLAIMS

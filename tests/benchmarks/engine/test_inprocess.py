@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import prunella.client.session
 import torch
+
+import prunella.client.session
 from prunella.benchmarks.engine.inprocess import made_once, run_in_process, settings, watched
 from prunella.client.session import Session
 from prunella.server.checkpoint import load

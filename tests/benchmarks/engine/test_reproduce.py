@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from prunella.benchmarks.engine import reproduce as engine
 from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Metric, Plot, Sweep
 from prunella.benchmarks.engine.results import as_json, listing, write

@@ -1,6 +1,7 @@
 """Every rule says each of its words where it should, and the reason names what went wrong."""
 
 import pytest
+
 from prunella.benchmarks.engine.verdict import (
     HOLDS,
     NOT,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from prunella.benchmarks.engine.views import RATE, Sender, seen, sender, warmed
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, rehearsal

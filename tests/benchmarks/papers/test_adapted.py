@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.attacks import ggl, rog
 from prunella.benchmarks.papers import adapted as bench
 from prunella.core.randomness import stream

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from prunella.benchmarks.papers import bounded
 from prunella.core.trees import full_mask
 from prunella.strategies.round.local import Received

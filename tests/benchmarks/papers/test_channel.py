@@ -1,6 +1,7 @@
 """The channel paper's declarations: verdicts on made-up measurements, and what does not run says why."""
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import CLAIMS

@@ -1,6 +1,7 @@
 """C4, C6 and C7: the plane as the paper computes it, and verdicts on made-up measurements."""
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.channel_attacks import (

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from prunella.benchmarks.papers import channel_inversion
 
 TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 10, "images": 1, "iterations": 120}

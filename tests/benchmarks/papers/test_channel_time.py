@@ -1,6 +1,7 @@
 """A cell of C5 has every channel and both DP-SGDs, as ratios over plain SGD of the same turn."""
 
 import pytest
+
 from prunella.benchmarks.papers.channel_time import CHANNELS, OPACUS, OURS, training_time
 from prunella.benchmarks.speed import defenses as bench
 

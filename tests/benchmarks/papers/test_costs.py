@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from prunella.benchmarks.engine.claim import numbers
 from prunella.benchmarks.papers import costs
 from prunella.benchmarks.papers.dgp import TABLE_3

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.papers import defended

@@ -1,6 +1,7 @@
 """D7: what is published has a cell at paper size, and verdicts on made-up accuracies and scores."""
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.defended import TRAINING

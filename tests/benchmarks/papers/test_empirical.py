@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+
 from prunella.benchmarks.papers import empirical as bench
 from prunella.benchmarks.papers.empirical import (
     BUILDS,

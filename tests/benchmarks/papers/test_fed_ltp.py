@@ -1,6 +1,7 @@
 """Fed-LTP's Table 2: what P1 the printed numbers allow, and counts of real masks."""
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import fed_ltp

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT
 from prunella.benchmarks.papers.fed_ltp_ablation import (

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import prunella.client.app
-import prunella.client.session
 import pytest
 import torch
+
+import prunella.client.app
+import prunella.client.session
 from prunella.attacks import ATTACKS
 from prunella.benchmarks.papers import leakage as bench
 from prunella.core.errors import ConfigError, DefenseError

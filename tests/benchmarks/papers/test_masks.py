@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import masks

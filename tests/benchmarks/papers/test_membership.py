@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from prunella.benchmarks.papers import membership, tradeoff
 
 TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}

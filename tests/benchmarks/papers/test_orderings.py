@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+
 from prunella.attacks.score.control import undefended_view
 from prunella.benchmarks.papers import orderings as bench
 from prunella.core.trees import density

@@ -1,6 +1,7 @@
 """P2, P5 and P10: one setting moves at a time, and verdicts on made-up leakage."""
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.priprune_bound import (

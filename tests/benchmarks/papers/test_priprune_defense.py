@@ -1,6 +1,7 @@
 """PriPrune's claims on its defenses: cells that claims share, and verdicts on made-up planes."""
 
 import pytest
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT
 from prunella.benchmarks.papers.priprune_defense import (

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from prunella.benchmarks.papers.schemes import cache_file, cases, in_order, measure, measure_all
 
 TINY = {"dataset": "digits", "model": "cnn", "rounds": 2, "local_steps": 2, "batch_size": 8, "device": "cpu"}

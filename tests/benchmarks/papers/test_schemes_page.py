@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+
 from prunella.benchmarks.papers.schemes_page import BEGIN, END, picture, read, renew, table
 
 

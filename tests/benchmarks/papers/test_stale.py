@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.verdict import HOLDS, NOT
 from prunella.benchmarks.engine.views import seen

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from prunella.benchmarks.papers import tradeoff
 from prunella.core.trees import full_mask
 from prunella.tasks.data import make_task

@@ -1,6 +1,7 @@
 """What the benchmark measures is an attack that works; no timing is asserted."""
 
 import torch
+
 from prunella.benchmarks.speed.attack import case, ours, psnr
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+
 from prunella.benchmarks.speed import defenses as bench
 from prunella.privacy.chain import build_chain
 from prunella.privacy.dp_sgd import DpSgd

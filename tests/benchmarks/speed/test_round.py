@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from prunella.benchmarks.speed.round import Silent, compare, write_app
 from prunella.deploy.runtime.settings import defaults, is_prunella, read_app
 

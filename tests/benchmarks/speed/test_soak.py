@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from prunella.benchmarks.speed.soak import ALL, Watcher, growth, look, plot, show, summary
 
 

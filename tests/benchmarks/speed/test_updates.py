@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from prunella.benchmarks.speed.updates import KINDS, Training, examples, real_update
 from prunella.core.trees import apply_mask, density
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from prunella.deploy.cli import main as cli
-from prunella.deploy.local import session
+from prunella.deploy.cli import session
 from prunella.deploy.machines import commands as machines
 from prunella.deploy.machines import member, submit
 from prunella.deploy.runs import RunDir
 from prunella.deploy.runtime.processes import Process
-from typer.testing import CliRunner
 
 RUNNER = CliRunner()
 WIDE = {"COLUMNS": "200"}
@@ -177,7 +178,7 @@ def test_stop_names_the_run_and_says_what_came_of_it(
 def test_the_guide_types_only_what_exists() -> None:
     import click
 
-    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
     blocks = [block for block in guide.split("```")[1::2] if block.startswith("sh\n")]
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()[1:]]
     services = [line for line in guide.splitlines() if line.startswith("ExecStart=")]

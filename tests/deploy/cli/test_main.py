@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from prunella.deploy.cli import main as cli
+from prunella.deploy.cli import session
 from prunella.deploy.errors import LaunchError
-from prunella.deploy.local import session
 from prunella.deploy.runs import RunError, create
 from prunella.deploy.runtime.processes import environment, importable
 from prunella.deploy.tools import doctor
-from typer.testing import CliRunner
 
 RUNNER = CliRunner()
 

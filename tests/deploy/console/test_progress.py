@@ -7,8 +7,9 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prunella.deploy.console.progress import Follower, LiveView, PlainView, State, by_round, describe, fold, view
 from rich.console import Console
+
+from prunella.deploy.console.progress import Follower, LiveView, PlainView, State, by_round, describe, fold, view
 
 
 def line(round: int, metric: str, value: float, **labels: str) -> dict:

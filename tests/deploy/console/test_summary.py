@@ -1,10 +1,11 @@
 import io
 from pathlib import Path
 
+from rich.console import Console
+
 from prunella.deploy.console.summary import rows, summary
 from prunella.deploy.runs import RunDir
 from prunella.server.store import RunStore, row
-from rich.console import Console
 
 
 def audit(kind: str, psnr: float, ok: bool | None = None) -> dict:

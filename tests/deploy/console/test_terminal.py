@@ -2,6 +2,7 @@
 
 import pytest
 import typer
+
 from prunella.core.errors import ConfigError
 from prunella.deploy.console.terminal import explained, say
 from prunella.deploy.errors import LaunchError, UsageError

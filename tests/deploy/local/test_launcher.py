@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from prunella.core.errors import ConfigError
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local import launcher
@@ -244,7 +245,7 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
 
 
 def test_fewer_clients_than_a_round_waits_for_is_refused_with_the_mend(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with pytest.raises(UsageError, match="-c min-clients=1"):
         check_clients(Request(root, tmp_path, {}, supernodes=1))
     check_clients(Request(root, tmp_path, {"min-clients": 1}, supernodes=1))

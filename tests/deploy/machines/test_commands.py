@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from prunella.client.session import read_node
 from prunella.core.errors import ConfigError
 from prunella.deploy.errors import LaunchError, UsageError

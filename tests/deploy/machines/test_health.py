@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from prunella.deploy.machines.health import connected, healthy, peers
 from prunella.deploy.ports import free_ports
 from prunella.deploy.runtime.processes import environment, importable

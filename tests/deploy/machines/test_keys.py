@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
 from prunella.deploy.machines import keys
 from prunella.deploy.machines.keys import KeyFileError, Keys
 

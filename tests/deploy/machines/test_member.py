@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.machines.commands import EXECUTOR, LINK, NODE
 from prunella.deploy.machines.member import AGAIN, Member, Tail

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from prunella.deploy.machines import keys
 from prunella.deploy.machines.keys import Keys
 from prunella.deploy.machines.refusals import ANOTHER_ADDRESS, ANOTHER_AUTHORITY, NO_TLS, REFUSALS, find, greet

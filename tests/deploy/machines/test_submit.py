@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
 from prunella.deploy.console.progress import PlainView
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.local.launcher import Request
@@ -18,7 +20,6 @@ from prunella.deploy.runs import WRITER, RunDir, create, state, written
 from prunella.deploy.runtime.processes import Exit, Process
 from prunella.server import store
 from prunella.server.store import RunStore, claimed
-from rich.console import Console
 
 HERE = Address("127.0.0.1", 8000)
 
@@ -87,7 +88,7 @@ def test_the_request_carries_keys_settings_and_where_the_run_is_kept(
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"registered-keys": False}, False)])
 def test_with_keys_client_numbers_are_the_keys(tmp_path: Path, made: Keys, given: dict, wanted: bool) -> None:
     run = create(tmp_path / "runs", "one", 0)
-    request = Request(Path(__file__).parents[2], tmp_path / "runs", given, supernodes=2, run_id="one")
+    request = Request(Path(__file__).parents[3], tmp_path / "runs", given, supernodes=2, run_id="one")
     configs = []
     for found in (made, None):
         process = submit.control(request, Target(HERE, found), run, resume=False)

@@ -9,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.machines import keys
 from prunella.deploy.ports import free_ports
 from prunella.deploy.runtime import control
-from prunella.deploy.runtime.processes import ROOT
 
 
 def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:

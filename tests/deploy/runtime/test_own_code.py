@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_files
 from flwr.clientapp.utils import get_load_client_app_fn
+
+from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.runtime.control import app_files
 from prunella.deploy.runtime.own_code import OWN_CODE, ForeignCode, check_bundle, checked, loading_own
-from prunella.deploy.runtime.processes import ROOT
 
 OURS = '[tool.flwr.app.components]\nclientapp = "prunella.client.app:app"\n'
 
@@ -32,8 +33,8 @@ def bundle(**files: str) -> bytes:
 
 
 def test_our_own_files_pass_be_they_all_or_some(home: Path) -> None:
-    check_bundle(bundle(**{"client/app.py": "# client/app.py\n", "core/trees.py": "# core/trees.py\n"}), home)
-    check_bundle(bundle(**{"client/app.py": "# client/app.py\n", "README.md": "anything", "client/": ""}), home)
+    check_bundle(bundle(**{"client/app.py": "# client/app.py\n", "core/trees.py": "# core/trees.py\n"}), (home,))
+    check_bundle(bundle(**{"client/app.py": "# client/app.py\n", "README.md": "anything", "client/": ""}), (home,))
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,13 @@ def test_our_own_files_pass_be_they_all_or_some(home: Path) -> None:
 )
 def test_anything_else_is_refused_by_name(home: Path, files: dict[str, str]) -> None:
     with pytest.raises(ForeignCode, match="its own release only"):
-        check_bundle(bundle(**files), home)
+        check_bundle(bundle(**files), (home,))
 
 
 def test_an_absolute_name_is_no_file_of_ours(home: Path) -> None:
     path = home / "client/app.py"
     with pytest.raises(ForeignCode):
-        check_bundle(bundle(**{str(path): path.read_text()}), home)
+        check_bundle(bundle(**{str(path): path.read_text()}), (home,))
 
 
 def test_flower_s_installer_looks_only_where_it_is_asked_to(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

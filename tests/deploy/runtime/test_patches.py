@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+
 from prunella.deploy.runtime import patches
 from prunella.deploy.runtime.patches import ForkedPopen, PatchError, PatientTime, replace, set_default
 from prunella.deploy.runtime.processes import environment, importable

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.ports import free_ports
 from prunella.deploy.runtime import processes
-from prunella.deploy.runtime.processes import ROOT, Exit, Process, Stock, Warm, environment, importable
+from prunella.deploy.runtime.processes import Exit, Process, Stock, Warm, environment, importable
 
 
 def until(condition, seconds: float = 60.0) -> None:

@@ -3,6 +3,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from prunella.deploy.runs import RunDir, create
 from prunella.deploy.runtime import services
 from prunella.deploy.runtime.processes import CONTROL

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.core.errors import ConfigError
+from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.runtime import settings
-from prunella.deploy.runtime.processes import ROOT
 from prunella.deploy.runtime.settings import (
     app_directory,
     check,
@@ -88,10 +89,10 @@ def test_an_installed_app_is_found_by_its_files(tmp_path: Path, monkeypatch: pyt
         def locate(self) -> Path:
             return tmp_path / "env" / self
 
-    monkeypatch.setattr(settings, "__file__", str(tmp_path / "site-packages" / "deploy" / "settings.py"))
+    monkeypatch.setattr(settings, "ROOMS", tmp_path / "site-packages" / "prunella")
     monkeypatch.setattr(settings.metadata, "files", lambda name: [File("share/prunella/pyproject.toml")])
     assert app_directory() == installed.parent
-    assert packages_of(installed.parent) == tmp_path / "site-packages"
+    assert packages_of(installed.parent) == tmp_path / "site-packages" / "prunella"
     assert packages_of(tmp_path) == tmp_path
     monkeypatch.setattr(settings.metadata, "files", lambda name: None)
     with pytest.raises(ConfigError, match="--app"):

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.ports import free_ports
 from prunella.deploy.runtime import zygote as warm
-from prunella.deploy.runtime.processes import ROOT, Exit, Process, Warm, environment, importable
+from prunella.deploy.runtime.processes import Exit, Process, Warm, environment, importable
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_the_present_directory_stays_where_the_user_names_it(
 
 def test_installed_from_a_wheel_it_stays_for_everything_else_lives_there(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = sysconfig.get_path("purelib")
-    monkeypatch.setattr(warm, "ROOT", Path(packages))
+    monkeypatch.setattr(warm, "IMPORT_ROOT", Path(packages))
     monkeypatch.setattr(sys, "path", ["", packages])
     monkeypatch.setenv("PYTHONPATH", packages)
     warm.forget_path()
@@ -171,9 +173,12 @@ def test_installed_from_a_wheel_it_stays_for_everything_else_lives_there(monkeyp
 def test_nothing_of_the_apps_bundle_is_in_the_zygote() -> None:
     bundle = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     packages = {pattern.split("/")[0] for pattern in bundle}
-    assert {"core", "server", "client"} <= packages
+    assert {"prunella", "core", "server", "client"} <= packages
     assert not packages & {module.split(".")[0] for module in (*warm.FLOWER, *warm.PRELOAD)}
-    code = "import prunella.deploy.runtime.zygote, sys; print(*{name.split('.')[0] for name in sys.modules})"
+    code = (
+        "from prunella.deploy.runtime import zygote; import sys; zygote.forget_ourselves();"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True, check=True
     )

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from prunella.deploy.cli import main as cli
 from prunella.deploy.tools import claims
-from typer.testing import CliRunner
 
 
 def test_the_engine_lists_its_claims_in_a_process_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from prunella.deploy.tools import doctor
 from prunella.deploy.tools.doctor import Check
-from rich.console import Console
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
 from prunella.core.trees import full_mask
 from prunella.deploy.cli import main as cli
 from prunella.deploy.errors import LaunchError, UsageError
@@ -16,7 +18,6 @@ from prunella.server.checkpoint import Checkpoint, save
 from prunella.server.report.report import exported
 from prunella.tasks.exported import fitted, load_exported
 from prunella.tasks.task import Task, initial, prunable
-from typer.testing import CliRunner
 
 TASK = Task("cnn", (1, 8, 8), 10)
 

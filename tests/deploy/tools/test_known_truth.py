@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
 from prunella.attacks.engine.resume import Shelf
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace
@@ -18,7 +20,6 @@ from prunella.privacy.channel import NaturalChannel, natural_channel
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
-from typer.testing import CliRunner
 
 
 def audit(*arguments: str | Path) -> str:

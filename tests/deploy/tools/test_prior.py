@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
 from prunella.attacks import ggl, rog
 from prunella.deploy.cli import main as cli
 from prunella.deploy.errors import UsageError
@@ -12,7 +14,6 @@ from prunella.server.audit.canary import POOL, load_pool
 from prunella.tasks.data import load_test
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
-from typer.testing import CliRunner
 
 
 def test_a_run_s_canaries_are_not_learnt_from() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import entropy, multivariate_normal
+
 from prunella.privacy.ledger.bounds import (
     binary_entropy,
     dp_capacity,
@@ -14,7 +16,6 @@ from prunella.privacy.ledger.bounds import (
     priprune_printed,
     reconstruction_floor,
 )
-from scipy.stats import entropy, multivariate_normal
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
@@ -109,7 +110,7 @@ def test_the_capacity_of_an_epsilon_is_that_of_the_noise_the_gaussian_mechanism_
 
 
 def test_the_documentation_prints_the_capacities() -> None:
-    text = " ".join((Path(__file__).parents[2] / "docs" / "defenses.md").read_text().split())
+    text = " ".join((Path(__file__).parents[3] / "docs" / "defenses.md").read_text().split())
     assert f"a noise multiplier of 1 lets at most {dp_capacity(1.0, 1.0, 1):.2f} nats of an image" in text
     assert f"for ε 1 at δ 1e-5 at most {dp_capacity_of_epsilon(1.0, 1e-5, 1):.3f};" in text
 

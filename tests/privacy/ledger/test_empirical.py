@@ -5,6 +5,8 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
+from scipy import stats
+
 from prunella.privacy.ledger.empirical import (
     _at_least,
     _at_most,
@@ -14,7 +16,6 @@ from prunella.privacy.ledger.empirical import (
     one_run,
     right_guesses,
 )
-from scipy import stats
 
 RUNS = 400
 # How many of RUNS bounds may lie above the truth: a right 95 % bound fails this once in 10,000 times at most.

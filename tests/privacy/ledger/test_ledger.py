@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prunella.core.errors import DefenseError
 from prunella.privacy.accounting import Charge, Privacy, epsilon
 from prunella.privacy.chain import Chain, build_chain

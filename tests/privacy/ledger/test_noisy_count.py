@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from scipy import stats
+
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.privacy.ledger.noisy_count import noisy_count
-from scipy import stats
 
 
 def drawn(scale: float, count: int = 7, size: int = 4000) -> torch.Tensor:

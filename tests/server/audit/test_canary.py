@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.leakage import score
 from prunella.attacks.sgi import Sgi

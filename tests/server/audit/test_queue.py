@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import prunella.client.app
 import psutil
 import pytest
 import torch
 from flwr.app import Message, MetricRecord
+
+import prunella.client.app
 from prunella.attacks import ATTACKS, rog
 from prunella.attacks.sgi import Sgi
 from prunella.attacks.trace import load_trace
@@ -32,7 +33,6 @@ from prunella.server.rounds import Federation, federate
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task
 from prunella.wire.records import to_dense
-
 from tests.local_grid import LocalGrid, settings
 
 QUICK = {"rounds": 2, "audit_every": 2, "batch_size": 2, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}

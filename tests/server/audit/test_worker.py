@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace
 from prunella.core.files import read_tree, write_json, write_tree
@@ -33,7 +34,7 @@ from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **settings: float) -> Path:

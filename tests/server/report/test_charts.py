@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.server.report.charts import DRAWN, HEIGHT, WIDTH, Band, Series, line_chart, thin, ticks
 from prunella.server.report.units import percent, score
 

@@ -1,4 +1,5 @@
 import pytest
+
 from prunella.core.metrics import METRICS
 from prunella.server.report.numbers import audit_rows, counter_rows, ledger_rows, round_rows
 from prunella.strategies.round.masked import RoundStats

@@ -1,6 +1,7 @@
 import re
 
 from jinja2 import Environment, meta
+
 from prunella.server.report.page import STYLE, TEMPLATE
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.server.report.pictures import IMAGES, SIDE, STRIPS, choose, load, png, strip

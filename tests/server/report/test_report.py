@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
+
 from prunella.attacks.score.leakage import score
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.report.report import ROWS, _defaults, bounds, command, write_report
 from prunella.server.store import RunStore, row
-from sklearn.datasets import load_digits
 
 HOSTILE = '"><script>alert(1)</script>'
 FETCHING = {"src", "href", "srcset", "poster", "data", "action", "xlink:href"}

@@ -2,6 +2,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prunella.server.report.series import baseline_band, increments, label_values, last, leak_series, points, total
 
 

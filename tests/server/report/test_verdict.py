@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
+
 from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import level, value
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.report.verdict import control_of, control_state, verdict, worst_first
-from sklearn.datasets import load_digits
 
 Audit = dict[str, Any]
 

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import apply_mask, full_mask, l2, subtract
@@ -10,7 +12,6 @@ from prunella.strategies.round.plan import Plan
 from prunella.tasks.examples import Examples
 from prunella.tasks.models.precode import with_bottleneck
 from prunella.tasks.training import Sgd
-from torch import nn
 
 
 class Net(nn.Module):

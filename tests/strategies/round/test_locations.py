@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
+
 from prunella.client.app import app as client_app
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError
@@ -19,7 +20,6 @@ from prunella.strategies.round.locations import REMEMBERED, LocationSets
 from prunella.strategies.round.roster import Member
 from prunella.tasks.task import Task, initial
 from prunella.wire.records import mask_to_coded
-
 from tests.local_grid import LocalGrid, settings
 
 LIKE: Tree = {"w": torch.randn(20, 20, generator=torch.Generator().manual_seed(0)), "b": torch.zeros(20)}

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import density
@@ -15,7 +16,6 @@ from prunella.server.grid import OrderedGrid
 from prunella.strategies.round.masked import MaskedMean
 from prunella.tasks.task import initial
 from prunella.wire.records import from_dense, to_dense
-
 from tests.local_grid import LocalGrid, settings
 
 

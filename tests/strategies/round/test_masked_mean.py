@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.core.errors import KeyMismatch
 from prunella.core.trees import Tree, apply_mask
 from prunella.strategies.round.masked_mean import MaskedSum, masked_mean

@@ -7,6 +7,7 @@ import pytest
 from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
+
 from prunella.core.errors import PrunellaError
 from prunella.strategies.round.numbering import Numbering
 

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.strategies.round.personal import PersonalMasks, to_bytes, to_tensor
 from prunella.wire.encode import decode_mask
 

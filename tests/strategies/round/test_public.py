@@ -1,10 +1,11 @@
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import PrunellaError
 from prunella.strategies.round.masked import Model
 from prunella.strategies.round.public import loss_on, public_batch, public_examples
 from prunella.tasks.data import Examples, load_test
-from torch import nn
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}

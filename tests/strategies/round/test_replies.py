@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.trees import full_mask, map_trees
 from prunella.server.app import assemble
@@ -20,7 +21,6 @@ from prunella.strategies.round.replies import (
     read_reply,
 )
 from prunella.wire.records import from_coded, pack, to_coded, to_dense, unpack
-
 from tests.local_grid import LocalGrid, settings
 
 

@@ -4,12 +4,14 @@ import math
 import statistics
 from pathlib import Path
 
-import prunella.client.app
 import pytest
 import torch
 from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import trim_mean
+
+import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, KeyMismatch
 from prunella.core.trees import Tree, apply_mask, full_mask, map_trees
@@ -34,8 +36,6 @@ from prunella.strategies.round.robust import (
 from prunella.tasks.task import initial
 from prunella.wire.kept import Kept
 from prunella.wire.records import from_coded, to_coded
-from scipy.stats import trim_mean
-
 from tests.local_grid import LocalGrid, settings
 
 PREVIOUS = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}

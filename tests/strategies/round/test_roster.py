@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+
 from prunella.core.errors import PrunellaError
 from prunella.strategies.round.numbering import Numbering
 from prunella.strategies.round.roster import MAX_CLIENT, Member, Roster, read_hello, sample

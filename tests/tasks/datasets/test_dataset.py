@@ -1,6 +1,7 @@
 """Every entry keeps the contract of ``Dataset``."""
 
 import pytest
+
 from prunella.core.errors import ConfigError
 from prunella.tasks import DATASETS
 

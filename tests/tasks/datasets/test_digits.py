@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from prunella.core.errors import DataError
 from prunella.tasks.datasets import digits
 from prunella.tasks.partition import Partition

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from prunella.core.errors import DataError
 from prunella.tasks.datasets import DATASETS, HUBS
 from prunella.tasks.datasets.hub import Hub, fetch_test, fetch_train, partitioner

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.tasks.data import class_names, describe, load_client, require_same_classes
 from prunella.tasks.datasets.imagefolder import IMAGEFOLDER, SHAPE

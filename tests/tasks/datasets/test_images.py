@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from prunella.core.errors import DataError
 from prunella.tasks.datasets.images import open_image, shape_of, to_tensor
 

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+
 from prunella.core.errors import ConfigError, DataError
 from prunella.tasks.data import load_client
 from prunella.tasks.datasets.parquet import PARQUET, Table, encoded, find, guess, train

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+
 from prunella.tasks.data import load_client
 from prunella.tasks.examples import Examples, raw_digests
 from prunella.tasks.partition import Partition

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.tasks.models.alexnet import PLAN, alexnet
 from prunella.tasks.models.layers import convolutions
 

@@ -1,12 +1,13 @@
 import torch
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
 from prunella.core.randomness import rehearsal, stream
 from prunella.tasks.data import batches, make_task
 from prunella.tasks.datasets.digits import split
 from prunella.tasks.models.cnn import cnn
 from prunella.tasks.task import initial
 from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 TASK = make_task("cnn", "digits", None)
 

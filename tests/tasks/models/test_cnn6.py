@@ -1,6 +1,7 @@
 import torch
-from prunella.tasks.models.cnn6 import cnn6
 from torch import nn
+
+from prunella.tasks.models.cnn6 import cnn6
 
 
 def test_has_the_published_number_of_parameters(parameters):

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.tasks.models.conv import conv_1, conv_2, conv_4, conv_6
 
 PUBLISHED = [(conv_1, 3_815_566), (conv_2, 6_603_710), (conv_4, 13_657_406), (conv_6, 25_324_350)]

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch import nn
+
 from prunella.core.errors import ConfigError
 from prunella.tasks.models.layers import convolutions, dense, flat_size, with_head
-from torch import nn
 
 
 def test_default_padding_keeps_height_and_width():

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.tasks.models.lenet import ZHU_RANGE, lenet, lenet_zhu
 
 

@@ -1,4 +1,5 @@
 import torch
+
 from prunella.tasks.models.ltp import ltp_1, ltp_2
 
 

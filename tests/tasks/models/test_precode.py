@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.tasks.models import MODELS
@@ -9,9 +13,6 @@ from prunella.tasks.models.precode import BETA, WIDTH, Bottleneck, with_bottlene
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import drawing, loss_and_gradient
-from torch import nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 TASK = Task("precode-cnn", (1, 8, 8), 10)
 X = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))

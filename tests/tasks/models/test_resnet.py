@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.tasks.models.resnet import BasicBlock, resnet10, resnet18
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from prunella.core.errors import ConfigError
 from prunella.tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
 

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+
+from prunella.core.installation import IMPORT_ROOT as ROOT
+from prunella.deploy.cli import session
 from prunella.deploy.errors import UsageError
-from prunella.deploy.local import session
 from prunella.deploy.local.launcher import Outcome, Request, describe
 from prunella.deploy.runs import RunDir, create
-from prunella.deploy.runtime.processes import ROOT
 from prunella.server.store import RunStore, row
 
 

@@ -7,13 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from prunella.deploy.console.progress import Line, State, View, fold, view
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local.launcher import Outcome, Request, Status, launch, restored, tail
 from prunella.deploy.machines.submit import Target, submit
 from prunella.deploy.runs import RunDir, find
 from prunella.deploy.runtime import settings
-from rich.console import Console
 
 out = Console()
 errors = Console(stderr=True)

@@ -1,0 +1,8 @@
+"""Where this code lies: in a checkout or an app's bundle the rooms are beside the folder ``prunella``, else inside."""
+
+from pathlib import Path
+
+import prunella
+
+IMPORT_ROOT = Path(prunella.__file__).resolve().parent.parent  # what ``PYTHONPATH`` needs for ``import prunella``
+ROOMS = Path(prunella.__path__[-1]).resolve()  # the folder that has ``core``, ``client`` and the others
