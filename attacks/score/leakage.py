@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prunella.attacks.score.information import information
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
@@ -105,15 +106,11 @@ def _bins(truth: Tensor, guess: Tensor, levels: int) -> list[tuple[np.ndarray, n
 
 
 def nmi(truth: Tensor, guess: Tensor, levels: int) -> list[float]:
-    from sklearn.metrics import normalized_mutual_info_score
-
-    return [float(normalized_mutual_info_score(t, g)) for t, g in _bins(truth, guess, levels)]
+    return [information(t, g)[0] for t, g in _bins(truth, guess, levels)]
 
 
 def ami(truth: Tensor, guess: Tensor, levels: int) -> list[float]:
-    from sklearn.metrics import adjusted_mutual_info_score
-
-    return [float(adjusted_mutual_info_score(t, g)) for t, g in _bins(truth, guess, levels)]
+    return [information(t, g)[1] for t, g in _bins(truth, guess, levels)]
 
 
 def mse(truth: Tensor, guess: Tensor) -> list[float]:

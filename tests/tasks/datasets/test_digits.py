@@ -1,8 +1,6 @@
 import numpy as np
-import pytest
 import torch
 
-from prunella.core.errors import DataError
 from prunella.tasks.datasets import digits
 from prunella.tasks.partition import Partition
 
@@ -32,10 +30,3 @@ def test_clients_never_see_the_held_out_part():
     known = {tuple(x.flatten().tolist()): int(y) for x, y in zip(train.x, train.y, strict=True)}
     assert all(known[tuple(x.flatten().tolist())] == int(y) for s in shares for x, y in zip(s.x, s.y, strict=True))
     assert torch.cat([share.y for share in shares]).bincount().tolist() == train.y.bincount().tolist()
-
-
-def test_without_scikit_learn_the_mend_is_named(monkeypatch):
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    digits.everything.cache_clear()
-    with pytest.raises(DataError, match="install scikit-learn"):
-        digits.everything()
