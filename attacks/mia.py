@@ -26,6 +26,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from prunella.attacks.engine.labels import last_linear
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
+from prunella.core.extras import require
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task
@@ -67,6 +68,7 @@ class MembershipLeakage:
 
 def membership_leakage(members: Tensor, outsiders: Tensor) -> MembershipLeakage:
     """How well scores [M] of members and [N] of outsiders part. Raises ``AttackError`` for one that is not finite."""
+    require("server", "sklearn")
     from sklearn.metrics import roc_auc_score, roc_curve
 
     scores = torch.cat([members, outsiders]).double().cpu()

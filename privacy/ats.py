@@ -35,6 +35,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from prunella.core.config import Count
 from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.extras import require
 from prunella.core.randomness import PrivateGenerator, stream
 from prunella.core.trees import Tree
 from prunella.privacy.defense import DataDefense, Equal, State
@@ -74,6 +75,7 @@ class TransformationSearch:
 
 def _transforms() -> Any:
     """torchvision's functions; imported when needed, since every message a client answers is a new process."""
+    require("vision", "torchvision")
     from torchvision.transforms.v2 import functional
 
     return functional

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from prunella.core.config import Count, Positive
 from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.extras import require
 from prunella.core.randomness import PrivateGenerator
 from prunella.privacy.channel import check_fitted, describe, eigenvalues, log_capacity, solve_variance
 from prunella.privacy.defense import DataDefense, Equal, Smaller, State
@@ -81,6 +82,7 @@ def _from_file(settings: PersonalizedChannel, height: int, width: int) -> Tensor
     try:
         if settings.importance.endswith(".npy"):
             return torch.from_numpy(np.load(settings.importance, allow_pickle=False).astype(np.float64))
+        require("vision", "PIL")
         from PIL import Image
 
         with Image.open(settings.importance) as picture:

@@ -1,10 +1,75 @@
 """Federated learning that is pruned, defended and honest about what it leaks.
 
-The names below are the public library; importing one imports what it needs, and ``import prunella`` alone imports
-nothing. What is neither here nor in a room's ``__init__`` is private and may change.
+``import prunella`` imports nothing else; a name of ``__all__`` brings its module with it when it is first used:
+
+    ATTACKS, DEFENSES, STRATEGIES     everything there is to choose from, by the names that settings take
+    Task                              a model, the shape of its inputs and the number of classes
+    Recorder, Training, record        keep what the server of a Flower app of your own receives
+    load_trace, ServerView            what was kept, as an attack takes it
+    PrivateBatch, Reconstruction      the truth, and what an attack makes of a view
+    score                             how alike the two are, beside baselines
+    PrunellaError                     the ancestor of every error raised on purpose
+
+What is neither here nor in the ``__init__`` of a package below is private and may change.
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-if not (Path(__file__).parent / "core").is_dir():  # a checkout or an app's bundle: the rooms lie beside this folder
+if TYPE_CHECKING:
+    from prunella.attacks import ATTACKS
+    from prunella.attacks.score.leakage import score
+    from prunella.attacks.trace import load_trace
+    from prunella.core.errors import PrunellaError
+    from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+    from prunella.flower.record import Recorder, Training, record
+    from prunella.privacy import DEFENSES
+    from prunella.strategies import STRATEGIES
+    from prunella.tasks.task import Task
+
+__version__ = "0.1.0"
+__all__ = [
+    "ATTACKS",
+    "DEFENSES",
+    "STRATEGIES",
+    "PrivateBatch",
+    "PrunellaError",
+    "Reconstruction",
+    "Recorder",
+    "ServerView",
+    "Task",
+    "Training",
+    "load_trace",
+    "record",
+    "score",
+]
+
+_MODULES = {
+    "ATTACKS": "attacks",
+    "DEFENSES": "privacy",
+    "STRATEGIES": "strategies",
+    "PrivateBatch": "core.types",
+    "PrunellaError": "core.errors",
+    "Reconstruction": "core.types",
+    "Recorder": "flower.record",
+    "ServerView": "core.types",
+    "Task": "tasks.task",
+    "Training": "flower.record",
+    "load_trace": "attacks.trace",
+    "record": "flower.record",
+    "score": "attacks.score.leakage",
+}
+
+if not (Path(__file__).parent / "core").is_dir():  # a checkout or an app's bundle: the packages lie beside this folder
     __path__.append(str(Path(__file__).resolve().parent.parent))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

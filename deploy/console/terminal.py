@@ -36,6 +36,7 @@ def say(text: str) -> None:
 def explained() -> Iterator[None]:
     """Turn the errors a user can mend into one line and an exit code."""
     from prunella.core.errors import PrunellaError
+    from prunella.core.extras import extra_of
 
     try:
         yield
@@ -43,6 +44,10 @@ def explained() -> Iterator[None]:
         fail(str(error), USAGE)
     except LaunchError as error:
         fail(str(error), FAILED)
+    except ModuleNotFoundError as missing:
+        if (extra := extra_of(missing.name or "")) is None:
+            raise
+        fail(f'{missing.name} is not installed: pip install "prunella[{extra}]"', USAGE)
     except KeyboardInterrupt:
         fail("stopped", INTERRUPTED)
 

@@ -20,7 +20,7 @@ from prunella.deploy.console.progress import Follower, View
 from prunella.deploy.errors import UsageError
 from prunella.deploy.ports import LOOPBACK, PortError, free_ports, is_free
 from prunella.deploy.runs import RunDir, RunError, create, locked, new_id, point_latest, prepare
-from prunella.deploy.runtime import services, settings
+from prunella.deploy.runtime import requirements, services, settings
 from prunella.deploy.runtime.patches import POLL, poll_for
 from prunella.deploy.runtime.processes import Backend, Exit, Stock, Warm
 from prunella.deploy.runtime.zygote import ENV, PRELOAD
@@ -246,6 +246,7 @@ def launch(
     if sys.platform != "linux":
         raise UsageError("the launcher needs Linux: use the Docker image, or Flower's own `flwr run`")
     check_port(request.settings)
+    requirements.check("simulation" if request.simulate else "server")
     check_clients(request)
     run = resume or create(request.runs, request.run_id or new_id(), 0 if request.simulate else request.supernodes)
     with terminated(), locked(run):

@@ -22,10 +22,11 @@ from prunella.core.errors import ConfigError, DataError
 from prunella.deploy.ports import PortError, free_ports, is_open
 from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.processes import environment
+from prunella.deploy.runtime.requirements import FLOWER
 
 State = Literal["ok", "warn", "bad"]
 SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
-PINNED = {"flwr": "1.39."}  # 1.40 no longer speaks gRPC
+PINNED = {"flwr": FLOWER}
 PORTS = 8
 EARLIEST = 1735689600  # 2025-01-01: a clock before this breaks certificates and signed metadata
 SPACE = 2e9  # bytes a few runs and bundles may need
@@ -55,7 +56,7 @@ def python() -> Check:
 def packages() -> list[Check]:
     """Versions of what this was written against."""
     checks = []
-    for name in ("flwr", "torch", "torchvision", "grpcio", "scikit-learn"):
+    for name in ("flwr", "torch", "torchvision", "scikit-learn"):
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:

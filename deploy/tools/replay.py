@@ -18,7 +18,6 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.utils import save_image
 
 from prunella.attacks import PROBES, SECTIONS, find_attack
 from prunella.attacks.engine.resume import Shelf
@@ -29,6 +28,7 @@ from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section, section_defaults
 from prunella.core.device import pick_device
 from prunella.core.errors import AttackError, unknown
+from prunella.core.extras import require
 from prunella.core.files import read_tree
 from prunella.core.foreign import is_foreign
 from prunella.core.randomness import stream
@@ -118,6 +118,9 @@ def from_here() -> None:
 def save(images: Tensor, path: Path) -> None:
     """A sheet of the images [N, C, H, W] in [0, 1], enlarged without smoothing. Raises ``UsageError``."""
     factor = max(1, SIDE // max(images.shape[-2:]))
+    require("vision", "torchvision")
+    from torchvision.utils import save_image
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_image(interpolate(images.clamp(0, 1), scale_factor=factor, mode="nearest"), path, padding=4, pad_value=0.5)

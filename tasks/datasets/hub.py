@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prunella.core.errors import DataError
+from prunella.core.extras import require
 from prunella.tasks.datasets import parquet
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.parquet import Table
@@ -36,6 +37,7 @@ class Hub:
 
 def partitioner(partition: Partition, table: Table) -> "Partitioner":
     """Flower Datasets' partitioner for a ``Partition``."""
+    require("vision", "flwr_datasets")
     from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
 
     if partition.kind == "iid":
@@ -58,6 +60,7 @@ def _examples(rows: "HubRows", table: Table) -> Examples:
 
 
 def _federated(hub: Hub, partitioners: "dict[str, Partitioner | int]", seed: int) -> Any:
+    require("vision", "flwr_datasets")
     from flwr_datasets import FederatedDataset
 
     return FederatedDataset(dataset=hub.name, subset=hub.subset, partitioners=partitioners, seed=seed)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from prunella.core.errors import ConfigError, DataError, of_data
+from prunella.core.extras import require
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.images import open_image, pixels, to_tensor
 from prunella.tasks.examples import Examples, raw_digests
@@ -35,6 +36,7 @@ def _open(path: Path | None, split: str) -> "ImageFolder":
             "say where the pictures lie: dataset 'imagefolder:/folder', or a node's own --data; on a server without "
             "pictures a folder with an empty one per class will do"
         )
+    require("vision", "torchvision")
     from torchvision.datasets import ImageFolder
 
     try:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunella.core.errors import of_data
+from prunella.core.extras import require
 from prunella.tasks.models.layers import Shape
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ DEEP = "IF"  # first letters of PIL's modes over 8 bits, which it would clip in 
 
 def open_image(data: bytes) -> "Image":
     """A picture from its encoded bytes. Raises ``OSError`` or ``ValueError`` when it is none."""
+    require("vision", "PIL")
     from PIL import Image
 
     try:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from prunella.core.errors import ConfigError, of_data
+from prunella.core.extras import require
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.images import open_image, shape_of, to_tensor
 from prunella.tasks.examples import Examples, raw_digests
@@ -52,6 +53,7 @@ def find(path: Path, split: str) -> list[Path]:
 
 def open_split(path: Path, split: str) -> "pads.Dataset | None":
     """A split, nothing read yet; None where it has no files."""
+    require("vision", "pyarrow")
     import pyarrow as pa
     from pyarrow.dataset import dataset
 
