@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-ROOMS := core tasks pruning privacy strategies attacks client server deploy benchmarks
-STRICT := core tasks pruning privacy strategies attacks
 
 .PHONY: run test lint unit federation clean
 .DELETE_ON_ERROR:
@@ -13,22 +11,29 @@ run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. A
 
 test: lint unit federation  ## Everything .ci/run runs.
 
-lint: $(VENV)/installed
+lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(STRICT)
+	mkdir -p .types && ln -sfn .. .types/prunella
+	$(BIN)/mypy
 
-unit: $(VENV)/installed  ## Fast tests, the examples in docstrings among them; no Flower process.
+unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flower process.
 	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
 
-federation: $(VENV)/installed  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. And the slow tests.
+federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. And the slow tests.
 	$(BIN)/pytest -n 2 --dist loadfile -m "federation or slow" tests
 
-$(VENV)/installed: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Prunella needs Python 3.11 or newer: set PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/installed: pyproject.toml $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[server,vision]"
+	touch $@
+
+$(VENV)/dev: pyproject.toml $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Prunella needs Python 3.11 or newer: set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .types

@@ -44,7 +44,7 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
     """
     config = tomllib.loads((app / "pyproject.toml").read_text())
     patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
-    found: dict[str, bytes | Path] = {}
+    found: dict[str, Path] = {}
     for pattern in (pattern.lstrip("/") for pattern in patterns):
         first = pattern.partition("/")[0]
         # In a Prunella installed from a wheel the folder ``prunella`` is the one that holds the rooms.

@@ -178,12 +178,12 @@ def test_the_matcher_reads_patterns_as_docker_does() -> None:
 
 
 def installed() -> set[str]:
-    """What `pip install .` reads: the sources of the packages, and three files beside them."""
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    sources = {
-        str(path.relative_to(ROOT)) for name in packages for path in (ROOT / name.replace(".", "/")).glob("*.py")
-    }
-    return sources | {"pyproject.toml", "README.md", "LICENSE"}
+    """What `pip install .` reads: the sources and data of the packages, and three files beside them."""
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {name: ROOT / name.removeprefix("prunella.").replace(".", "/") for name in setup["packages"]}
+    sources = {str(path.relative_to(ROOT)) for folder in folders.values() for path in folder.glob("*.py")}
+    data = {str((folders[name] / file).relative_to(ROOT)) for name, f in setup["package-data"].items() for file in f}
+    return sources | data | {"pyproject.toml", "README.md", "LICENSE"}
 
 
 def test_everything_that_is_installed_reaches_the_build_and_nothing_else() -> None:
