@@ -4,7 +4,6 @@ One table serves the Prometheus exporter, the run store and the report. No metri
 unbounded, and who leaks how much is itself sensitive. Round is a value, not a label.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,41 +68,6 @@ _ALL = (
         (),
         "up",
     ),
-    Metric("reconstruction_mse_floor", "gauge", "Lower bound on any attack's error, worst client.", "", (), "down"),
-    # Nats like the channel's bound: Prometheus takes bits for bytes that are to be divided by 8.
-    Metric("leakage_bound_nats", "gauge", "PriPrune's information bound.", "nats", ("form",), "up"),
     Metric("build_info", "info", "Versions of the running server."),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A weighted mean that can be merged: total and weight add up.
-
-    >>> (Mean.of(1.0) + Mean.of(4.0, weight=2)).value
-    3.0
-    """
-
-    total: float
-    weight: float
-
-    @classmethod
-    def of(cls, value: float, weight: float = 1.0) -> "Mean":
-        return cls(value * weight, weight)
-
-    def __add__(self, other: "Mean") -> "Mean":
-        return Mean(self.total + other.total, self.weight + other.weight)
-
-    @property
-    def value(self) -> float:
-        if self.weight <= 0:
-            raise ValueError("a mean of nothing has no value")
-        return self.total / self.weight
-
-    @classmethod
-    def merge(cls, means: "Iterable[Mean]") -> "Mean":
-        merged = cls(0.0, 0.0)
-        for mean in means:
-            merged = merged + mean
-        return merged

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from prunella.server.report.charts import Point, Role, Series, line_chart
 from prunella.server.report.series import baseline_band, increments, leak_series, points
 from prunella.server.report.units import decibels, percent, score, size
-from prunella.server.store import Line
+from prunella.server.store.schema import Line
 
 
 def whole(share: float | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from prunella.attacks.score.level import value
 from prunella.server.report.charts import Band, Point
-from prunella.server.store import Line
+from prunella.server.store.schema import Line
 
 
 def points(lines: Iterable[Line], metric: str, **labels: str) -> tuple[Point, ...]:

@@ -6,12 +6,9 @@
 ('–', '0.31')
 """
 
-from collections.abc import Callable
-
 NARROW = "\u202f"
 NONE = "–"
 PREFIXES = ("", "k", "M", "G", "T", "P")
-Shown = Callable[[float | None], str]
 
 
 def digits(value: float, significant: int = 3) -> str:

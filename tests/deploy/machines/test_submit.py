@@ -19,7 +19,7 @@ from prunella.deploy.ports import free_ports
 from prunella.deploy.runs import WRITER, RunDir, create, state, written
 from prunella.deploy.runtime.processes import Exit, Process
 from prunella.server import store
-from prunella.server.store import RunStore, claimed
+from prunella.server.store.write import RunStore, claimed
 
 HERE = Address("127.0.0.1", 8000)
 

@@ -1,5 +1,5 @@
 from prunella.server.report.figures import leakage_charts, run_charts, whole, whole_decibels
-from prunella.server.store import Line
+from prunella.server.store.schema import Line
 
 
 def counter(metric: str, direction: str, per_round: float, rounds: int = 3) -> list[Line]:

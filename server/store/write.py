@@ -1,17 +1,9 @@
-"""The run store: a directory of plain files that outlives the process and needs no service to read.
+"""Writing the run store: one process, append-only lines, whole files replaced atomically.
 
-    run.json        what was run: id, status, error, note, settings, versions, times (ISO 8601), threat model, claims
-    metrics.jsonl   one number a line, append-only: round, time (Unix seconds), metric, labels, value
-    audits.jsonl    one audit a line, append-only (``Audit``)
-    pictures/       safetensors "original" and "reconstruction" [N, C, H, W] in [0, 1], only of clients that consented
-    metrics.parquet the numbers as one table, a column per label, written when the run ends
-    report.html     written by ``server.report.report``
-    .writer         empty; locked by the one process that writes the run
-
-Counters are cumulative. A number that is not finite is refused with ``StoreError``: a leakage of NaN is a failed
-evaluation and never a small one. A crash can tear the last line only; ``RunStore.open`` mends that.
+Counters are cumulative. A crash can tear only the last line, and ``RunStore.open`` cuts a torn line off.
 
 >>> import tempfile
+>>> from prunella.server.store.schema import row
 >>> store = RunStore.open(Path(tempfile.mkdtemp()))
 >>> store.append_metrics(1, [row("accuracy_ratio", 0.5), row("wire_bytes_total", 10, direction="up")])
 >>> store.append_metrics(2, [row("accuracy_ratio", 0.75)])
@@ -22,35 +14,27 @@ evaluation and never a small one. A crash can tear the last line only; ``RunStor
 
 import fcntl
 import json
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from prunella.attacks.score.level import Level
-from prunella.core.errors import PrunellaError, unknown
+from prunella.core.errors import unknown
 from prunella.core.files import write_atomically, write_json
 from prunella.core.metrics import METRICS
+from prunella.server.store.read import read_audits, read_lines, read_metrics, read_run
+from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, Line, Row, StoreError, check_audit, check_row
 
-Line = dict[str, Any]
+TABLE = "metrics.parquet"
 Status = Literal["running", "completed", "failed", "stopped"]
-RUN, METRIC_LINES, AUDIT_LINES, TABLE, PICTURES = (
-    "run.json",
-    "metrics.jsonl",
-    "audits.jsonl",
-    "metrics.parquet",
-    "pictures",
-)
 WRITER = ".writer"  # locked by the process that writes the run
-PATIENCE = 10.0  # seconds: a ServerApp that was told to end has 3
+PATIENCE = 10.0  # seconds to wait for another writer; a ServerApp that was told to end takes at most 3
 RUN_KEYS = (
     "id",
     "status",
@@ -63,76 +47,7 @@ RUN_KEYS = (
     "finished",
     "threat_model",
     "claims",
-    "command",
 )
-
-
-class StoreError(PrunellaError, ValueError):
-    """A line does not fit the store, or a file of the store cannot be read."""
-
-
-class Row(NamedTuple):
-    """One number of ``core.metrics.METRICS`` with its labels; what the store, the exporter and the report share."""
-
-    metric: str
-    value: float
-    labels: Mapping[str, str] = {}
-
-
-def row(metric: str, value: float, **labels: str) -> Row:
-    """A checked ``Row``."""
-    return check_row(Row(metric, float(value), labels))
-
-
-def check_row(given: Row) -> Row:
-    """The row, or ``ConfigError`` / ``StoreError`` when its name, labels or value are not allowed out.
-
-    >>> check_row(Row("wire_bytes_total", 1.0, {"client": "3"}))
-    Traceback (most recent call last):
-    server.store.StoreError: metric 'wire_bytes_total' takes the labels ['direction'], not ['client']
-    """
-    if given.metric not in METRICS:
-        raise unknown("metric", given.metric, METRICS)
-    expected = METRICS[given.metric].labels
-    if set(given.labels) != set(expected):
-        raise StoreError(f"metric {given.metric!r} takes the labels {sorted(expected)}, not {sorted(given.labels)}")
-    if not math.isfinite(given.value):
-        raise StoreError(f"metric {given.metric!r} is not a finite number")
-    return given
-
-
-class Audit(BaseModel):
-    """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``; ``level`` is a client's own word,
-    and all there is of one that tells no numbers; ``ok`` says whether a control was rebuilt."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    round: int
-    kind: Literal["control", "control-defended", "client"]
-    client: int | None = None
-    attack: str
-    defense: str
-    adaptive: bool
-    threat: str
-    objective: float | None = None
-    seconds: float
-    outcome: Literal["scored", "no-consent", "failed", "control-failed"]
-    scores: dict[str, Any] | None = None
-    level: Level | None = None
-    pictures: str | None = None
-    ok: bool | None = None
-
-
-def check_audit(audit: Mapping[str, Any]) -> Line:
-    """The audit as it will stand in the file, or ``StoreError`` naming the fields that are wrong."""
-    try:
-        checked = Audit.model_validate(dict(audit))
-    except ValidationError as error:
-        problems = [".".join(map(str, e["loc"])) + ": " + e["type"] for e in error.errors(include_input=False)]
-        raise StoreError(f"audit does not fit the store: {', '.join(problems)}") from None
-    if checked.outcome == "scored" and checked.scores is None and checked.level is None:
-        raise StoreError("audit says 'scored' and has neither scores nor a level")
-    return checked.model_dump()
 
 
 def _encode(line: Mapping[str, Any]) -> str:
@@ -140,36 +55,6 @@ def _encode(line: Mapping[str, Any]) -> str:
         return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
     except ValueError:
         raise StoreError("a line of the run store holds a number that is not finite") from None
-
-
-def read_lines(path: Path) -> list[Line]:
-    """The objects of a JSON-lines file; none when it is missing. A torn last line is left out, any other one raises."""
-    pieces = path.read_bytes().split(b"\n") if path.exists() else []
-    lines: list[Line] = []
-    for number, piece in enumerate(pieces, 1):
-        try:
-            lines += [json.loads(piece)] if piece.strip() else []
-        except ValueError:
-            if number < len(pieces):
-                raise StoreError(f"{path.name}: line {number} is not JSON") from None
-    return lines
-
-
-def read_run(run_dir: Path) -> Line:
-    """``run.json``, or an empty mapping when it is not there yet."""
-    path = run_dir / RUN
-    try:
-        return dict(json.loads(path.read_text())) if path.exists() else {}
-    except ValueError:
-        raise StoreError(f"{RUN} is not a JSON object") from None
-
-
-def read_metrics(run_dir: Path) -> list[Line]:
-    return read_lines(run_dir / METRIC_LINES)
-
-
-def read_audits(run_dir: Path) -> list[Line]:
-    return read_lines(run_dir / AUDIT_LINES)
 
 
 def now() -> str:
@@ -210,10 +95,10 @@ def _locked(file: IO[bytes]) -> bool:
 
 @contextmanager
 def claimed(run_dir: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Write a run as the only one: while we are in here, and this process lives, nobody else can come in.
+    """Hold the run's lock, so that no other process writes this run until the block or this process ends.
 
-    Waits ``patience`` seconds for a process that is ending, then raises ``StoreError``: two ServerApps that wrote one
-    run would ruin both.
+    Waits ``patience`` seconds for a process that is ending, then raises ``StoreError``: two ServerApps writing one run
+    would ruin it.
     """
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(run_dir / WRITER, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
@@ -236,7 +121,7 @@ class RunStore:
 
     @classmethod
     def open(cls, run_dir: Path) -> "RunStore":
-        """The store in ``run_dir``, made when missing; a line torn by a crash is cut off before anything is added."""
+        """The store in ``run_dir``, created if missing. A line torn by a crash is cut off before anything is added."""
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in (METRIC_LINES, AUDIT_LINES):
             path = run_dir / name
@@ -254,7 +139,7 @@ class RunStore:
         write_json(self.path / RUN, self.run() | fields)
 
     def append_metrics(self, round: int, rows: Iterable[Row]) -> None:
-        """All of ``rows`` under one round and time, or none when one of them is refused."""
+        """Append all of ``rows`` under one round and time, or none of them if one is refused."""
         at = time.time()
         checked = [check_row(each) for each in rows]
         self._append(
@@ -275,7 +160,7 @@ class RunStore:
             file.flush()
 
     def rewind(self, round: int) -> None:
-        """Forget every line of a later round, so that a run resumed after ``round`` writes each round once."""
+        """Drop every line of a later round, so that a run resumed after ``round`` writes each round once."""
         for name in (METRIC_LINES, AUDIT_LINES):
             path = self.path / name
             if path.exists():

@@ -1,11 +1,11 @@
-"""Rows of numbers for the run store and Prometheus, from what a round, a ledger or an audit said."""
+"""What a round, a privacy ledger or an audit says, as rows of numbers for the run store and Prometheus."""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prunella.core.metrics import METRICS
-from prunella.server.store import Row, row
+from prunella.server.store.schema import Row, row
 from prunella.strategies.round.masked import RoundStats
 from prunella.tasks.training import Evaluation
 
