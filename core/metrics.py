@@ -1,7 +1,7 @@
 """Every number that leaves the process, as a typed value: name, unit, kind, direction, help.
 
 One table serves the Prometheus exporter, the run store and the report. No metric has a client label: it would be
-unbounded, and who leaks how much is itself sensitive. Round is a value, not a label.
+unbounded, and how much each client leaks is itself sensitive. The round is a value, not a label.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Kind = Literal["gauge", "counter", "histogram", "info"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's identity. ``leaks``: the direction in which more privacy is lost, None where that has no meaning."""
+    """A metric. ``leaks``: the direction in which more privacy is lost, or None if it has none."""
 
     name: str
     kind: Kind
@@ -32,7 +32,7 @@ class Metric:
 _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
-    Metric("rounds", "gauge", "Rounds this run is to have."),
+    Metric("rounds", "gauge", "Rounds planned for this run."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
     Metric("mask_density_ratio", "gauge", "Share of the prunable weights the global mask keeps.", "ratio"),
@@ -47,7 +47,7 @@ _ALL = (
     Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
-    Metric("clients_available", "gauge", "Clients that are there and within their budget, so that they can be asked."),
+    Metric("clients_available", "gauge", "Clients that are connected and within their budget."),
     Metric("clients_selected", "gauge", "Clients asked to train in the last round."),
     Metric("leakage_nmi_ratio", "gauge", "Normalised mutual information, 16 levels.", "ratio", _LEAK, "up"),
     Metric("leakage_psnr_decibels", "gauge", "Peak signal-to-noise ratio of the best match.", "dB", _LEAK, "up"),

@@ -133,7 +133,7 @@ def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evalu
         federation.best = keep_best(federation.folder, saved, result.accuracy, federation.best)
 
 
-def _give_up(federation: Federation) -> None:
+def _require_replies(federation: Federation) -> None:
     stats = federation.strategy.stats
     federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
     if federation.empty_rounds >= PATIENCE:
@@ -171,7 +171,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
         f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip
-    _give_up(federation)
+    _require_replies(federation)
     return arrays
 
 

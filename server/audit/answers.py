@@ -25,7 +25,7 @@ def read_scores(record: MetricRecord) -> dict[str, Any]:
     """A client's scores as ``Leakage.to_dict`` returns them. Raises ``AttackError`` on other names or odd numbers."""
     bounds = {f"{score}.{stat}": limits for score, limits in SCORES.items() for stat in STATS} | SHARES
     if not bounds.keys() - {"label_accuracy"} <= record.keys() <= bounds.keys():
-        raise AttackError("scores are missing, or others than those asked for")
+        raise AttackError("scores are missing or unexpected")
     checked = {name: figure(value, *bounds[name]) for name, value in record.items()}
     numbers = {name: value for name, value in checked.items() if value is not None}
     if len(numbers) < len(checked):
@@ -46,5 +46,5 @@ def read_pictures(record: ArrayRecord | None, shape: tuple[int, int, int]) -> tu
         if x.dtype != torch.float32 or tuple(x.shape[1:]) != shape or not bool(torch.isfinite(x).all()):
             raise AttackError("the pictures are not images of this task")
     if not len(pair[0]) == len(pair[1]) <= MAX_PICTURES:
-        raise AttackError("the pictures do not pair up")
+        raise AttackError("the pictures are not pairs, or too many")
     return pair[0].clamp(0, 1), pair[1].clamp(0, 1)
