@@ -7,7 +7,7 @@ from prunella.attacks.score.level import level, value
 from prunella.server.report.pictures import who
 from prunella.server.report.units import NONE, digits, duration, error, fixed, percent, plural, score
 from prunella.server.report.verdict import control_of, control_state
-from prunella.server.store.schema import Line, StoreError, check_audit
+from prunella.server.store.schema import StoreError, StoreLine, check_audit
 
 ROWS = 300  # audits in the table
 KINDS = ("control", "control-defended", "client")
@@ -18,7 +18,7 @@ RESULTS = {
 OUTCOMES = {"no-consent": "no consent", "failed": "failed", "control-failed": "control failed", "scored": "scored"}
 
 
-def valid_audits(lines: Iterable[Line]) -> tuple[list[Line], int]:
+def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
     """The audits that fit the store, sorted by round with the control first, and the number of those that do not."""
     valid, damaged = [], 0
     for line in lines:
@@ -29,13 +29,13 @@ def valid_audits(lines: Iterable[Line]) -> tuple[list[Line], int]:
     return sorted(valid, key=lambda a: (a["round"], KINDS.index(a["kind"]), a["client"] or 0)), damaged
 
 
-def _cell(audit: Line, metric: str, shown: Callable[[float | None], str]) -> dict[str, Any]:
+def _cell(audit: StoreLine, metric: str, shown: Callable[[float | None], str]) -> dict[str, Any]:
     mean, random, other = (shown(value(audit, metric, stat)) for stat in ("mean", "random", "other"))
     worst = value(audit, metric)
     return {"worst": shown(worst), "rest": () if worst is None else (mean, f"({random}, {other})")}
 
 
-def _cells(audit: Line) -> list[dict[str, Any]]:
+def _cells(audit: StoreLine) -> list[dict[str, Any]]:
     scores = audit.get("scores") or {}
     spreads = [_cell(audit, "psnr", lambda y: NONE if y is None else fixed(y, 1))]
     spreads += [_cell(audit, metric, score) for metric in ("ssim", "nmi", "ami")] + [_cell(audit, "mse", error)]
@@ -44,12 +44,12 @@ def _cells(audit: Line) -> list[dict[str, Any]]:
     return [*spreads, *shares, {"worst": objective, "rest": (duration(audit["seconds"]),)}]
 
 
-def _images(audit: Line) -> str:
+def _images(audit: StoreLine) -> str:
     images = (audit.get("scores") or {}).get("images")
     return plural(int(images), "image") if images else ""
 
 
-def _result(audit: Line, audits: Sequence[Line]) -> tuple[str, str]:
+def _result(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
     """The tone (a CSS class) and the words of an audit's result."""
     if audit["outcome"] != "scored":
         return "unproven", OUTCOMES[audit["outcome"]]
@@ -71,7 +71,7 @@ def letter(index: int) -> str:
     return chr(ord("A") + place) + (str(turn + 1) if turn else "")
 
 
-def audit_table(audits: Sequence[Line], threats: Sequence[str]) -> list[dict[str, Any]]:
+def audit_table(audits: Sequence[StoreLine], threats: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for audit in audits[-ROWS:]:
         tone, result = _result(audit, audits)
@@ -84,7 +84,7 @@ def audit_table(audits: Sequence[Line], threats: Sequence[str]) -> list[dict[str
     return rows
 
 
-def no_pictures(audits: Sequence[Line]) -> str:
+def no_pictures(audits: Sequence[StoreLine]) -> str:
     """Why the report has no pictures."""
     clients = [a for a in audits if a["kind"] == "client"]
     if not audits:

@@ -25,14 +25,14 @@ from prunella.server.report.tiles import NO_FAILURES, tiles
 from prunella.server.report.units import digits, fixed, plural
 from prunella.server.report.verdict import verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
-from prunella.server.store.schema import Line
+from prunella.server.store.schema import StoreLine
 from prunella.tasks.exported import read_description
 
 OPEN = 6  # picture strips that are shown without a click
 REPORT = "report.html"
 
 
-def bounds(lines: Sequence[Line]) -> list[tuple[str, str]]:
+def bounds(lines: Sequence[StoreLine]) -> list[tuple[str, str]]:
     """The figures that hold against any attack, as far as the run has them."""
     found = [(f"ε, {stat}", digits(e)) for stat in label_values(lines, "privacy_epsilon", "stat")
              if (e := last(lines, "privacy_epsilon", stat=stat)) is not None]  # fmt: skip
@@ -47,7 +47,7 @@ def bounds(lines: Sequence[Line]) -> list[tuple[str, str]]:
     return found
 
 
-def notices(run: Line, lines: Sequence[Line], damaged: int) -> list[tuple[str, str]]:
+def notices(run: StoreLine, lines: Sequence[StoreLine], damaged: int) -> list[tuple[str, str]]:
     """What the reader must know about the run before reading on, as pairs of a key word and a sentence."""
     rounds = plural(int(last(lines, "round") or 0), "round")
     status = run.get("status")
@@ -83,7 +83,7 @@ def exported(run_dir: Path) -> str:
     )
 
 
-def _facts(run: Line) -> list[str]:
+def _facts(run: StoreLine) -> list[str]:
     settings = run.get("settings", {})
     names = ("dataset", "model", "strategy", "defenses")
     started = str(run.get("started") or "")[:16].replace("T", " ")

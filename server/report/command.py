@@ -6,7 +6,7 @@ from typing import Any
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import Run, kebab, section_defaults
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
-from prunella.server.store.schema import Line
+from prunella.server.store.schema import StoreLine
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 
 LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address")  # of one place, not of the experiment
@@ -19,7 +19,7 @@ def default_settings() -> dict[str, Any]:
     return found
 
 
-def command(run: Line) -> str:
+def command(run: StoreLine) -> str:
     """The command line that repeats ``run``, as a shell takes it."""
     defaults = default_settings()
     given = {k: v for k, v in run.get("settings", {}).items() if k not in LOCAL_SETTINGS and defaults.get(k) != v}

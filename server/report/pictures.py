@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from prunella.attacks.score.leakage import psnr, ssim
+from prunella.attacks.score.level import Line
 from prunella.core.files import read_tree
 from prunella.server.report.units import decibels, score
 from prunella.server.report.verdict import worst_first
-from prunella.server.store.schema import Line, StoreError
+from prunella.server.store.schema import StoreError
 
 STRIPS = 12  # strips in a report
 IMAGES = 8  # pairs in a strip: one row on a desk

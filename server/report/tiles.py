@@ -8,7 +8,7 @@ from prunella.server.report.pictures import who
 from prunella.server.report.series import last, points, total
 from prunella.server.report.units import NONE, decibels, digits, duration, percent, score, size
 from prunella.server.report.verdict import worst_first
-from prunella.server.store.schema import Line
+from prunella.server.store.schema import StoreLine
 
 NO_FAILURES = "No reply was left out"
 
@@ -17,7 +17,7 @@ def _tile(name: str, value: str, *notes: str) -> dict[str, Any]:
     return {"name": name, "value": value, "notes": [note for note in notes if note], "wide": False}
 
 
-def _wire_tile(run: Line, lines: Sequence[Line]) -> dict[str, Any]:
+def _wire_tile(run: StoreLine, lines: Sequence[StoreLine]) -> dict[str, Any]:
     sent, dense = total(lines, "wire_bytes_total", "direction"), total(lines, "wire_dense_bytes_total", "direction")
     note = ""
     if sent is not None and dense:
@@ -27,7 +27,7 @@ def _wire_tile(run: Line, lines: Sequence[Line]) -> dict[str, Any]:
     return _tile("Sent, both ways", size(sent), note, "" if values == "float32" else f"updates rounded to {values}")
 
 
-def _leakage_tile(audits: Sequence[Line]) -> dict[str, Any]:
+def _leakage_tile(audits: Sequence[StoreLine]) -> dict[str, Any]:
     scored = [a for a in audits if a["kind"] == "client" and a["outcome"] == "scored"]
     name = "Worst client leakage"
     if not scored:
@@ -46,7 +46,7 @@ def _failures_note(failures: float) -> str:
     return "replies left out" if failures else NO_FAILURES.lower()
 
 
-def tiles(run: Line, lines: Sequence[Line], audits: Sequence[Line]) -> list[dict[str, Any]]:
+def tiles(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> list[dict[str, Any]]:
     accuracy, losses = points(lines, "accuracy_ratio"), last(lines, "loss")
     best = f"best {percent(max(y for _, y in accuracy))}" if accuracy else ""
     done, planned = last(lines, "round"), last(lines, "rounds") or run.get("settings", {}).get("rounds")

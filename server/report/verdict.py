@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prunella.attacks.score.level import ORDER, Level, level, value
+from prunella.attacks.score.level import ORDER, Level, Line, level, value
 from prunella.server.report.units import decibels, plural, score
-from prunella.server.store.schema import Line
 
 Control = Literal["rebuilt", "failed", "missing"]
 WORDS: dict[Level, str] = {

@@ -14,7 +14,7 @@ from prunella.core.errors import PrunellaError, unknown
 from prunella.core.metrics import METRICS
 
 RUN, METRIC_LINES, AUDIT_LINES = "run.json", "metrics.jsonl", "audits.jsonl"
-Line = dict[str, Any]
+StoreLine = dict[str, Any]
 
 
 class StoreError(PrunellaError, ValueError):
@@ -73,7 +73,7 @@ class AuditLine(BaseModel):
     ok: bool | None = None
 
 
-def check_audit(audit: Mapping[str, Any]) -> Line:
+def check_audit(audit: Mapping[str, Any]) -> StoreLine:
     """The audit as a line of ``audits.jsonl``. Raises ``StoreError`` naming the fields that do not fit."""
     try:
         checked = AuditLine.model_validate(dict(audit))

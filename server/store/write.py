@@ -29,7 +29,16 @@ from prunella.core.errors import unknown
 from prunella.core.files import write_atomically, write_json
 from prunella.core.metrics import METRICS
 from prunella.server.store.read import read_audits, read_lines, read_metrics, read_run
-from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, Line, Row, StoreError, check_audit, check_row
+from prunella.server.store.schema import (
+    AUDIT_LINES,
+    METRIC_LINES,
+    RUN,
+    Row,
+    StoreError,
+    StoreLine,
+    check_audit,
+    check_row,
+)
 
 TABLE = "metrics.parquet"
 Status = Literal["running", "completed", "failed", "stopped"]
@@ -61,7 +70,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _rewrite(path: Path, lines: Iterable[Line]) -> None:
+def _rewrite(path: Path, lines: Iterable[StoreLine]) -> None:
     text = "".join(_encode(line) for line in lines)
 
     def write(temporary: Path) -> None:
@@ -70,7 +79,7 @@ def _rewrite(path: Path, lines: Iterable[Line]) -> None:
     write_atomically(path, write, mode=0o644)
 
 
-def _table(lines: Iterable[Line]) -> pa.Table:
+def _table(lines: Iterable[StoreLine]) -> pa.Table:
     """The numbers with their unit, and a text column per label, null where unused."""
     names = sorted({label for metric in METRICS.values() for label in metric.labels})
     rows = [
@@ -153,7 +162,7 @@ class RunStore:
     def append_audit(self, audit: Mapping[str, Any]) -> None:
         self._append(AUDIT_LINES, [check_audit(audit)])
 
-    def _append(self, name: str, lines: Iterable[Line]) -> None:
+    def _append(self, name: str, lines: Iterable[StoreLine]) -> None:
         text = "".join(_encode(line) for line in lines)
         with (self.path / name).open("a") as file:
             file.write(text)
@@ -172,11 +181,11 @@ class RunStore:
         write_atomically(self.path / TABLE, lambda p: pq.write_table(table, p), 0o644)
         self.write_run(status=status, error=error, finished=now())
 
-    def run(self) -> Line:
+    def run(self) -> StoreLine:
         return read_run(self.path)
 
-    def metrics(self) -> list[Line]:
+    def metrics(self) -> list[StoreLine]:
         return read_metrics(self.path)
 
-    def audits(self) -> list[Line]:
+    def audits(self) -> list[StoreLine]:
         return read_audits(self.path)
