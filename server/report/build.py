@@ -75,7 +75,7 @@ def exported(run_dir: Path) -> str:
     except (ConfigError, KeyError, ValueError, TypeError):
         return ""
     if small == dense:
-        return f"{where}: {small:,} parameters. No whole filter is pruned, so nothing gets faster."
+        return f"{where}: {small:,} parameters. No whole filter is pruned: nothing gets faster."
     return (
         f"{where}: {small:,} of {dense:,} parameters, {units} filters and neurons. A forward pass is "
         f"{fixed(gain, 2)} times as fast as the dense masked model's (median, batch {model['batch']}, one thread), "
