@@ -1,10 +1,9 @@
 """Every number that leaves the process, as a typed value: name, unit, kind, direction, help.
 
 One table serves the Prometheus exporter, the run store and the report. No metric has a client label: it would be
-unbounded, and who leaks how much is itself sensitive. Round is a value, not a label.
+unbounded, and how much each client leaks is itself sensitive. The round is a value, not a label.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,7 @@ Kind = Literal["gauge", "counter", "histogram", "info"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's identity. ``leaks``: the direction in which more privacy is lost, None where that has no meaning."""
+    """A metric. ``leaks``: the direction in which more privacy is lost, or None if it has none."""
 
     name: str
     kind: Kind
@@ -33,7 +32,7 @@ class Metric:
 _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
-    Metric("rounds", "gauge", "Rounds this run is to have."),
+    Metric("rounds", "gauge", "Rounds planned for this run."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
     Metric("mask_density_ratio", "gauge", "Share of the prunable weights the global mask keeps.", "ratio"),
@@ -48,7 +47,7 @@ _ALL = (
     Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
-    Metric("clients_available", "gauge", "Clients that are there and within their budget, so that they can be asked."),
+    Metric("clients_available", "gauge", "Clients that are connected and within their budget."),
     Metric("clients_selected", "gauge", "Clients asked to train in the last round."),
     Metric("leakage_nmi_ratio", "gauge", "Normalised mutual information, 16 levels.", "ratio", _LEAK, "up"),
     Metric("leakage_psnr_decibels", "gauge", "Peak signal-to-noise ratio of the best match.", "dB", _LEAK, "up"),
@@ -69,41 +68,6 @@ _ALL = (
         (),
         "up",
     ),
-    Metric("reconstruction_mse_floor", "gauge", "Lower bound on any attack's error, worst client.", "", (), "down"),
-    # Nats like the channel's bound: Prometheus takes bits for bytes that are to be divided by 8.
-    Metric("leakage_bound_nats", "gauge", "PriPrune's information bound.", "nats", ("form",), "up"),
     Metric("build_info", "info", "Versions of the running server."),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A weighted mean that can be merged: total and weight add up.
-
-    >>> (Mean.of(1.0) + Mean.of(4.0, weight=2)).value
-    3.0
-    """
-
-    total: float
-    weight: float
-
-    @classmethod
-    def of(cls, value: float, weight: float = 1.0) -> "Mean":
-        return cls(value * weight, weight)
-
-    def __add__(self, other: "Mean") -> "Mean":
-        return Mean(self.total + other.total, self.weight + other.weight)
-
-    @property
-    def value(self) -> float:
-        if self.weight <= 0:
-            raise ValueError("a mean of nothing has no value")
-        return self.total / self.weight
-
-    @classmethod
-    def merge(cls, means: "Iterable[Mean]") -> "Mean":
-        merged = cls(0.0, 0.0)
-        for mean in means:
-            merged = merged + mean
-        return merged

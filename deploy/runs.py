@@ -24,7 +24,7 @@ from typing import Any
 from prunella.deploy.errors import UsageError
 
 LATEST = "latest"
-WRITER = ".writer"  # as in server.store, which is slow to import
+WRITER = ".writer"  # as in server.store.write, which is slow to import
 
 
 class RunError(UsageError):

@@ -1,4 +1,4 @@
-"""The ServerApp: settings in, a federation put together, run and recorded; the run store says how it ended."""
+"""The ServerApp: reads the settings, builds the federation, runs it, and records how it ended."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +18,7 @@ from prunella.server.audit.queue import Auditor
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate, set_threads
-from prunella.server.store import RunStore, claimed, now
+from prunella.server.store.write import RunStore, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.strategies import build_strategy, uses_public
 from prunella.strategies.round.masked import Model
@@ -31,7 +31,7 @@ app = ServerApp()
 
 SECTIONS = {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}
 NUMBERS = "client-numbers.json"
-ERROR = 2_000  # characters of what a run failed of
+MAX_ERROR = 2_000  # characters of the error that ended a run
 _PACKAGES = ("prunella", "flwr", "torch", "numpy")
 
 
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def place(run: Run) -> Path:
+def run_directory(run: Run) -> Path:
     """The directory of the run. Raises ``ConfigError`` without one."""
     if not run.run_dir:
         raise ConfigError(
@@ -55,15 +55,15 @@ def place(run: Run) -> Path:
     return Path(run.run_dir)
 
 
-def numbers(folder: Path) -> Path:
-    """Where a SuperLink's runs keep whose the client numbers are: its FLWR_HOME, or the run's own ``folder``."""
+def numbering_file(folder: Path) -> Path:
+    """The file that maps SuperNodes to client numbers: in FLWR_HOME, shared by a SuperLink's runs, or in ``folder``."""
     return Path(os.environ.get("FLWR_HOME") or folder) / NUMBERS
 
 
 def assemble(run: Run, raw: Raw) -> Federation:
-    """Every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
+    """Build every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
     check_sections(raw, SECTIONS)
-    folder = place(run)
+    folder = run_directory(run)
     task = make_task(run.model, run.dataset, None)
     module = task.build()
     require_fit(task, module)
@@ -77,7 +77,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     model = Model(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
     strategy.roster.classes = class_names(run.dataset, None)
-    strategy.roster.numbering = Numbering(numbers(folder) if run.registered_keys else None)
+    strategy.roster.numbering = Numbering(numbering_file(folder) if run.registered_keys else None)
     auditor = Auditor(run, raw, task, canary, strategy.roster, folder)
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
@@ -87,7 +87,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
 
 
 def describe(federation: Federation) -> None:
-    """Write down what is about to run."""
+    """Record in the run store what is about to run."""
     run = federation.run
     chain = build_chain(run.defense_names, federation.raw)
     federation.store.write_run(
@@ -110,12 +110,12 @@ def main(grid: Grid, context: Context) -> None:
     set_threads()
     raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
     run = parse_run(raw)
-    with claimed(place(run)):
-        see_through(assemble(run, raw), grid)
+    with claimed(run_directory(run)):
+        run_to_end(assemble(run, raw), grid)
 
 
-def see_through(federation: Federation, grid: Grid) -> None:
-    """Run it to its end, whichever that is, and write down how it ended."""
+def run_to_end(federation: Federation, grid: Grid) -> None:
+    """Run the federation and record whether it completed, failed or was stopped."""
     describe(federation)
     try:
         federate(federation, OrderedGrid(grid, federation.run.poll_seconds))
@@ -123,7 +123,7 @@ def see_through(federation: Federation, grid: Grid) -> None:
         if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
             federation.store.finish("stopped")
             raise
-        federation.store.finish("failed", clean(f"{type(error).__name__}: {error}", ERROR))
+        federation.store.finish("failed", clean(f"{type(error).__name__}: {error}", MAX_ERROR))
         raise
     else:
         federation.store.finish("completed")

@@ -1,52 +1,52 @@
-"""The server's side of ``privacy.epsilon-budget``: clients whose next round would pass it are not asked any more.
+"""The server's side of ``privacy.epsilon-budget``: a client whose next round would exceed it is not asked any more.
 
-Each reply tells what epsilon one more such round would bring, and the client's budget, which may be its owner's and
-smaller than the run's (``client.budget.epsilon_next``, ``client.policy``). The client refuses that round itself,
-whatever a server does; here it is only not asked in vain, and a run that has too few clients left ends there, with what
-it has learned.
+Each reply says which epsilon one more such round would reach, and the client's budget, which its owner may have set
+below the run's (``client.budget.epsilon_next``, ``client.policy``). The client itself refuses such a round, whatever
+the server does; the server only avoids asking for nothing. A run with too few clients left ends with what it has
+learned.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
-class Over(NamedTuple):
-    """The epsilon of one more round, and the budget it would pass."""
+class Overrun(NamedTuple):
+    """The epsilon that one more round would reach, and the budget it would exceed."""
 
     epsilon: float
     budget: float
 
 
-def past_budget(ledgers: Mapping[str, Mapping[str, Any]], budget: float) -> dict[int, Over]:
-    """What one more round would bring, by client, where that is above its budget or the run's; 0: the run has none.
+def past_budget(ledgers: Mapping[str, Mapping[str, Any]], budget: float) -> dict[int, Overrun]:
+    """The clients that one more round would take past their budget or the run's (``budget``; 0 means none).
 
     >>> past_budget({"0": {"epsilon_next": 2.1}, "1": {"epsilon_next": 1.9}, "2": {}}, 2.0)
-    {0: Over(epsilon=2.1, budget=2.0)}
+    {0: Overrun(epsilon=2.1, budget=2.0)}
     >>> past_budget({"1": {"epsilon_next": 1.9, "epsilon_budget": 1.5}}, 0.0)
-    {1: Over(epsilon=1.9, budget=1.5)}
+    {1: Overrun(epsilon=1.9, budget=1.5)}
     """
     found = {}
     for client, line in ledgers.items():
         limits = [limit for limit in (budget, float(line.get("epsilon_budget") or 0.0)) if limit > 0]
         following = line.get("epsilon_next")
         if following is not None and limits and float(following) > min(limits):
-            found[int(client)] = Over(float(following), min(limits))
+            found[int(client)] = Overrun(float(following), min(limits))
     return found
 
 
-def too_few(clients: Iterable[int], over: Mapping[int, Over], minimum: int, budget: float, round: int) -> str | None:
+def too_few(clients: Iterable[int], over: Mapping[int, Overrun], minimum: int, budget: float, round: int) -> str | None:
     """Why ``round`` cannot take place, or None while at least ``minimum`` of ``clients`` can afford it.
 
-    >>> over = {0: Over(2.1, 2.0)}
+    >>> over = {0: Overrun(2.1, 2.0)}
     >>> too_few([0, 1], over, 1, 2.0, 5) is None, too_few([0, 1], over, 2, 2.0, 5)
     (True, 'stopped before round 5: it would bring 1 of 2 clients past privacy.epsilon-budget = 2 (ε up to 2.100)')
     >>> too_few([0], over, 1, 0.0, 5)
     'stopped before round 5: it would bring 1 of 1 clients past their own ε budget, the least 2 (ε up to 2.100)'
     """
-    known = set(clients) | set(over)
-    if not over or len(known - set(over)) >= minimum:
+    everyone = set(clients) | set(over)
+    if not over or len(everyone - set(over)) >= minimum:
         return None
     least = min(each.budget for each in over.values())
     whose = f"privacy.epsilon-budget = {least:g}" if least == budget else f"their own ε budget, the least {least:g}"
-    past = f"{len(over)} of {len(known)} clients past {whose}"
+    past = f"{len(over)} of {len(everyone)} clients past {whose}"
     return f"stopped before round {round}: it would bring {past} (ε up to {max(over.values()).epsilon:.3f})"

@@ -1,9 +1,9 @@
-"""Checkpoints: after every round all it takes to go on, written atomically, two kept.
+"""Checkpoints: after every round, all that is needed to resume, written atomically. The last two are kept.
 
-One safetensors file per round holds the global weights, buffers, mask and what the scheme remembers; its metadata
-holds the round, the settings that must not change, and cumulative counters, and a checksum (CRC-32) over all of it:
-safetensors alone notices a file that was cut short, but no bit that changed. Randomness needs no state: every stream
-is drawn from seed and round.
+One safetensors file per round holds the global weights, buffers, mask and the state of the pruning scheme. Its metadata
+holds the round, the settings that must not change, the cumulative counters, and a checksum (CRC-32) over everything:
+safetensors itself detects a truncated file, but not a flipped bit. Randomness has no state to save: every stream is
+derived from seed and round.
 """
 
 import json
@@ -29,8 +29,7 @@ _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server after ``round``. ``counters`` are the cumulative figures of the metrics, ``scheme`` is what the
-    strategy must find again."""
+    """The server after ``round``. ``counters`` are the cumulative metrics, ``scheme`` is the strategy's state."""
 
     round: int
     tree: Tree
@@ -54,12 +53,13 @@ def _checksum(notes: str, tree: Tree) -> str:
     value = zlib.crc32(notes.encode())
     for name in sorted(tree):
         value = zlib.crc32(name.encode(), value)
-        value = zlib.crc32(tree[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value)
+        flat = tree[name].detach().cpu().contiguous().reshape(-1)
+        value = zlib.crc32(flat.view(torch.uint8).numpy().data, value)
     return f"{value:08x}"
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write, then drop all but the last ``KEPT``. When the disk is full the older ones are still there."""
+    """Write the checkpoint, then delete all but the last ``KEPT``: on a full disk the older ones survive."""
     parts = {"model": checkpoint.tree, "mask": checkpoint.mask, "scheme": checkpoint.scheme}
     tree = {f"{kind}/{name}": tensor for kind, part in parts.items() for name, tensor in part.items()}
     notes = {
@@ -77,7 +77,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 def _read(path: Path) -> Checkpoint:
     flat, metadata = read_tree(path)
     if metadata["checksum"] != _checksum(metadata["checkpoint"], flat):
-        raise PrunellaError("the checksum does not fit")
+        raise PrunellaError("the checksum does not match")
     notes = json.loads(metadata["checkpoint"])
     parts: dict[str, Tree] = {"model": {}, "mask": {}, "scheme": {}}
     for name, tensor in flat.items():
@@ -88,7 +88,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be read, None when there is none. Raises when all are damaged."""
+    """The newest readable checkpoint, None if there is none. Raises ``PrunellaError`` if all are damaged."""
     rounds = _rounds(folder)
     for round in reversed(rounds):
         try:
@@ -106,7 +106,7 @@ def load(folder: Path) -> Checkpoint | None:
 
 
 def require_same_settings(checkpoint: Checkpoint, raw: Raw) -> None:
-    """Raise ``ConfigError`` naming the settings that differ from those the run began with."""
+    """Raise ``ConfigError`` naming the settings that differ from those the run started with."""
     names = (checkpoint.settings.keys() | raw.keys()) - set(MAY_CHANGE)
     changed = [name for name in sorted(names) if checkpoint.settings.get(name) != raw.get(name)]
     if changed:

@@ -1,11 +1,11 @@
-"""The Prometheus exporter: the rows of the run store over HTTP at ``/metrics``, and the live page beside them.
+"""The Prometheus exporter: the rows of the run store over HTTP at ``/metrics``, and the live page at ``/``.
 
-Names, help, kinds and labels come from ``core.metrics.METRICS``; a row that is not in that table is refused, so no
-name or label leaves that was not meant to. Values are kept as given and read by a collector of our own: the rows of a
-counter are cumulative, so a resumed run goes on from the stored total, and no ``_created`` series appear. Rows of a
-histogram are one observation each; feed the stored rows again after a resume to get its past back.
+Names, help, kinds and labels come from ``core.metrics.METRICS``. A row that is not in that table is refused, so only
+listed names and labels leave the process. A collector of our own serves the values as given: the rows of a counter are
+cumulative, so a resumed run continues from the stored total, and no ``_created`` series appear. Each row of a histogram
+is one observation; feed the stored rows again after a resume to restore its past.
 
-The address is ``host:port``; without a host it is the loopback one, and port 0 takes a free port.
+The address is ``host:port``; without a host the loopback address is used, and port 0 means any free port.
 
 >>> parse_address(":9100"), parse_address("[::1]:0")
 (('127.0.0.1', 9100), ('::1', 0))
@@ -38,14 +38,14 @@ from prometheus_client.registry import Collector
 from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS, Metric
 from prunella.server.report.live import application
-from prunella.server.store import Row, StoreError, check_row
+from prunella.server.store.schema import Row, StoreError, check_row
 
 LOOPBACK = "127.0.0.1"
 # Seconds: from digits on one machine (tenths) to a federation that waits for its slowest site (default limit 600).
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
-MOST = 64  # connections at a time; a browser opens six, Prometheus one
-SECONDS = 10.0  # a connection may last
+MAX_CONNECTIONS = 64  # at a time; a browser opens six, Prometheus one
+MAX_SECONDS = 10.0  # that a connection may last
 
 Labels = tuple[str, ...]
 
@@ -123,15 +123,15 @@ class _Values(Collector):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, and no more than ``2 * MOST`` of them, for ``SECONDS`` at most.
+    """One thread per connection, at most ``2 * MAX_CONNECTIONS`` of them, each for at most ``MAX_SECONDS``.
 
-    With ``MOST`` connections open, a new one ends the oldest: a reader who asks at once has its answer before it is the
-    oldest, while those who open connections and say nothing, or little, only push out one another. An ended connection
-    counts until its thread has noticed; where too many have not yet, the new one is closed unheard.
+    When ``MAX_CONNECTIONS`` are open, a new one ends the oldest: a client that sends its request at once is answered
+    before it is the oldest, while idle connections only displace each other. An ended connection counts until its
+    thread has noticed; if too many threads have not, the new connection is closed unread.
     """
 
     daemon_threads = True
-    request_queue_size = 1024  # whom the kernel has no room for waits a second before it asks again
+    request_queue_size = 1024  # a client for which the kernel queue has no space retries after a second
 
     def __init__(self, *given: Any) -> None:
         self._lock = Lock()
@@ -141,9 +141,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            crowded = len(self._begun) >= 2 * MOST
+            crowded = len(self._begun) >= 2 * MAX_CONNECTIONS
             live = [each for each in self._begun if each not in self._ended]
-            if len(live) >= MOST:
+            if len(live) >= MAX_CONNECTIONS:
                 self._end(live[0])
             if not crowded:
                 self._begun[request] = time.monotonic()
@@ -153,16 +153,16 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request(request, client_address)
 
     def _end(self, request: Any) -> None:
-        """Its thread's next read finds the end, its next write fails."""
+        """Shut the connection down: its thread's next read finds the end, its next write fails."""
         self._ended.add(request)
         with contextlib.suppress(OSError):
             request.shutdown(SHUT_RDWR)
 
     def service_actions(self) -> None:
-        """Called ten times a second: no connection lasts for ever by saying a little now and then."""
+        """End connections that are too old, also those that keep sending a little. Called ten times a second."""
         with self._lock:
             for request, begun in self._begun.items():
-                if request not in self._ended and time.monotonic() - begun > SECONDS:
+                if request not in self._ended and time.monotonic() - begun > MAX_SECONDS:
                     self._end(request)
 
     def shutdown_request(self, request: Any) -> None:
@@ -172,7 +172,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that went away, or was sent away, is no news."""
+        """Report nothing when a client has left or was disconnected."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -183,11 +183,11 @@ class _Server6(_Server):
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no news."""
+        """Log nothing: scrapes are routine."""
 
 
 class Exporter:
-    """An HTTP server for one run, on a registry of its own, so that two runs in one process do not mix.
+    """An HTTP server for one run, with its own registry, so that two runs in one process do not mix.
 
     With ``run_dir``, the directory of the run's store, the live page of the run is at ``/``.
     """
@@ -207,7 +207,7 @@ class Exporter:
         self.address = f"[{host}]:{self._server.server_port}" if ":" in host else f"{host}:{self._server.server_port}"
 
     def update(self, rows: Iterable[Row]) -> None:
-        """Show ``rows``. One that is not in the table is refused, and then none of them is shown."""
+        """Show ``rows``, or none of them if one is not in the table."""
         self._values.take([check_row(row) for row in rows])
 
     def close(self) -> None:

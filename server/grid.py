@@ -1,11 +1,11 @@
-"""A Grid that hands over replies one at a time, in the order of the messages, as soon as each is there.
+"""A Grid that yields replies one at a time, in the order of the messages, as soon as each has arrived.
 
 Flower's own ``send_and_receive`` polls every three seconds and returns all replies as one list. Pulling them in a fixed
-order instead gives two things at once: the server never holds more than one decoded reply, and the sum of a round has
-the same bits every time. A reply that is early waits at the SuperLink.
+order has two advantages: the server never holds more than one decoded reply, and the sum of a round has the same bits
+every time. A reply that arrives early waits at the SuperLink.
 
-A message lives as long as somebody waits for its answer, and ``LATE`` seconds more. Flower keeps it for twelve hours,
-and a SuperNode works on one message after the other: without that, a straggler trains for rounds that are long over.
+A message expires ``LATE`` seconds after the server stops waiting for its answer. Flower would keep it for twelve hours,
+and a SuperNode works on one message after another, so a straggler would train for rounds that are long over.
 """
 
 import time
@@ -16,11 +16,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-LATE = 5.0  # seconds in which the answers to a message that nobody waits for any more are still fetched
+LATE = 5.0  # seconds after the deadline in which an answer can still be fetched
 
 
 class OrderedGrid(Grid):
-    """Delegates to ``grid``; polls every ``poll`` seconds."""
+    """Wraps ``grid`` and polls it every ``poll`` seconds."""
 
     def __init__(self, grid: Grid, poll: float = 0.1) -> None:
         self._grid, self._poll = grid, poll
@@ -69,6 +69,6 @@ class OrderedGrid(Grid):
                 time.sleep(self._poll)
 
     def _rest(self, ids: list[str]) -> list[Message]:
-        """What is there after the deadline, in one go: were they asked for one by one, the last would expire."""
+        """All replies that are there after the deadline, in one call: asked for one by one, the last would expire."""
         found = {reply.metadata.reply_to_message_id: reply for reply in self._grid.pull_messages(ids)}
         return [found[message_id] for message_id in ids if message_id in found]

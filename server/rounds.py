@@ -1,4 +1,4 @@
-"""The run loop: rounds, evaluation, checkpoints, numbers, audits; and going on where a killed server stopped."""
+"""The run loop: rounds, evaluation, checkpoints, metrics and audits, and resuming a run after its server was killed."""
 
 import time
 from collections import Counter
@@ -21,8 +21,9 @@ from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
 from prunella.server.exporter import Exporter
-from prunella.server.report.numbers import audit_rows, counter_rows, ledger_rows, round_rows
-from prunella.server.store import Row, RunStore, row
+from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
+from prunella.server.store.schema import Row, row
+from prunella.server.store.write import RunStore
 from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.replies import Contribution
 from prunella.tasks.data import Examples
@@ -53,7 +54,7 @@ class Federation:
     best: float = -1.0
 
     def on_reply(self, contribution: Contribution) -> None:
-        """What happens with every valid reply beside aggregation: its ledger line, and an audit if one is due."""
+        """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""
         member = self.strategy.member(contribution.node)
         if member is not None:
             self.ledgers[str(member.client)] = contribution.ledger
@@ -63,14 +64,14 @@ class Federation:
             self.auditor.file_client(expected, contribution, member, start)
 
     def emit(self, round: int, rows: list[Row]) -> None:
-        """Numbers to the run store and to Prometheus."""
+        """Write metrics to the run store and to Prometheus."""
         self.store.append_metrics(round, rows)
         if self.exporter is not None:
             self.exporter.update(rows)
 
 
 def begin(federation: Federation) -> tuple[int, Tree]:
-    """Round and weights to start from: the newest checkpoint of a resumed run, else round 0 and the seed's weights."""
+    """Round and weights to start from: the newest checkpoint of a resumed run, or round 0 and initial weights."""
     run, folder = federation.run, federation.folder / "checkpoint"
     if not run.resume and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{federation.folder} holds a run already: set resume=true, or choose another run-dir")
@@ -132,7 +133,7 @@ def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evalu
         federation.best = keep_best(federation.folder, saved, result.accuracy, federation.best)
 
 
-def _give_up(federation: Federation) -> None:
+def _require_replies(federation: Federation) -> None:
     stats = federation.strategy.stats
     federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
     if federation.empty_rounds >= PATIENCE:
@@ -141,7 +142,7 @@ def _give_up(federation: Federation) -> None:
 
 
 def take_audits(federation: Federation, grid: Grid) -> None:
-    """Outcomes of audits that have become known, to the store and the metrics."""
+    """Record the outcomes of the audits that have finished since the last call."""
     federation.auditor.advance(grid)
     for outcome in federation.auditor.finished:
         name = f"audits_total|{outcome['outcome']}"
@@ -170,12 +171,12 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
         f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip
-    _give_up(federation)
+    _require_replies(federation)
     return arrays
 
 
 def drain(federation: Federation, grid: Grid) -> None:
-    """After training: wait for the audits under way, no longer than a round may take."""
+    """After training: wait for the audits that are running, at most as long as a round may take."""
     end = time.monotonic() + federation.run.round_seconds
     while federation.auditor.pending and time.monotonic() < end:
         take_audits(federation, grid)
@@ -184,8 +185,8 @@ def drain(federation: Federation, grid: Grid) -> None:
     take_audits(federation, grid)
 
 
-def refused(federation: Federation, round: int) -> str | None:
-    """Why the round must not take place; else None, and clients that could not afford it are asked no more."""
+def reason_to_stop(federation: Federation, round: int) -> str | None:
+    """Why the round must not take place, or None. Clients that would exceed their ε budget are asked no more."""
     run, roster = federation.run, federation.strategy.roster
     budget = parse_section(federation.raw, "privacy", Privacy).epsilon_budget
     over = past_budget(federation.ledgers, budget)
@@ -201,17 +202,17 @@ def federate(federation: Federation, grid: Grid) -> None:
     run = federation.run
     start, tree = begin(federation)
     federation.auditor.recover(start, federation.store.audits())
-    federation.auditor.warm_up()
+    federation.auditor.prepare()
     wanted = max(run.min_clients, run.expected_clients)
 
-    def tell(count: int) -> None:
+    def emit_available(count: int) -> None:
         federation.emit(start, [row("clients_available", count)])
 
     roster = federation.strategy.roster
-    roster.wait_for(grid, wanted, run.round_seconds, tell, run.min_clients)
+    roster.wait_for(grid, wanted, run.round_seconds, emit_available, run.min_clients)
     arrays, reason = to_dense(tree), None
     for round in range(start + 1, run.rounds + 1):
-        if reason := refused(federation, round):
+        if reason := reason_to_stop(federation, round):
             log(WARNING, "%s", reason)
             break
         arrays = one_round(federation, grid, round, arrays)

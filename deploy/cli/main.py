@@ -247,7 +247,7 @@ def export(
     with explained():
         from prunella.deploy.runs import find
         from prunella.deploy.tools.export import export
-        from prunella.server.report.report import write_report
+        from prunella.server.report.build import write_report
 
         found = find(runs, run)
         for line in export(found, out, best).lines():

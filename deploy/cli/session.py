@@ -39,7 +39,7 @@ class Foresighted:
 
 def preload() -> None:
     """What a report needs; whatever fails here fails again, and is told, when the report is written."""
-    for module in ("prunella.server.report.report", "prunella.deploy.console.summary", "torchmetrics.functional.image"):
+    for module in ("prunella.server.report.build", "prunella.deploy.console.summary", "torchmetrics.functional.image"):
         with suppress(Exception):
             importlib.import_module(module)
 
@@ -115,7 +115,7 @@ def record(outcome: Outcome) -> None:
     """Have ``run.json`` say how the run ended, where the server could not; its own account of a failure stays."""
     if not outcome.run.status() or (outcome.status, outcome.run.status()) == ("failed", "failed"):
         return
-    from prunella.server.store import RunStore
+    from prunella.server.store.write import RunStore
 
     RunStore.open(outcome.run.path).finish(outcome.status, outcome.error)
 
@@ -136,7 +136,7 @@ def finish(run: RunDir, console: Console) -> None:
     if not run.status():
         return
     from prunella.deploy.console.summary import summary
-    from prunella.server.report.report import write_report
+    from prunella.server.report.build import write_report
 
     path = write_report(run.path)
     console.print(summary(run))

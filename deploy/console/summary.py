@@ -14,7 +14,7 @@ from rich.text import Text
 from prunella.deploy.console.progress import State, fold, megabytes
 from prunella.deploy.runs import RunDir
 from prunella.server.report.verdict import verdict
-from prunella.server.store import read_audits, read_metrics, read_run
+from prunella.server.store.read import read_audits, read_metrics, read_run
 
 Line = Mapping[str, Any]
 Rows = list[tuple[str, str]]

@@ -119,7 +119,7 @@ def stop(target: Target, run: RunDir, folder: Path) -> bool:
             )
         time.sleep(LOOK)
     if done and run.status():
-        from prunella.server.store import RunStore
+        from prunella.server.store.write import RunStore
 
         RunStore.open(run.path).finish("stopped")
     return done

@@ -16,8 +16,8 @@ from rich.text import Text
 from prunella.deploy.console.summary import rows
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runs import RunDir, state
-from prunella.server.report.report import OWN
-from prunella.server.store import read_audits, read_metrics, read_run
+from prunella.server.report.command import LOCAL_SETTINGS
+from prunella.server.store.read import read_audits, read_metrics, read_run
 
 MISSING = "—"
 Cells = list[tuple[str, list[str]]]
@@ -30,7 +30,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> Cells:
 
     Settings that not every run has, since another version of Prunella made it, are counted in one line.
     """
-    names = [set(each) - set(OWN) for each in settings]
+    names = [set(each) - set(LOCAL_SETTINGS) for each in settings]
     shared = set.intersection(*names)
     found = [(name, [str(each[name]) for each in settings]) for name in sorted(shared)]
     more = [str(len(each - shared)) for each in names]
@@ -52,7 +52,7 @@ def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
     for run in runs:
         if state(run) != "completed":
             raise UsageError(f"run {run.id} is {state(run)}: a mean over seeds takes runs that have completed")
-        plain = {key: value for key, value in settings_of([run]).items() if key not in (*OWN, "seed")}
+        plain = {key: value for key, value in settings_of([run]).items() if key not in (*LOCAL_SETTINGS, "seed")}
         arms.setdefault(json.dumps(plain, sort_keys=True), []).append(run)
     for arm in arms.values():
         if len({settings_of([run])["seed"] for run in arm}) < len(arm):

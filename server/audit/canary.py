@@ -2,8 +2,8 @@
 
 The positive control of every audit is an undefended update of one canary image (batch 1, one step): if the attack
 cannot rebuild that, its failure on a client says nothing. The same image sent through the run's own defense chain shows
-what the defense changes, with no client involved. A defense that learns (PriPrune) is warmed up on other canaries with
-the run's own local training first, so that it is not judged on its initial state.
+what the defense changes, with no client involved. A defense that learns (PriPrune) is first trained on other canaries
+by the run's own local training, so that it is not judged on its initial state.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from prunella.tasks.public import digits, in_shape
 from prunella.tasks.task import Task
 from prunella.tasks.training import Sgd
 
-POOL = 64  # canaries a learning defense is warmed up on
-WARM_ROUNDS = 5
+POOL = 64  # canaries that a learning defense is trained on
+DEFENSE_ROUNDS = 5  # of that training
 
 
 def load_pool(task: Task, test: Examples | None, seed: int) -> Examples:
@@ -59,10 +59,10 @@ class Canary:
     def _draws(self, round: int, purpose: str) -> PrivateGenerator:
         return rehearsal(self.run.seed, round=round, purpose=purpose)
 
-    def _warm(self, chain: Chain, received: Received, round: int) -> ChainState:
+    def _trained_defense(self, chain: Chain, received: Received, round: int) -> ChainState:
         procedure = Procedure(self.task.build(), self.sgd, chain)
         state = start(chain, self.pool.x, received.params, {}, self._draws(round, "canary-fit"))
-        for turn in range(WARM_ROUNDS):
+        for turn in range(DEFENSE_ROUNDS):
             generator = self._draws(round, f"canary-warm-{turn}")
             shown = batches(self.pool, self.run.batch_size, self.run.local_steps, generator)
             state = local_update(procedure, received, shown, state, generator).state
@@ -75,8 +75,10 @@ class Canary:
         index = round % len(self.pool.y)
         x, y = self.pool.x[index : index + 1], self.pool.y[index : index + 1]
         generator = self._draws(round, f"canary-{arm}")
-        warm = arm == "defended"
-        state = self._warm(chain, received, round) if warm else start(chain, x, received.params, {}, generator)
+        if arm == "defended":
+            state = self._trained_defense(chain, received, round)
+        else:
+            state = start(chain, x, received.params, {}, generator)
         if ADGP in chain.names and expected.locations is not None:
             state = {**state, ADGP: {**state[ADGP], "locations": expected.locations}}
         result = local_update(Procedure(self.task.build(), self.sgd, chain), received, _once(x, y), state, generator)

@@ -1,27 +1,29 @@
-"""Audits: which views are attacked, and what becomes of the reconstructions. Never on the training path.
+"""The audit queue: which views are attacked, and what becomes of the reconstructions. It never holds up training.
 
-Every ``audit-every`` rounds (and after the last) the server files jobs for the worker: the canary without a defense
-(the positive control), the canary with the run's defenses, and the views of up to ``audit-clients`` consenting clients,
-exactly as received. Between rounds ``advance`` looks for answers, sends reconstructions to the clients that can score
-them and takes in scores that have arrived; nothing there waits. Only ``drain``, after training, does.
+Every ``audit-every`` rounds, and after the last one, the server files jobs: the canary without a defense (the positive
+control), the canary under the run's defenses, and the views of up to ``audit-clients`` consenting clients, exactly as
+received. An audit passes through these modules, in this order:
+
+1. ``queue`` writes the view into a folder (``job``), ``process`` keeps the worker alive;
+2. ``worker`` runs the attack that ``attacks.ATTACKS`` names, built on ``attacks.engine``, and scores a canary itself
+   (``attacks.score``), since the truth behind a canary is public;
+3. ``queue`` sends a client's reconstruction to that client, which alone can score it, and ``answers`` checks the reply;
+4. the outcome becomes a line of ``audits.jsonl``, and ``server.report.verdict`` says what the audits of a run show.
+
+``advance``, called between rounds, takes in whatever is ready and waits for nothing. Only the run's end waits.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from prunella.attacks import find_attack
 from prunella.attacks.score.control import PSNR_FLOOR
@@ -31,29 +33,24 @@ from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import read_tree, write_json, write_tree
-from prunella.core.installation import IMPORT_ROOT
-from prunella.core.stranger import clean, figure
+from prunella.core.stranger import clean
 from prunella.core.trees import Tree, add, apply_mask, subtract
 from prunella.core.types import ServerView
+from prunella.server.audit.answers import read_pictures, read_scores
 from prunella.server.audit.canary import Canary, Sent
-from prunella.server.audit.worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
+from prunella.server.audit.job import JOB, REBUILT, RESULT, TRUTH, VIEW, Job
+from prunella.server.audit.process import MAX_STARTS, WorkerProcess
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.tasks.task import Task
-from prunella.wire.records import from_dense, to_dense, unflatten
+from prunella.wire.records import to_dense
 
 QUERY = "query.audit"
-# The scores of ``attacks.score.leakage`` and the ranges they have; rounding may pass them by a little.
-SCORES = {"psnr": (-1.0, 101.0), "nmi": (-0.01, 1.01), "ami": (-10.0, 1.01), "ssim": (-1.01, 1.01), "mse": (0.0, 1.01)}
-SHARES = {"iip": (0.0, 1.0), "label_accuracy": (0.0, 1.0), "images": (0.0, 1e6)}
-STATS = ("mean", "worst", "random", "other")
-MAX_PICTURES = 16
-MAX_STARTS = 5  # of the worker without an answer in between; one that cannot start would be started for ever
 Outcome = dict[str, Any]
 
 
 def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tree) -> ServerView:
-    """What the server saw of one client in one round, no more and no less; ``start`` is where training began."""
+    """Exactly what the server saw of one client in one round. ``start``: the weights from which training began."""
     moved = add(contribution.update, subtract(expected.params, start))
     return ServerView(
         params=start,
@@ -73,72 +70,28 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
     )
 
 
-def read_scores(record: MetricRecord) -> Outcome:
-    """A client's scores as ``Leakage.to_dict`` makes them, or ``AttackError``: no other name, no odd number."""
-    bounds = {f"{score}.{stat}": limits for score, limits in SCORES.items() for stat in STATS} | SHARES
-    if not bounds.keys() - {"label_accuracy"} <= record.keys() <= bounds.keys():
-        raise AttackError("scores are missing, or others than those asked for")
-    found = {name: figure(value, *bounds[name]) for name, value in record.items()}
-    if None in found.values():
-        raise AttackError("a score is not a number within its bounds")
-    return {"label_accuracy": None, **unflatten(found)}
-
-
-def read_pictures(record: ArrayRecord | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
-    """Originals and reconstructions [N, C, H, W] of a consenting client, or ``AttackError``."""
-    if record is None:
-        return None
-    try:
-        tree = from_dense(record)
-        pair = tree["original"], tree["reconstruction"]
-    except Exception as error:  # noqa: BLE001 - bytes of a stranger: whatever reading them raises, they are no pictures
-        raise AttackError("the pictures cannot be read") from error
-    for x in pair:
-        if x.dtype != torch.float32 or tuple(x.shape[1:]) != shape or not bool(torch.isfinite(x).all()):
-            raise AttackError("the pictures are not images of this task")
-    if not len(pair[0]) == len(pair[1]) <= MAX_PICTURES:
-        raise AttackError("the pictures do not pair up")
-    return pair[0].clamp(0, 1), pair[1].clamp(0, 1)
-
-
 def rebuilt_control(scores: Outcome) -> bool:
-    """Whether a canary was rebuilt: its label named and a PSNR at which a picture is plainly recognisable."""
+    """Whether a canary was rebuilt: its label is named and its PSNR is that of a plainly recognisable picture."""
     return bool(scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR)
 
 
 def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
-    """The attack's own settings, for the worker; a file they name by its full path, since it works elsewhere.
+    """The attack's own settings, for the worker. A file they name gets its full path: the worker runs elsewhere.
 
-    Raises ``ConfigError`` where that file is missing or does not fit the task.
+    Raises ``ConfigError`` if that file is missing or does not fit the task.
     """
-    line, settings = find_attack(name), {k: v for k, v in raw.items() if k.startswith(f"{name}.")}
-    if line.ready is None:
+    entry, settings = find_attack(name), {k: v for k, v in raw.items() if k.startswith(f"{name}.")}
+    if entry.ready is None:
         return settings
     try:
-        line.ready(parse_section(raw, name, line.settings), task)
+        entry.ready(parse_section(raw, name, entry.settings), task)
     except AttackError as error:
         raise ConfigError(f"attack={name}: {error}") from None
     return settings | {f"{name}.prior": str(Path(str(settings[f"{name}.prior"])).absolute())}
 
 
-@dataclass(frozen=True)
-class Job:
-    """An attack under way, as ``job.json`` keeps it. ``client`` is the client's number, None for a canary."""
-
-    round: int
-    kind: str
-    client: int | None
-    threat: str
-    defense: str
-
-    @property
-    def name(self) -> str:
-        suffix = self.kind if self.client is None else f"client-{self.client}"
-        return f"round-{self.round:06d}-{suffix}"
-
-
 class Auditor:
-    """The audits of one run. ``finished`` collects outcomes as lines for the run store."""
+    """The audits of one run. ``finished`` collects their outcomes as lines for the run store."""
 
     def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, roster: Roster, folder: Path) -> None:
         self.attack = find_attack(run.attack)
@@ -154,24 +107,23 @@ class Auditor:
         self.jobs: list[Job] = []
         self.asked: dict[str, Job] = {}
         self.finished: list[Outcome] = []
-        self._worker: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self.worker = WorkerProcess(self.queue, run.audit_workers)
         self._audited: dict[int, int] = {}
 
-    def warm_up(self) -> None:
-        """Start the worker before there is work: its imports take seconds."""
+    def prepare(self) -> None:
+        """Start the worker before there is work, because its imports take seconds."""
         if self.run.audit_every:
             self.queue.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._start_worker()
 
     def recover(self, round: int, answered: Iterable[Outcome]) -> None:
-        """After a restart at ``round``: take up the audits that had no outcome, forget those of rounds done again."""
-        known = {(line["round"], line["kind"], line["client"]) for line in answered}
+        """After a restart at ``round``: resume audits without an outcome, drop those of rounds that are repeated."""
+        done = {(line["round"], line["kind"], line["client"]) for line in answered}
         for path in sorted(self.queue.glob(f"*/{JOB}")):
             job = Job(**json.loads(path.read_text())["job"])
             if job.round > round:
                 shutil.rmtree(path.parent)
-            elif (job.round, job.kind, job.client) not in known:
+            elif (job.round, job.kind, job.client) not in done:
                 self.jobs.append(job)
 
     def due(self, round: int) -> bool:
@@ -209,30 +161,16 @@ class Auditor:
         self._start_worker()
 
     def _start_worker(self) -> None:
-        if self._worker is not None and self._worker.poll() is None:
-            return
-        if self._starts == MAX_STARTS:
+        if not self.worker.ensure():
             log(WARNING, "the audit worker ended %d times: its audits are given up", MAX_STARTS)
             self.give_up()
-            return
-        self._starts += 1
-        (self.queue / STOP).unlink(missing_ok=True)
-        root = str(IMPORT_ROOT)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": "1",
-        }
-        arguments = str(self.queue), str(os.getpid()), str(self.run.audit_workers)
-        command = [sys.executable, "-m", "prunella.server.audit.worker", *arguments]
-        self._worker = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
 
     # taking in answers -----------------------------------------------------------------------------------------------
     def advance(self, grid: Grid) -> None:
         """Take in what is ready; wait for nothing."""
         for job in [job for job in self.jobs if (self.queue / job.name / RESULT).exists()]:
             self.jobs.remove(job)
-            self._starts = 0
+            self.worker.answered()
             self._answered(job, self._result(job), grid)
         if self.asked:
             for reply in grid.pull_messages(list(self.asked)):
@@ -265,7 +203,7 @@ class Auditor:
         self._finish(job, result, "control-failed" if ok is False else "scored", result["scores"], picture, ok)
 
     def _ask(self, job: Job, grid: Grid) -> None:
-        """Send the reconstruction to the client it was made of; it alone can tell how good it is."""
+        """Send the reconstruction to the client whose update was attacked; it alone can tell how good it is."""
         member = self.roster.find(job.client)
         ids: list[str] = []
         if member is not None:
@@ -285,8 +223,8 @@ class Auditor:
             return self._finish(job, result, "failed")
         outcome = reply.content.config_records.get("audit", ConfigRecord()).get("outcome")
         numbers = reply.content.metric_records.get("scores")
-        said = reply.content.config_records.get("audit", ConfigRecord()).get("level")
-        if outcome != "scored" or said not in ORDER:
+        reported = reply.content.config_records.get("audit", ConfigRecord()).get("level")
+        if outcome != "scored" or reported not in ORDER:
             return self._finish(job, result, "no-consent" if outcome == "no-consent" else "failed")
         try:
             scores = None if numbers is None else read_scores(numbers)
@@ -295,7 +233,7 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        self._finish(job, {**result, "level": said}, "scored", scores, kept)
+        self._finish(job, {**result, "level": reported}, "scored", scores, kept)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"
@@ -331,7 +269,7 @@ class Auditor:
         )
 
     def give_up(self) -> None:
-        """Whatever has no answer by now has failed, and is counted so."""
+        """Count every audit without an answer as failed."""
         for job in [*self.jobs, *self.asked.values()]:
             self._finish(job, {"objective": None, "seconds": 0.0}, "failed")
         self.jobs.clear()
@@ -339,12 +277,4 @@ class Auditor:
 
     def close(self) -> None:
         """End the worker and what it is attacking."""
-        if self._worker is None:
-            return
-        (self.queue / STOP).touch()
-        self._worker.terminate()
-        try:
-            self._worker.wait(timeout=60)
-        except subprocess.TimeoutExpired:  # on a machine with too much to do; the run has ended well all the same
-            self._worker.kill()
-            self._worker.wait()
+        self.worker.close()

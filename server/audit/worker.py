@@ -1,15 +1,15 @@
-"""The audit worker: a process of its own that attacks recorded views, several at once, each in a fork.
+"""The audit worker: a separate process that attacks recorded views, several at once, each in a fork.
 
 ``python -m prunella.server.audit.worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job
 is a folder with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed); for a public
-canary also ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. Files are the queue: a
-restart loses nothing, for a worker that is killed takes its forks along and leaves their jobs open to the next one, and
-a long attack goes on from ``descents/``. A job that crashes or is killed becomes an answer with an error, and training
-never waits: the worker runs at low priority and takes what processor time the rounds leave. It ends when the folder has
-a file ``stop`` and no open job, or when its parent, process PID, is gone.
+canary also ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. The files are the queue,
+so a restart loses nothing: a killed worker's forks die with it and leave their jobs to the next worker, and a long
+attack continues from ``descents/``. A job that crashes or is killed becomes an answer with an error. Training never
+waits: the worker runs at low priority and uses the processor time that the rounds leave. It ends when the folder has a
+file ``stop`` and no open job, or when its parent, process PID, is gone.
 
-PyTorch and the scores are imported once, before the first fork; no thread and no CUDA driver is started here, so that
-a fork is safe, and a job's memory goes back when it ends.
+PyTorch and the scores are imported once, before the first fork. No thread and no CUDA driver is started in this
+process, so that forking is safe and a job's memory is returned when the job ends.
 """
 
 import ctypes
@@ -37,18 +37,16 @@ from prunella.core.device import pick_device
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
 
 POLL = 0.1
 PR_SET_PDEATHSIG = 1  # prctl(2)
 NICE = 10  # of Unix's 19: the rounds come first
-JOB, RESULT, STOP = "job.json", "result.json", "stop"
-DESCENTS = "descents"
-VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came of a job. ``error`` names the kind of failure, never a value."""
+class JobResult:
+    """The result of a job. ``error`` names the kind of failure, never a value."""
 
     objective: float | None
     iterations: int
@@ -79,7 +77,7 @@ def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None
     return leakage.to_dict(), list(leakage.assignment)
 
 
-def work(folder: Path) -> Result:
+def work(folder: Path) -> JobResult:
     """Attack one job and write its answer."""
     begin = time.perf_counter()
     try:
@@ -87,7 +85,7 @@ def work(folder: Path) -> Result:
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
-        result = Result(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order, None)
+        result = JobResult(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order, None)
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
         result = failed(f"{type(error).__name__}: {error}", time.perf_counter() - begin)
     write_json(folder / RESULT, asdict(result))
@@ -95,17 +93,17 @@ def work(folder: Path) -> Result:
 
 
 def attack_in_a_fork(folder: Path, worker: int) -> None:
-    """``work`` in a process of its own. A worker that is killed takes it along: its successor takes the job up.
+    """``work`` in a separate process, which dies with its worker; the next worker then takes up the job.
 
-    As ``deploy.runtime.processes.die_with_parent``, which an app's bundle does not hold.
+    The same as ``deploy.runtime.processes.die_with_parent``, which is not part of an app's bundle.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() == worker:
         work(folder)
 
 
-def failed(why: str, seconds: float = 0.0) -> Result:
-    return Result(None, 0, seconds, None, None, why)
+def failed(why: str, seconds: float = 0.0) -> JobResult:
+    return JobResult(None, 0, seconds, None, None, why)
 
 
 def open_jobs(queue: Path) -> list[Path]:
@@ -123,11 +121,11 @@ class Jobs:
         self.told_to_end = False
 
     def end(self, *_: object) -> None:
-        """SIGTERM: noted here and obeyed by ``serve``, since an exception could be lost in somebody's import."""
+        """Handle SIGTERM: ``serve`` obeys it later, since an exception raised here could be lost inside an import."""
         self.told_to_end = True
 
     def start(self, folders: list[Path]) -> None:
-        """Begin as many of ``folders`` as there is room for."""
+        """Start as many of ``folders`` as the limit allows."""
         for folder in [f for f in folders if f not in self.running][: self.limit - len(self.running)]:
             job = (folder, os.getpid())
             process = multiprocessing.get_context("fork").Process(target=attack_in_a_fork, args=job, daemon=True)
@@ -135,7 +133,7 @@ class Jobs:
             self.running[folder] = process
 
     def reap(self) -> None:
-        """Forget what has ended. A job whose process died is answered, so that it is not tried again."""
+        """Drop the processes that have ended. A job whose process died is answered, so that it is not tried again."""
         for folder, process in list(self.running.items()):
             if process.exitcode is None:
                 continue
@@ -149,7 +147,7 @@ class Jobs:
 
 
 def serve(queue: Path, parent: int, limit: int) -> None:
-    """Work until told to stop or orphaned; no job outlives its worker."""
+    """Work until told to stop or until the parent is gone. No job outlives its worker."""
     jobs = Jobs(limit)
     before = signal.signal(signal.SIGTERM, jobs.end)
     try:

@@ -1,7 +1,7 @@
-"""Line charts as inline SVG: no library, no script; colours come from the page's style sheet, for dark mode and print.
+"""Line charts as inline SVG without library or script; the page's style sheet sets the colours for dark mode and print.
 
-A ``Series`` has a role (``blue``, ``red``, ``yellow``, ``grey``) that also fixes its marker and dash, so that no
-meaning hangs on colour alone. ``line`` is drawn through its points, ``dots`` are only marked. All text is escaped.
+The role of a ``Series`` (``blue``, ``red``, ``yellow``, ``grey``) also sets its marker and dash, so that nothing is
+shown by colour alone. ``line`` is drawn through its points, ``dots`` are only marked. All text is escaped.
 
 >>> from prunella.server.report.units import percent
 >>> chart = line_chart("Accuracy", [Series("accuracy", "blue", ((1, 0.1), (2, 0.9)))], percent, (0.0, 1.0))

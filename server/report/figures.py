@@ -7,7 +7,7 @@ from markupsafe import Markup
 from prunella.server.report.charts import Point, Role, Series, line_chart
 from prunella.server.report.series import baseline_band, increments, leak_series, points
 from prunella.server.report.units import decibels, percent, score, size
-from prunella.server.store import Line
+from prunella.server.store.schema import StoreLine
 
 
 def whole(share: float | None) -> str:
@@ -37,7 +37,7 @@ AXES: tuple[Axis, ...] = (
 )
 
 
-def _bytes_chart(lines: Sequence[Line]) -> Markup:
+def _bytes_chart(lines: Sequence[StoreLine]) -> Markup:
     def each_round(metric: str, direction: str) -> tuple[Point, ...]:
         return increments(points(lines, metric, direction=direction))
 
@@ -51,7 +51,7 @@ def _bytes_chart(lines: Sequence[Line]) -> Markup:
     return line_chart("Bytes on the wire, per round", [*sent, *dense], size)
 
 
-def run_charts(lines: Sequence[Line]) -> list[Markup]:
+def run_charts(lines: Sequence[StoreLine]) -> list[Markup]:
     accuracy = [Series("global model", "blue", points(lines, "accuracy_ratio"))]
     kept = [
         Series("parameters kept", "blue", points(lines, "mask_density_ratio")),
@@ -65,7 +65,7 @@ def run_charts(lines: Sequence[Line]) -> list[Markup]:
     ]
 
 
-def leakage_charts(audits: Sequence[Line]) -> list[Markup]:
+def leakage_charts(audits: Sequence[StoreLine]) -> list[Markup]:
     charts = []
     for metric, title, unit, limits in AXES:
         series = [Series(name, role, *leak_series(audits, kind, metric)) for kind, (name, role) in AUDITED.items()]

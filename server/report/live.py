@@ -1,12 +1,12 @@
-"""The live page: the report of a run that is going on, served beside ``/metrics`` for those without Grafana.
+"""The live page: the report of a running run, served beside ``/metrics`` for those without Grafana.
 
-It is ``server.report.report``'s page, made again when the run store has changed and somebody looks; the page asks for
-itself every ``EVERY`` milliseconds. It shows the pictures of controls and of clients that consented to pictures, and
-those on loopback only: a port that was opened for a monitoring system shows its figures and withholds every picture.
+It is the page of ``server.report.build``, rendered again when it is requested and the run store has changed; an open
+page asks for itself every ``EVERY`` milliseconds. Pictures, of controls and of clients that consented to pictures, are
+shown on loopback only: a port that was opened for a monitoring system shows the figures and withholds every picture.
 
-There is no login. On loopback, only requests that call this machine by a loopback name are answered, at any path, so
-that a page from elsewhere, which a browser on this machine has open, cannot read anything by pointing its own name here
-(DNS rebinding). A port that was opened to others is known to them by names nobody here knows, and answers to all.
+There is no login. On loopback, only requests that address this machine by a loopback name are answered, at any path.
+Otherwise a web site open in a browser on this machine could point its own name here and read the page (DNS rebinding).
+A port that was opened to others is reached by names that are not known here, so it answers every name.
 """
 
 import base64
@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 from flwr.common.logger import log
 from markupsafe import Markup
 
+from prunella.server.report.build import context, render
 from prunella.server.report.page import SCRIPT
-from prunella.server.report.report import context, render
-from prunella.server.store import AUDIT_LINES, METRIC_LINES, RUN
+from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN
 
 EVERY = 3000  # milliseconds between two looks of an open page
 Start = Callable[[str, list[tuple[str, str]]], object]
@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Live:
-    """The page of the run in ``run_dir``; with ``pictures``, those that clients agreed to."""
+    """The page of the run in ``run_dir``; with ``pictures``, also the pictures that clients consented to."""
 
     def __init__(self, run_dir: Path, pictures: bool) -> None:
         self.run_dir, self.pictures = run_dir, pictures
@@ -71,7 +71,7 @@ class Live:
         return tuple((s.st_mtime_ns, s.st_size) for s in (path.stat() for path in paths if path.exists()))
 
     def page(self) -> bytes:
-        """The page as it is now; many readers cost as much as one."""
+        """The page as it is now. It is rendered once per change, however many clients read it."""
         with self._lock:
             if (state := self._state()) != self._seen:
                 shown = context(self.run_dir, live=True) | {"script": Markup(_SCRIPT)}
@@ -82,9 +82,9 @@ class Live:
 
 
 def application(metrics: Application, host: str, run_dir: Path | None) -> Application:
-    """Metrics at ``/metrics``, and with ``run_dir`` the live page at ``/``. ``host`` is what we listen on.
+    """A WSGI application: metrics at ``/metrics`` and, with ``run_dir``, the live page at ``/``.
 
-    A request is refused before its path is looked at."""
+    ``host`` is the address that the server listens on. A request is refused before its path is looked at."""
     guarded = is_loopback(host)
     live = Live(run_dir, pictures=guarded) if run_dir else None
 
@@ -99,7 +99,7 @@ def application(metrics: Application, host: str, run_dir: Path | None) -> Applic
             return _plain(start, HTTPStatus.NOT_FOUND)
         try:
             page = live.page()
-        except Exception as error:  # noqa: BLE001 - a page that fails must not end a run, and says nothing of its data
+        except Exception as error:  # noqa: BLE001 - a failing page must not end a run, and its error must not show data
             log(WARNING, "the live page could not be made: %s", type(error).__name__)
             return _plain(start, HTTPStatus.INTERNAL_SERVER_ERROR)
         start("200 OK", [*HEADERS, ("Content-Length", str(len(page)))])

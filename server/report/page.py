@@ -1,9 +1,9 @@
-"""The page of ``server.report.report`` and ``server.report.live``: style sheet, Jinja2 template and the live page's
+"""The page of ``server.report.build`` and ``server.report.live``: style sheet, Jinja2 template and the live page's
 script, as text.
 
-They stand in a module because a Flower app bundle carries ``*.py`` and no template files; whatever can import
-``server.report.report`` can render it. A report fetches nothing: its content security policy forbids it. A live page
-asks the server it came from for its next state; when the server is gone, as it is after the run, what was shown stays.
+They are in a module because a Flower app bundle carries ``*.py`` and no template files. A report fetches nothing: its
+content security policy forbids it. A live page asks the server that it came from for its next state; when the server
+has ended, as it does after the run, the page keeps what it last showed.
 """
 
 STYLE = """
@@ -24,13 +24,13 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; marg
 .verdict { border-left:6px solid var(--tone); padding:2px 0 2px 18px; max-width:58em; }
 .verdict h1 { font-size:clamp(1.5rem,3.6vw,2.15rem); line-height:1.2; letter-spacing:-.02em; text-wrap:balance; }
 .verdict ul { margin:14px 0 0; padding-left:1.1em; color:var(--soft); } .verdict li { margin:3px 0; }
+.terms { margin:18px 0 0; font-size:.9rem; }
 .badge { display:inline-block; border:1.5px solid var(--tone); color:var(--tone); border-radius:999px; font-weight:600;
   padding:1px 12px; font-size:.85rem; margin-bottom:10px; }
 .leak { --tone:var(--red); } .traces { --tone:var(--yellow); } .clear { --tone:var(--blue); }
 .unproven,.silent { --tone:var(--soft); }
 .notice { border:1px solid var(--rule); background:var(--wash); border-radius:8px; padding:10px 14px; margin-top:16px;
   overflow-wrap:anywhere; } .notice strong { margin-right:4px; }
-.gone { position:sticky; bottom:12px; max-width:58em; margin:0 auto 12px; border-color:var(--red); }
 .gone { position:sticky; bottom:12px; max-width:58em; margin:0 auto 12px; border-color:var(--red); }
 .tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,135px),1fr)); gap:12px; margin-top:30px; }
 .tile { background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:13px 15px 12px; }
@@ -99,8 +99,8 @@ TEMPLATE = """{% macro show(strip) %}<article class="strip">
 <img src="{{ pair.reconstruction }}" alt="{{ strip.title }}, image {{ loop.index }}: reconstruction, {{ pair.words }}">
 <figcaption>PSNR {{ pair.psnr }}<br>SSIM {{ pair.ssim }}</figcaption></figure>
 {% endfor %}</div>
-{% if strip.left %}<p>{{ strip.pairs|length }} of {{ strip.pairs|length + strip.left }} images: the best rebuilt
-of those that were kept.</p>{% endif %}{% endif %}
+{% if strip.left %}<p>{{ strip.pairs|length }} of {{ strip.pairs|length + strip.left }} images: the best
+reconstructions among those that were stored.</p>{% endif %}{% endif %}
 </article>
 {% endmacro -%}
 <!DOCTYPE html>
@@ -127,6 +127,11 @@ of those that were kept.</p>{% endif %}{% endif %}
 <h1>{{ verdict.headline }}</h1>
 {% if verdict.sentences %}<ul>{% for sentence in verdict.sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
 </div>
+{% if audits %}<p class="lead terms">In an audit the server attacks an update exactly as it received it, and the client
+scores the result against its own images. The scores PSNR and SSIM measure how similar a rebuilt image is to the
+original: a higher score means that more has leaked. A control is the same attack on images that the server itself
+owns, so that its success is known. <em>How to read the scores</em>, at the end, explains every term.</p>
+{% endif %}
 </header>
 
 <dl class="tiles">
@@ -138,8 +143,8 @@ of those that were kept.</p>{% endif %}{% endif %}
 
 <section>
 <h2>What the server rebuilt</h2>
-{% if strips %}<p class="lead">Each column is one image: above the original, below what the server rebuilt.
-{% if strips_left %}Shown are the last controls and the {{ "latest audits" if live else "audits that leak most" }}:
+{% if strips %}<p class="lead">Each column is one image: the original above, what the server rebuilt below.
+{% if strips_left %}This shows the last controls and the {{ "latest audits" if live else "audits that leak most" }}:
 {{ strips|length }} of
 {{ strips|length + strips_left }} audits with pictures.{% endif %}</p>
 <div class="strips">
@@ -147,20 +152,21 @@ of those that were kept.</p>{% endif %}{% endif %}
 {% if strips|length > open_strips %}<details class="more"><summary>More audits with pictures
 ({{ strips|length - open_strips }})</summary><div class="strips">
 {% for strip in strips[open_strips:] %}{{ show(strip) }}{% endfor %}</div></details>{% endif %}
-{% else %}<p class="lead">{% if withheld %}Pictures are shown on loopback only, and this page is served beyond it; the
-run's report has those that there are.{% else %}There are no pictures: {{ no_pictures }}{% endif %}</p>{% endif %}
+{% else %}<p class="lead">{% if withheld %}Pictures are shown only on the server's own machine (loopback), and this
+page is served to others too. The run's report contains the pictures.{% else %}There are no pictures:
+{{ no_pictures }}{% endif %}</p>{% endif %}
 </section>
 
 <section>
 <h2>Leakage by audited round</h2>
-<p class="lead">The most leaking image of each audit; higher is worse for the client. The grey band is what no attack is
-needed for: from a random image to another image of the same data.</p>
+<p class="lead">The most leaking image of each audit; higher is worse for the client. The grey band
+spans what needs no attack at all: the scores of a random image and of another image of the same data.</p>
 <div class="charts">{% for chart in leakage_charts %}{{ chart }}{% endfor %}</div>
 </section>
 
 <section>
 <h2>Learning and cost</h2>
-<p class="lead">What the federation learned, how much of the model is kept, and what each round put on the wire.</p>
+<p class="lead">What the federation learned, how much of the model is kept, and how many bytes each round sent.</p>
 <div class="charts">{% for chart in run_charts %}{{ chart }}{% endfor %}</div>
 </section>
 
@@ -171,8 +177,8 @@ needed for: from a random image to another image of the same data.</p>
 
 {% endif %}<section>
 <h2>Every audit</h2>
-{% if audits %}<p class="lead">Scores are of the most leaking image; beneath, the mean over images, and in brackets
-what a random and another image score.{% if audits_left %} The last {{ audits|length }} of
+{% if audits %}<p class="lead">Each score is that of the most leaking image. Below it are the mean over images and, in
+brackets, the scores of a random image and of another image.{% if audits_left %} The last {{ audits|length }} of
 {{ audits|length + audits_left }} audits; all are in audits.jsonl.{% endif %}</p>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of audits"><table>
 <thead><tr><th class="n">Round</th><th>Who</th><th>Result</th><th>Attack</th><th>Defense</th>
@@ -199,6 +205,8 @@ what a random and another image score.{% if audits_left %} The last {{ audits|le
 
 <section>
 <h2>What the defenses promise</h2>
+{% if claims or bounds %}<p class="lead">ε (epsilon) limits how much any single example can change what the server sees:
+the smaller ε, the stronger the guarantee. A heuristic gives no such limit.</p>{% endif %}
 {% if claims %}<ul class="notes">{% for claim in claims %}<li>{{ claim }}</li>{% endfor %}</ul>
 {% else %}<p class="lead">This run claims no privacy guarantee: it states neither an ε nor a bound.</p>{% endif %}
 {% if bounds %}<ul class="notes">
@@ -214,7 +222,7 @@ what a random and another image score.{% if audits_left %} The last {{ audits|le
 </section>
 
 <section>
-<h2>Do it again</h2>
+<h2>How to repeat this run</h2>
 {% if command %}<pre>{{ command }}</pre>
 <p class="lead" style="margin-top:8px">Seed {{ seed }}. The command names the settings that differ from their
 defaults; all of them are below.</p>{% else %}<p class="lead">The settings of this run are not known.</p>{% endif %}
@@ -241,16 +249,16 @@ identical. NMI depends on the image size: read it beside its baselines.</dd>
 one of its mean brightness.</dd>
 <dt>Control</dt><dd>The same attack on control images without a defense. If even this fails, finding nothing means
 nothing.</dd>
-<dt>Adaptive</dt><dd>The attack knows the defense and works around it.</dd>
+<dt>Adaptive</dt><dd>The attack knows which defense is used and works around it.</dd>
 </dl>
 </section>
-<footer>{% if live %}Prunella {{ version }}. This page asks the run's server for its newest state, and nobody
+<footer>{% if live %}Prunella {{ version }}. This page asks the run's server for its newest state and contacts nobody
 else.{% else %}Made by Prunella {{ version }} from run.json, metrics.jsonl and audits.jsonl beside this file. It loads
-nothing from the network.{% endif %}{% if strips %} It contains images of clients or controls that agreed to it: share
-it as you would share those.{% endif %}</footer>
+nothing from the network.{% endif %}{% if strips %} It contains images of controls or of clients that agreed to show
+them: share it as you would share those images.{% endif %}</footer>
 </main>
-{% if live %}<p class="notice gone" id="gone" role="status" hidden><strong>The server is gone.</strong> What stands here
-is the last that it said. A run that has ended left its report, with every round, in its directory.</p>
+{% if live %}<p class="notice gone" id="gone" role="status" hidden><strong>The server has ended.</strong> This
+page keeps its last state. When a run ends, its directory holds the report with every round.</p>
 <script>{{ script }}</script>
 {% endif %}</body>
 </html>

@@ -1,8 +1,8 @@
 """Originals and reconstructions of an audit, as PNG data URIs with the scores of every pair.
 
-Pictures exist only where a client consented to them (``audit=pictures``) and for controls. The file is named by a line
-of ``audits.jsonl``, which may come from elsewhere, so a path that leaves the run directory is refused, and every
-problem becomes a sentence of the report and never ends it. Images are [N, C, H, W] in [0, 1], C = 1 or 3.
+Pictures exist only for controls and for clients that consented to them (``audit=pictures``). Their file is named by a
+line of ``audits.jsonl``, which may come from elsewhere, so a path outside the run directory is refused. Every problem
+becomes a sentence in the report instead of an exception. Images are [N, C, H, W] in [0, 1], C = 1 or 3.
 """
 
 import base64
@@ -22,16 +22,16 @@ from prunella.attacks.score.level import Line
 from prunella.core.files import read_tree
 from prunella.server.report.units import decibels, score
 from prunella.server.report.verdict import worst_first
-from prunella.server.store import StoreError
+from prunella.server.store.schema import StoreError
 
 STRIPS = 12  # strips in a report
 IMAGES = 8  # pairs in a strip: one row on a desk
-SIDE = 176  # pixels: twice the shown size; larger images are made smaller, so that a report stays a few megabytes
+SIDE = 176  # pixels: twice the shown size; larger images are scaled down, so that a report stays at a few megabytes
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two data URIs and what stands beneath them."""
+    """An original and its reconstruction as data URIs, with their scores."""
 
     original: str
     reconstruction: str
@@ -45,7 +45,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Strip:
-    """The pairs of one audit; ``left`` more were scored and are not shown; ``problem`` says why there are none."""
+    """The pairs of one audit. ``left`` more were scored but are not shown; ``problem`` says why there are none."""
 
     title: str
     detail: str

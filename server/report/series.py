@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from prunella.attacks.score.level import value
 from prunella.server.report.charts import Band, Point
-from prunella.server.store import Line
+from prunella.server.store.schema import StoreLine
 
 
-def points(lines: Iterable[Line], metric: str, **labels: str) -> tuple[Point, ...]:
+def points(lines: Iterable[StoreLine], metric: str, **labels: str) -> tuple[Point, ...]:
     """(round, value) of one series; a round written twice counts with its last value.
 
     >>> line = lambda r, v: {"metric": "loss", "round": r, "value": v, "labels": {}}
@@ -22,16 +22,16 @@ def points(lines: Iterable[Line], metric: str, **labels: str) -> tuple[Point, ..
     return tuple(sorted(found.items()))
 
 
-def last(lines: Iterable[Line], metric: str, **labels: str) -> float | None:
+def last(lines: Iterable[StoreLine], metric: str, **labels: str) -> float | None:
     series = points(lines, metric, **labels)
     return series[-1][1] if series else None
 
 
-def label_values(lines: Iterable[Line], metric: str, label: str) -> list[str]:
+def label_values(lines: Iterable[StoreLine], metric: str, label: str) -> list[str]:
     return sorted({line["labels"][label] for line in lines if line["metric"] == metric and label in line["labels"]})
 
 
-def total(lines: Sequence[Line], metric: str, label: str) -> float | None:
+def total(lines: Sequence[StoreLine], metric: str, label: str) -> float | None:
     """The sum of a counter's last values over its label."""
     values = [last(lines, metric, **{label: each}) for each in label_values(lines, metric, label)]
     return sum(each for each in values if each is not None) if values else None
@@ -47,7 +47,7 @@ def increments(series: Sequence[Point]) -> tuple[Point, ...]:
     return tuple((x, y - b if y >= b else y) for (x, y), b in zip(series, before, strict=False))
 
 
-def leak_series(audits: Iterable[Line], kind: str, metric: str) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+def leak_series(audits: Iterable[StoreLine], kind: str, metric: str) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """The worst value of every round as a line, and the other audits of that round as dots."""
     rounds: dict[float, list[float]] = {}
     for audit in audits:
@@ -58,7 +58,7 @@ def leak_series(audits: Iterable[Line], kind: str, metric: str) -> tuple[tuple[P
     return line, tuple((x, y) for x in sorted(rounds) for y in sorted(rounds[x])[:-1])
 
 
-def baseline_band(audits: Iterable[Line], metric: str) -> Band:
+def baseline_band(audits: Iterable[StoreLine], metric: str) -> Band:
     """Per round, from the lowest to the highest of what a random and another image score."""
     rounds: dict[float, list[float]] = {}
     for audit in audits:

@@ -6,12 +6,9 @@
 ('–', '0.31')
 """
 
-from collections.abc import Callable
-
 NARROW = "\u202f"
 NONE = "–"
 PREFIXES = ("", "k", "M", "G", "T", "P")
-Shown = Callable[[float | None], str]
 
 
 def digits(value: float, significant: int = 3) -> str:
@@ -48,7 +45,7 @@ def percent(share: float | None) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """With a minus sign that is one, and never a negative zero.
+    """With a true minus sign, and never a negative zero.
 
     >>> fixed(-0.001, 2), fixed(-1.5, 1)
     ('0.00', '−1.5')

@@ -1,9 +1,9 @@
-"""What the audits allow to be said, as pure functions over the lines of ``audits.jsonl``.
+"""What the audits of a run show, as pure functions over the lines of ``audits.jsonl``.
 
-An attack that finds nothing is evidence only if the same attack, in the same run, rebuilt an undefended control; and
-then it says that *this attack* found nothing, never that the data are private. So a client audit is judged in two
-steps: ``level`` compares its worst image with the scores of another image, and ``control_of`` finds the control it
-leans on.
+An attack that finds nothing is evidence only if the same attack, in the same run, rebuilt an undefended control. Even
+then the finding is about *this attack*; it never shows that the data are private. So a client audit is judged in two
+steps: ``level`` compares its worst image with the scores of another image, and ``control_of`` finds the control that
+it relies on.
 
 Worst is the most leaking image. PSNR in dB, SSIM and NMI in [0, 1]; higher leaks more for all three.
 """
@@ -24,8 +24,8 @@ Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``badge`` and ``headline`` for those who read one line, ``sentences`` for those who read on."""
+class RunVerdict:
+    """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons."""
 
     tone: Tone
     badge: str
@@ -34,7 +34,7 @@ class Verdict:
 
 
 def control_state(control: Line | None) -> Control:
-    """What the run says of its control; where it says nothing, what the control's scores say."""
+    """What the run recorded about its control or, if it recorded nothing, what the control's scores show."""
     if control is None:
         return "missing"
     if control["outcome"] in ("failed", "control-failed") or control.get("ok") is False:
@@ -43,14 +43,14 @@ def control_state(control: Line | None) -> Control:
 
 
 def control_of(audit: Line, audits: Iterable[Line]) -> Line | None:
-    """The undefended control that an audit leans on: the same attack, of its round or the last one before."""
+    """The undefended control that an audit relies on: the same attack, in its round or the last one before it."""
     controls = [a for a in audits if a["kind"] == "control" and a["attack"] == audit["attack"]]
     before = [a for a in controls if a["round"] <= audit["round"]]
     return max(before, key=lambda a: a["round"], default=None)
 
 
-def _says_something(audit: Line, controls: Iterable[Line]) -> bool:
-    """Whether an audit's control works; an image that was rebuilt needs none."""
+def _is_evidence(audit: Line, controls: Iterable[Line]) -> bool:
+    """Whether an audit is evidence: its control was rebuilt, or it rebuilt an image itself."""
     return level(audit) == "rebuilt" or control_state(control_of(audit, controls)) == "rebuilt"
 
 
@@ -66,7 +66,7 @@ def worst_first(audits: Iterable[Line]) -> list[Line]:
 
 def scores_in_words(audit: Line) -> str:
     if not audit.get("scores"):
-        return f"{WORDS[level(audit)]}, by the client's own word without numbers, round {audit['round']}"
+        return f"{WORDS[level(audit)]}, as the client reported without numbers, round {audit['round']}"
     return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}, round {audit['round']}"
 
 
@@ -85,7 +85,7 @@ def _control_sentence(controls: Sequence[Line]) -> str:
 
 
 def _defended_sentence(defended: Sequence[Line], controls: Sequence[Line]) -> list[str]:
-    scored = [a for a in defended if a["outcome"] == "scored" and _says_something(a, controls)]
+    scored = [a for a in defended if a["outcome"] == "scored" and _is_evidence(a, controls)]
     if not scored:
         return []
     worst = worst_first(scored)[0]
@@ -107,9 +107,9 @@ def _client_sentences(clients: Sequence[Line], controls: Sequence[Line]) -> list
             f"; another image would score PSNR {decibels(value(worst, 'psnr', 'other'))}" if worst["scores"] else ""
         )
         sentences.append(f"{plural(len(scored), 'client audit')} scored; the worst: {scores_in_words(worst)}{beside}.")
-    unproven = [a for a in scored if not _says_something(a, controls)]
+    unproven = [a for a in scored if not _is_evidence(a, controls)]
     if unproven:
-        sentences.append(f"{len(unproven)} of them lean on a control that failed or is missing and prove nothing.")
+        sentences.append(f"{len(unproven)} of them rely on a control that failed or is missing, and prove nothing.")
     refused = sum(a["outcome"] == "no-consent" for a in clients)
     broken = sum(a["outcome"] in ("failed", "control-failed") for a in clients)
     if refused:
@@ -126,7 +126,7 @@ def _unproven_headline(controls: Sequence[Line]) -> str:
 
 
 def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
-    levels = [level(a) for a in defended if a["outcome"] == "scored" and _says_something(a, controls)]
+    levels = [level(a) for a in defended if a["outcome"] == "scored" and _is_evidence(a, controls)]
     if not levels and all(control_state(c) != "rebuilt" for c in controls):
         return "unproven", "Proves nothing", _unproven_headline(controls)
     nobody = "No client's images were scored"
@@ -136,11 +136,11 @@ def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tupl
         return "traces", "Traces found", f"{nobody}; on the control images the defended update gives something away."
     if "baseline" in levels:
         return "unproven", "Clients unknown", f"{nobody}; on the control images the defended update gave nothing away."
-    return "unproven", "Clients unknown", f"{nobody}: undefended, the attack works, and that is all that is known."
+    return "unproven", "Clients unknown", f"{nobody}: all that is known is that the attack works without a defense."
 
 
 def _with_clients(scored: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
-    proven = [a for a in scored if _says_something(a, controls)]
+    proven = [a for a in scored if _is_evidence(a, controls)]
     if any(level(a) == "rebuilt" for a in scored):  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
     if not proven:
@@ -160,11 +160,11 @@ def _with_clients(scored: Sequence[Line], controls: Sequence[Line], defended: Se
     )
 
 
-def verdict(audits: Sequence[Line]) -> Verdict:
+def verdict(audits: Sequence[Line]) -> RunVerdict:
     """The headline and its reasons. No audit, no answer; no control, no all-clear."""
     if not audits:
         text = "Nothing was audited, so nothing is known about what a curious server could rebuild."
-        return Verdict("silent", "Not audited", text, ())
+        return RunVerdict("silent", "Not audited", text, ())
     controls = [a for a in audits if a["kind"] == "control"]
     defended = [a for a in audits if a["kind"] == "control-defended"]
     clients = [a for a in audits if a["kind"] == "client"]
@@ -177,4 +177,4 @@ def verdict(audits: Sequence[Line]) -> Verdict:
     ]  # fmt: skip
     if tone in ("clear", "traces"):
         sentences.append("A stronger attack, or one that knows more, may rebuild more than this one did.")
-    return Verdict(tone, badge, headline, tuple(sentences))
+    return RunVerdict(tone, badge, headline, tuple(sentences))

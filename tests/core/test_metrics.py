@@ -1,8 +1,6 @@
 import re
 
-import pytest
-
-from prunella.core.metrics import METRICS, Mean
+from prunella.core.metrics import METRICS
 
 
 def test_names_follow_prometheus_habits() -> None:
@@ -15,11 +13,5 @@ def test_names_follow_prometheus_habits() -> None:
 
 def test_every_leakage_metric_says_its_direction() -> None:
     leakage = [m for m in METRICS.values() if m.name.startswith("leakage_")]
-    assert len(leakage) == 7
+    assert len(leakage) == 6
     assert all(m.leaks in ("up", "down") for m in leakage)
-
-
-def test_a_mean_merges_by_weight_and_refuses_nothing() -> None:
-    assert Mean.merge([Mean.of(1.0, 3), Mean.of(5.0)]).value == 2.0
-    with pytest.raises(ValueError, match="nothing"):
-        _ = Mean.merge([]).value

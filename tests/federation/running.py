@@ -13,7 +13,7 @@ import psutil
 
 from prunella.deploy.ports import free_ports
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.server.store import read_metrics
+from prunella.server.store.read import read_metrics
 
 ROOT = Path(__file__).parents[2]
 

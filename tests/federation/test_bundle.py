@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prunella.server.store import read_run
+from prunella.server.store.read import read_run
 
 pytestmark = pytest.mark.federation
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunella.server.checkpoint import Checkpoint
-from prunella.server.store import read_metrics, read_run
+from prunella.server.store.read import read_metrics, read_run
 from tests.federation.running import final, find, finish, rounds, series, start, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]

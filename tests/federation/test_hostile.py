@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prunella.server.store import read_run
+from prunella.server.store.read import read_run
 from tests.federation.hostile_client import SECRET
 from tests.federation.running import ROOT, failures, final, find, finish, rounds, series, start, wait_for
 

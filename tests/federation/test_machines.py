@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from prunella.server.store import read_metrics, read_run
+from prunella.server.store.read import read_metrics, read_run
 from tests.federation.running import ROOT, end
 
 pytestmark = pytest.mark.federation

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prunella.server.checkpoint import load
-from prunella.server.store import read_audits, read_metrics, read_run
+from prunella.server.store.read import read_audits, read_metrics, read_run
 
 pytestmark = pytest.mark.federation
 ROOT = Path(__file__).parents[2]

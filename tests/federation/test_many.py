@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prunella.server.store import read_run
+from prunella.server.store.read import read_run
 from tests.federation.running import failures, finish, series, start
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]

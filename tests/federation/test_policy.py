@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prunella.server.store import read_run
+from prunella.server.store.read import read_run
 from tests.federation.running import ROOT, Place, failures, series, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from prunella.server.store import read_run
+from prunella.server.store.read import read_run
 from tests.federation.running import Place, failures, series, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]

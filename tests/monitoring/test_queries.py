@@ -27,7 +27,8 @@ from prunella.server.app import assemble, describe
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
-from prunella.server.store import read_audits, row
+from prunella.server.store.read import read_audits
+from prunella.server.store.schema import row
 from tests.local_grid import LocalGrid, settings
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules

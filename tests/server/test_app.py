@@ -11,7 +11,8 @@ import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError
 from prunella.server.app import app, assemble, versions
-from prunella.server.store import StoreError, claimed
+from prunella.server.store.schema import StoreError
+from prunella.server.store.write import claimed
 from tests.local_grid import LocalGrid, settings
 
 

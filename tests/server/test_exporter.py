@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS
-from prunella.server.exporter import BUCKETS, MOST, Exporter, parse_address
-from prunella.server.store import Row, StoreError, row
+from prunella.server.exporter import BUCKETS, MAX_CONNECTIONS, Exporter, parse_address
+from prunella.server.store.schema import Row, StoreError, row
 
 LABELS = (("prunella", "0.1.0"), ("scikit_learn", "1.5"))
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -121,7 +121,7 @@ def test_connections_that_do_not_finish_asking_keep_nobody_out(exporter: Exporte
     before, begin = threading.active_count(), time.monotonic()
     waiting = silent(exporter, 300, said)
     assert [samples(exporter)["prunella_build_info", LABELS] for _ in range(20)] == [1.0] * 20
-    assert time.monotonic() - begin < 5 and threading.active_count() - before <= 2 * MOST
+    assert time.monotonic() - begin < 5 and threading.active_count() - before <= 2 * MAX_CONNECTIONS
     waiting[0].settimeout(5)
     assert waiting[0].recv(1) == b"", "the oldest went first"
     for connection in waiting:
@@ -131,7 +131,7 @@ def test_connections_that_do_not_finish_asking_keep_nobody_out(exporter: Exporte
 def test_a_connection_that_says_a_little_all_the_time_is_ended(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prunella.server.exporter.SECONDS", 0.5)
+    monkeypatch.setattr("prunella.server.exporter.MAX_SECONDS", 0.5)
     (slow,) = silent(exporter, 1)
     begin = time.monotonic()
     with pytest.raises(OSError):
@@ -144,7 +144,7 @@ def test_a_connection_that_says_a_little_all_the_time_is_ended(
 
 def test_readers_that_do_not_read_are_ended_too(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is larger than what the system keeps for a socket."""
-    monkeypatch.setattr("prunella.server.exporter.SECONDS", 0.5)
+    monkeypatch.setattr("prunella.server.exporter.MAX_SECONDS", 0.5)
     exporter.update([Row("audits_total", 1.0, {"outcome": f"{i:09}" * 400}) for i in range(3000)])
     before = threading.active_count()
     waiting = silent(exporter, 10, b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")

@@ -13,7 +13,7 @@ from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import map_trees
 from prunella.server import checkpoint
-from prunella.server.app import NUMBERS, assemble, describe, see_through
+from prunella.server.app import NUMBERS, assemble, describe, run_to_end
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import PATIENCE, Federation, federate
 from prunella.tasks.task import initial
@@ -253,7 +253,7 @@ def test_what_strangers_write_does_not_reach_the_log_or_the_run_as_it_is(
     grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes", shout)
     asked = [Message(RecordDict(), dst_node_id=100, message_type="train")]
     with caplog.at_level("INFO", "flwr"), pytest.raises(PrunellaError, match="no valid reply"):
-        see_through(federation, grid)
+        run_to_end(federation, grid)
     words = [record.getMessage() for record in caplog.records]
     assert any("Flower error 2" in line for line in words)
     assert all(line.isprintable() and len(line) < 600 for line in words)

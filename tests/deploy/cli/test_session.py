@@ -10,7 +10,8 @@ from prunella.deploy.cli import session
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local.launcher import Outcome, Request, describe
 from prunella.deploy.runs import RunDir, create
-from prunella.server.store import RunStore, row
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from rich.console import Console
 
 from prunella.deploy.console.summary import rows, summary
 from prunella.deploy.runs import RunDir
-from prunella.server.store import RunStore, row
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
 
 
 def audit(kind: str, psnr: float, ok: bool | None = None) -> dict:

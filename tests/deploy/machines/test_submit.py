@@ -18,8 +18,8 @@ from prunella.deploy.machines.submit import Target
 from prunella.deploy.ports import free_ports
 from prunella.deploy.runs import WRITER, RunDir, create, state, written
 from prunella.deploy.runtime.processes import Exit, Process
-from prunella.server import store
-from prunella.server.store import RunStore, claimed
+from prunella.server.store import write
+from prunella.server.store.write import RunStore, claimed
 
 HERE = Address("127.0.0.1", 8000)
 
@@ -216,6 +216,6 @@ def test_a_run_that_goes_on_is_not_resumed(
         assert written(going) and state(going) == "running"
         with pytest.raises(UsageError, match="prunella stop one"):
             submit.submit(request_, Target(HERE, made), view, lambda: None, going)
-    assert WRITER == store.WRITER and scripted.stopped == 0 and not written(going) and state(going) == "interrupted"
+    assert WRITER == write.WRITER and scripted.stopped == 0 and not written(going) and state(going) == "interrupted"
     scripted.events, scripted.code = [{"event": "status", "status": "finished:completed"}], 0
     assert submit.submit(request_, Target(HERE, made), view, lambda: None, going).status == "completed"

@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 from prunella.deploy.cli.main import app
 from prunella.deploy.runs import RunDir
 from prunella.deploy.tools.compare import by_seed, comparison, differing, figures, outcomes
-from prunella.server.store import RunStore, row
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
 
 
 def a_run(folder: Path, rate: float, accuracy: float | None, seed: int = 0, status: str = "completed") -> RunDir:

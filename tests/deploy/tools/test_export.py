@@ -15,7 +15,7 @@ from prunella.deploy.tools import export
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import keep_by_score, keep_filters
 from prunella.server.checkpoint import Checkpoint, save
-from prunella.server.report.report import exported
+from prunella.server.report.build import exported
 from prunella.tasks.exported import fitted, load_exported
 from prunella.tasks.task import Task, initial, prunable
 

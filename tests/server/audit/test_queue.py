@@ -2,7 +2,6 @@
 
 import multiprocessing
 import signal
-import subprocess
 import threading
 import time
 from dataclasses import dataclass
@@ -12,21 +11,22 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from flwr.app import Message, MetricRecord
+from flwr.app import Error, Message, MetricRecord
 
 import prunella.client.app
 from prunella.attacks import ATTACKS, rog
 from prunella.attacks.sgi import Sgi
 from prunella.attacks.trace import load_trace
 from prunella.core.config import parse_run
-from prunella.core.errors import AttackError, ConfigError
+from prunella.core.errors import ConfigError
 from prunella.core.files import read_tree
+from prunella.core.metrics import METRICS
 from prunella.core.randomness import stream
 from prunella.privacy.defense import Entry
 from prunella.privacy.none import NoDefense
 from prunella.privacy.top_k import TopK, top_k
 from prunella.server.app import assemble, describe
-from prunella.server.audit.queue import SCORES, STATS, read_scores, ready_settings, rebuilt_control
+from prunella.server.audit.queue import ready_settings, rebuilt_control
 from prunella.server.audit.worker import preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
@@ -57,7 +57,7 @@ def loaded() -> None:
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunella.server.audit.queue.subprocess.Popen", Forked)
+    monkeypatch.setattr("prunella.server.audit.process.subprocess.Popen", Forked)
 
 
 def go(folder: Path, consent: str | None, tamper: Any = None, **overrides: Any) -> tuple[Federation, LocalGrid]:
@@ -172,20 +172,6 @@ def test_an_odd_answer_to_an_audit_is_a_failed_audit_and_the_run_goes_on(tmp_pat
     assert federation.counters["audits_total|failed"] == 1
 
 
-GOOD = {f"{score}.{stat}": 0.5 for score in SCORES for stat in STATS} | {"iip": 1.0, "images": 1}
-
-
-def test_scores_out_of_bounds_are_no_scores() -> None:
-    assert read_scores(MetricRecord({**GOOD, "psnr.worst": 100.0, "ami.mean": -0.2}))["psnr"]["worst"] == 100.0
-    odd = [1e300, -1e300, 1e9, True, 10**400, float("inf"), "0.5"]
-    for name in (*GOOD, "label_accuracy"):
-        for value in odd:
-            record = MetricRecord(GOOD)
-            record._data[name] = value
-            with pytest.raises(AttackError, match="bounds"):
-                read_scores(record)
-
-
 def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(tmp_path: Path) -> None:
     before, _ = go(tmp_path, "scores")
     answered = before.store.audits()
@@ -199,33 +185,11 @@ def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(tmp_path: Pa
     assert after.counters == before.counters
 
 
-def test_a_worker_that_does_not_end_is_killed_and_the_run_ends_well(tmp_path: Path) -> None:
-    federation, _ = go(tmp_path, "deny", audit_every=0)
-    did: list[str] = []
-
-    class Stubborn:
-        def terminate(self) -> None:
-            did.append("terminate")
-
-        def kill(self) -> None:
-            did.append("kill")
-
-        def wait(self, timeout: float | None = None) -> None:
-            if "kill" not in did:
-                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-            did.append("wait")
-
-    federation.auditor.queue.mkdir()
-    federation.auditor._worker = Stubborn()  # type: ignore[assignment]
-    federation.auditor.close()
-    assert did == ["terminate", "kill", "wait"]
-
-
 def test_a_worker_that_cannot_start_fails_its_audits_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("prunella.server.audit.queue.sys.executable", "/bin/false")
+    monkeypatch.setattr("prunella.server.audit.process.sys.executable", "/bin/false")
     federation, _ = go(tmp_path, "scores")
     assert {a["outcome"] for a in kinds(federation).values()} == {"failed"}
     assert federation.counters["audits_total|failed"] == 3
@@ -248,7 +212,7 @@ def test_a_worker_killed_again_and_again_costs_no_audit(tmp_path: Path, monkeypa
             self.process.kill()
 
     calm, _ = go(tmp_path / "calm", "scores")
-    monkeypatch.setattr("prunella.server.audit.queue.subprocess.Popen", Doomed)
+    monkeypatch.setattr("prunella.server.audit.process.subprocess.Popen", Doomed)
     federation, _ = go(tmp_path / "killed", "scores")
     assert [process.exitcode for process in killed] == [-signal.SIGKILL] * 2
     told = ("outcome", "scores", "objective")
@@ -316,3 +280,22 @@ def test_a_client_is_audited_in_every_kind_of_round(tmp_path: Path, strategy: st
     clients = [audit for audit in federation.store.audits() if audit["kind"] == "client"]
     assert [audit["round"] for audit in clients] == [1, 2, 3, 4]
     assert {audit["outcome"] for audit in clients} == {"scored"}
+
+
+def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
+    """A metric that nothing emits leaves its panel, its alert and its line of the report empty for ever."""
+    lost: list[Message] = []
+
+    def lose_one(message: Message) -> Message:
+        if lost or message.metadata.message_type != "train":
+            return message
+        lost.append(message)
+        return Message(Error(code=2, reason="lost"), reply_to=message)
+
+    runs = [
+        go(tmp_path / "epsilon", "scores", lose_one, defenses="dp-sgd", sgi__iterations=5)[0],
+        go(tmp_path / "channel", None, defenses="channel-natural", audit_every=0)[0],  # has nats, and no epsilon
+    ]
+    emitted = {line["metric"] for run in runs for line in run.store.metrics()}
+    by_exporter = {metric.name for metric in METRICS.values() if metric.kind == "info"}
+    assert emitted | by_exporter == METRICS.keys()

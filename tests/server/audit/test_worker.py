@@ -16,20 +16,8 @@ from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.types import PrivateBatch
-from prunella.server.audit.worker import (
-    DESCENTS,
-    JOB,
-    REBUILT,
-    RESULT,
-    STOP,
-    TRUTH,
-    VIEW,
-    Jobs,
-    open_jobs,
-    preload,
-    serve,
-    work,
-)
+from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
+from prunella.server.audit.worker import Jobs, open_jobs, preload, serve, work
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
 

@@ -1,8 +1,8 @@
 from prunella.server.report.figures import leakage_charts, run_charts, whole, whole_decibels
-from prunella.server.store import Line
+from prunella.server.store.schema import StoreLine
 
 
-def counter(metric: str, direction: str, per_round: float, rounds: int = 3) -> list[Line]:
+def counter(metric: str, direction: str, per_round: float, rounds: int = 3) -> list[StoreLine]:
     return [
         {"round": r, "metric": metric, "value": r * per_round, "labels": {"direction": direction}, "time": 0.0}
         for r in range(1, rounds + 1)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.server.test_report import Page, add_audit, full_run, new_run
 
 from prunella.server.exporter import Exporter, parse_address
 from prunella.server.report import live
 from prunella.server.report.live import is_loopback
-from prunella.server.store import RunStore, row
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
+from tests.server.report.test_build import Page, add_audit, full_run, new_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -83,7 +84,7 @@ def test_pictures_do_not_leave_the_machine(store: RunStore) -> None:
     made = Exporter("0.0.0.0:0", {}, store.path)
     try:
         page = Page(get(f"127.0.0.1:{parse_address(made.address)[1]}")[1])
-        assert "img" not in page.tags and "Pictures are shown on loopback only" in page.text
+        assert "img" not in page.tags and "Pictures are shown only on the server's own machine" in page.text
         assert "Not with this attack" in page.text
     finally:
         made.close()

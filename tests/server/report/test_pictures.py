@@ -10,7 +10,7 @@ from PIL import Image
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.server.report.pictures import IMAGES, SIDE, STRIPS, choose, load, png, strip
-from prunella.server.store import StoreError
+from prunella.server.store.schema import StoreError
 
 
 def audit(**changes: Any) -> dict[str, Any]:

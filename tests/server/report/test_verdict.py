@@ -77,7 +77,7 @@ def test_one_failed_control_taints_only_what_leans_on_it() -> None:
     audits = [CONTROL, audit(scores=NOTHING), FAILED | {"round": 10}, audit(scores=NOTHING, round=10)]
     found = verdict(audits)
     text = " ".join(found.sentences)
-    assert found.tone == "clear" and "1 of them lean" in text and "1 of 2 trials (round 10)" in text
+    assert found.tone == "clear" and "1 of them rely" in text and "1 of 2 trials (round 10)" in text
 
 
 def test_refusals_and_failures_are_counted_in_words() -> None:

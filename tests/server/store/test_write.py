@@ -14,27 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunella.core.errors import ConfigError
-from prunella.server.store import (
-    Row,
-    RunStore,
-    StoreError,
-    check_row,
-    claimed,
-    read_lines,
-    read_metrics,
-    read_run,
-    row,
-)
-
-
-def audit(**changes: Any) -> dict[str, Any]:
-    scores = {"psnr": {"mean": 12.0, "worst": 14.0, "random": 8.0, "other": 10.0}, "images": 2}
-    base = {
-        "round": 1, "kind": "client", "client": 0, "attack": "sgi", "defense": "priprune", "adaptive": True,
-        "threat": "saw update", "objective": 0.5, "seconds": 1.0, "outcome": "scored", "scores": scores, "level": None,
-        "pictures": None, "ok": None,
-    }  # fmt: skip
-    return base | changes
+from prunella.server.store.read import read_metrics, read_run
+from prunella.server.store.schema import Row, StoreError, row
+from prunella.server.store.write import RunStore, claimed
+from tests.server.store.test_schema import audit
 
 
 def filled(path: Path, rounds: int = 3) -> RunStore:
@@ -48,7 +31,7 @@ def filled(path: Path, rounds: int = 3) -> RunStore:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from prunella.server.store import claimed
+from prunella.server.store.write import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -57,7 +40,7 @@ with claimed(Path(sys.argv[1])):
 
 def test_only_one_process_writes_a_run_and_a_killed_one_leaves_it_free(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     other = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], env=env, stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout and other.stdout.readline() == "held\n"
@@ -98,29 +81,6 @@ def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(tmp_path:
     assert store.metrics() == [] and store.audits() == []
 
 
-def test_only_the_metrics_and_labels_of_the_table_pass() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'accuracy_ratio'"):
-        check_row(Row("accuracy", 1.0))
-    for labels in ({}, {"direction": "up", "client": "3"}, {"way": "up"}):
-        with pytest.raises(StoreError, match="takes the labels"):
-            check_row(Row("wire_bytes_total", 1.0, labels))
-    assert check_row(Row("wire_bytes_total", 1.0, {"direction": "up"})).value == 1.0
-
-
-@pytest.mark.parametrize(
-    "changes", [{"kind": "server"}, {"outcome": "fine"}, {"secret": 1}, {"outcome": "scored", "scores": None}]
-)
-def test_an_audit_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(StoreError):
-        RunStore.open(tmp_path).append_audit(audit(**changes))
-
-
-def test_the_refusal_does_not_repeat_the_value(tmp_path: Path) -> None:
-    with pytest.raises(StoreError) as caught:
-        RunStore.open(tmp_path).append_audit(audit(seconds="patient 4711"))
-    assert "seconds" in str(caught.value) and "4711" not in str(caught.value)
-
-
 def test_rewind_drops_later_rounds_of_both_files(tmp_path: Path) -> None:
     store = filled(tmp_path, rounds=5)
     store.rewind(2)
@@ -154,13 +114,6 @@ def test_a_crash_at_any_byte_loses_at_most_the_line_being_written(tmp_path_facto
     survivors = RunStore.open(path).metrics()
     assert whole_lines <= len(survivors) <= whole_lines + 1
     assert file.read_bytes().endswith(b"\n") or not survivors
-
-
-def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"round":1}\n{"rou\n{"round":3}\n')
-    with pytest.raises(StoreError, match=r"metrics.jsonl: line 2"):
-        read_lines(file)
 
 
 def test_run_json_merges_fields_and_takes_no_others(tmp_path: Path) -> None:

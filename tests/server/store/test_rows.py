@@ -1,7 +1,7 @@
 import pytest
 
 from prunella.core.metrics import METRICS
-from prunella.server.report.numbers import audit_rows, counter_rows, ledger_rows, round_rows
+from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
 from prunella.strategies.round.masked import RoundStats
 from prunella.tasks.training import Evaluation
 

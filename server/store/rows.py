@@ -1,11 +1,11 @@
-"""Rows of numbers for the run store and Prometheus, from what a round, a ledger or an audit said."""
+"""What a round, a privacy ledger or an audit says, as rows of numbers for the run store and Prometheus."""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prunella.core.metrics import METRICS
-from prunella.server.store import Row, row
+from prunella.server.store.schema import Row, row
 from prunella.strategies.round.masked import RoundStats
 from prunella.tasks.training import Evaluation
 
@@ -20,7 +20,7 @@ _SCORES = {
 def round_rows(
     round: int, rounds: int, stats: RoundStats, result: Evaluation | None, density: float, seconds: float
 ) -> list[Row]:
-    """The figures of one round. What is not known has no row."""
+    """The metrics of one round. What is not known has no row."""
     rows = [
         row("round", round),
         row("rounds", rounds),
@@ -53,7 +53,7 @@ def counter_rows(counters: Mapping[str, float]) -> list[Row]:
 
 
 def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """The worst client's bounds; a bound that one client lacks exists for nobody."""
+    """Bounds over all clients, worst and mean. A bound that any client lacks has no row."""
     rows: list[Row] = []
     nats = [line.get("channel_nats") for line in ledgers.values()]
     if nats and all(isinstance(value, float | int) for value in nats):
@@ -77,7 +77,7 @@ def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row
 
 
 def audit_rows(outcome: Mapping[str, Any]) -> list[Row]:
-    """The figures of one audit. A failed one has a time and nothing that could be read as low leakage."""
+    """The metrics of one audit. A failed audit has a time, and nothing that could be read as low leakage."""
     view = "client" if outcome["kind"] == "client" else "canary"
     labels = {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
     rows = [row("audit_seconds", outcome["seconds"])]

@@ -1,0 +1,96 @@
+"""The table of every audit in a report: who was attacked, with what result, and all scores beside their baselines."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from prunella.attacks.score.level import level, value
+from prunella.server.report.pictures import who
+from prunella.server.report.units import NONE, digits, duration, error, fixed, percent, plural, score
+from prunella.server.report.verdict import control_of, control_state
+from prunella.server.store.schema import StoreError, StoreLine, check_audit
+
+ROWS = 300  # audits in the table
+KINDS = ("control", "control-defended", "client")
+RESULTS = {
+    "rebuilt": ("leak", "● rebuilt"), "traces": ("traces", "◐ traces"), "baseline": ("clear", "○ nothing"),
+    "unknown": ("unproven", "? not judged"),
+}  # fmt: skip
+OUTCOMES = {"no-consent": "no consent", "failed": "failed", "control-failed": "control failed", "scored": "scored"}
+
+
+def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
+    """The audits that fit the store, sorted by round with the control first, and the number of those that do not."""
+    valid, damaged = [], 0
+    for line in lines:
+        try:
+            valid.append(check_audit(line))
+        except StoreError:
+            damaged += 1
+    return sorted(valid, key=lambda a: (a["round"], KINDS.index(a["kind"]), a["client"] or 0)), damaged
+
+
+def _cell(audit: StoreLine, metric: str, shown: Callable[[float | None], str]) -> dict[str, Any]:
+    mean, random, other = (shown(value(audit, metric, stat)) for stat in ("mean", "random", "other"))
+    worst = value(audit, metric)
+    return {"worst": shown(worst), "rest": () if worst is None else (mean, f"({random}, {other})")}
+
+
+def _cells(audit: StoreLine) -> list[dict[str, Any]]:
+    scores = audit.get("scores") or {}
+    spreads = [_cell(audit, "psnr", lambda y: NONE if y is None else fixed(y, 1))]
+    spreads += [_cell(audit, metric, score) for metric in ("ssim", "nmi", "ami")] + [_cell(audit, "mse", error)]
+    shares = [{"worst": percent(scores.get(name)), "rest": ()} for name in ("iip", "label_accuracy")]
+    objective = NONE if audit["objective"] is None else digits(audit["objective"])
+    return [*spreads, *shares, {"worst": objective, "rest": (duration(audit["seconds"]),)}]
+
+
+def _images(audit: StoreLine) -> str:
+    images = (audit.get("scores") or {}).get("images")
+    return plural(int(images), "image") if images else ""
+
+
+def _result(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
+    """The tone (a CSS class) and the words of an audit's result."""
+    if audit["outcome"] != "scored":
+        return "unproven", OUTCOMES[audit["outcome"]]
+    if audit["kind"] == "control" and control_state(audit) == "failed":
+        return "unproven", "control failed"
+    found = level(audit)
+    if audit["kind"] != "control" and found != "rebuilt" and control_state(control_of(audit, audits)) != "rebuilt":
+        return "unproven", "proves nothing"
+    tone, words = RESULTS[found]
+    return ("silent" if audit["kind"] == "control" else tone), words
+
+
+def letter(index: int) -> str:
+    """
+    >>> letter(0), letter(25), letter(26)
+    ('A', 'Z', 'A2')
+    """
+    turn, place = divmod(index, 26)
+    return chr(ord("A") + place) + (str(turn + 1) if turn else "")
+
+
+def audit_table(audits: Sequence[StoreLine], threats: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    for audit in audits[-ROWS:]:
+        tone, result = _result(audit, audits)
+        rows.append({
+            "round": audit["round"], "who": who(audit), "images": _images(audit), "tone": tone, "result": result,
+            "attack": audit["attack"],
+            "knows": "adaptive" if audit["adaptive"] else "not adaptive", "defense": audit["defense"],
+            "threat": letter(threats.index(audit["threat"])), "cells": _cells(audit),
+        })  # fmt: skip
+    return rows
+
+
+def no_pictures(audits: Sequence[StoreLine]) -> str:
+    """Why the report has no pictures."""
+    clients = [a for a in audits if a["kind"] == "client"]
+    if not audits:
+        return "nothing was audited."
+    if clients and all(a["outcome"] == "no-consent" for a in clients):
+        return "no client consented to be audited."
+    if not clients:
+        return "no client was audited, and the controls kept none."
+    return "the audited clients consented to scores or numbers only, and the controls kept none."

@@ -1,0 +1,142 @@
+"""``report.html``: one file for the privacy officer and the engineer, made from the run store alone.
+
+It answers the question first (``server.report.verdict``), then shows the evidence: pictures, leakage by round, cost,
+every audit with its threat model, what the defenses promise, failures, and how to repeat the run. The file loads
+nothing: charts are inline SVG, pictures are data URIs, and every text from the store is escaped. A run that is
+unfinished, has no audits or lacks files still gets its report, which then says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from prunella.core.errors import ConfigError
+from prunella.core.files import write_atomically
+from prunella.server.report.audit_table import ROWS, audit_table, letter, no_pictures, valid_audits
+from prunella.server.report.command import command
+from prunella.server.report.figures import leakage_charts, run_charts
+from prunella.server.report.page import STYLE, TEMPLATE
+from prunella.server.report.pictures import choose, strip
+from prunella.server.report.series import label_values, last
+from prunella.server.report.tiles import NO_FAILURES, tiles
+from prunella.server.report.units import digits, fixed, plural
+from prunella.server.report.verdict import verdict
+from prunella.server.store.read import read_audits, read_metrics, read_run
+from prunella.server.store.schema import StoreLine
+from prunella.tasks.exported import read_description
+
+OPEN = 6  # picture strips that are shown without a click
+REPORT = "report.html"
+
+
+def bounds(lines: Sequence[StoreLine]) -> list[tuple[str, str]]:
+    """The figures that hold against any attack, as far as the run has them."""
+    found = [(f"ε, {stat}", digits(e)) for stat in label_values(lines, "privacy_epsilon", "stat")
+             if (e := last(lines, "privacy_epsilon", stat=stat)) is not None]  # fmt: skip
+    nats = last(lines, "channel_information_nats")
+    if nats is not None:
+        found.append(
+            (
+                "Information through the data channel",
+                f"at most {digits(nats)} nats so far, worst client (1 nat is 1.44 bits)",
+            )
+        )
+    return found
+
+
+def notices(run: StoreLine, lines: Sequence[StoreLine], damaged: int) -> list[tuple[str, str]]:
+    """What the reader must know about the run before reading on, as pairs of a key word and a sentence."""
+    rounds = plural(int(last(lines, "round") or 0), "round")
+    status = run.get("status")
+    found = []
+    if not run:
+        found.append(("Incomplete.", "run.json is missing, so the settings and the threat model are not known."))
+    if status == "running":
+        found.append(("Not finished.", f"This run is still going or was interrupted: what follows covers {rounds}."))
+    if status in ("failed", "stopped"):
+        found.append((f"Run {status}", f"after {rounds}. {run.get('error') or 'No reason was recorded.'}"))
+    if damaged:
+        found.append(("Damaged.", f"{plural(damaged, 'line')} of audits.jsonl could not be read and is left out."))
+    if not lines:
+        found.append(("No numbers.", "metrics.jsonl is missing or empty."))
+    return found
+
+
+def exported(run_dir: Path) -> str:
+    """What `prunella export` wrote and measured, or "" if the model was not exported."""
+    try:
+        model = read_description(run_dir / "export")
+        small, dense, gain = int(model["parameters"]), int(model["dense_parameters"]), float(model["speed_up"])
+        where = f"Round {model['round']}, written by prunella export into export/"
+        units, apart = f"{model['units']} of {model['dense_units']}", float(model["largest_difference"])
+    except (ConfigError, KeyError, ValueError, TypeError):
+        return ""
+    if small == dense:
+        return f"{where}: {small:,} parameters. No whole filter is pruned: nothing gets faster."
+    return (
+        f"{where}: {small:,} of {dense:,} parameters, {units} filters and neurons. A forward pass is "
+        f"{fixed(gain, 2)} times as fast as the dense masked model's (median, batch {model['batch']}, one thread), "
+        f"and its outputs are the same to {digits(apart)}."
+    )
+
+
+def _facts(run: StoreLine) -> list[str]:
+    settings = run.get("settings", {})
+    names = ("dataset", "model", "strategy", "defenses")
+    started = str(run.get("started") or "")[:16].replace("T", " ")
+    facts = [f"{name} {settings[name]}" for name in names if settings.get(name)]
+    return facts + ([f"started {started} UTC"] if started else [])
+
+
+def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return sorted((str(k), str(v).lower() if isinstance(v, bool) else str(v)) for k, v in values.items())
+
+
+def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
+    """Everything the template shows."""
+    run, lines = read_run(run_dir), read_metrics(run_dir)
+    audits, damaged = valid_audits(read_audits(run_dir))
+    answer = verdict(audits)
+    chosen = choose(audits, latest=live)
+    threats = list(dict.fromkeys(a["threat"] for a in audits))
+    reasons = label_values(lines, "client_failures_total", "reason")
+    failures = [(r, last(lines, "client_failures_total", reason=r) or 0.0) for r in reasons]
+    settings, versions = run.get("settings", {}), run.get("versions", {})
+    return {
+        "style": Markup(STYLE), "live": live, "withheld": False, "script": "",
+        "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
+        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, audits),
+        "strips": [strip(run_dir, audit) for audit in chosen],
+        "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
+        "no_pictures": no_pictures(audits),
+        "leakage_charts": leakage_charts(audits), "run_charts": run_charts(lines),
+        "exported": exported(run_dir),
+        "audits": audit_table(audits, threats), "audits_left": max(0, len(audits) - ROWS),
+        "threat_model": run.get("threat_model") or "This run states no threat model.",
+        "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
+        "claims": run.get("claims") or [], "bounds": bounds(lines),
+        "no_failures": f"{NO_FAILURES}." if lines else "Not known, because there are no numbers.",
+        "failures": [(reason, digits(number)) for reason, number in failures if number],
+        "command": command(run) if run else "", "seed": settings.get("seed", "unknown"), "settings": _table(settings),
+        "versions": _table(versions), "version": versions.get("prunella", ""),
+    }  # fmt: skip
+
+
+def render(shown: Mapping[str, Any]) -> str:
+    """The page of a ``context``."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(TEMPLATE).render(shown)
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` into ``run_dir`` and return its path. Owner-readable only: it may show consented images."""
+    html = render(context(run_dir))
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(html, encoding="utf-8")
+
+    write_atomically(run_dir / REPORT, write)
+    return run_dir / REPORT

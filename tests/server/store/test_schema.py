@@ -1,0 +1,39 @@
+from typing import Any
+
+import pytest
+
+from prunella.core.errors import ConfigError
+from prunella.server.store.schema import Row, StoreError, check_audit, check_row
+
+
+def audit(**changes: Any) -> dict[str, Any]:
+    scores = {"psnr": {"mean": 12.0, "worst": 14.0, "random": 8.0, "other": 10.0}, "images": 2}
+    base = {
+        "round": 1, "kind": "client", "client": 0, "attack": "sgi", "defense": "priprune", "adaptive": True,
+        "threat": "saw update", "objective": 0.5, "seconds": 1.0, "outcome": "scored", "scores": scores, "level": None,
+        "pictures": None, "ok": None,
+    }  # fmt: skip
+    return base | changes
+
+
+def test_only_the_metrics_and_labels_of_the_table_pass() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'accuracy_ratio'"):
+        check_row(Row("accuracy", 1.0))
+    for labels in ({}, {"direction": "up", "client": "3"}, {"way": "up"}):
+        with pytest.raises(StoreError, match="takes the labels"):
+            check_row(Row("wire_bytes_total", 1.0, labels))
+    assert check_row(Row("wire_bytes_total", 1.0, {"direction": "up"})).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kind": "server"}, {"outcome": "fine"}, {"secret": 1}, {"outcome": "scored", "scores": None}]
+)
+def test_an_audit_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(StoreError):
+        check_audit(audit(**changes))
+
+
+def test_the_refusal_does_not_repeat_the_value() -> None:
+    with pytest.raises(StoreError) as caught:
+        check_audit(audit(seconds="patient 4711"))
+    assert "seconds" in str(caught.value) and "4711" not in str(caught.value)
