@@ -16,6 +16,7 @@ from prunella.deploy.local.launcher import terminated
 from prunella.deploy.machines import refusals
 from prunella.deploy.machines.commands import EXECUTOR, LINK, NODE, command_line
 from prunella.deploy.machines.refusals import Refusal
+from prunella.deploy.runtime import requirements
 from prunella.deploy.runtime.patches import POLL
 from prunella.deploy.runtime.processes import Backend, Exit, Process, Stock, Warm
 from prunella.deploy.runtime.zygote import ENV, PRELOAD
@@ -141,6 +142,7 @@ class Member:
 
 def serve(processes: Sequence[Process], warm: bool, say: Say, patience: float = PATIENCE, poll: float = POLL) -> None:
     """Print the commands, run them until Ctrl-C or SIGTERM (``KeyboardInterrupt``), or until they fail for good."""
+    requirements.check()
     for process in processes:
         say(command_line(process))
     with terminated():
