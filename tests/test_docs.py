@@ -47,8 +47,10 @@ def test_files_that_are_named_are_there(page: str) -> None:
 
 @every_page
 def test_modules_that_are_named_are_there(page: str) -> None:
-    run = re.findall(r"python -m ((?:prunella|tests)\.[\w.]+\w)", TEXTS[page])
-    assert not [name for name in run if "__main__" not in Path(find_spec(name).origin).read_text()]  # type: ignore
+    for name, options in re.findall(r"python -m ((?:prunella|tests)\.[\w.]+\w)([^`\n|#;]*)", TEXTS[page]):
+        text = Path(find_spec(name).origin).read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
+        assert "__main__" in text, name
+        assert not [option for option in re.findall(r"--[a-z][\w-]*", options) if f'"{option}"' not in text], name
     for name in re.findall(r"`(prunella(?:\.\w+)+)[`(:]", TEXTS[page]):
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute) or find_spec(name), name
