@@ -10,7 +10,11 @@ import pytest
 import typer
 import yaml
 
+from prunella.attacks import ATTACKS
+from prunella.benchmarks.papers import CLAIMS
 from prunella.deploy.cli.main import app
+from prunella.privacy import DEFENSES
+from prunella.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -18,7 +22,8 @@ PAGES = {
     str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("docker/*.md"), *DOCS.glob("*.md")]
 }
 TEXTS = {name: page.read_text(encoding="utf-8").replace("\\\n", " ") for name, page in PAGES.items()}
-FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"prunella"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+FOLDERS = {"tests", "docs", "docker", *PROJECT["setuptools"]["package-dir"].values()}
 MADE = {"deploy/kubernetes/keys"}  # by a command of the page
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 CALL = re.compile(r"(?:^|`|bin/|-- |do |then |else )prunella ([a-z][a-z-]*)([^`\n#;|]*)", re.MULTILINE)
@@ -57,6 +62,13 @@ def test_modules_that_are_named_are_there(page: str) -> None:
 
 
 @every_page
+def test_names_that_code_imports_are_there(page: str) -> None:
+    for module, names in re.findall(r"^ *from (prunella[\w.]*) import (.+)$", TEXTS[page], re.MULTILINE):
+        found = importlib.import_module(module)
+        assert not [name for name in names.split(", ") if not hasattr(found, name)], module
+
+
+@every_page
 def test_commands_have_the_options_that_are_named(page: str) -> None:
     for command, rest in CALL.findall(TEXTS[page]):
         assert command in COMMANDS, command
@@ -66,7 +78,7 @@ def test_commands_have_the_options_that_are_named(page: str) -> None:
 
 @every_page
 def test_settings_that_are_named_are_settings(page: str) -> None:
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config = PROJECT["flwr"]["app"]["config"]
     keys = {f"{name}.{key}" for name, values in config.items() if isinstance(values, dict) for key in values}
     assert not set(re.findall(r"-c ([a-z][\w.-]*)=", TEXTS[page])) - keys - config.keys()
 
@@ -78,6 +90,11 @@ def test_links_end_somewhere(page: str) -> None:
         target = (PAGES[page].parent / path) if path else PAGES[page]
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_counts_right() -> None:
+    counts = f"{len(STRATEGIES)} pruning strategies, {len(DEFENSES) - 1} defenses and {len(ATTACKS)} attacks"
+    assert counts in TEXTS["README.md"] and f"{len(CLAIMS)} claims" in TEXTS["README.md"]
 
 
 def test_the_site_has_every_page() -> None:
