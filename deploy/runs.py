@@ -53,8 +53,12 @@ class RunDir:
     def events(self) -> Path:
         return self.flower / "events.jsonl"
 
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
     def log(self, name: str) -> Path:
-        return self.path / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def node(self, index: int) -> Path:
         return self.path / "nodes" / str(index)
@@ -155,7 +159,7 @@ def prepare(run: RunDir, nodes: int) -> None:
         (run.node(index) / "state").mkdir(parents=True, exist_ok=True)
     for path in (run.path / "nodes", *(run.path / "nodes").glob("*"), *(run.path / "nodes").glob("*/state")):
         path.chmod(0o700)
-    for path in (run.flower, run.path / "logs"):
+    for path in (run.flower, run.logs):
         path.mkdir(exist_ok=True)
         path.chmod(0o700)
 

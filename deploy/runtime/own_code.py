@@ -85,7 +85,8 @@ def loading_own(get_loader: Callable[..., Callable[..., Any]]) -> Callable[..., 
     def get(*args: Any, **keywords: Any) -> Callable[..., Any]:
         if not _asked():
             return get_loader(*args, **keywords)
-        from flwr.clientapp.utils import LoadClientAppError, load_app
+        from flwr.clientapp.client_app import LoadClientAppError
+        from flwr.supercore.object_ref import load_app
 
         return lambda *_: load_app(CLIENT_APP, LoadClientAppError, IMPORT_ROOT)
 

@@ -1,6 +1,6 @@
-"""``prunella doctor``: what could keep a federation from running here, each with its mend.
+"""``prunella doctor``: what could keep a federation from running here, each with its fix.
 
-A check is a small function that returns a ``Check``; ``bad`` must be mended, ``warn`` may matter. Packages are imported
+A check is a small function that returns a ``Check``; ``bad`` must be fixed, ``warn`` may matter. Packages are imported
 in a fresh Python, since a broken pair of PyTorch and torchvision can take the process down.
 """
 
@@ -33,18 +33,18 @@ SPACE = 2e9  # bytes a few runs and bundles may need
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; ``mend`` is what to do about it."""
+    """One finding; ``fix`` is what to do about it."""
 
     name: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def system() -> Check:
-    """The launcher ends its processes with Linux's means."""
-    mend = "use the Docker image, or Flower's own `flwr run`"
-    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, mend)
+    """The launcher needs Linux to end its processes."""
+    fix = "use the Docker image, or Flower's own `flwr run`"
+    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, fix)
 
 
 def python() -> Check:
@@ -132,7 +132,7 @@ def app_of(directory: Path | None) -> Check:
         app = settings.read_app(path)
         settings.check(app, settings.defaults(app))
     except ConfigError as error:
-        return Check("app", "bad", str(error), "mend the app's pyproject.toml, or name another with --app")
+        return Check("app", "bad", str(error), "correct the app's pyproject.toml, or name another with --app")
     return Check("app", "ok", f"{app['project']['name']}, {len(settings.defaults(app))} settings")
 
 
@@ -157,27 +157,27 @@ def reachable(address: str) -> Check:
         return Check("superlink", "bad", f"{address!r} is not HOST:PORT", "give its name and its Fleet API port")
     if is_open(int(port), host.strip("[]")):
         return Check("superlink", "ok", f"{address} answers")
-    mend = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
-    return Check("superlink", "bad", f"{address} does not answer", mend)
+    fix = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
+    return Check("superlink", "bad", f"{address} does not answer", fix)
 
 
 def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list[Check]:
     """Every check. What needs packages is asked only when they are there."""
     checks = [system(), python(), *packages(), scripts(), ports(), clock(), writable(runs)]
     checks += [reachable(reach)] if reach else []
-    if must_mend(checks):
+    if must_fix(checks):
         return checks
     return [*checks, torch_pair(), gpu(), app_of(app), data(app, dataset)]
 
 
-def must_mend(checks: Iterable[Check]) -> bool:
+def must_fix(checks: Iterable[Check]) -> bool:
     return any(check.state == "bad" for check in checks)
 
 
 def table(checks: Iterable[Check]) -> Table:
-    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]mend[/]"}
+    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]fix[/]"}
     shown = Table(show_header=False)
     for check in checks:
-        mend = f"{check.found}\n  -> {check.mend}" if check.state != "ok" else check.found
-        shown.add_row(marks[check.state], check.name, Text(mend))
+        text = f"{check.found}\n  -> {check.fix}" if check.state != "ok" else check.found
+        shown.add_row(marks[check.state], check.name, Text(text))
     return shown

@@ -70,7 +70,7 @@ def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> L
         network = ggl.train(rest, classes, draw)
         with torch.no_grad():
             made = network.decode(network.encode(judged.x, judged.y)[0], judged.y)
-        means = {int(y): rest.x[rest.y == y].mean(0) for y in rest.y.unique()}
+        means = {int(y): rest.x[rest.y == y].mean(0) for y in torch.unique(rest.y)}
         without = torch.stack([means.get(int(y), rest.x.mean(0)) for y in judged.y])
         ggl.save(out, network)
     else:

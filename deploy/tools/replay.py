@@ -3,7 +3,7 @@
 A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction, and its
 objective says how well it explains the update. Scores need the truth, which only its owner has: a safetensors file of
 x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one. What an attack must know besides the view
-comes from files of the user's, too: ``deploy.tools.known_truth``.
+comes from files of the user's, too: ``deploy.tools.audit_inputs``.
 
 A trace may name a model by its import path. It is built, and its code run, only where the user names the same model. An
 attack of the user's own is named by its import path, too; both may stand in the present directory.
@@ -35,7 +35,7 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.settings import parse
-from prunella.deploy.tools.known_truth import asked_of, keywords, probe
+from prunella.deploy.tools.audit_inputs import asked_of, keywords, probe
 from prunella.tasks.task import Task
 
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
@@ -224,7 +224,7 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     file, title = find(sources.trace)
     batch = truth_of(sources.truth, file)
     view, task, earlier = sources.views()
-    shelf = Shelf(sources.keep, tell=None if tell is None else lambda *now: tell(*now, settings.iterations))
+    shelf = Shelf(sources.keep, tell=tell and (lambda start, turn, loss: tell(start, turn, loss, settings.iterations)))
     attack, more = find_attack(name), keywords(name, sources.known, earlier, shelf)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())

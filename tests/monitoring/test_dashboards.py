@@ -1,4 +1,4 @@
-"""The Grafana dashboards: JSON files that are edited by hand or exported from Grafana. Their queries: ``test_queries``."""
+"""The Grafana dashboards, which are edited as JSON. That their queries have answers: ``test_queries``."""
 
 from itertools import combinations
 from pathlib import Path

@@ -15,7 +15,7 @@ from prunella.core.trees import subtract
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.cli import main as cli
 from prunella.deploy.errors import UsageError
-from prunella.deploy.tools.known_truth import asked_of, keywords, tensors
+from prunella.deploy.tools.audit_inputs import asked_of, keywords, tensors
 from prunella.privacy.channel import NaturalChannel, natural_channel
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial

@@ -1,6 +1,6 @@
 """Bundling an app, handing it to the SuperLink and watching the run until it ends, over Flower's Control API.
 
-Runs in its own process (forked by the zygote, or ``python -m prunella.deploy.runtime.control FILE``), so that the
+Runs in its own process (forked by the zygote, or ``python -m prunella.deploy.runtime.control_api FILE``), so that the
 launcher itself never imports Flower. FILE holds a JSON object: ``app`` (directory of the ``pyproject.toml``),
 ``packages`` (directory of its code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config``
 (run-config overrides), ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink that
@@ -32,7 +32,7 @@ from typing import Any
 
 from prunella.deploy.ports import wait_open
 
-EVERY = 0.2  # seconds between two looks at the status
+EVERY = 0.2  # seconds between two checks of the status
 START = 60.0  # seconds the Control API may take to open
 
 
@@ -44,7 +44,7 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
     """
     config = tomllib.loads((app / "pyproject.toml").read_text())
     patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
-    found = {}
+    found: dict[str, Path] = {}
     for pattern in (pattern.lstrip("/") for pattern in patterns):
         first = pattern.partition("/")[0]
         # In a Prunella installed from a wheel the folder ``prunella`` is the one that holds the rooms.
@@ -88,7 +88,7 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
     return int(answer.run_id)
 
 
-def look(client: Any, run: int, patience: float) -> Any:
+def run_status(client: Any, run: int, patience: float) -> Any:
     """The status of a run, from a SuperLink that may be starting again for up to ``patience`` seconds."""
     import httpx
     from flwr.proto.control_pb2 import ListRunsRequest
@@ -107,7 +107,7 @@ def statuses(client: Any, run: int, every: float = 0.0, patience: float = 0.0) -
     """(status, details) at every change, until the run has finished."""
     last = ""
     while not last.startswith("finished"):
-        status = look(client, run, patience)
+        status = run_status(client, run, patience)
         now = f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
         if now != last:
             yield now, str(status.details)
@@ -164,7 +164,7 @@ def explain_tls(error: Exception) -> None:
             "SuperLink runs with"
         )
     if "WRONG_VERSION_NUMBER" in str(error) or "wrong version number" in str(error):
-        raise click.ClickException("the SuperLink speaks without TLS: add --insecure, or start it with --keys")
+        raise click.ClickException("the SuperLink runs without TLS: add --insecure, or start it with --keys")
     if "disconnected without sending a response" in str(error):
         raise click.ClickException("the SuperLink hung up; if it speaks TLS, leave out --insecure")
 
