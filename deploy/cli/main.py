@@ -195,12 +195,12 @@ def audit(
     with explained():
         from prunella.attacks import PROBES
         from prunella.deploy.console.progress import descents
-        from prunella.deploy.tools.replay import Sources, judge, replay
+        from prunella.deploy.tools.replay import Sources, audit_membership, replay
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         with descents(errors) as tell:
-            ask = judge if attack in PROBES else partial(replay, tell=tell)
-            result = ask(sources, attack, settings or [], seed)
+            attack_it = audit_membership if attack in PROBES else partial(replay, tell=tell)
+            result = attack_it(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""``prunella doctor``: what could keep a federation from running here, each with its fix.
+"""``prunella doctor``: what could keep a federation from running here, each problem with its fix.
 
 A check is a small function that returns a ``Check``; ``bad`` must be fixed, ``warn`` may matter. Packages are imported
 in a fresh Python, since a broken pair of PyTorch and torchvision can take the process down.
@@ -89,7 +89,7 @@ def gpu() -> Check:
 
 
 def scripts() -> Check:
-    """Flower's processes start one another by bare name."""
+    """Flower's processes start one another by name, so their commands must be on PATH."""
     path = environment()["PATH"]
     missing = [name for name in SCRIPTS if not shutil.which(name, path=path)]
     return Check(
@@ -126,7 +126,7 @@ def writable(runs: Path) -> Check:
 
 
 def app_of(directory: Path | None) -> Check:
-    """The app must be readable and every default must pass the rooms' rules."""
+    """The app must be readable and every default valid."""
     try:
         path = directory or settings.app_directory()
         app = settings.read_app(path)
@@ -151,7 +151,7 @@ def data(directory: Path | None, dataset: str) -> Check:
 
 
 def reachable(address: str) -> Check:
-    """A SuperLink elsewhere accepts connections from here."""
+    """A SuperLink on another machine accepts connections from this one."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return Check("superlink", "bad", f"{address!r} is not HOST:PORT", "give its name and its Fleet API port")
@@ -162,7 +162,7 @@ def reachable(address: str) -> Check:
 
 
 def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list[Check]:
-    """Every check. What needs packages is asked only when they are there."""
+    """Every check. Those that import packages run only when the others have passed."""
     checks = [system(), python(), *packages(), scripts(), ports(), clock(), writable(runs)]
     checks += [reachable(reach)] if reach else []
     if must_fix(checks):

@@ -79,7 +79,7 @@ def test_every_command_that_keys_prints_can_be_typed(here: Path, served: list[tu
 
 def test_keys_refuses_to_overwrite_and_names_the_file(here: Path) -> None:
     result = RUNNER.invoke(cli.app, ["keys", "--supernodes", "1"])
-    assert result.exit_code == 2 and "keys/supernodes/node-0 is there already" in result.output
+    assert result.exit_code == 2 and "keys/supernodes/node-0 exists already" in result.output
 
 
 @pytest.mark.parametrize(
