@@ -1,6 +1,8 @@
 """What surrounds a federation: settings before, record, report and table after."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.cli import federation
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runs import RunDir, create
+from prunella.deploy.runtime.processes import environment, importable
 from prunella.deploy.runtime.request import RunRequest, describe
 from prunella.deploy.runtime.watch import Outcome
 from prunella.server.store import RunStore, row
@@ -90,3 +93,14 @@ def test_a_foreign_app_without_a_store_has_no_report(tmp_path: Path, capfd: pyte
     federation.finish(run)
     assert not (run.path / "report.html").exists() and not (run.path / "run.json").exists()
     assert "report" not in capfd.readouterr().out
+
+
+def test_a_report_is_written_beside_modules_of_the_users_own(run: RunDir) -> None:
+    folder = run.path.parent.parent
+    for name in ("server.py", "core/__init__.py", "strategies/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("raise RuntimeError('not Prunella')")
+    code = "from prunella.deploy.cli.main import app; app()"
+    command = [sys.executable, "-c", code, "report", "one"]
+    done = subprocess.run(command, cwd=folder, env=importable(environment()), capture_output=True, text=True)
+    assert done.returncode == 0 and (run.path / "report.html").exists(), done.stderr

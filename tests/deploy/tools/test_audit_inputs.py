@@ -92,7 +92,7 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
     assert attack_keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
     (tmp_path / "garbage").write_bytes(b"\x80\x04.")
     for path in (tmp_path / "garbage", tmp_path / "missing"):
-        with pytest.raises(UsageError, match="not a safetensors file with x, y"):
+        with pytest.raises(UsageError, match="not a safetensors file with the tensors x, y"):
             read_tensors(path, ("x", "y"))
     with pytest.raises(UsageError, match="--known FILE"):
         membership_examples(None, "--known")
