@@ -158,7 +158,7 @@ def supernode(
         str,
         typer.Option(
             envvar="PRUNELLA_REQUIRE",
-            help="Take part only in runs with these defenses: 'dgp, dgp.bottom=0.75'. Runs only installed code.",
+            help="Join only runs with at least these defenses: 'dgp, dgp.bottom=0.75'. Runs only installed code.",
         ),
     ] = "",
     epsilon_budget: Annotated[

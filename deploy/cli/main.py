@@ -199,8 +199,8 @@ def audit(
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         with descents(errors) as tell:
-            attack_it = audit_membership if attack in PROBES else partial(replay, tell=tell)
-            result = attack_it(sources, attack, settings or [], seed)
+            audit_view = audit_membership if attack in PROBES else partial(replay, tell=tell)
+            result = audit_view(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -28,7 +28,7 @@ ANOTHER_AUTHORITY = ConnectionProblem(
     "the SuperLink's certificate was not signed by this ca.crt: copy ca.crt from the directory the SuperLink runs "
     "with, and check that this is the SuperLink you meant"
 )
-NO_TLS = ConnectionProblem("the SuperLink runs without TLS: start it with `prunella superlink --keys`")
+NO_TLS = ConnectionProblem("the SuperLink speaks without TLS: start it with `prunella superlink --keys`")
 
 # The first that matches counts: a failed handshake ends with exit code 305 as well.
 PROBLEMS: dict[str, ConnectionProblem] = {

@@ -164,7 +164,7 @@ def explain_tls(error: Exception) -> None:
             "SuperLink runs with"
         )
     if "WRONG_VERSION_NUMBER" in str(error) or "wrong version number" in str(error):
-        raise click.ClickException("the SuperLink runs without TLS: add --insecure, or start it with --keys")
+        raise click.ClickException("the SuperLink speaks without TLS: add --insecure, or start it with --keys")
     if "disconnected without sending a response" in str(error):
         raise click.ClickException("the SuperLink closed the connection: if it uses TLS, leave out --insecure")
 

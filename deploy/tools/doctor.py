@@ -23,7 +23,7 @@ from prunella.deploy.ports import PortError, free_ports, is_open
 from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.processes import environment
 
-State = Literal["ok", "warn", "bad"]
+Severity = Literal["ok", "warn", "bad"]
 SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
 PINNED = {"flwr": "1.39."}  # 1.40 no longer speaks gRPC
 PORTS = 8
@@ -36,7 +36,7 @@ class Check:
     """One finding; ``fix`` is what to do about it."""
 
     name: str
-    state: State
+    state: Severity
     found: str
     fix: str = ""
 
@@ -121,7 +121,7 @@ def writable(runs: Path) -> Check:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return Check("runs", "bad", f"cannot write to {place}", "choose another directory with --runs")
     free = shutil.disk_usage(place).free
-    state: State = "ok" if free > SPACE else "warn"
+    state: Severity = "ok" if free > SPACE else "warn"
     return Check("runs", state, f"{runs} ({free / 1e9:.0f} GB free)", "free some space, or use another --runs")
 
 
