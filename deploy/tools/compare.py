@@ -56,9 +56,7 @@ def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
         arms.setdefault(json.dumps(plain, sort_keys=True), []).append(run)
     for arm in arms.values():
         if len({settings_of([run])["seed"] for run in arm}) < len(arm):
-            raise UsageError(
-                f"{', '.join(run.id for run in arm)}: two of them have equal seeds and settings: leave one out"
-            )
+            raise UsageError(f"{', '.join(run.id for run in arm)}: two have the same seed and settings: leave one out")
     return list(arms.values())
 
 
