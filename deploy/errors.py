@@ -1,11 +1,11 @@
-"""The launcher's errors. They carry one line for the user, which names the mend.
+"""The launcher's errors. Each is one line for the user that names the fix.
 
-Kept apart from ``core.errors``: the warm worker imports these, and must import nothing the app's bundle brings along.
+Kept apart from ``core.errors``: the zygote imports these, and must import nothing that is in the app's bundle.
 """
 
 
 class UsageError(Exception):
-    """Something the user asked for cannot be done: exit code 2."""
+    """What the user asked for cannot be done: exit code 2."""
 
 
 class LaunchError(Exception):

@@ -1,8 +1,8 @@
-"""Where runs live on disk: ``runs/<id>/``, and ``runs/latest`` pointing at the newest.
+"""Runs on disk: ``runs/<id>/``, with ``runs/latest`` pointing at the newest.
 
     launch.json          how the run was started, for ``--resume``
     run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, best/, report.html     written by the server
-    logs/                one file a process
+    logs/                one file per process
     nodes/<i>/state/     what client i keeps between messages, owner-readable only
     flower/              Flower's own directories (bundles, requests); removed when the run succeeds
 
@@ -33,7 +33,7 @@ class RunError(UsageError):
 
 @dataclass(frozen=True)
 class RunDir:
-    """The directory of one run and the places in it."""
+    """The directory of one run and the paths in it."""
 
     path: Path
 
@@ -53,18 +53,22 @@ class RunDir:
     def events(self) -> Path:
         return self.flower / "events.jsonl"
 
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
     def log(self, name: str) -> Path:
-        return self.path / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def node(self, index: int) -> Path:
         return self.path / "nodes" / str(index)
 
     def home(self, name: str) -> Path:
-        """The FLWR_HOME of a process: SuperNodes that share one install the bundle at once and fail."""
+        """The FLWR_HOME of a process: SuperNodes that share one unpack the bundle at the same time and fail."""
         return self.flower / name
 
     def launch(self) -> dict[str, Any]:
-        """What ``launch.json`` says, nothing when it is missing."""
+        """The content of ``launch.json``, empty when it is missing."""
         return _object(self.path / "launch.json")
 
     def status(self) -> str:
@@ -98,7 +102,7 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
     try:
         runs.mkdir(parents=True, exist_ok=True)
         if run.path.exists():
-            raise RunError(f"{run.path} is there already: choose another --run-id, or --resume {run_id}")
+            raise RunError(f"{run.path} exists already: choose another --run-id, or --resume {run_id}")
         run.path.mkdir(mode=0o700)
         prepare(run, nodes)
     except OSError as error:
@@ -114,13 +118,15 @@ def locked(run: RunDir) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise RunError(f"run {run.id} is going on: wait for it, or stop it with Ctrl-C where it was started") from None
+        raise RunError(
+            f"run {run.id} is still going on: wait for it, or stop it with Ctrl-C where it was started"
+        ) from None
     finally:
         os.close(handle)
 
 
 def written(run: RunDir) -> bool:
-    """Whether a ServerApp of this machine is writing the run now, as far as this user may know."""
+    """Whether a ServerApp on this machine is writing the run now, as far as this user can see."""
     try:
         handle = os.open(run.path / WRITER, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
@@ -135,7 +141,7 @@ def written(run: RunDir) -> bool:
 
 
 def state(run: RunDir) -> str:
-    """The status of a run for people: one that says "running" and that nobody holds was interrupted."""
+    """The status to show for a run: one that says "running" but that no process holds was interrupted."""
     status = run.status() or "started"
     if status not in ("running", "started"):
         return status
@@ -149,26 +155,26 @@ def state(run: RunDir) -> str:
 
 
 def prepare(run: RunDir, nodes: int) -> None:
-    """The directories of a run that may be there already; clients' ones are owner-readable only."""
+    """Make the directories of a run, which may exist already; those of clients are for their owner only."""
     (run.path / "nodes").mkdir(exist_ok=True)
     for index in range(nodes):
         (run.node(index) / "state").mkdir(parents=True, exist_ok=True)
     for path in (run.path / "nodes", *(run.path / "nodes").glob("*"), *(run.path / "nodes").glob("*/state")):
         path.chmod(0o700)
-    for path in (run.flower, run.path / "logs"):
+    for path in (run.flower, run.logs):
         path.mkdir(exist_ok=True)
         path.chmod(0o700)
 
 
 def point_latest(runs: Path, run_id: str) -> None:
-    """Let ``runs/latest`` point at ``run_id``, in one step."""
+    """Point ``runs/latest`` at ``run_id``, atomically."""
     link = runs / f".{LATEST}-{secrets.token_hex(4)}"
     link.symlink_to(run_id, target_is_directory=True)
     os.replace(link, runs / LATEST)
 
 
 def every(runs: Path) -> list[RunDir]:
-    """The runs, in the order of their ids; the folder holds the cells of ``prunella reproduce``, too."""
+    """The runs, in the order of their ids; the folder also holds results of ``prunella reproduce``."""
     folders = (path for path in sorted(runs.glob("*")) if not path.is_symlink())
     return [RunDir(path) for path in folders if (path / "logs").is_dir() or (path / "run.json").exists()]
 

@@ -33,6 +33,10 @@ def imports(path: Path) -> set[str]:
     return {name.removeprefix("prunella.") for name in found if name.startswith("prunella.")}
 
 
+# Inside deploy/, from the ground; "" stands for the modules at its top.
+DEPLOY = ["", "console", "runtime", "local", "machines", "tools", "cli"]
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 
@@ -44,6 +48,18 @@ def test_imports_point_down(path: Path) -> None:
         there = name.split(".")[0]
         if there != here:
             assert ROOMS[there] < ROOMS[here], f"{here} imports {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.is_relative_to(ROOT / "deploy")], ids=lambda p: p.stem)
+def test_imports_inside_deploy_point_down(path: Path) -> None:
+    here = path.relative_to(ROOT / "deploy").parent.name
+    for name in (name for name in imports(path) if name.startswith("deploy.")):
+        first = name.split(".")[1]
+        there = first if first in DEPLOY else ""
+        if there != here:
+            assert DEPLOY.index(there) < DEPLOY.index(here), f"{path} imports {name}"
+    if here == "machines":
+        assert not [name for name in imports(path) if name.startswith("deploy.local")], "what both need lies below both"
 
 
 def test_attacks_never_see_a_client_or_a_data_loader() -> None:

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from prunella.deploy.console.progress import Line
-from prunella.deploy.local.launcher import Request, launch
+from prunella.deploy.local.launcher import launch
+from prunella.deploy.runtime.request import RunRequest
 
 PYPROJECT = """\
 [project]
@@ -145,7 +146,7 @@ class Silent:
         return
 
 
-def measure(request: Request) -> dict[str, Any]:
+def measure(request: RunRequest) -> dict[str, Any]:
     """One federation: seconds until round 1 has ended, seconds of each later round, seconds in all."""
     begin, silent = time.time(), Silent()
     outcome = launch(request, silent)
@@ -189,9 +190,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         app, runs = write_app(Path(scratch) / "smallest-app"), Path(scratch) / "runs"
         settings = {"rounds": options.rounds, "clients": options.supernodes}
-        ours = measure(Request(app, runs, settings, options.supernodes))
+        ours = measure(RunRequest(app, runs, settings, options.supernodes))
         slow = {**settings, "poll-seconds": 0.0}  # Flower's own Grid
-        stock = measure(Request(app, runs, slow, options.supernodes, stock=True))
+        stock = measure(RunRequest(app, runs, slow, options.supernodes, stock=True))
     machine = {"processors": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
     result = {"supernodes": options.supernodes, "rounds": options.rounds, **compare(ours, stock), "machine": machine}
     if options.json:

@@ -28,9 +28,10 @@ from rich.table import Table
 
 from prunella.benchmarks.engine.machine import machine
 from prunella.deploy.console.progress import Line
-from prunella.deploy.local.launcher import Request, launch
+from prunella.deploy.local.launcher import launch
 from prunella.deploy.ports import LOOPBACK, free_ports
 from prunella.deploy.runtime import settings
+from prunella.deploy.runtime.request import RunRequest
 
 # A process by the name it gives itself; the audit worker and the one all are forked from by their command lines.
 KINDS = {
@@ -124,7 +125,7 @@ def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, A
     """A run to its end; its samples, its rows, and how the rounds went. What a failed run had come to is not lost."""
     address = f"{LOOPBACK}:{free_ports(1)[0]}"
     watcher = Watcher(address)
-    request = Request(settings.app_directory(), folder, {**given, "metrics-address": address}, supernodes)
+    request = RunRequest(settings.app_directory(), folder, {**given, "metrics-address": address}, supernodes)
     outcome = launch(request, watcher)
     samples = watcher.samples
     if not samples:

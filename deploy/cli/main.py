@@ -1,4 +1,4 @@
-"""The ``prunella`` command. Thin: options in, one function of this package each, an exit code out.
+"""The ``prunella`` command. Each subcommand turns its options into one call and an exit code.
 
 Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C. Nothing heavier than
 typer and rich is imported before a command runs.
@@ -11,35 +11,31 @@ from typing import Annotated, Literal
 
 import typer
 
-from prunella.deploy.cli import machines as cli_machines
-from prunella.deploy.console.terminal import FAILED, INTERRUPTED, Audit, console, errors, explained, say
+from prunella.deploy.cli import machines
+from prunella.deploy.cli.machines import Runs, Settings, Stock
+from prunella.deploy.console.terminal import EXIT, FAILED, Consent, console, errors, explained, say
 
-EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}
 HELP = """Pruned, defended and audited federated learning on Flower.
 
 Start here:
 
-    prunella doctor           is this machine fit? what to mend
+    prunella doctor           is this machine ready? what to fix
     prunella run              4 clients, 10 rounds, a report
     prunella run -c strategy=fedavg -c defenses=none
     prunella report latest    write a run's report again
-    prunella export latest    its model, smaller where whole filters are pruned
+    prunella export latest    its model, smaller if whole filters are pruned
 
 On several machines: `prunella keys`, then `prunella superlink`, `prunella supernode` and `prunella submit`.
 
 Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
 """
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
-app.add_typer(cli_machines.app)
-Settings = Annotated[
-    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="A setting of the run; may be repeated.")
-]
+app.add_typer(machines.app)
 Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
-Runs = Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")]
 RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
 AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of another Flower app than Prunella's own.")]
-AuditOption = Annotated[Audit, typer.Option(help="What clients consent to. Pictures suit a demonstration.")]
-Seed = Annotated[int | None, typer.Option(help="Clients whose draws repeat, for experiments: no ε is printed then.")]
+Audit = Annotated[Consent, typer.Option(help="What clients consent to. Pictures are for demonstrations.")]
+Seed = Annotated[int | None, typer.Option(help="Repeatable random draws of clients, for experiments: no ε is printed.")]
 Resume = Annotated[str, typer.Option(metavar="RUN", help="Go on with a run: an id, a path or 'latest'.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep Flower's own directories after a successful run.")]
 
@@ -57,7 +53,7 @@ def version(value: bool) -> None:
 def options(
     show: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    """What comes before a command; the help text is ``HELP``."""
+    """The options before a command; the help text is ``HELP``."""
 
 
 @app.command()
@@ -67,13 +63,13 @@ def run(
     resume: Resume = "",
     run_id: RunId = "",
     runs: Runs = Path("runs"),
-    audit: AuditOption = Audit.pictures,
+    audit: Audit = "pictures",
     client_seed: Seed = None,
-    stock: Annotated[bool, typer.Option("--stock", help="Flower's own processes, unpatched and slower.")] = False,
+    stock: Stock = False,
     keep: Keep = False,
     app_dir: AppDir = None,
 ) -> None:
-    """Run a federation on this machine: a SuperLink and one SuperNode a client, over gRPC on loopback.
+    """Run a federation on this machine: a SuperLink and one SuperNode per client, over gRPC on loopback.
 
     prunella run -c rounds=20 -c rate=0.5 --supernodes 8
 
@@ -81,17 +77,17 @@ def run(
 
     prunella run --resume latest
     """
-    from prunella.deploy.cli.session import federation
+    from prunella.deploy.cli.federation import run_local
 
     options = {
         "supernodes": supernodes,
         "run_id": run_id,
-        "audit": audit.value,
+        "audit": audit,
         "client_seed": client_seed,
         "stock": stock,
     }
     with explained():
-        raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
+        raise typer.Exit(EXIT[run_local(app_dir, runs, settings or [], resume, keep, options)])
 
 
 @app.command()
@@ -101,28 +97,28 @@ def simulate(
     resume: Resume = "",
     run_id: RunId = "",
     runs: Runs = Path("runs"),
-    audit: AuditOption = Audit.pictures,
+    audit: Audit = "pictures",
     cpus: Annotated[int, typer.Option(min=1, help="Processors of a virtual client.")] = 1,
     gpus: Annotated[float, typer.Option(min=0.0, help="GPUs of a virtual client; 0.25 lets four share one.")] = 0.0,
     keep: Keep = False,
     app_dir: AppDir = None,
 ) -> None:
-    """Run the same federation on Flower's simulation engine (Ray): hundreds of virtual clients in one machine.
+    """Run the same federation on Flower's simulation engine (Ray): hundreds of virtual clients on one machine.
 
     prunella simulate --supernodes 100 -c rounds=50 -c fraction=0.1
     """
-    from prunella.deploy.cli.session import federation
+    from prunella.deploy.cli.federation import run_local
 
     options = {
         "supernodes": supernodes,
         "run_id": run_id,
-        "audit": audit.value,
+        "audit": audit,
         "simulate": True,
         "cpus_per_client": cpus,
         "gpus_per_client": gpus,
     }
     with explained():
-        raise typer.Exit(EXIT[federation(app_dir, runs, settings or [], resume, keep, options)])
+        raise typer.Exit(EXIT[run_local(app_dir, runs, settings or [], resume, keep, options)])
 
 
 @app.command()
@@ -131,20 +127,20 @@ def report(
     runs: Runs = Path("runs"),
 ) -> None:
     """Write the report of a run again and show its table."""
-    from prunella.deploy.cli.session import finish
+    from prunella.deploy.cli.federation import finish
     from prunella.deploy.runs import find
 
     with explained():
-        finish(find(runs, run), console)
+        finish(find(runs, run))
 
 
 @app.command()
 def compare(
     run: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Ids or paths of two or more runs.")],
-    seeds: Annotated[bool, typer.Option("--seeds", help="One column for runs that differ in their seed only.")] = False,
+    seeds: Annotated[bool, typer.Option("--seeds", help="One column for runs that differ only in their seed.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Show runs side by side: the settings in which they differ, and what came of it. --seeds: mean ± deviation.
+    """Show runs side by side: the settings that differ, and the results. --seeds: mean ± standard deviation.
 
     prunella compare 20260101-120000-abcd latest
 
@@ -156,7 +152,7 @@ def compare(
     with explained():
         found = [find(runs, name) for name in run]
         if len({each.path for each in found}) < 2:
-            raise UsageError("compare needs two runs that are not the same: `prunella runs` lists them")
+            raise UsageError("compare needs two different runs: `prunella runs` lists them")
         from prunella.deploy.tools.compare import by_seed, comparison
 
         console.print(comparison(by_seed(found) if seeds else [[run] for run in found]))
@@ -181,14 +177,14 @@ def audit(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
     model: Annotated[str, typer.Option(help="package.module:function, where the trace names one: its code runs.")] = "",
     truth: Annotated[Path | None, typer.Option(help="Safetensors file of the images x and labels y, to score.")] = None,
-    known: Annotated[Path | None, typer.Option(help="Safetensors file of what denoise or mia must know.")] = None,
+    known: Annotated[Path | None, typer.Option(help="Safetensors file of what denoise or mia needs to know.")] = None,
     earlier: Annotated[
         list[Path] | None, typer.Option(help="The same client's earlier traces, oldest first; may be repeated.")
     ] = None,
-    keep: Annotated[Path | None, typer.Option(help="Directory from which a long attack is taken up again.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Directory in which a long attack saves its progress.")] = None,
     device: Annotated[str, typer.Option(help="Where the attack runs: auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
-    """Attack a recorded view again: what would this server have rebuilt?
+    """Attack a recorded view again: what could this server have reconstructed?
 
     prunella audit runs/latest/traces/round-000005-control --attack ig -c ig.iterations=2000
 
@@ -197,28 +193,29 @@ def audit(
     prunella audit TRACE --attack mia --known members-and-outsiders.safetensors --truth asked.safetensors
     """
     with explained():
+        from prunella.attacks import PROBES
         from prunella.deploy.console.progress import descents
-        from prunella.deploy.tools.replay import PROBES, Sources, judge, replay
+        from prunella.deploy.tools.replay import Sources, audit_membership, replay
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         with descents(errors) as tell:
-            ask = judge if attack in PROBES else partial(replay, tell=tell)
-            result = ask(sources, attack, settings or [], seed)
+            audit_view = audit_membership if attack in PROBES else partial(replay, tell=tell)
+            result = audit_view(sources, attack, settings or [], seed)
         for line in result.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def prior(
-    kind: Annotated[Literal["ggl", "rog"], typer.Argument(help="The attack that brings it along.")],
+    kind: Annotated[Literal["ggl", "rog"], typer.Argument(help="The attack that needs it.")],
     dataset: Annotated[str, typer.Option(help="Public images, as in the setting dataset.")] = "digits",
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("prior.safetensors"),
     split: Annotated[Literal["test", "train"], typer.Option(help="train: of a dataset that no client holds.")] = "test",
     data: Annotated[Path | None, typer.Option(help="Directory with a local copy of the dataset.")] = None,
     like: Annotated[str, typer.Option(help="Resize the images to those of this dataset.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="The run's seed: its canaries are not learnt from.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The run's seed: its canaries are left out of the training.")] = 0,
 ) -> None:
-    """Learn from public images what the attacks ggl and rog bring along: a minute or less.
+    """Train on public images the network that the attack ggl or rog needs: a minute or less.
 
     prunella prior ggl --dataset mnist --out ggl.safetensors
 
@@ -238,7 +235,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Directory for the model; by default export/ in the run.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The round that clients scored highest, not the last.")] = False,
 ) -> None:
-    """Write a run's model to be used elsewhere, without the filters and neurons that are pruned whole.
+    """Write a run's model for use elsewhere, without the filters and neurons that are pruned entirely.
 
     prunella run -c strategy=magnitude -c magnitude.granularity=filter -c rate=0.5
 
@@ -259,15 +256,17 @@ def export(
 @app.command()
 def reproduce(
     claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM.")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="All claims, what they say and what they need.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all claims, what they say and what they need.")] = False,
     size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("docs/results"),
-    cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run goes on.")] = Path(
+    cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run resumes.")] = Path(
         "runs/claims"
     ),
-    data: Annotated[Path | None, typer.Option(help="Directory of local copies (DIR/mnist, …); else the hub.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of local copies (DIR/mnist, …); else from the hub.")
+    ] = None,
 ) -> None:
-    """Measure a table or figure of the papers again: measured beside published, with a verdict.
+    """Measure a table or figure of a paper again: measured beside published values, with a verdict.
 
     prunella reproduce --list
 
@@ -285,14 +284,14 @@ def reproduce(
 @app.command()
 def doctor(
     runs: Runs = Path("runs"),
-    dataset: Annotated[str, typer.Option(help="Dataset to look for, as in -c dataset=.")] = "",
+    dataset: Annotated[str, typer.Option(help="Dataset to check, as in -c dataset=.")] = "",
     reach: Annotated[str, typer.Option(metavar="HOST:PORT", help="A SuperLink that must answer from here.")] = "",
     app_dir: AppDir = None,
 ) -> None:
-    """Check this machine: versions, ports, data, GPU, clock, directories. Each problem comes with its mend."""
+    """Check this machine: versions, ports, data, GPU, clock, directories. Every problem is shown with its fix."""
     from prunella.deploy.tools import doctor
 
     with explained():
         checks = doctor.examine(app_dir, runs, dataset, reach)
         console.print(doctor.table(checks))
-        raise typer.Exit(FAILED if doctor.must_mend(checks) else 0)
+        raise typer.Exit(FAILED if doctor.must_fix(checks) else 0)

@@ -1,4 +1,4 @@
-"""What a run has reached, read from the lines the server appends to ``metrics.jsonl``, and shown as it grows.
+"""The progress of a run, read from the lines the server appends to ``metrics.jsonl``, and shown as it grows.
 
 Counters in the file are cumulative, so the last line of each metric is the state, and reading a file twice, or from
 the start again after the server rewound it, gives the same state.
@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Line = Mapping[str, Any]
-SPARE = 5.0  # seconds between two lines about who is there: fifty clients need a minute
+PAUSE = 5.0  # seconds between two lines about how many clients came: fifty clients need a minute
 
 
 class Follower:
-    """The new JSON lines of a file that another process appends to, which may not be there yet.
+    """The new JSON lines of a file that another process appends to, which may not exist yet.
 
-    A line is taken once it is complete. When the file is replaced or becomes shorter it is read from the start.
+    A line is read once it is complete. When the file is replaced or becomes shorter it is read from the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,7 +130,7 @@ def describe(state: State) -> str:
 
 
 class View(Protocol):
-    """Something that shows a run while it goes on."""
+    """Shows a run while it goes on."""
 
     def say(self, text: str) -> None: ...
     def show(self, lines: Iterable[Line]) -> None: ...
@@ -138,11 +138,11 @@ class View(Protocol):
 
 
 class PlainView:
-    """A line when a round ends, and before the first now and then one of who is there; for logs and pipes."""
+    """A line when a round ends, and before the first one now and then the number of clients; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._state, self._printed = console, State(), 0
-        self._there: int | None = None
+        self._clients: int | None = None
         self._again = 0.0
 
     def say(self, text: str) -> None:
@@ -155,8 +155,8 @@ class PlainView:
             if self._state.round > self._printed:
                 self._printed = self._state.round
                 self.say(describe(self._state))
-        if self._state.clients != self._there and not self._state.rounds and time.monotonic() >= self._again:
-            self._there, self._again = self._state.clients, time.monotonic() + SPARE
+        if self._state.clients != self._clients and not self._state.rounds and time.monotonic() >= self._again:
+            self._clients, self._again = self._state.clients, time.monotonic() + PAUSE
             self.say(describe(self._state))
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class PlainView:
 
 
 class LiveView:
-    """A bar that fills; for terminals."""
+    """A progress bar, for terminals."""
 
     def __init__(self, console: Console) -> None:
         self._state = State()
@@ -196,14 +196,14 @@ class LiveView:
 
 @contextmanager
 def descents(console: Console) -> Iterator[Callable[[int, int, float, int], None]]:
-    """A bar for an attack, gone when it is over; for terminals. Yields what to call at every iteration."""
+    """A progress bar for an attack, on terminals only, removed at the end. Yields what to call at every iteration."""
     columns = BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
 
         def tell(number: int, iteration: int, objective: float, total: int) -> None:
-            words = f"start {number + 1}, iteration {iteration} of {total}, objective {objective:.4g}"
-            bar.update(task, description=words, total=total, completed=iteration)
+            text = f"start {number + 1}, iteration {iteration} of {total}, objective {objective:.4g}"
+            bar.update(task, description=text, total=total, completed=iteration)
 
         yield tell
 

@@ -1,12 +1,11 @@
-"""What every command shares: the terminal, exit codes, and errors in one line.
+"""What all commands share: the terminal, exit codes, and errors in one line.
 
 Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,25 +15,18 @@ from prunella.deploy.errors import LaunchError, UsageError
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 console = Console()
 errors = Console(stderr=True)
+EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}  # by the status of a run
+Consent = Literal["deny", "scores", "numbers", "pictures"]  # what a client gives the server's audit
 
 
-class Audit(StrEnum):
-    """What a client lets the server's audit have."""
-
-    deny = "deny"
-    scores = "scores"
-    numbers = "numbers"
-    pictures = "pictures"
-
-
-def say(text: str) -> None:
-    """A line as it is, however long."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+def say(text: str, to: Console = console) -> None:
+    """Print a line as it is, however long."""
+    to.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn the errors a user can mend into one line and an exit code."""
+    """Turn errors that the user can fix into one line and an exit code."""
     from prunella.core.errors import PrunellaError
     from prunella.core.extras import extra_of
 
@@ -53,5 +45,5 @@ def explained() -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    errors.print(f"prunella: {message}", markup=False, highlight=False, soft_wrap=True)
+    say(f"prunella: {message}", errors)
     raise typer.Exit(code)

@@ -1,9 +1,9 @@
-"""Health checks of containers, quick and from the standard library alone: code 0 when healthy, 1 when not.
+"""Health checks of containers, quick and with the standard library alone: exit code 0 when healthy, else 1.
 
-    python -m prunella.deploy.machines.health listens HOST:PORT   somebody accepts connections there
-    python -m prunella.deploy.machines.health connected PORT     a process here is connected to that port elsewhere
+    python -m prunella.deploy.machines.health listens HOST:PORT   something accepts connections there
+    python -m prunella.deploy.machines.health connected PORT     a process here is connected to that remote port
 
-A SuperNode is worth something while it is connected to its SuperLink; a process that merely lives says nothing of that.
+A SuperNode is healthy while it is connected to its SuperLink; that its process lives does not show this.
 
 >>> peers("  sl  local_address rem_address   st\\n   0: 0100007F:1F90 0200000A:2384 01 0\\n   1: 00:1 0:2384 06 0\\n")
 [9092]
@@ -35,7 +35,7 @@ def healthy(check: str, where: str) -> bool:
         return is_open(int(port), host)
     if check == "connected" and not host:
         return connected(int(port))
-    raise ValueError("listens HOST:PORT, or connected PORT")
+    raise ValueError("write: listens HOST:PORT, or: connected PORT")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     DIR/ca.crt, ca.key                      the federation's own authority; ca.key stays where it was made
     DIR/superlink.crt, superlink.key        TLS of the SuperLink, for localhost, 127.0.0.1, ::1 and the hosts given
-    DIR/supernodes/NAME, NAME.pub           one key pair a SuperNode: it signs its requests with NAME (OpenSSH format)
+    DIR/supernodes/NAME, NAME.pub           a key pair per SuperNode, which signs its requests with NAME (OpenSSH)
 
 A SuperNode's machine gets ``ca.crt`` and its own ``supernodes/NAME``, nothing else. TLS proves the SuperLink to the
 SuperNodes; the signature proves a SuperNode to the SuperLink (Flower tolerates 300 s of difference between clocks).
@@ -27,18 +27,18 @@ from prunella.deploy.errors import UsageError
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SUPERLINK_DAYS = 3650, 825  # 825 days is the most that common TLS stacks accept of a server
-SKEW = datetime.timedelta(hours=1)  # a machine whose clock is a little late must not refuse a new certificate
+SKEW = datetime.timedelta(hours=1)  # a machine whose clock is slow must not refuse a new certificate
 PUBLIC = (".crt", ".pub")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class KeyFileError(UsageError):
-    """A key or certificate that is missing, of no use, or in the way."""
+    """A key or certificate that is missing, invalid, or would be overwritten."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The places in a directory of keys."""
+    """The paths in a directory of keys."""
 
     path: Path
 
@@ -78,7 +78,7 @@ def general_name(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError:
-        raise KeyFileError(f"{host!r} is neither a host name nor an IP address") from None
+        raise KeyFileError(f"{host!r} is neither a host name nor an IP address: write one with --host") from None
 
 
 def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
@@ -175,27 +175,29 @@ def certified(certificate: Path) -> list[str]:
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound):
-        raise KeyFileError(f"{certificate} cannot be read as a SuperLink's certificate: make new ones") from None
+        raise KeyFileError(
+            f"{certificate} cannot be read as a SuperLink's certificate: make new keys with --out"
+        ) from None
     return [str(name.value) for name in names if str(name.value) not in ALWAYS]
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that must not be there yet: 0644 for what is public, 0600 for all else."""
+    """Write a file that must not exist yet: 0644 for what is public, 0600 for all else."""
     mode = 0o644 if path.suffix in PUBLIC else 0o600
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
     except FileExistsError:
-        raise _in_the_way(path) from None
+        raise _exists(path) from None
 
 
-def _in_the_way(path: Path) -> KeyFileError:
-    return KeyFileError(f"{path} is there already and is never overwritten: move it away, or use another --out")
+def _exists(path: Path) -> KeyFileError:
+    return KeyFileError(f"{path} exists already and is never overwritten: move it away, or use another --out")
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory that its owner alone may enter. A new one also asks git to leave it out: it may lie in a
-    checkout, where `git add .` would publish it."""
+    """Make a directory that only its owner may enter. In a checkout, git ignores a new one: `git add .`
+    would publish it."""
     new = not path.exists()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
@@ -204,19 +206,19 @@ def private_directory(path: Path) -> None:
 
 
 def make(out: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
-    """Write what is asked for and return it, all or, when something is in the way, nothing. Raises ``KeyFileError``.
+    """Write all the files asked for, or none if one exists already; their paths. Raises ``KeyFileError``.
 
     In a directory that has certificates already, SuperNodes are added to them, unless ``hosts`` asks for new ones.
     """
     for name in names:
         if not NAME.fullmatch(name) or Path(name).suffix in PUBLIC:
-            raise KeyFileError(f"{name!r} is no name for a SuperNode: use letters, digits, '.', '_' and '-'")
+            raise KeyFileError(f"{name!r} cannot name a SuperNode: use letters, digits, '.', '_', '-'")
     files = {} if Keys(out).certificate.exists() and names and not hosts else certificates(hosts)
     for name in dict.fromkeys(names):
         files |= key_pair(name)
     for name in files:
         if (out / name).exists():
-            raise _in_the_way(out / name)
+            raise _exists(out / name)
     try:
         for directory in (out, out / "supernodes"):
             private_directory(directory)
@@ -236,14 +238,14 @@ def present(*paths: Path) -> None:
 
 
 def check_superlink(keys: Keys) -> None:
-    """The SuperLink's certificate is signed by this directory's authority, for this key, and valid today."""
+    """Refuse a certificate that this directory's authority did not sign, for another key, or not valid today."""
     present(keys.ca, keys.certificate, keys.certificate_key)
     try:
         ca = x509.load_pem_x509_certificate(keys.ca.read_bytes())
         certificate = x509.load_pem_x509_certificate(keys.certificate.read_bytes())
         key = serialization.load_pem_private_key(keys.certificate_key.read_bytes(), None)
     except ValueError:
-        raise KeyFileError(f"{keys.path} holds a file that is neither certificate nor key: make new ones") from None
+        raise KeyFileError(f"{keys.path} has a file that is no certificate or key: make new ones with --out") from None
     try:
         certificate.verify_directly_issued_by(ca)
     except (InvalidSignature, ValueError, TypeError):

@@ -1,10 +1,10 @@
 """A client that runs no code but its owner's, and takes part only where the run's bundle is that code, file by file.
 
 Flower sends the app's bundle (FAB) from whoever submits a run to every SuperNode, which unpacks and imports it. That is
-convenient, and it means that conditions a client's owner sets (``client.policy``) would be looked at by somebody else's
+convenient, but the conditions that a client's owner sets (``client.policy``) would then be checked by somebody else's
 code. ``prunella supernode`` with ``--require`` or ``--epsilon-budget`` therefore unpacks no bundle and runs what is
-installed. It looks at the bundle all the same, since two releases do not understand each other: every file in it must
-be equal to the one of this installation, and the ClientApp must be ours. Dependencies are never installed at run time.
+installed. It still checks the bundle, since two releases do not understand each other: every file in it must be
+equal to the one installed here, and the ClientApp must be Prunella's. Dependencies are never installed at run time.
 
 Errors: ``ForeignCode``, which the server is told; it names a file of the bundle.
 """
@@ -26,7 +26,7 @@ DECLARATION = "pyproject.toml"
 
 
 class ForeignCode(Exception):
-    """The bundle holds code that is not this machine's."""
+    """The bundle holds code that is not installed here."""
 
 
 def check_bundle(content: bytes, roots: Sequence[Path] = (ROOMS, IMPORT_ROOT)) -> None:
@@ -53,39 +53,40 @@ def _same(content: bytes, root: Path, name: PurePosixPath) -> bool:
 
 
 def _check_declaration(content: bytes) -> None:
-    """The one file that may differ, since a run's settings stand in it: its ClientApp must be ours."""
+    """The one file that may differ, since it holds a run's settings: its ClientApp must be Prunella's."""
     app = tomllib.loads(content.decode()).get("tool", {}).get("flwr", {}).get("app", {})
     if app.get("components", {}).get("clientapp") != CLIENT_APP:
         raise ForeignCode(f"this client runs its own release only, and the run's ClientApp is not {CLIENT_APP}")
 
 
-def _asked() -> bool:
+def _required() -> bool:
     return os.environ.get(OWN_CODE) == "1"
 
 
 def checked(install: Callable[..., Any]) -> Callable[..., Any]:
-    """Flower's ``install_from_fab``, which where the environment asks for it looks, and unpacks nothing."""
+    """Flower's ``install_from_fab``; with ``OWN_CODE`` it checks the bundle and unpacks nothing."""
 
-    def look_first(fab_file: bytes, *args: Any, **keywords: Any) -> Any:
-        if not _asked():
+    def check_first(fab_file: bytes, *args: Any, **keywords: Any) -> Any:
+        if not _required():
             return install(fab_file, *args, **keywords)
         check_bundle(fab_file)
         return IMPORT_ROOT
 
-    return look_first
+    return check_first
 
 
 def loading_own(get_loader: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
-    """Flower's ``get_load_client_app_fn``, which where the environment asks for it loads what is installed here.
+    """Flower's ``get_load_client_app_fn``; with ``OWN_CODE`` it loads what is installed here.
 
-    Flower loads from the directory that the *server* names by app, version and hash, whatever bundle came with it: a
-    directory left by an earlier run, of before this client had conditions, would do.
+    Flower loads from the directory that the *server* names by app, version and hash, whatever bundle came with it. It
+    could name one that an earlier run left before this client had conditions.
     """
 
     def get(*args: Any, **keywords: Any) -> Callable[..., Any]:
-        if not _asked():
+        if not _required():
             return get_loader(*args, **keywords)
-        from flwr.clientapp.utils import LoadClientAppError, load_app
+        from flwr.clientapp.client_app import LoadClientAppError
+        from flwr.supercore.object_ref import load_app
 
         return lambda *_: load_app(CLIENT_APP, LoadClientAppError, IMPORT_ROOT)
 

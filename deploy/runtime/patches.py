@@ -1,10 +1,10 @@
-"""Every attribute of Flower that the warm launcher touches, in one place, each with its reason.
+"""Every attribute of Flower that the zygote replaces, in one place, each with its reason.
 
-Nothing on disk changes: attributes of modules are replaced in our own process, before it forks the SuperLink, the
+Nothing on disk changes: attributes of modules are replaced in the zygote, before it forks the SuperLink, the
 SuperNodes and the SuperExecs. ``prunella run --stock`` applies none of it. An attribute that is not there means
-another Flower than the one this was written against: ``PatchError``, never a silent skip.
+another version of Flower than the one this was written for: ``PatchError``, never a silent skip.
 
-Times are seconds. Flower 1.39 sleeps 3 s between two questions for work, 0.5 s between two looks for a reply, waits
+Times are seconds. Flower 1.39 sleeps 3 s between two requests for work, 0.5 s between two checks for a reply, waits
 1 s and then twice that for an object that is not there yet, and needs 60 s to notice a dead SuperNode.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 from prunella.deploy.runtime.own_code import checked, loading_own
 
 POLL = 0.1
-SHARE = 0.05  # of the time without work that a look for some may come late
+SHARE = 0.05  # of the time without work: the longest pause before the next request
 OBJECT_BACKOFF = 0.05
-HEARTBEAT = 10  # the least the SuperLink accepts; a dead SuperNode is missed after two
-TASK_STARTS = 90  # seconds a task may take from being claimed to its first word; Flower gives it 30
+HEARTBEAT = 10  # the least the SuperLink accepts; a SuperNode counts as dead after two
+TASK_STARTS = 90  # seconds a task may take from being claimed to its first heartbeat; Flower gives it 30
 TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
 _TASKS = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
 
@@ -30,9 +30,10 @@ Entry = Callable[[], Any]
 
 
 def poll_for(supernodes: int) -> float:
-    """Seconds between two questions for work, while there is some. A SuperNode that asks ten times a second and its
-    executor take 6 % of a core; all of one machine's together take a third of one, however many they are, and so does
-    the SuperLink of as many machines.
+    """Seconds between two requests for work, while there is some.
+
+    A SuperNode that asks ten times a second and its executor take 6 % of a core. With this interval all SuperNodes of
+    a machine together take a third of a core, however many they are, and so does the SuperLink of as many machines.
 
     >>> poll_for(4), poll_for(50)
     (0.1, 1.0)
@@ -63,17 +64,19 @@ def set_default(module: str, function: str, parameter: str, value: Any) -> None:
     """Change the default of a keyword-only ``parameter`` of ``module.function``."""
     defaults = getattr(_attribute(module, function), "__kwdefaults__", None) or {}
     if parameter not in defaults:
-        raise PatchError(f"flwr {metadata.version('flwr')}: {module}.{function} has no {parameter!r}: add --stock")
+        raise PatchError(
+            f"flwr {metadata.version('flwr')}: {module}.{function} has no {parameter!r}: install 1.39.*, or add --stock"
+        )
     defaults[parameter] = value
 
 
 class PatientTime:
-    """The module ``time`` for a loop that asks for work: it sleeps ``least`` seconds, or a twentieth of the time since
-    there was some, where that is longer.
+    """Replaces the module ``time`` in a loop that asks for work: it sleeps ``least`` seconds, or, if that is longer, a
+    twentieth of the time since there was work.
 
-    A fleet that waits for its next round or run must not keep the SuperLink busy with questions: thirty that ask ten
-    times a second take a whole core of it. Never longer than Flower's own sleep; a sleep below a second is one for an
-    answer that is being made, which is work.
+    SuperNodes that wait for their next round or run must not keep the SuperLink busy: thirty that ask ten times a
+    second take a whole core of it. It never sleeps longer than Flower would; a sleep below a second waits for a reply
+    that is being computed, which counts as work.
 
     >>> clock, begin = PatientTime(0.01), time.monotonic()
     >>> clock.sleep(3)
@@ -104,7 +107,7 @@ class PatientTime:
 class ForkedPopen:
     """Stands in for the module ``subprocess`` in Flower's executor: ``Popen`` asks the zygote for a fork.
 
-    The command line is the one Flower's own executor wrote. ``clock`` hears that there was work.
+    The command line is the one Flower's own executor wrote. ``clock`` is told that there was work.
     """
 
     DEVNULL = None
@@ -118,18 +121,18 @@ class ForkedPopen:
 
 
 def faster_supernode(poll: float) -> None:
-    """The SuperNode looks for replies every ``poll`` seconds and for work patiently, and its death shows sooner."""
+    """The SuperNode checks for replies every ``poll`` seconds, for work patiently, and its death shows sooner."""
     replace("flwr.supernode.start_client_internal", "time", PatientTime(poll))
     for module in ("flwr.client.grpc_rere_client.connection", "flwr.supercore.heartbeat"):
         replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
 
 def supernode_entry(entry: Entry) -> Entry:
-    """The SuperNode's entry point, under which a ClientApp that crashed is missed after 20 s without a heartbeat, not
+    """The SuperNode's entry point, under which a ClientApp counts as crashed after 20 s without a heartbeat, not
     after 60.
 
-    In that process alone: a ServerApp that is kept waiting longer, by a SuperLink that starts again or a machine that
-    has too much to do, must not count as dead. A ClientApp that is costs one reply.
+    In that process alone: a ServerApp that waits longer, for a SuperLink that restarts or on an overloaded machine,
+    must not count as dead. For a ClientApp a mistake costs one reply.
     """
 
     def start() -> Any:
@@ -154,11 +157,13 @@ def faster_objects() -> None:
 
 
 def forked_tasks(spawn: Spawn, poll: float) -> None:
-    """SuperExecs look for tasks as patiently as SuperNodes for messages, and fork every one from the zygote, instead of
+    """SuperExecs ask for tasks as patiently as SuperNodes for messages, and have the zygote fork each one, instead of
     starting Python and importing everything again."""
     executor = _attribute("flwr.supercore.superexec.executor.subprocess_executor", "SubprocessExecutor")
     if "subprocess.Popen(" not in inspect.getsource(executor.launch):
-        raise PatchError(f"flwr {metadata.version('flwr')} starts its tasks in another way: add --stock")
+        raise PatchError(
+            f"flwr {metadata.version('flwr')} starts its tasks in another way: install flwr==1.39.* or add --stock"
+        )
     clock = PatientTime(poll)
     replace("flwr.supercore.superexec.run_superexec", "time", clock)
     replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn, clock))
@@ -177,7 +182,7 @@ def quiet_superlink() -> None:
 
 
 def own_code() -> None:
-    """Where its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle."""
+    """If its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle."""
     module = "flwr.supernode.runtime.run_clientapp"
     replace(module, "install_from_fab", checked(_attribute(module, "install_from_fab")))
     replace(module, "get_load_client_app_fn", loading_own(_attribute(module, "get_load_client_app_fn")))

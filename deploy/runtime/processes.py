@@ -1,8 +1,8 @@
 """Starting, watching and ending the processes of a federation.
 
-Two ways to start the same list of ``Process``: ``Stock`` runs Flower's own commands, ``Warm`` forks them all from one
-process that has imported Flower and PyTorch already (``deploy.runtime.zygote``). Both end everything when the launcher
-ends, also when the launcher is killed with SIGKILL: the kernel delivers SIGKILL to every child whose parent died
+Two ways to start the same list of ``Process``: ``StockBackend`` runs Flower's own commands; ``ZygoteBackend`` forks
+them all from one process that has imported Flower and PyTorch already (``deploy.runtime.zygote``). Both end everything
+when the launcher ends, even by SIGKILL: the kernel delivers SIGKILL to every child whose parent died
 (``PR_SET_PDEATHSIG``), down the tree. Linux only.
 """
 
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,26 @@ from prunella.deploy.ports import LOOPBACK, wait_open
 CONTROL = "prunella-control"
 GRACE = 3.0  # seconds a process has between SIGTERM and SIGKILL
 START = 60.0  # seconds a port may take to open
+# What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after the first
+# ``CLIENT_AFTER``: the rest, which optimizers and scoring need, is imported while they start and find each other.
+PRELOAD = (
+    "torch",
+    "pydantic",
+    "cryptography.hazmat.primitives.ciphers",
+    "filelock",
+    "safetensors.torch",
+    "torch._dynamo",
+    "sklearn.datasets",
+)
+SERVER_AFTER, CLIENT_AFTER = 1, 3
+# One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
+# that, a fork could not use it.
+ENV = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "3",  # the most; ``patches.PatientTime`` shortens it
+}
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -82,8 +102,8 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def call_myself(name: str) -> None:
-    """The name ``ps -o comm`` and ``top`` show, 15 bytes; forks would all be called like the zygote."""
+def set_process_name(name: str) -> None:
+    """Set what ``ps -o comm`` and ``top`` show, 15 bytes; otherwise every fork has the zygote's name."""
     _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
@@ -104,12 +124,12 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 
 
 
 def importable(env: Mapping[str, str]) -> dict[str, str]:
-    """The same environment, in which ``python -m deploy.…`` finds this package, installed or not."""
+    """The same environment, in which ``python -m prunella.…`` finds this package, installed or not."""
     before = env.get("PYTHONPATH", "")
     return {**env, "PYTHONPATH": f"{IMPORT_ROOT}{os.pathsep}{before}" if before else str(IMPORT_ROOT)}
 
 
-class Stock:
+class StockBackend:
     """Flower's own commands, unpatched, each a new Python."""
 
     def __init__(self) -> None:
@@ -123,7 +143,7 @@ class Stock:
         env = environment(process.env)
         command = [process.command, *process.args]
         if process.command == CONTROL:
-            command, env = [sys.executable, "-m", "prunella.deploy.runtime.control", *process.args], importable(env)
+            command, env = [sys.executable, "-m", "prunella.deploy.runtime.control_api", *process.args], importable(env)
         parent = os.getpid()
         with open(process.log, "ab") as log:
             self._running[process.name] = subprocess.Popen(
@@ -163,10 +183,16 @@ def _signal_group(pid: int, number: int) -> None:
         return
 
 
-class Warm:
+class ZygoteBackend:
     """The launcher's end of the zygote: sends it what to start, reads what has ended."""
 
-    def __init__(self, log: Path, env: Mapping[str, str], preload: tuple[str, ...], poll: float) -> None:
+    def __init__(
+        self,
+        log: Path,
+        poll: float,
+        env: Mapping[str, str] = {},
+        preload: Sequence[str] = PRELOAD,  # noqa: B006
+    ) -> None:
         self._log = log
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -174,7 +200,7 @@ class Warm:
         with theirs, open(log, "ab") as output:
             self._zygote = subprocess.Popen(
                 command,
-                env=importable(environment(env)),
+                env=importable(environment({**ENV, **env})),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -189,7 +215,7 @@ class Warm:
         try:
             self._channel.send(json.dumps(asdict(process)).encode())
         except OSError:
-            raise LaunchError(f"the warm worker has ended: see {self._log}") from None
+            raise LaunchError(f"the zygote, which starts all processes, has ended: see {self._log}") from None
 
     def exits(self) -> list[Exit]:
         ended = []
@@ -199,7 +225,8 @@ class Warm:
             ended.append(Exit(message["name"], message["code"]))
         if not self._stopped and _has_ended(self._zygote.pid):
             self.stop()
-            raise LaunchError(f"the warm worker {Exit('', self._zygote.returncode).how}: see {self._log}")
+            how = Exit("zygote", self._zygote.returncode).how
+            raise LaunchError(f"the zygote, which starts all processes, {how}: see {self._log}")
         return ended
 
     def _messages(self) -> list[dict[str, Any]]:

@@ -1,39 +1,43 @@
-"""The processes of a federation on this machine, with their command lines.
+"""Flower's processes and their command lines, for one machine and for several.
 
-Everything binds to 127.0.0.1 only, on ports found free at start, without TLS, which would protect nothing there: a
-process that can read loopback traffic can read the processes. Flower 1.39: SuperNodes speak gRPC to the SuperLink's
-Fleet API; the SuperLink serves its Control and Runtime APIs over HTTP; each SuperNode serves its own Runtime API.
-
-Log files, one a process: ``superlink``, ``server-exec`` and the ServerApp's ``server``; for client i ``supernode-i``,
-``client-exec-i`` and the ClientApp's ``client-i``; ``control`` and ``warm``.
+In Flower 1.39 SuperNodes connect to the SuperLink's Fleet API (gRPC); the SuperLink serves its Control and Runtime APIs
+over HTTP on one port; each SuperNode serves a Runtime API of its own. A SuperExec asks a Runtime API for tasks and
+starts them: ServerApps at the SuperLink's, ClientApps at a SuperNode's. With ``stock`` Flower starts its SuperExecs
+by itself; otherwise they are processes of ours, which fork tasks from the zygote.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prunella.deploy.ports import LOOPBACK
-from prunella.deploy.runs import RunDir
-from prunella.deploy.runtime.processes import CONTROL, Process
-from prunella.deploy.runtime.zygote import CLIENT_AFTER, SERVER_AFTER
+from prunella.deploy.ports import LOOPBACK, Address
+from prunella.deploy.runtime.processes import CLIENT_AFTER, CONTROL, SERVER_AFTER, Process
 
 Value = str | int | float | bool
+SUPERLINK, SUPERNODE = "superlink", "supernode"
 NO_INSTALL = "--disable-runtime-dependency-installation"
+INSECURE = ("--insecure",)
+ISOLATED = ("--isolation", "process")  # SuperExecs are separate processes
 
 
 @dataclass(frozen=True)
-class Ports:
-    """The loopback ports of a run."""
+class Folders:
+    """Where a process keeps its files: logs in ``logs``, Flower's own in ``home``. ``env`` extends its environment."""
 
-    control: int
-    fleet: int
-    nodes: tuple[int, ...]
+    logs: Path
+    home: Path
+    env: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, ports: list[int]) -> "Ports":
-        return cls(ports[0], ports[1], tuple(ports[2:]))
+    def process(
+        self, name: str, command: str, args: Sequence[str], wait: Sequence[int] = (), after: int = 0, tasks: str = ""
+    ) -> Process:
+        """A process that writes ``name``.log, and whose tasks write ``tasks``.log."""
+        env = {"FLWR_HOME": str(self.home), **self.env}
+        log, task_log = (str(self.logs / f"{each}.log") if each else "" for each in (name, tasks))
+        return Process(name, command, tuple(args), log, env, tuple(wait), after, task_log)
 
 
 def toml_line(key: str, value: Value) -> str:
@@ -45,71 +49,81 @@ def toml_line(key: str, value: Value) -> str:
     return f"{key} = {json.dumps(value)}"
 
 
-def write_node_config(run: RunDir, index: int, config: Mapping[str, Value]) -> Path:
-    """The node config of client ``index`` as a file, which unlike the command line may hold any path."""
-    path = run.node(index) / "node.toml"
+def write_node_config(path: Path, config: Mapping[str, Value]) -> Path:
+    """A SuperNode's configuration as a file: unlike the command line, it can hold any path."""
     path.write_text("".join(toml_line(key, value) + "\n" for key, value in config.items()))
     return path
 
 
-def superlink(run: RunDir, ports: Ports, *extra: str) -> Process:
-    args = ("--insecure", "--host", LOOPBACK, "--port", str(ports.control), NO_INSTALL, *extra)
-    return Process("superlink", "flower-superlink", args, str(run.log("superlink")), _home(run, "superlink"))
+def superlink(
+    folders: Folders,
+    control: Address,
+    fleet: Address | None,
+    *,
+    tls: Sequence[str] = INSECURE,
+    database: Path | None = None,
+    isolated: bool = True,
+) -> Process:
+    """A SuperLink that serves ``control`` and ``fleet``; without ``fleet``, one that simulates its clients."""
+    args = [*tls, "--host", control.host, "--port", str(control.port), NO_INSTALL]
+    args += ["--fleet-api-address", str(fleet)] if fleet else ["--simulation"]
+    args += ["--database", str(database)] if database else []
+    return folders.process(SUPERLINK, "flower-superlink", [*args, *(ISOLATED if isolated else ())])
 
 
-def supernode(run: RunDir, ports: Ports, index: int, config: Path, *extra: str) -> Process:
-    name = f"supernode-{index}"
-    args = (
-        "--insecure",
-        "--superlink",
-        f"{LOOPBACK}:{ports.fleet}",
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(ports.nodes[index]),
-        "--node-config",
-        str(config),
-        *extra,
-    )
-    return Process(name, "flower-supernode", args, str(run.log(name)), _home(run, f"node-{index}"), (ports.fleet,))
+def supernode(
+    folders: Folders,
+    address: Address,
+    port: int,
+    config: Path,
+    *,
+    name: str = SUPERNODE,
+    ca: Path | None = None,
+    key: Path | None = None,
+    isolated: bool = True,
+    wait_for: Sequence[int] = (),
+) -> Process:
+    """A SuperNode of the SuperLink at ``address``, which serves its own Runtime API on the loopback ``port``."""
+    args = [*trust(ca), *(["--auth-supernode-private-key", str(key)] if key else [])]
+    args += ["--superlink", str(address), "--host", LOOPBACK, "--port", str(port), "--node-config", str(config)]
+    return folders.process(name, "flower-supernode", [*args, *(ISOLATED if isolated else ())], wait_for)
 
 
-def superexec(run: RunDir, name: str, task: str, home: str, port: int, after: int) -> Process:
-    args = ("--insecure", "--runtime-api-address", f"{LOOPBACK}:{port}")
-    return Process(
-        name, "flower-superexec", args, str(run.log(name)), _home(run, home), (port,), after, str(run.log(task))
-    )
+def server_exec(folders: Folders, name: str, runtime: Address, ca: Path | None = None) -> Process:
+    """What starts the ServerApps of the SuperLink whose Runtime API is at ``runtime``."""
+    wait = [runtime.port] if runtime.near.host == LOOPBACK else []
+    return _superexec(folders, name, runtime, ca, wait, SERVER_AFTER, "server")
 
 
-def control(run: RunDir, ports: Ports, request: Mapping[str, Any]) -> Process:
-    """The process that submits the run; it finds its request (``deploy.runtime.control``) in a file."""
-    path = run.flower / "request.json"
-    path.write_text(json.dumps({**request, "address": f"{LOOPBACK}:{ports.control}", "out": str(run.events)}))
-    return Process("control", CONTROL, (str(path),), str(run.log("control")), _home(run, "control"))
+def client_exec(folders: Folders, name: str, port: int, tasks: str = "client") -> Process:
+    """What starts the ClientApps of the SuperNode that serves its Runtime API on the loopback ``port``."""
+    return _superexec(folders, name, Address(LOOPBACK, port), None, [port], CLIENT_AFTER, tasks)
 
 
-def deployment(run: RunDir, ports: Ports, node_configs: list[Path], warm: bool) -> list[Process]:
-    """SuperLink and SuperNodes, and in warm mode the SuperExecs, which stock Flower starts by itself."""
-    fleet = ("--fleet-api-address", f"{LOOPBACK}:{ports.fleet}")
-    isolation = ("--isolation", "process") if warm else ()
-    processes = [superlink(run, ports, *fleet, *isolation)]
-    processes += [supernode(run, ports, i, config, *isolation) for i, config in enumerate(node_configs)]
-    if warm:
-        processes += [superexec(run, "server-exec", "server", "superlink", ports.control, SERVER_AFTER)]
-        processes += [
-            superexec(run, f"client-exec-{i}", f"client-{i}", f"node-{i}", port, CLIENT_AFTER)
-            for i, port in enumerate(ports.nodes)
-        ]
-    return processes
+def _superexec(
+    folders: Folders, name: str, runtime: Address, ca: Path | None, wait: Sequence[int], after: int, tasks: str
+) -> Process:
+    args = [*trust(ca), "--runtime-api-address", str(runtime)]
+    return folders.process(name, "flower-superexec", args, wait, after, tasks)
 
 
-def simulation(run: RunDir, ports: Ports) -> list[Process]:
-    """A SuperLink that simulates, and the SuperExec that starts Flower's simulation (Ray)."""
-    return [
-        superlink(run, ports, "--simulation", "--isolation", "process"),
-        superexec(run, "server-exec", "server", "superlink", ports.control, SERVER_AFTER),
-    ]
+def control(folders: Folders, folder: Path, request: Mapping[str, Any]) -> Process:
+    """The process that talks to a Control API; it reads its request (``control_api``) from a file in ``folder``."""
+    path = folder / "request.json"
+    path.write_text(json.dumps(request))
+    return folders.process("control", CONTROL, [str(path)])
 
 
-def _home(run: RunDir, name: str) -> dict[str, str]:
-    return {"FLWR_HOME": str(run.home(name))}
+def trust(ca: Path | None) -> tuple[str, ...]:
+    """TLS with this authority, or no TLS."""
+    return ("--root-certificates", str(ca)) if ca else INSECURE
+
+
+def command_line(process: Process) -> str:
+    """What to type in a shell for the same process.
+
+    >>> command_line(Process("x", "flower-superexec", ("--insecure",), env={"FLWR_HOME": "/a b"}))
+    "FLWR_HOME='/a b' flower-superexec --insecure"
+    """
+    env = " ".join(f"{key}={shlex.quote(value)}" for key, value in process.env.items())
+    return f"{env} {shlex.join((process.command, *process.args))}"

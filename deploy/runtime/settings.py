@@ -1,7 +1,7 @@
-"""Settings of a run as typed on the command line: split, typed by their defaults, checked before anything starts.
+"""Settings of a run from the command line: split, typed by their defaults, checked before anything starts.
 
-The defaults, and so the valid keys, stand in ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``; Flower
-refuses any other. For Prunella's own app every room's rules are applied as well.
+The defaults, and so the valid keys, are in ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``; Flower
+refuses any other. For Prunella's own app the rules of every package apply as well.
 
 >>> defaults = {"rounds": 10, "rate": 0.3, "strategy": "prunefl"}
 >>> parse(["rounds=3", "rate=1"], defaults)
@@ -22,9 +22,9 @@ from prunella.core.installation import ROOMS
 
 Value = str | int | float | bool
 NAME = "prunella"
-# Settings whose values are names that other rooms know; checking them costs importing those rooms.
+# Settings whose values are names in other packages' registries; to check them those packages are imported.
 NAMED = ("strategy", "defenses", "attack", "model", "dataset")
-# The launcher's own business.
+# Set by the launcher.
 RESERVED = ("run-dir", "resume")
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -46,16 +46,16 @@ def read_app(app: Path) -> dict[str, Any]:
     try:
         parsed = tomllib.loads(path.read_text())
     except OSError:
-        raise ConfigError(f"{app} holds no pyproject.toml: name the app's directory with --app") from None
+        raise ConfigError(f"{app} has no pyproject.toml: name the app's directory with --app") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if "components" not in parsed.get("tool", {}).get("flwr", {}).get("app", {}):
-        raise ConfigError(f"{path} describes no Flower app: [tool.flwr.app.components] is missing")
+        raise ConfigError(f"{path} describes no Flower app: name its directory with --app")
     return parsed
 
 
 def app_directory() -> Path:
-    """Where the app's ``pyproject.toml`` is: beside the rooms, or installed under ``share/prunella``."""
+    """Where the app's ``pyproject.toml`` is: beside the code, or installed under ``share/prunella``."""
     if (ROOMS / "pyproject.toml").exists():
         return ROOMS
     try:
@@ -89,7 +89,7 @@ def typed(key: str, text: str, default: Value) -> Value:
     """``text`` as the type of ``default``. Raises ``ConfigError``."""
     if isinstance(default, bool):
         if text.lower() not in _TRUTH:
-            raise ConfigError(f"{key}: {text!r} is neither true nor false")
+            raise ConfigError(f"{key}: {text!r} is neither true nor false: write one of them")
         return _TRUTH[text.lower()]
     if isinstance(default, str):
         return text
@@ -97,11 +97,11 @@ def typed(key: str, text: str, default: Value) -> Value:
         return type(default)(text)
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
-        raise ConfigError(f"{key}: {text!r} is not {kind}") from None
+        raise ConfigError(f"{key}: {text!r} is not {kind}: write one, for example {default}") from None
 
 
 def relatives(key: str, known: Iterable[str]) -> list[str]:
-    """The keys to name to somebody who typed ``key``: those of its section, else those without one; not all hundred.
+    """The keys to suggest to a user who typed ``key``: those of its section, else those without a section.
 
     >>> relatives("dgp.tip", ["rounds", "dgp.top", "ig.tv"]), relatives("round", ["rounds", "dgp.top"])
     (['dgp.top'], ['rounds'])
@@ -127,7 +127,7 @@ def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def sections() -> dict[str, type]:
-    """The settings of every room's algorithms, by the word before the dot."""
+    """The settings of every algorithm, by the word before the dot."""
     from prunella import attacks, privacy, strategies
 
     return {**privacy.SECTIONS, **strategies.SECTIONS, **attacks.SECTIONS}
@@ -148,16 +148,16 @@ def check_names(settings: Mapping[str, Value]) -> None:
     for key, registry in registries.items():
         for name in str(settings[key]).split(","):
             if ":" in name or (key in ("model", "dataset") and set(name) & set("/.@")):
-                continue  # somebody's own: "package.module:NAME", "imagefolder:/path", a Hugging Face name, a file
+                continue  # the user's own: "package.module:NAME", "imagefolder:/path", a Hugging Face name, a file
             if name.strip() and name.strip() not in registry:
                 own = [FORM] if key in ("defenses", "attack", "model") else []
                 raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
 
 
 def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> None:
-    """Apply the rules of Prunella's rooms to ``given``; another app has none. Raises ``ConfigError``.
+    """Apply Prunella's rules to ``given``; another app has none. Raises ``ConfigError``.
 
-    The rooms import PyTorch, so they are asked only about what the user changed.
+    The registries import PyTorch, so they are consulted only for what the user changed.
     """
     if not is_prunella(app):
         return

@@ -1,13 +1,13 @@
-"""The zygote: one single-threaded process that has imported Flower and PyTorch, and from which everything is forked.
+"""The zygote: a single-threaded process that has imported Flower and PyTorch, and from which all others are forked.
 
-Starting Python, Flower and PyTorch takes 4 to 6 s of processor time, and stock Flower pays it for every message to
-every client. A fork of this process pays milliseconds: the SuperLink, the SuperNodes, the SuperExecs, and each
+Starting Python, Flower and PyTorch takes 4 to 6 s of processor time, and stock Flower spends it on every message to
+every client. A fork of this process takes milliseconds: the SuperLink, the SuperNodes, the SuperExecs, and each
 ClientApp and ServerApp task are forks. Only third-party modules are preloaded, never the app's own (its bundle may
 change between runs), and nothing here touches CUDA or starts a thread, so that a fork is safe.
 
-Protocol, one JSON object a packet: the launcher sends ``Process``; we send ``{"name", "code"}`` when one has ended
-and ``{"error"}`` before giving up. SuperExecs send ``{"task": command line}`` over a second socket that they
-inherit. The launcher's end closing means: end everything.
+Protocol, one JSON object per packet: the launcher sends ``Process``; the zygote sends ``{"name", "code"}`` when one
+has ended and ``{"error"}`` before giving up. SuperExecs send the ``Process`` of a task over a second socket that they
+inherit. When the launcher closes its end, the zygote ends everything.
 """
 
 import gc
@@ -28,10 +28,11 @@ from typing import Any, NoReturn
 
 from prunella.core.installation import IMPORT_ROOT
 from prunella.deploy.ports import LOOPBACK, wait_open
-from prunella.deploy.runtime import control, patches
-from prunella.deploy.runtime.processes import CONTROL, GRACE, START, Process, call_myself, die_with_parent
+from prunella.deploy.runtime import control_api, patches
+from prunella.deploy.runtime.processes import CONTROL, GRACE, START, Process, die_with_parent, set_process_name
+from prunella.deploy.runtime.services import SUPERNODE
 
-# What the services import on first use; imported before the first fork, so that it is paid once.
+# What Flower's processes import on first use; imported once, before the first fork.
 FLOWER = (
     "flwr.superlink.cli",
     "flwr.superlink.main",
@@ -52,28 +53,7 @@ FLOWER = (
     "h11",
     "encodings.idna",
 )
-# What tasks import, in this order. ServerApps are started after the first ``SERVER_AFTER``, ClientApps after the first
-# ``CLIENT_AFTER``: the rest, which optimizers and scoring need, is imported while they start and find each other.
-PRELOAD = (
-    "torch",
-    "pydantic",
-    "cryptography.hazmat.primitives.ciphers",
-    "filelock",
-    "safetensors.torch",
-    "torch._dynamo",
-    "sklearn.datasets",
-)
-SERVER_AFTER, CLIENT_AFTER = 1, 3
-SUPERNODE = "flower-supernode"
-SIGNS_OFF = "supernode"  # the name ``deploy.machines.commands`` gives; those of a run on one machine are numbered
-# One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after
-# that, a fork could not use it.
-ENV = {
-    "OMP_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "3",  # at most: patches.PatientTime
-}
+SUPERNODE_COMMAND = "flower-supernode"
 Entry = Callable[[], Any]
 
 
@@ -81,7 +61,7 @@ def entry_points() -> dict[str, Entry]:
     """The functions behind Flower's console scripts, and ours, by the script's name."""
     scripts = {e.name: e for e in metadata.distribution("flwr").entry_points if e.group == "console_scripts"}
     wanted = [name for name in scripts if name.startswith(("flower-", "flwr-"))]
-    return {name: scripts[name].load() for name in wanted} | {CONTROL: control.main}
+    return {name: scripts[name].load() for name in wanted} | {CONTROL: control_api.main}
 
 
 def fresh_randomness() -> None:
@@ -92,7 +72,7 @@ def fresh_randomness() -> None:
         numpy.random.seed(int.from_bytes(os.urandom(4)))  # noqa: NPY002 - the global one is the one to reseed
 
 
-def forget_ourselves() -> None:
+def forget_prunella() -> None:
     """Drop Prunella's modules: an app is loaded from its bundle, which may hold another release than the one here."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "prunella"]:
         del sys.modules[name]
@@ -157,7 +137,7 @@ class Zygote:
             signal.signal(number, signal.SIG_DFL)
         gc.enable()
         sys.dont_write_bytecode = False  # every message imports the same bundle: a fifth of its time is compiling it
-        call_myself(process.name)
+        set_process_name(process.name)
         redirect(process.log)
         os.environ.update(process.env)
         fresh_randomness()
@@ -167,7 +147,7 @@ class Zygote:
         sys.argv = [process.command, *process.args]
         entry = self.entries[process.command]
         if process.command != CONTROL:
-            forget_ourselves()
+            forget_prunella()
         entry()
 
     def serve(self, seconds: float) -> None:
@@ -202,10 +182,10 @@ class Zygote:
     def end(self) -> NoReturn:
         """SIGTERM to the apps, and when they are gone, or after ``GRACE`` seconds, SIGKILL to all of our process group.
 
-        Flower's own processes keep their state in memory and have nothing to put in order, except a SuperNode of a
-        federation that outlives it: it signs off, and its key may come back at once.
+        Flower's own processes keep their state in memory and have nothing to clean up, except a SuperNode whose
+        federation outlives it: it signs off, so that its key may come back at once.
         """
-        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-") or name == SIGNS_OFF]
+        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-") or name == SUPERNODE]
         for pid in apps:
             os.kill(pid, signal.SIGTERM)
         limit = time.monotonic() + GRACE
@@ -216,8 +196,8 @@ class Zygote:
         raise AssertionError("unreachable: we are in that group")
 
 
-def orphaned(*_: object) -> NoReturn:
-    """The launcher is gone: SIGTERM from the kernel, wherever we are."""
+def launcher_gone(*_: object) -> NoReturn:
+    """Handler of SIGTERM, which the kernel sends when the launcher is gone."""
     raise EOFError
 
 
@@ -235,11 +215,11 @@ def preload(zygote: Zygote, modules: Sequence[str]) -> None:
         zygote.preloaded = number
 
 
-def forget_path() -> None:
-    """Take this project's own directory off the path: an app must find its modules in its bundle or nowhere.
+def drop_own_path() -> None:
+    """Take Prunella's own directory off the path: an app must find its modules in its bundle or not at all.
 
-    Installed from a wheel, that directory is ``site-packages``, where everything else lives too: it stays. So does the
-    present directory where ``PYTHONPATH`` names it: somebody's own model may lie there.
+    Installed from a wheel, that directory is ``site-packages``, which every other package needs: it stays. So does the
+    current directory if ``PYTHONPATH`` names it: a user's own model may be there.
     """
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
@@ -254,30 +234,30 @@ def single_threaded() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def warm_up(zygote: Zygote, poll: float) -> None:
-    """Import and patch Flower. What fails is told to the launcher."""
+def import_flower(zygote: Zygote, poll: float) -> None:
+    """Import and patch Flower; report a failure to the launcher."""
     gc.disable()
     try:
         for module in FLOWER:
             importlib.import_module(module)
         zygote.entries = entry_points()
-        zygote.entries[SUPERNODE] = patches.supernode_entry(zygote.entries[SUPERNODE])
+        zygote.entries[SUPERNODE_COMMAND] = patches.supernode_entry(zygote.entries[SUPERNODE_COMMAND])
         patches.apply(zygote.request_task, poll)
     except (ImportError, patches.PatchError) as error:
         zygote.launcher.send(json.dumps({"error": str(error)}).encode())
         sys.exit(1)
-    forget_path()
+    drop_own_path()
     gc.freeze()
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m prunella.deploy.runtime.zygote FD POLL [MODULE …]``; ``FD`` is the socket the launcher left open."""
+    """``python -m prunella.deploy.runtime.zygote FD POLL [MODULE …]``; ``FD`` is a socket from the launcher."""
     descriptor, poll, *modules = argv
     zygote = Zygote(socket.socket(fileno=int(descriptor)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, orphaned)
+    signal.signal(signal.SIGTERM, launcher_gone)
     try:
-        warm_up(zygote, float(poll))
+        import_flower(zygote, float(poll))
         preload(zygote, modules)
         print("ready, single-threaded" if single_threaded() else "ready, but a thread runs: forks may hang", flush=True)
         while True:

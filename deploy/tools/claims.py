@@ -1,4 +1,4 @@
-"""``prunella reproduce``: the benchmarks' engine in a process of its own, since nothing here imports ``benchmarks``."""
+"""``prunella reproduce``: runs the benchmarks in their own process, since ``deploy`` must not import them."""
 
 import subprocess
 import sys

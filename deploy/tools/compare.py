@@ -1,4 +1,4 @@
-"""Runs side by side: what was set differently, and what came of it; runs of several seeds together, if asked.
+"""Runs side by side: the settings that differ, and the results; on request, runs of several seeds in one column.
 
 >>> differing([{"rate": 0.3, "seed": 0, "run-dir": "a"}, {"rate": 0.5, "seed": 0, "run-dir": "b"}])
 [('rate', ['0.3', '0.5'])]
@@ -26,9 +26,9 @@ NUMBER = re.compile(r"(\d+\.\d+)")
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> Cells:
-    """Settings that are not the same everywhere, with each run's value; those of the place are no difference.
+    """Settings that differ, with each run's value; where the run is kept does not count.
 
-    Settings that not every run has, since another version of Prunella made it, are counted in one line.
+    Settings that only some runs have, since another version of Prunella made the others, are counted in one line.
     """
     names = [set(each) - set(LOCAL_SETTINGS) for each in settings]
     shared = set.intersection(*names)
@@ -38,7 +38,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> Cells:
 
 
 def figures(run: RunDir) -> dict[str, str]:
-    """The lines of a run's table by their label; those of one label together."""
+    """The lines of a run's table by label; lines with the same label together."""
     found: dict[str, list[str]] = {}
     for label, value in rows(read_run(run.path), read_metrics(run.path), read_audits(run.path)):
         found.setdefault(label, []).append(value)
@@ -46,32 +46,30 @@ def figures(run: RunDir) -> dict[str, str]:
 
 
 def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
-    """Runs that differ in nothing but their seed, together. Raises ``UsageError`` for one that has not completed, or a
-    seed that comes twice: neither is a sample of the same thing."""
+    """Group runs that differ only in their seed. Raises ``UsageError`` for a run that has not completed, or a seed that
+    occurs twice: they are not independent samples."""
     arms: dict[str, Arm] = {}
     for run in runs:
         if state(run) != "completed":
-            raise UsageError(f"run {run.id} is {state(run)}: a mean over seeds takes runs that have completed")
+            raise UsageError(f"run {run.id} is {state(run)}: compare completed runs, or leave out --seeds")
         plain = {key: value for key, value in settings_of([run]).items() if key not in (*LOCAL_SETTINGS, "seed")}
         arms.setdefault(json.dumps(plain, sort_keys=True), []).append(run)
     for arm in arms.values():
         if len({settings_of([run])["seed"] for run in arm}) < len(arm):
-            raise UsageError(
-                f"{', '.join(run.id for run in arm)}: two of them have the same seed and the same settings"
-            )
+            raise UsageError(f"{', '.join(run.id for run in arm)}: two have the same seed and settings: leave one out")
     return list(arms.values())
 
 
 def settings_of(arm: Arm) -> dict[str, Any]:
-    """The settings of its runs, with all their seeds."""
+    """The settings of a group of runs, with all their seeds."""
     each = [read_run(run.path).get("settings", {}) for run in arm]
     return {**each[0], **({"seed": ", ".join(str(one["seed"]) for one in each)} if "seed" in each[0] else {})}
 
 
-def together(texts: Sequence[str]) -> str:
-    """Texts that differ in their decimals only as one, with mean ± standard deviation; others line by line.
+def averaged(texts: Sequence[str]) -> str:
+    """Merge texts that differ only in decimal numbers, into mean ± standard deviation; join others line by line.
 
-    >>> together(["PSNR 20.0 of 4", "PSNR 22.0 of 4"]), together(["3 of 4", "4 of 4"]), together(["0.5", "0.5"])
+    >>> averaged(["PSNR 20.0 of 4", "PSNR 22.0 of 4"]), averaged(["3 of 4", "4 of 4"]), averaged(["0.5", "0.5"])
     ('PSNR 21.0 ± 1.4 of 4', '3 of 4\\n4 of 4', '0.5')
     """
     parts = [NUMBER.split(text) for text in texts]
@@ -90,11 +88,11 @@ def outcomes(arms: Sequence[Arm]) -> Cells:
     """Every figure that any of the runs has."""
     each = [[figures(run) for run in arm] for arm in arms]
     labels = dict.fromkeys(label for arm in each for found in arm for label in found)
-    return [(label, [together([found.get(label, MISSING) for found in arm]) for arm in each]) for label in labels]
+    return [(label, [averaged([found.get(label, MISSING) for found in arm]) for arm in each]) for label in labels]
 
 
 def comparison(arms: Sequence[Arm]) -> Table:
-    """A column a run, or the runs of an arm: first the settings in which they differ, then the figures."""
+    """One column per run, or per group of runs: first the settings that differ, then the results."""
     table = Table(title="settings that differ, then results", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     for arm in arms:

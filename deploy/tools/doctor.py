@@ -1,6 +1,6 @@
-"""``prunella doctor``: what could keep a federation from running here, each with its mend.
+"""``prunella doctor``: what could keep a federation from running here, each problem with its fix.
 
-A check is a small function that returns a ``Check``; ``bad`` must be mended, ``warn`` may matter. Packages are imported
+A check is a small function that returns a ``Check``; ``bad`` must be fixed, ``warn`` may matter. Packages are imported
 in a fresh Python, since a broken pair of PyTorch and torchvision can take the process down.
 """
 
@@ -24,7 +24,7 @@ from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.processes import environment
 from prunella.deploy.runtime.requirements import FLOWER
 
-State = Literal["ok", "warn", "bad"]
+Severity = Literal["ok", "warn", "bad"]
 SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
 PINNED = {"flwr": FLOWER}
 PORTS = 8
@@ -34,18 +34,18 @@ SPACE = 2e9  # bytes a few runs and bundles may need
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; ``mend`` is what to do about it."""
+    """One finding; ``fix`` is what to do about it."""
 
     name: str
-    state: State
+    state: Severity
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def system() -> Check:
-    """The launcher ends its processes with Linux's means."""
-    mend = "use the Docker image, or Flower's own `flwr run`"
-    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, mend)
+    """The launcher needs Linux to end its processes."""
+    fix = "use the Docker image, or Flower's own `flwr run`"
+    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, fix)
 
 
 def python() -> Check:
@@ -90,7 +90,7 @@ def gpu() -> Check:
 
 
 def scripts() -> Check:
-    """Flower's processes start one another by bare name."""
+    """Flower's processes start one another by name, so their commands must be on PATH."""
     path = environment()["PATH"]
     missing = [name for name in SCRIPTS if not shutil.which(name, path=path)]
     return Check(
@@ -122,18 +122,18 @@ def writable(runs: Path) -> Check:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return Check("runs", "bad", f"cannot write to {place}", "choose another directory with --runs")
     free = shutil.disk_usage(place).free
-    state: State = "ok" if free > SPACE else "warn"
+    state: Severity = "ok" if free > SPACE else "warn"
     return Check("runs", state, f"{runs} ({free / 1e9:.0f} GB free)", "free some space, or use another --runs")
 
 
 def app_of(directory: Path | None) -> Check:
-    """The app must be readable and every default must pass the rooms' rules."""
+    """The app must be readable and every default valid."""
     try:
         path = directory or settings.app_directory()
         app = settings.read_app(path)
         settings.check(app, settings.defaults(app))
     except ConfigError as error:
-        return Check("app", "bad", str(error), "mend the app's pyproject.toml, or name another with --app")
+        return Check("app", "bad", str(error), "correct the app's pyproject.toml, or name another with --app")
     return Check("app", "ok", f"{app['project']['name']}, {len(settings.defaults(app))} settings")
 
 
@@ -152,33 +152,33 @@ def data(directory: Path | None, dataset: str) -> Check:
 
 
 def reachable(address: str) -> Check:
-    """A SuperLink elsewhere accepts connections from here."""
+    """A SuperLink on another machine accepts connections from this one."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return Check("superlink", "bad", f"{address!r} is not HOST:PORT", "give its name and its Fleet API port")
     if is_open(int(port), host.strip("[]")):
         return Check("superlink", "ok", f"{address} answers")
-    mend = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
-    return Check("superlink", "bad", f"{address} does not answer", mend)
+    fix = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
+    return Check("superlink", "bad", f"{address} does not answer", fix)
 
 
 def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list[Check]:
-    """Every check. What needs packages is asked only when they are there."""
+    """Every check. Those that import packages run only when the others have passed."""
     checks = [system(), python(), *packages(), scripts(), ports(), clock(), writable(runs)]
     checks += [reachable(reach)] if reach else []
-    if must_mend(checks):
+    if must_fix(checks):
         return checks
     return [*checks, torch_pair(), gpu(), app_of(app), data(app, dataset)]
 
 
-def must_mend(checks: Iterable[Check]) -> bool:
+def must_fix(checks: Iterable[Check]) -> bool:
     return any(check.state == "bad" for check in checks)
 
 
 def table(checks: Iterable[Check]) -> Table:
-    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]mend[/]"}
+    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "bad": "[red]fix[/]"}
     shown = Table(show_header=False)
     for check in checks:
-        mend = f"{check.found}\n  -> {check.mend}" if check.state != "ok" else check.found
-        shown.add_row(marks[check.state], check.name, Text(mend))
+        text = f"{check.found}\n  -> {check.fix}" if check.state != "ok" else check.found
+        shown.add_row(marks[check.state], check.name, Text(text))
     return shown

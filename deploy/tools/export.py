@@ -1,9 +1,9 @@
-"""``prunella export``: the model of a run, physically smaller where whole filters or neurons are pruned.
+"""``prunella export``: the model of a run, without the filters and neurons that are pruned entirely.
 
-What is written is checked and measured first: the outputs on random images must equal those of the dense masked model,
-and both run on the same images in turn, on one thread, so that a ratio of their medians means something. Where pruning
-left every unit something to do, the model has its old size and the answer says that nothing gets faster: zeros cost
-what other numbers cost.
+The model is checked and measured before it is written: its outputs on random images must equal those of the dense
+masked model, and both run on the same images in turn, on one thread, to compare their median times. If no filter or
+neuron is pruned entirely, the model keeps its size and the report says that nothing gets faster: a multiplication by
+zero takes as long as any other.
 """
 
 import time
@@ -35,7 +35,7 @@ BATCH, PASSES = 64, 15
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written and what it gains. ``units`` are filters and neurons; ``speed_up`` is dense time over small."""
+    """What was written, and the gain. ``units`` are filters and neurons; ``speed_up`` is dense time over small."""
 
     folder: Path
     round: int
@@ -65,9 +65,9 @@ class Exported:
 def _checkpoint(run: RunDir, best: bool) -> Checkpoint:
     saved = load(run.path / (BEST if best else "checkpoint"))
     if saved is None and best:
-        raise UsageError(f"run {run.id} has no best round: clients score rounds under evaluation=clients")
+        raise UsageError(f"run {run.id} has no best round: leave out --best, or run with -c evaluation=clients")
     if saved is None:
-        raise UsageError(f"run {run.id} has no checkpoint yet: it writes one after every round")
+        raise UsageError(f"run {run.id} has no checkpoint yet: wait for the end of its first round")
     return saved
 
 

@@ -1,7 +1,7 @@
-"""``prunella prior``: the network an attack brings along, learnt from public images.
+"""``prunella prior``: trains the network that the attack ggl or rog needs, on public images.
 
-Public images are, by default, a dataset's test examples less the canaries of a run with the same seed: what a server
-holds, and nothing that it attacks. With ``train`` they are all training examples, for a dataset that no client holds.
+Public images are, by default, a dataset's test examples without the canaries of a run with the same seed: what a server
+has, and nothing that it attacks. With ``train`` they are all training examples, for a dataset that no client holds.
 """
 
 import time
@@ -22,9 +22,9 @@ from prunella.tasks.examples import Examples
 from prunella.tasks.public import in_shape
 from prunella.tasks.task import Task
 
-_HELD_OUT = 10  # one public image in so many is not learnt, and judges what was
+_HELD_OUT = 10  # one public image in this many is held out, to measure the error
 _MOST = 6000
-_LOOKS = 20_000  # images a repair looks at while it learns: half a minute or so at 32x32
+_SAMPLES = 20_000  # images seen while rog trains: about half a minute at 32x32
 Kind = Literal["ggl", "rog"]
 
 
@@ -53,11 +53,11 @@ def public_images(dataset: str, split: Literal["test", "train"], data: Path | No
     """Public examples in an order drawn from ``seed``. Raises ``UsageError`` where there are too few."""
     found = load_client(dataset, Partition("iid", clients=1), 0, data) if split == "train" else load_test(dataset, data)
     if found is None:
-        raise UsageError(f"{dataset} has no test examples: name data that no client holds with --split train")
+        raise UsageError(f"{dataset} has no test examples: use --split train with data that no client holds")
     order = torch.randperm(len(found.y), generator=stream(seed, purpose="canary"))
     rows = (order[POOL:] if split == "test" else order)[:_MOST]
     if len(rows) < 2 * _HELD_OUT:
-        raise UsageError(f"{dataset} has too few images to learn from: {len(rows)}")
+        raise UsageError(f"{dataset} has only {len(rows)} images to learn from: name a larger one with --dataset")
     return Examples(found.x[rows], found.y[rows])
 
 
@@ -70,11 +70,11 @@ def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> L
         network = ggl.train(rest, classes, draw)
         with torch.no_grad():
             made = network.decode(network.encode(judged.x, judged.y)[0], judged.y)
-        means = {int(y): rest.x[rest.y == y].mean(0) for y in rest.y.unique()}
+        means = {int(y): rest.x[rest.y == y].mean(0) for y in torch.unique(rest.y)}
         without = torch.stack([means.get(int(y), rest.x.mean(0)) for y in judged.y])
         ggl.save(out, network)
     else:
-        repair = rog.train(rest.x, draw, epochs=max(2, min(20, _LOOKS // len(rest.x))))
+        repair = rog.train(rest.x, draw, epochs=max(2, min(20, _SAMPLES // len(rest.x))))
         with torch.no_grad():
             without = repair.enlarge(torch.nn.functional.interpolate(judged.x, repair.small(), mode="area"))
             made = repair(without)

@@ -1,12 +1,12 @@
-"""``prunella audit``: an attack on a recorded view, also one of somebody else's federation.
+"""``prunella audit``: an attack on a recorded view, which may come from another federation.
 
-A trace (``attacks.trace``) holds what a server received and nothing else, so the answer is a reconstruction, and its
-objective says how well it explains the update. Scores need the truth, which only its owner has: a safetensors file of
-x [N, C, H, W] in [0, 1] and y [N]. Beside a canary's trace there is one. What an attack must know besides the view
-comes from files of the user's, too: ``deploy.tools.known_truth``.
+A trace (``attacks.trace``) holds only what a server received, so the result is a reconstruction and an objective that
+says how well it explains the update. Scores need the truth, which only its owner has: a safetensors file of
+x [N, C, H, W] in [0, 1] and y [N]. A canary's trace has one beside it. What else an attack needs comes from files that
+the user names: ``deploy.tools.audit_inputs``.
 
-A trace may name a model by its import path. It is built, and its code run, only where the user names the same model. An
-attack of the user's own is named by its import path, too; both may stand in the present directory.
+A trace may name a model by its import path. It is built, and its code run, only if the user names the same model. An
+attack of the user's own is also named by its import path; both may be in the current directory.
 """
 
 import sys
@@ -35,7 +35,7 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.settings import parse
-from prunella.deploy.tools.known_truth import asked_of, keywords, probe
+from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, membership_examples
 from prunella.tasks.task import Task
 
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
@@ -46,7 +46,7 @@ SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looke
 
 @dataclass(frozen=True)
 class Replay:
-    """An attack's answer and where its pictures are."""
+    """An attack's result and where its pictures are."""
 
     attack: str
     threat: str
@@ -72,7 +72,7 @@ class Replay:
         ]
 
     def verdict(self) -> list[str]:
-        """What an attack that names labels found out."""
+        """The lines of an attack that infers labels."""
         if self.labels is None:
             return ["scores     none: they need the truth (--truth)"]
         found = self.labels
@@ -83,7 +83,7 @@ class Replay:
         ]
 
     def scores(self) -> list[str]:
-        """A line a score: mean and worst image beside the two baselines."""
+        """One line per score: mean and worst image beside the two baselines."""
         if self.leakage is None:
             return ["scores     none: they need the truth (--truth)"]
         found = self.leakage.to_dict()
@@ -109,8 +109,8 @@ def settings_of(name: str, given: Sequence[str]) -> Any:
     return parse_section(parse(given, section_defaults(name, section)), name, section)
 
 
-def from_here() -> None:
-    """Let modules of the present directory be imported."""
+def import_from_current_directory() -> None:
+    """Make modules of the current directory importable."""
     here = str(Path.cwd())
     sys.path[:0] = [] if here in sys.path else [here]
 
@@ -129,15 +129,15 @@ def save(images: Tensor, path: Path) -> None:
         raise UsageError(f"cannot write {path} ({error.strerror}): choose another directory with --out") from None
 
 
-def find(trace: Path) -> tuple[Path, str]:
+def find_trace(trace: Path) -> tuple[Path, str]:
     """A trace, given as its file or as the directory a run keeps it in, and its name. Raises ``UsageError``."""
     file = trace / VIEW if trace.is_dir() else trace
     if not file.is_file():
-        raise UsageError(f"no trace {trace}: a run keeps its traces in runs/ID/traces")
+        raise UsageError(f"no trace {trace}: name one in runs/ID/traces")
     return file, file.absolute().parent.name if file.name == VIEW else file.stem
 
 
-def truth_of(file: Path | None, trace: Path) -> PrivateBatch | None:
+def read_truth(file: Path | None, trace: Path) -> PrivateBatch | None:
     """The truth the user names, or the one beside a canary's trace. Raises ``UsageError``."""
     path = file if file is not None else trace.parent / TRUTH
     if file is None and (trace.name != VIEW or not path.is_file()):
@@ -146,17 +146,17 @@ def truth_of(file: Path | None, trace: Path) -> PrivateBatch | None:
         tree, _ = read_tree(path)
         return PrivateBatch(tree["x"].float(), tree["y"].long())
     except (OSError, SafetensorError, KeyError):
-        raise UsageError(f"{path} is no safetensors file of images x and labels y") from None
+        raise UsageError(f"{path} is not a safetensors file with images x and labels y") from None
 
 
-def task_of(file: Path, model: str) -> Task | None:
-    """The task of the trace where the user vouches for its ``model``; None leaves it to ``load_trace``."""
+def vouched_task(file: Path, model: str) -> Task | None:
+    """The task of the trace if the user vouches for its ``model``; None leaves it to ``load_trace``."""
     if not model:
         return None
     task = recorded_task(file)
     if task.model != model:
-        raise UsageError(f"the trace is of the model {task.model!r}, not of {model!r}")
-    from_here()
+        raise UsageError(f"the trace is of the model {task.model!r}, not of {model!r}: name that one with --model")
+    import_from_current_directory()
     return task
 
 
@@ -175,10 +175,10 @@ class Sources:
 
     def views(self) -> tuple[ServerView, Task, list[ServerView]]:
         """The view, its task and the earlier views of the same task."""
-        file, _ = find(self.trace)
-        view, task, _ = load_trace(file, task_of(file, self.model))
+        file, _ = find_trace(self.trace)
+        view, task, _ = load_trace(file, vouched_task(file, self.model))
         device = pick_device(self.device)
-        return view.on(device), task, [load_trace(find(each)[0], task)[0].on(device) for each in self.earlier]
+        return view.on(device), task, [load_trace(find_trace(each)[0], task)[0].on(device) for each in self.earlier]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Membership:
         ]
 
 
-def perceived(truth: PrivateBatch, answer: Reconstruction, leakage: Leakage) -> str:
+def perceptual_score(truth: PrivateBatch, answer: Reconstruction, leakage: Leakage) -> str:
     """LPIPS, mean and worst, or why it is left out."""
     pairs = leakage.assignment
     try:
@@ -209,26 +209,26 @@ def perceived(truth: PrivateBatch, answer: Reconstruction, leakage: Leakage) -> 
     return f"mean {sum(found) / len(found):.4g}, worst {min(found):.4g}"
 
 
-def judge(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
+def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
     """Membership inference against the weights a view ends with."""
     settings = settings_of(name, given)
-    known, asked = asked_of(sources.known, "--known"), asked_of(sources.truth, "--truth")
+    known, asked = membership_examples(sources.known, "--known"), membership_examples(sources.truth, "--truth")
     view, task, _ = sources.views()
-    found = probe(view, task, settings, known, asked, stream(seed, purpose="replay"))
+    found = infer_membership(view, task, settings, known, asked, stream(seed, purpose="replay"))
     return Membership(PROBES[name].threat, found)
 
 
 def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: Tell | None = None) -> Replay:
-    """Attack the view in ``sources.trace`` and write pictures into ``sources.out``; ``tell`` hears how far it is."""
+    """Attack the view in ``sources.trace``, write pictures into ``sources.out``; ``tell`` is called with progress."""
     if name in PROBES:
-        raise UsageError(f"{name} asks about examples instead of rebuilding some")
-    from_here()
+        raise UsageError(f"{name} infers membership and reconstructs nothing: use `prunella audit`")
+    import_from_current_directory()
     settings = settings_of(name, given)
-    file, title = find(sources.trace)
-    batch = truth_of(sources.truth, file)
+    file, title = find_trace(sources.trace)
+    batch = read_truth(sources.truth, file)
     view, task, earlier = sources.views()
-    shelf = Shelf(sources.keep, tell=None if tell is None else lambda *now: tell(*now, settings.iterations))
-    attack, more = find_attack(name), keywords(name, sources.known, earlier, shelf)
+    shelf = Shelf(sources.keep, tell=tell and (lambda start, turn, loss: tell(start, turn, loss, settings.iterations)))
+    attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, shelf)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
     if attack.gives == "labels":
@@ -239,5 +239,5 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     if batch is None:
         return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)
     leakage = score(answer, batch)
-    told = perceived(batch, answer, leakage)
+    told = perceptual_score(batch, answer, leakage)
     return Replay(name, attack.threat, attack.adaptive, view, answer, pictures, leakage, perceptual=told)

@@ -3,7 +3,8 @@ import socket
 import pytest
 
 from prunella.deploy import ports
-from prunella.deploy.ports import HIGHEST, LOWEST, PortError, free_ports, is_free, is_open, wait_open
+from prunella.deploy.errors import UsageError
+from prunella.deploy.ports import HIGHEST, LOWEST, Address, PortError, free_ports, is_free, is_open, wait_open
 
 
 def test_free_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
@@ -34,3 +35,26 @@ def test_waiting_looks_at_the_host_it_was_told() -> None:
     [port] = free_ports(1)
     with socket.create_server(("127.0.0.2", port)):
         assert wait_open(port, 5, host="127.0.0.2") and not wait_open(port, 0.05)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:0", "host:70000"])
+def test_an_address_is_host_and_port(text: str) -> None:
+    with pytest.raises(UsageError, match="is not HOST:PORT"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text, loopback, near",
+    [
+        ("127.0.0.1:1", True, "127.0.0.1:1"),
+        ("localhost:1", True, "localhost:1"),
+        ("[::1]:1", True, "[::1]:1"),
+        ("0.0.0.0:1", False, "127.0.0.1:1"),
+        ("[::]:1", False, "127.0.0.1:1"),
+        ("10.0.0.1:1", False, "10.0.0.1:1"),
+        ("localhost.example.org:1", False, "localhost.example.org:1"),
+    ],
+)
+def test_what_counts_as_this_machine(text: str, loopback: bool, near: str) -> None:
+    address = Address.parse(text)
+    assert (address.loopback, str(address.near), str(address)) == (loopback, near, text)

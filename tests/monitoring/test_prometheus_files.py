@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from prunella.attacks.score.level import CLEAR, RECOGNISABLE
-from prunella.deploy.dashboards import FAILING, NEAR_BUDGET, OVER_BUDGET
+from tests.monitoring.dashboards import limits
 from tests.monitoring.prometheus import FILES, NEEDS
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=NEEDS)
@@ -67,9 +67,13 @@ def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
     rebuilt = known["audit:prunella_leakage:rebuilt"]
     for limit in (RECOGNISABLE["psnr"], RECOGNISABLE["ssim"], CLEAR):
         assert f">= bool {limit:g}" in rebuilt
-    assert known["PrunellaClientsFailing"].endswith(f" > {FAILING:g}")
-    assert known["PrunellaEpsilonNearBudget"].endswith(f" >= {NEAR_BUDGET:g}")
-    assert known["PrunellaEpsilonOverBudget"].endswith(f" > {OVER_BUDGET:g}")
+    (failing,) = limits("federation", "Are clients falling out?")
+    near, over = limits("privacy", "How much of the privacy budget is spent?")
+    assert known["PrunellaClientsFailing"].endswith(f" > {failing:g}")
+    assert known["PrunellaEpsilonNearBudget"].endswith(f" >= {near:g}")
+    assert known["PrunellaEpsilonOverBudget"].endswith(f" > {over:g}")
+    assert limits("privacy", "How good are the reconstructions?") == [RECOGNISABLE["psnr"]]
+    assert limits("privacy", "Do clients' images keep their structure?") == [RECOGNISABLE["ssim"]]
 
 
 def test_every_alert_has_a_test_of_its_own() -> None:

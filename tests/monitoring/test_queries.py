@@ -6,7 +6,6 @@ one with a data channel for its bound, a broken reply for the failures and a con
 under DP-SGD, whose epsilon allows none of these.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ import prunella.client.app
 from prunella.attacks.score.level import level
 from prunella.core.config import parse_run
 from prunella.core.metrics import METRICS
-from prunella.deploy.dashboards import DASHBOARDS, FOLDER
 from prunella.server.app import assemble, describe
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
@@ -30,6 +28,7 @@ from prunella.server.rounds import Federation, federate
 from prunella.server.store.read import read_audits
 from prunella.server.store.schema import row
 from tests.local_grid import LocalGrid, settings
+from tests.monitoring.dashboards import DASHBOARDS, dashboard
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules
 
@@ -98,8 +97,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def panel_queries() -> list[tuple[str, str]]:
     """Title and query of every target of the committed dashboards."""
-    boards = [json.loads((FOLDER / f"{name}.json").read_text()) for name in DASHBOARDS]
-    panels = [panel for board in boards for panel in board["panels"]]
+    panels = [panel for name in DASHBOARDS for panel in dashboard(name)["panels"]]
     return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", [])]
 
 

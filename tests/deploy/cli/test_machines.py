@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from prunella.deploy.cli import federation
 from prunella.deploy.cli import main as cli
-from prunella.deploy.cli import session
 from prunella.deploy.machines import commands as machines
-from prunella.deploy.machines import member, submit
+from prunella.deploy.machines import submit, supervisor
 from prunella.deploy.runs import RunDir
 from prunella.deploy.runtime.processes import Process
 
@@ -28,8 +28,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     seen: list[tuple] = []
-    monkeypatch.setattr(member, "serve", lambda *given: seen.append(given))
-    monkeypatch.setattr(machines, "check_greeting", lambda node: None)
+    monkeypatch.setattr(supervisor, "serve", lambda *given: seen.append(given))
+    monkeypatch.setattr(machines, "check_certificate", lambda node: None)
     return seen
 
 
@@ -79,7 +79,7 @@ def test_every_command_that_keys_prints_can_be_typed(here: Path, served: list[tu
 
 def test_keys_refuses_to_overwrite_and_names_the_file(here: Path) -> None:
     result = RUNNER.invoke(cli.app, ["keys", "--supernodes", "1"])
-    assert result.exit_code == 2 and "keys/supernodes/node-0 is there already" in result.output
+    assert result.exit_code == 2 and "keys/supernodes/node-0 exists already" in result.output
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_wrong_usage_is_2_and_starts_nothing(here: Path, served: list[tuple], ar
 
 def test_superlink_is_secure_by_default(here: Path, served: list[tuple]) -> None:
     assert RUNNER.invoke(cli.app, ["superlink"]).exit_code == 0
-    processes, warm, *_ = served[0]
-    assert warm and [p.name for p in processes] == ["superlink", "executor"]
+    processes, stock, *_ = served[0]
+    assert not stock and [p.name for p in processes] == ["superlink", "executor"]
     assert {"--enable-supernode-auth", "0.0.0.0:9092", str(here / "keys" / "superlink.crt")} <= set(processes[0].args)
     assert (here / "superlink" / "logs").is_dir()
 
 
 def test_insecure_means_loopback(here: Path, served: list[tuple]) -> None:
     assert RUNNER.invoke(cli.app, ["superlink", "--insecure", "--stock"]).exit_code == 0
-    processes, warm, *_ = served[0]
+    processes, stock, *_ = served[0]
     [link] = processes
-    assert not warm and isinstance(link, Process) and "127.0.0.1:9092" in link.args
+    assert stock and isinstance(link, Process) and "127.0.0.1:9092" in link.args
 
 
 def test_supernode_denies_audits_unless_told_otherwise(here: Path, served: list[tuple]) -> None:
@@ -152,12 +152,12 @@ def test_an_executor_far_from_its_superlink_needs_tls(here: Path, served: list[t
 @pytest.mark.parametrize("status, code", [("completed", 0), ("failed", 1), ("stopped", 130)])
 def test_submit_ends_as_the_federation_did(here: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int) -> None:
     seen: list[tuple] = []
-    monkeypatch.setattr(session, "submission", lambda *given: seen.append(given) or status)
+    monkeypatch.setattr(federation, "submit_run", lambda *given: seen.append(given) or status)
     result = RUNNER.invoke(cli.app, ["submit", "-c", "rounds=3", "--supernodes", "5", "--superlink", "[::1]:8000"])
     assert result.exit_code == code
     _, runs, given, target, resume, options = seen[0]
     assert (runs, given, resume, options["supernodes"]) == (Path("runs"), ["rounds=3"], "", 5)
-    assert target == submit.Target(submit.Address("::1", 8000), submit.Keys(Path("keys")))
+    assert target == submit.Destination(submit.Address("::1", 8000), submit.Keys(Path("keys")))
 
 
 @pytest.mark.parametrize("done, words", [(True, "run one is stopped"), (False, "had ended already")])
@@ -170,7 +170,7 @@ def test_stop_names_the_run_and_says_what_came_of_it(
     monkeypatch.setattr(submit, "stop", lambda *given: seen.append(given) or done)
     result = RUNNER.invoke(cli.app, ["stop", "one"], env=WIDE)
     assert result.exit_code == 0 and words in result.output
-    assert seen[0][:2] == (submit.Target(submit.Address("127.0.0.1", 8000), submit.Keys(Path("keys"))), RunDir(
+    assert seen[0][:2] == (submit.Destination(submit.Address("127.0.0.1", 8000), submit.Keys(Path("keys"))), RunDir(
         (here / "runs" / "one").resolve()))  # fmt: skip
     assert RUNNER.invoke(cli.app, ["stop", "two"], env=WIDE).exit_code == 2 and len(seen) == 1
 

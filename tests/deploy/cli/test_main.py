@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from prunella.deploy.cli import federation
 from prunella.deploy.cli import main as cli
-from prunella.deploy.cli import session
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.runs import RunError, create
 from prunella.deploy.runtime.processes import environment, importable
@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from prunella.deploy.cli.main import app
 assert "prunella run" in CliRunner().invoke(app, ["--help"]).output
 assert CliRunner().invoke(app, ["run", "--help"]).exit_code == 0
-print(*[name for name in ("torch", "flwr", "numpy", "pydantic", "core") if name in sys.modules])
+print(*[name for name in ("torch", "flwr", "numpy", "pydantic", "prunella.core") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -78,19 +78,19 @@ def test_wrong_usage_is_2_and_one_line(arguments: list[str], tmp_path: Path) -> 
     ],
 )
 def test_exit_codes(raised: object, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def federation(*_: object) -> object:
+    def run_local(*_: object) -> object:
         if isinstance(raised, BaseException):
             raise raised
         return raised
 
-    monkeypatch.setattr(session, "federation", federation)
+    monkeypatch.setattr(federation, "run_local", run_local)
     assert RUNNER.invoke(cli.app, ["run"]).exit_code == code
     assert RUNNER.invoke(cli.app, ["simulate"]).exit_code == code
 
 
 def test_options_reach_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple] = []
-    monkeypatch.setattr(session, "federation", lambda *given: seen.append(given) or "completed")
+    monkeypatch.setattr(federation, "run_local", lambda *given: seen.append(given) or "completed")
     RUNNER.invoke(cli.app, ["run", "-c", "a=1", "-c", "b=2", "--client-seed", "3", "--stock", "--keep", "--runs", "r"])
     RUNNER.invoke(cli.app, ["simulate", "--supernodes", "50", "--gpus", "0.25", "--audit", "deny"])
     app, runs, given, resume, keep, options = seen[0]
@@ -99,7 +99,7 @@ def test_options_reach_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[1][-1]["simulate"] and seen[1][-1]["gpus_per_client"] == 0.25 and seen[1][-1]["audit"] == "deny"
 
 
-def test_doctor_fails_when_something_must_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_when_something_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     for state, code in (("ok", 0), ("warn", 0), ("bad", 1)):
         monkeypatch.setattr(doctor, "examine", lambda *_, state=state: [doctor.Check("x", state, "y", "z")])
         assert RUNNER.invoke(cli.app, ["doctor"]).exit_code == code

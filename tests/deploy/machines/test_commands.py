@@ -11,9 +11,10 @@ from prunella.client.session import read_node
 from prunella.core.errors import ConfigError
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.machines import commands as machines
-from prunella.deploy.machines import keys, refusals
-from prunella.deploy.machines.commands import NUMBERS, Address, Link, Node
+from prunella.deploy.machines import connection_errors, keys
+from prunella.deploy.machines.commands import NUMBERS, SuperLink, SuperNode
 from prunella.deploy.machines.keys import Keys
+from prunella.deploy.ports import Address
 
 FLEET = Address("0.0.0.0", 9092)
 
@@ -25,31 +26,8 @@ def made(tmp_path: Path) -> Keys:
 
 
 @pytest.fixture
-def node(tmp_path: Path, made: Keys) -> Node:
-    return Node(tmp_path / "home", Address("10.0.0.1", 9092), 0, 2, 9094, made.ca, made.supernode("a"))
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:0", "host:70000"])
-def test_an_address_is_host_and_port(text: str) -> None:
-    with pytest.raises(UsageError, match="is not HOST:PORT"):
-        Address.parse(text)
-
-
-@pytest.mark.parametrize(
-    "text, loopback, near",
-    [
-        ("127.0.0.1:1", True, "127.0.0.1:1"),
-        ("localhost:1", True, "localhost:1"),
-        ("[::1]:1", True, "[::1]:1"),
-        ("0.0.0.0:1", False, "127.0.0.1:1"),
-        ("[::]:1", False, "127.0.0.1:1"),
-        ("10.0.0.1:1", False, "10.0.0.1:1"),
-        ("localhost.example.org:1", False, "localhost.example.org:1"),
-    ],
-)
-def test_what_counts_as_this_machine(text: str, loopback: bool, near: str) -> None:
-    address = Address.parse(text)
-    assert (address.loopback, str(address.near), str(address)) == (loopback, near, text)
+def node(tmp_path: Path, made: Keys) -> SuperNode:
+    return SuperNode(tmp_path / "home", Address("10.0.0.1", 9092), 0, 2, 9094, made.ca, made.supernode("a"))
 
 
 def test_plain_connections_stay_on_the_machine_unless_forced() -> None:
@@ -68,11 +46,11 @@ def test_the_control_api_stays_on_the_machine_unless_forced() -> None:
 
 
 def test_a_superlink_asks_for_keys_and_a_plain_one_cannot(tmp_path: Path, made: Keys) -> None:
-    secure, executor = machines.link_processes(Link(tmp_path, made, FLEET))
+    secure, executor = machines.link_processes(SuperLink(tmp_path, made, FLEET))
     assert {"--enable-supernode-auth", "--ssl-certfile", "--database"} <= set(secure.args)
     assert "--insecure" not in secure.args and "--insecure" not in executor.args
     assert executor.args[:2] == ("--root-certificates", str(made.ca))
-    plain, *rest = machines.link_processes(Link(tmp_path, None, FLEET, in_memory=True, warm=False))
+    plain, *rest = machines.link_processes(SuperLink(tmp_path, None, FLEET, in_memory=True, stock=True))
     assert "--insecure" in plain.args and "--database" not in plain.args and rest == []
     assert "--enable-supernode-auth" not in plain.args and "--isolation" not in plain.args
 
@@ -80,8 +58,8 @@ def test_a_superlink_asks_for_keys_and_a_plain_one_cannot(tmp_path: Path, made: 
 def test_a_superlink_that_forgets_its_keys_forgets_whose_the_client_numbers_are(tmp_path: Path, made: Keys) -> None:
     """Its nodes get new ids then, and would all be refused for ever."""
     for in_memory in (False, True):
-        link = Link(tmp_path / "link", made, FLEET, in_memory=in_memory)
-        machines.prepare(link.home)
+        link = SuperLink(tmp_path / "link", made, FLEET, in_memory=in_memory)
+        machines.make_home(link.home)
         numbers = link.home / "flower" / NUMBERS
         numbers.write_text("{}")
         machines.forget_numbers(link)
@@ -92,12 +70,12 @@ def test_a_superlink_that_forgets_its_keys_forgets_whose_the_client_numbers_are(
     assert app.NUMBERS == NUMBERS
 
 
-def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, node: Node) -> None:
+def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, node: SuperNode) -> None:
     from flwr.supercore.cli.flower_superexec import _parse_args
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-    link, executor = machines.link_processes(Link(tmp_path, made, FLEET, Address("0.0.0.0", 8000)))
+    link, executor = machines.link_processes(SuperLink(tmp_path, made, FLEET, Address("0.0.0.0", 8000)))
     parsed = _parse_args_run_superlink().parse_args(link.args)
     assert (parsed.host, parsed.port, parsed.fleet_api_address) == ("0.0.0.0", 8000, "0.0.0.0:9092")
     assert parsed.ssl_certfile == str(made.certificate) and parsed.enable_supernode_auth
@@ -112,45 +90,45 @@ def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, no
     assert _parse_args_run_supernode().parse_args(plain.args).insecure
 
 
-def test_the_client_reads_the_node_config_and_denies_audits(node: Node, tmp_path: Path) -> None:
-    machines.prepare(node.home, "state")
+def test_the_client_reads_the_node_config_and_denies_audits(node: SuperNode, tmp_path: Path) -> None:
+    machines.make_home(node.home, "state")
     read = read_node(tomllib.loads(machines.write_node_config(replace(node, data=tmp_path)).read_text()))
     assert (read.client, read.clients, read.data) == (0, 2, tmp_path)
     assert (read.state_dir, read.consent) == (node.home / "state", "deny")
 
 
-def test_a_members_directory_is_its_owners(node: Node) -> None:
-    machines.prepare(node.home, "state")
+def test_a_members_directory_is_its_owners(node: SuperNode) -> None:
+    machines.make_home(node.home, "state")
     for path in (node.home, node.home / "state", node.home / "logs", node.home / "flower"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert (node.home / ".gitignore").read_text() == "*\n", "by default it lies in the checkout"
 
 
-def test_missing_files_and_wrong_numbers_are_refused_with_the_mend(node: Node, tmp_path: Path, made: Keys) -> None:
+def test_missing_files_and_wrong_numbers_are_refused_with_the_fix(node: SuperNode, tmp_path: Path, made: Keys) -> None:
     machines.check_node(node)
-    machines.check_link(Link(tmp_path, made, FLEET))
+    machines.check_link(SuperLink(tmp_path, made, FLEET))
     for broken, words in (
         (replace(node, key=tmp_path / "b"), "is missing: copy it from where `prunella keys` wrote it"),
         (replace(node, client=2), "--client-id counts from 0 to 1"),
-        (replace(node, data=tmp_path / "none"), "is not there"),
+        (replace(node, data=tmp_path / "none"), "does not exist"),
     ):
         with pytest.raises(UsageError, match=words):
             machines.check_node(broken)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another with --home"):
-        machines.prepare(tmp_path / "file")
+        machines.make_home(tmp_path / "file")
 
 
-def test_a_superlink_that_proves_to_be_another_ends_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "greet", lambda *_: refusals.ANOTHER_AUTHORITY)
+def test_a_superlink_that_proves_to_be_another_ends_the_start(node: SuperNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_errors, "check_tls", lambda *_: connection_errors.ANOTHER_AUTHORITY)
     with pytest.raises(LaunchError, match="copy ca.crt"):
-        machines.check_greeting(node)
-    machines.check_greeting(replace(node, ca=None, key=None))
-    monkeypatch.setattr(refusals, "greet", lambda *_: None)
-    machines.check_greeting(node)
+        machines.check_certificate(node)
+    machines.check_certificate(replace(node, ca=None, key=None))
+    monkeypatch.setattr(connection_errors, "check_tls", lambda *_: None)
+    machines.check_certificate(node)
 
 
-def test_conditions_reach_the_client_and_its_own_code_comes_with_them(node: Node) -> None:
+def test_conditions_reach_the_client_and_its_own_code_comes_with_them(node: SuperNode) -> None:
     from prunella.client.policy import Policy
     from prunella.deploy.runtime.own_code import OWN_CODE
 
@@ -162,12 +140,12 @@ def test_conditions_reach_the_client_and_its_own_code_comes_with_them(node: Node
         machines.check_node(asking)
         assert {p.env.get(OWN_CODE) for p in machines.node_processes(asking, config)} == {"1"}
         with pytest.raises(UsageError, match="--stock"):
-            machines.check_node(replace(asking, warm=False))
+            machines.check_node(replace(asking, stock=True))
     assert {p.env.get(OWN_CODE) for p in machines.node_processes(node, config)} == {None}
     with pytest.raises(ConfigError, match="did you mean 'dgp'"):
         machines.check_node(replace(node, require="dpg"))
 
 
-def prepared(node: Node) -> Node:
-    machines.prepare(node.home, "state")
+def prepared(node: SuperNode) -> SuperNode:
+    machines.make_home(node.home, "state")
     return node

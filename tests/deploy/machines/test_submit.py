@@ -10,14 +10,13 @@ from rich.console import Console
 
 from prunella.deploy.console.progress import PlainView
 from prunella.deploy.errors import LaunchError, UsageError
-from prunella.deploy.local.launcher import Request
 from prunella.deploy.machines import keys, submit
-from prunella.deploy.machines.commands import Address
 from prunella.deploy.machines.keys import KeyFileError, Keys
-from prunella.deploy.machines.submit import Target
-from prunella.deploy.ports import free_ports
+from prunella.deploy.machines.submit import Destination
+from prunella.deploy.ports import Address, free_ports
 from prunella.deploy.runs import WRITER, RunDir, create, state, written
 from prunella.deploy.runtime.processes import Exit, Process
+from prunella.deploy.runtime.request import RunRequest
 from prunella.server.store import write
 from prunella.server.store.write import RunStore, claimed
 
@@ -31,8 +30,8 @@ def made(tmp_path: Path) -> Keys:
 
 
 @pytest.fixture
-def request_(tmp_path: Path, smallest_app: Path) -> Request:
-    return Request(smallest_app, tmp_path / "runs", {"rounds": 3}, supernodes=2, run_id="one")
+def request_(tmp_path: Path, smallest_app: Path) -> RunRequest:
+    return RunRequest(smallest_app, tmp_path / "runs", {"rounds": 3}, supernodes=2, run_id="one")
 
 
 def spy(spawn: Any, asked: list[dict]) -> Any:
@@ -65,22 +64,22 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
-    monkeypatch.setattr(submit, "Stock", Scripted)
+    monkeypatch.setattr(submit, "StockBackend", Scripted)
     monkeypatch.setattr(submit, "reachable", lambda target: None)
     Scripted.stopped = 0
     return Scripted
 
 
 def test_the_request_carries_keys_settings_and_where_the_run_is_kept(
-    tmp_path: Path, made: Keys, request_: Request
+    tmp_path: Path, made: Keys, request_: RunRequest
 ) -> None:
     run = create(tmp_path / "runs", "one", 0)
-    process = submit.control(request_, Target(HERE, made), run, resume=True)
+    process = submit.control(request_, Destination(HERE, made), run, resume=True)
     sent = json.loads(Path(process.args[0]).read_text())
     assert sent["address"] == "127.0.0.1:8000" and sent["ca"] == str(made.ca)
     assert sent["register"] == [str(path) for path in made.public()]
     assert sent["config"] == {"rounds": 3, "run-dir": str(run.path), "resume": True}
-    process = submit.control(request_, Target(Address("10.0.0.1", 8000), None, "/srv/run"), run, resume=False)
+    process = submit.control(request_, Destination(Address("10.0.0.1", 8000), None, "/srv/run"), run, resume=False)
     sent = json.loads(Path(process.args[0]).read_text())
     assert "ca" not in sent and sent["register"] == [] and sent["config"]["run-dir"] == "/srv/run"
 
@@ -88,33 +87,33 @@ def test_the_request_carries_keys_settings_and_where_the_run_is_kept(
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"registered-keys": False}, False)])
 def test_with_keys_client_numbers_are_the_keys(tmp_path: Path, made: Keys, given: dict, wanted: bool) -> None:
     run = create(tmp_path / "runs", "one", 0)
-    request = Request(Path(__file__).parents[3], tmp_path / "runs", given, supernodes=2, run_id="one")
+    request = RunRequest(Path(__file__).parents[3], tmp_path / "runs", given, supernodes=2, run_id="one")
     configs = []
     for found in (made, None):
-        process = submit.control(request, Target(HERE, found), run, resume=False)
+        process = submit.control(request, Destination(HERE, found), run, resume=False)
         configs.append(json.loads(Path(process.args[0]).read_text())["config"])
     assert configs[0]["registered-keys"] is wanted and configs[1].get("registered-keys", False) is False
 
 
 def test_a_run_kept_elsewhere_needs_its_place(made: Keys) -> None:
-    submit.check(Target(HERE, made))
-    submit.check(Target(Address("10.0.0.1", 8000), made, "/srv/run"))
-    submit.check(Target(Address("10.0.0.1", 8000), made, shared=True))
+    submit.check(Destination(HERE, made))
+    submit.check(Destination(Address("10.0.0.1", 8000), made, "/srv/run"))
+    submit.check(Destination(Address("10.0.0.1", 8000), made, shared=True))
     with pytest.raises(UsageError, match="--run-dir"):
-        submit.check(Target(Address("10.0.0.1", 8000), made))
+        submit.check(Destination(Address("10.0.0.1", 8000), made))
     made.ca.unlink()
     with pytest.raises(KeyFileError, match="is missing"):
-        submit.check(Target(HERE, made))
+        submit.check(Destination(HERE, made))
 
 
 def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch, made: Keys) -> None:
     monkeypatch.setattr(submit, "START", 0.0)
     with pytest.raises(LaunchError, match="prunella superlink"):
-        submit.reachable(Target(Address("127.0.0.1", free_ports(1)[0]), made))
+        submit.reachable(Destination(Address("127.0.0.1", free_ports(1)[0]), made))
 
 
 @pytest.mark.parametrize("expected", ["completed", "failed", "stopped"])
-def test_the_outcome_is_flowers_word(scripted: type[Scripted], made: Keys, request_: Request, expected: str) -> None:
+def test_the_outcome_is_flowers_word(scripted: type[Scripted], made: Keys, request_: RunRequest, expected: str) -> None:
     scripted.events = [
         {"event": "registered", "names": ["a"]},
         {"event": "started", "flower_run": 7},
@@ -123,36 +122,36 @@ def test_the_outcome_is_flowers_word(scripted: type[Scripted], made: Keys, reque
     ]
     scripted.code = 0
     with Console().capture() as _:
-        outcome = submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), lambda: None)
+        outcome = submit.submit(request_, Destination(HERE, made), PlainView(Console(quiet=True)), lambda: None)
     assert outcome.status == expected and scripted.stopped == 1
     assert (outcome.error == "why") == (expected == "failed")
     assert json.loads((outcome.run.path / "launch.json").read_text())["settings"] == {"rounds": 3}
 
 
-def test_a_refused_app_is_a_failed_run(scripted: type[Scripted], made: Keys, request_: Request) -> None:
+def test_a_refused_app_is_a_failed_run(scripted: type[Scripted], made: Keys, request_: RunRequest) -> None:
     scripted.events, scripted.code = [{"event": "error", "message": "copy ca.crt"}], 1
-    outcome = submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), lambda: None)
+    outcome = submit.submit(request_, Destination(HERE, made), PlainView(Console(quiet=True)), lambda: None)
     assert (outcome.status, outcome.error) == ("failed", "copy ca.crt")
 
 
 def test_ctrl_c_stops_looking_only(
-    scripted: type[Scripted], made: Keys, request_: Request, monkeypatch: pytest.MonkeyPatch
+    scripted: type[Scripted], made: Keys, request_: RunRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     scripted.events, scripted.code = [{"event": "started", "flower_run": 7}], 0
     monkeypatch.setattr(submit.time, "sleep", interrupt)
-    outcome = submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), lambda: None)
+    outcome = submit.submit(request_, Destination(HERE, made), PlainView(Console(quiet=True)), lambda: None)
     assert outcome.status == "stopped" and "goes on" in outcome.error and scripted.stopped == 1
 
 
-def test_nothing_is_made_when_the_settings_are_wrong(made: Keys, request_: Request) -> None:
+def test_nothing_is_made_when_the_settings_are_wrong(made: Keys, request_: RunRequest) -> None:
     def refuse() -> None:
         raise UsageError("no")
 
     with pytest.raises(UsageError):
-        submit.submit(request_, Target(HERE, made), PlainView(Console(quiet=True)), refuse)
+        submit.submit(request_, Destination(HERE, made), PlainView(Console(quiet=True)), refuse)
     assert not request_.runs.exists()
 
 
@@ -160,17 +159,17 @@ def test_register_tells_new_names_or_the_reason(scripted: type[Scripted], made: 
     folder = tmp_path / "r"
     folder.mkdir()
     scripted.events, scripted.code = [{"event": "registered", "names": ["a"]}], 0
-    assert submit.register(Target(HERE, made), folder) == ["a"]
+    assert submit.register(Destination(HERE, made), folder) == ["a"]
     (folder / "events.jsonl").unlink()
     scripted.events, scripted.code = [{"event": "error", "message": "hung up"}], 1
     with pytest.raises(LaunchError, match="hung up"):
-        submit.register(Target(HERE, made), folder)
+        submit.register(Destination(HERE, made), folder)
     with pytest.raises(UsageError, match="need TLS"):
-        submit.register(Target(HERE, None), folder)
+        submit.register(Destination(HERE, None), folder)
     for path in made.public():
         path.unlink()
     with pytest.raises(KeyFileError, match="no public key"):
-        submit.register(Target(HERE, made), folder)
+        submit.register(Destination(HERE, made), folder)
 
 
 @pytest.fixture
@@ -191,7 +190,7 @@ def test_stop_asks_for_the_run_s_number_waits_for_its_writer_and_writes_it_down(
     with ExitStack() as writer:
         writer.enter_context(claimed(going.path))
         monkeypatch.setattr(submit.time, "sleep", lambda _: writer.close())
-        assert submit.stop(Target(HERE, made), going, tmp_path)
+        assert submit.stop(Destination(HERE, made), going, tmp_path)
         monkeypatch.undo()
     assert asked[0]["stop"] == 7 and "app" not in asked[0] and asked[0]["ca"] == str(made.ca)
     assert going.status() == "stopped"
@@ -201,21 +200,21 @@ def test_a_run_that_had_ended_keeps_its_word_and_one_never_submitted_is_refused(
     scripted: type[Scripted], made: Keys, going: RunDir, tmp_path: Path
 ) -> None:
     scripted.events, scripted.code = [{"event": "stopped", "done": False}], 0
-    assert not submit.stop(Target(HERE, made), going, tmp_path)
+    assert not submit.stop(Destination(HERE, made), going, tmp_path)
     assert going.status() == "running"
     going.events.unlink()
     with pytest.raises(UsageError, match="was not submitted"):
-        submit.stop(Target(HERE, made), going, tmp_path)
+        submit.stop(Destination(HERE, made), going, tmp_path)
 
 
 def test_a_run_that_goes_on_is_not_resumed(
-    scripted: type[Scripted], made: Keys, request_: Request, going: RunDir
+    scripted: type[Scripted], made: Keys, request_: RunRequest, going: RunDir
 ) -> None:
     view = PlainView(Console(quiet=True))
     with claimed(going.path):
         assert written(going) and state(going) == "running"
         with pytest.raises(UsageError, match="prunella stop one"):
-            submit.submit(request_, Target(HERE, made), view, lambda: None, going)
+            submit.submit(request_, Destination(HERE, made), view, lambda: None, going)
     assert WRITER == write.WRITER and scripted.stopped == 0 and not written(going) and state(going) == "interrupted"
     scripted.events, scripted.code = [{"event": "status", "status": "finished:completed"}], 0
-    assert submit.submit(request_, Target(HERE, made), view, lambda: None, going).status == "completed"
+    assert submit.submit(request_, Destination(HERE, made), view, lambda: None, going).status == "completed"

@@ -10,7 +10,7 @@ from flwr.cli.build import build_fab_from_files
 from flwr.clientapp.utils import get_load_client_app_fn
 
 from prunella.core.installation import IMPORT_ROOT as ROOT
-from prunella.deploy.runtime.control import app_files
+from prunella.deploy.runtime.control_api import app_files
 from prunella.deploy.runtime.own_code import OWN_CODE, ForeignCode, check_bundle, checked, loading_own
 
 OURS = '[tool.flwr.app.components]\nclientapp = "prunella.client.app:app"\n'

@@ -15,7 +15,7 @@ from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.ports import free_ports
 from prunella.deploy.runtime import processes
-from prunella.deploy.runtime.processes import Exit, Process, Stock, Warm, environment, importable
+from prunella.deploy.runtime.processes import Exit, Process, StockBackend, ZygoteBackend, environment, importable
 
 
 def until(condition, seconds: float = 60.0) -> None:
@@ -46,7 +46,7 @@ def test_an_exit_says_how() -> None:
 
 
 def test_stock_starts_reports_and_stops(tmp_path: Path) -> None:
-    stock, log = Stock(), tmp_path / "a.log"
+    stock, log = StockBackend(), tmp_path / "a.log"
     stock.spawn(Process("short", "sh", ("-c", "echo $GREETING; exit 3"), str(log), {"GREETING": "hello"}))
     stock.spawn(Process("long", "sh", ("-c", "sleep 600 & wait"), str(log)))
     child = psutil.Process(stock._running["long"].pid)
@@ -64,14 +64,14 @@ def test_stock_says_which_port_never_opened(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(processes, "START", 0.05)
     [port] = free_ports(1)
     with pytest.raises(LaunchError, match=f"{port}.*so b cannot start"):
-        Stock().spawn(Process("b", "true", wait_for=(port,)))
+        StockBackend().spawn(Process("b", "true", wait_for=(port,)))
 
 
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     code = f"""
         import time
-        from prunella.deploy.runtime.processes import Process, Stock
-        stock = Stock()
+        from prunella.deploy.runtime.processes import Process, StockBackend
+        stock = StockBackend()
         stock.spawn(Process("long", "sleep", ("600",), {str(tmp_path / "log")!r}))
         print(stock._running["long"].pid, flush=True)
         time.sleep(600)
@@ -88,10 +88,10 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_a_dead_zygote_is_an_error_that_names_its_log(tmp_path: Path) -> None:
-    warm = Warm(tmp_path / "warm.log", {}, (), 0.1)
-    warm._zygote.kill()
-    with pytest.raises(LaunchError, match="SIGKILL.*warm.log"):
-        until(warm.exits)
-    with pytest.raises(LaunchError, match="warm.log"):
-        warm.spawn(Process("a", "flower-superexec"))
-    warm.stop()
+    zygote = ZygoteBackend(tmp_path / "zygote.log", 0.1, preload=())
+    zygote._zygote.kill()
+    with pytest.raises(LaunchError, match="SIGKILL.*zygote.log"):
+        until(zygote.exits)
+    with pytest.raises(LaunchError, match="zygote.log"):
+        zygote.spawn(Process("a", "flower-superexec"))
+    zygote.stop()

@@ -63,7 +63,7 @@ def test_tables_flatten_as_flower_flattens_them() -> None:
 
 
 def test_an_app_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no pyproject.toml.*--app"):
+    with pytest.raises(ConfigError, match="has no pyproject.toml.*--app"):
         read_app(tmp_path)
     (tmp_path / "pyproject.toml").write_text("[tool")
     with pytest.raises(ConfigError, match="not valid TOML"):

@@ -17,20 +17,21 @@ import pytest
 from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.ports import free_ports
-from prunella.deploy.runtime import zygote as warm
-from prunella.deploy.runtime.processes import Exit, Process, Warm, environment, importable
+from prunella.deploy.runtime import processes
+from prunella.deploy.runtime import zygote as forking
+from prunella.deploy.runtime.processes import Exit, Process, ZygoteBackend, environment, importable
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Warm, Path]]:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ZygoteBackend, Path]]:
     """A real zygote that preloads next to nothing."""
-    directory = tmp_path_factory.mktemp("warm")
-    started = Warm(directory / "warm.log", {"SHARED": "yes"}, ("colorsys", "no_such_module"), 0.1)
+    directory = tmp_path_factory.mktemp("zygote")
+    started = ZygoteBackend(directory / "zygote.log", 0.1, {"SHARED": "yes"}, ("colorsys", "no_such_module"))
     yield started, directory
     started.stop()
 
 
-def ended(zygote: Warm, count: int = 1) -> list[Exit]:
+def ended(zygote: ZygoteBackend, count: int = 1) -> list[Exit]:
     found: list[Exit] = []
     end = time.monotonic() + 60
     while len(found) < count:
@@ -40,7 +41,7 @@ def ended(zygote: Warm, count: int = 1) -> list[Exit]:
     return found
 
 
-def test_a_fork_runs_the_console_script_into_its_own_log(zygote: tuple[Warm, Path]) -> None:
+def test_a_fork_runs_the_console_script_into_its_own_log(zygote: tuple[ZygoteBackend, Path]) -> None:
     backend, directory = zygote
     log = directory / "version.log"
     backend.spawn(Process("v", "flower-superexec", ("--version",), str(log)))
@@ -52,16 +53,16 @@ def test_a_fork_runs_the_console_script_into_its_own_log(zygote: tuple[Warm, Pat
     assert "usage" in (directory / "bad.log").read_text()
 
 
-def test_the_zygote_is_single_threaded_and_survives_a_missing_module(zygote: tuple[Warm, Path]) -> None:
+def test_the_zygote_is_single_threaded_and_survives_a_missing_module(zygote: tuple[ZygoteBackend, Path]) -> None:
     backend, directory = zygote
     backend.spawn(Process("late", "flower-superexec", ("--version",), after=2))
     assert ended(backend) == [Exit("late", 0)]
     assert psutil.Process(backend._zygote.pid).num_threads() == 1
-    text = (directory / "warm.log").read_text()
+    text = (directory / "zygote.log").read_text()
     assert "not preloaded: No module named 'no_such_module'" in text and "ready, single-threaded" in text
 
 
-def test_a_process_waits_for_its_ports(zygote: tuple[Warm, Path]) -> None:
+def test_a_process_waits_for_its_ports(zygote: tuple[ZygoteBackend, Path]) -> None:
     backend, _ = zygote
     [port] = free_ports(1)
     backend.spawn(Process("waits", "flower-superexec", ("--version",), wait_for=(port,)))
@@ -72,7 +73,7 @@ def test_a_process_waits_for_its_ports(zygote: tuple[Warm, Path]) -> None:
 
 
 def test_closing_the_channel_ends_every_child(tmp_path: Path) -> None:
-    backend = Warm(tmp_path / "warm.log", {}, (), 0.1)
+    backend = ZygoteBackend(tmp_path / "zygote.log", 0.1, preload=())
     [port] = free_ports(1)
     backend.spawn(Process("waits", "flower-superexec", ("--version",), str(tmp_path / "a.log"), wait_for=(port,)))
     process = psutil.Process(backend._zygote.pid)
@@ -91,7 +92,7 @@ def test_another_flower_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import flwr.supernode.start_client_internal as module\ndel module.time\n"
     )
-    backend = Warm(tmp_path / "warm.log", {"PYTHONPATH": str(tmp_path)}, (), 0.1)
+    backend = ZygoteBackend(tmp_path / "zygote.log", 0.1, {"PYTHONPATH": str(tmp_path)}, ())
     with pytest.raises(LaunchError, match="flwr 1.39.*start_client_internal.time.*--stock"):
         ended(backend)
     backend.stop()
@@ -100,7 +101,7 @@ def test_another_flower_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_task_inherits_its_superexec(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        zygote = warm.Zygote(theirs)
+        zygote = forking.Zygote(theirs)
         zygote.origin = Process("client-exec-1", "flower-superexec", env={"FLWR_HOME": "/n1"}, task_log="/n1.log")
         zygote.request_task(["flwr-clientapp", "--token", "t"])
         zygote.take(zygote.tasks)
@@ -112,8 +113,8 @@ def test_a_task_inherits_its_superexec(tmp_path: Path) -> None:
 def forked(action) -> int:
     pid = os.fork()
     if not pid:
-        warm.redirect(os.devnull)
-        warm.run_and_exit(action)
+        forking.redirect(os.devnull)
+        forking.run_and_exit(action)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -129,7 +130,7 @@ def test_forks_do_not_share_randomness(tmp_path: Path) -> None:
     import torch
 
     def draw(path: Path) -> None:
-        warm.fresh_randomness()
+        forking.fresh_randomness()
         path.write_text(json.dumps([torch.rand(1).item(), float(numpy.random.rand())]))  # noqa: NPY002
 
     files = [tmp_path / "first", tmp_path / "second"]
@@ -142,7 +143,7 @@ def test_forks_do_not_share_randomness(tmp_path: Path) -> None:
 def test_the_projects_directory_leaves_the_path_and_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["", str(ROOT), "/theirs", *sys.path])
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}/theirs")
-    warm.forget_path()
+    forking.drop_own_path()
     assert sys.path[0] == "/theirs" and str(ROOT) not in sys.path
     assert os.environ["PYTHONPATH"] == "/theirs"
 
@@ -154,19 +155,19 @@ def test_the_present_directory_stays_where_the_user_names_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{entry.format(tmp_path)}")
-    warm.forget_path()
+    forking.drop_own_path()
     assert sys.path == [str(tmp_path)] and os.environ["PYTHONPATH"] == entry.format(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/theirs")
-    warm.forget_path()
+    forking.drop_own_path()
     assert sys.path == []
 
 
 def test_installed_from_a_wheel_it_stays_for_everything_else_lives_there(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = sysconfig.get_path("purelib")
-    monkeypatch.setattr(warm, "IMPORT_ROOT", Path(packages))
+    monkeypatch.setattr(forking, "IMPORT_ROOT", Path(packages))
     monkeypatch.setattr(sys, "path", ["", packages])
     monkeypatch.setenv("PYTHONPATH", packages)
-    warm.forget_path()
+    forking.drop_own_path()
     assert sys.path == [packages] and os.environ["PYTHONPATH"] == packages
 
 
@@ -174,9 +175,9 @@ def test_nothing_of_the_apps_bundle_is_in_the_zygote() -> None:
     bundle = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     packages = {pattern.split("/")[0] for pattern in bundle}
     assert {"prunella", "core", "server", "client"} <= packages
-    assert not packages & {module.split(".")[0] for module in (*warm.FLOWER, *warm.PRELOAD)}
+    assert not packages & {module.split(".")[0] for module in (*forking.FLOWER, *processes.PRELOAD)}
     code = (
-        "from prunella.deploy.runtime import zygote; import sys; zygote.forget_ourselves();"
+        "from prunella.deploy.runtime import zygote; import sys; zygote.forget_prunella();"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
     done = subprocess.run(

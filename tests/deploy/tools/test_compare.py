@@ -40,7 +40,7 @@ def test_a_run_is_not_compared_with_itself_or_with_one_that_is_not_there(tmp_pat
     a_run(tmp_path / "a", 0.3, 0.5)
     same = CliRunner().invoke(app, ["compare", "a", "a", "--runs", str(tmp_path)])
     missing = CliRunner().invoke(app, ["compare", "a", "b", "--runs", str(tmp_path)])
-    assert same.exit_code and "not the same" in same.output
+    assert same.exit_code and "two different runs" in same.output
     assert missing.exit_code and "no run 'b'" in missing.output
 
 

@@ -16,21 +16,21 @@ from prunella.deploy.tools.doctor import Check
 def test_this_machine_is_fit(tmp_path: Path) -> None:
     """What the other tests rely on; the pair of PyTorch and torchvision is imported in a Python of its own."""
     checks = doctor.examine(None, tmp_path / "runs", "")
-    assert not doctor.must_mend(checks), checks
+    assert not doctor.must_fix(checks), checks
     assert {"flwr", "torch + torchvision", "gpu", "data", "app"} <= {check.name for check in checks}
 
 
 def test_versions_against_the_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "1.41.0")
     found = {check.name: check for check in doctor.packages()}
-    assert found["flwr"].state == "bad" and "flwr==1.39.*" in found["flwr"].mend
+    assert found["flwr"].state == "bad" and "flwr==1.39.*" in found["flwr"].fix
     assert found["torch"].state == "ok"
 
     def missing(name: str) -> str:
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert all(check.state == "bad" and "pip install" in check.mend for check in doctor.packages())
+    assert all(check.state == "bad" and "pip install" in check.fix for check in doctor.packages())
 
 
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_broken_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: operator torchvision::nms does not exist")
     monkeypatch.setattr(doctor, "_python", lambda code: broken)
     check = doctor.torch_pair()
-    assert check.state == "bad" and "nms" in check.found and "same index" in check.mend
+    assert check.state == "bad" and "nms" in check.found and "same index" in check.fix
     assert doctor.gpu().state == "ok", "a GPU is optional"
 
 

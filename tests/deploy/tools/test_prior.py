@@ -53,5 +53,5 @@ def test_too_few_images_and_a_place_that_takes_no_file(tmp_path: Path, monkeypat
     assert result.exit_code == 2
     few = Examples(torch.rand(70, 1, 8, 8), torch.zeros(70, dtype=torch.int64))
     monkeypatch.setattr("prunella.deploy.tools.prior.load_test", lambda dataset, data: few)
-    with pytest.raises(UsageError, match="too few"):
+    with pytest.raises(UsageError, match="only 6 images to learn from"):
         public_images("digits", "test", None, 0)

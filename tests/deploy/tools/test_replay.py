@@ -14,7 +14,7 @@ from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.errors import UsageError
-from prunella.deploy.tools.replay import Sources, find, replay, save, settings_of
+from prunella.deploy.tools.replay import Sources, find_trace, replay, save, settings_of
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import Task, initial
 
@@ -73,7 +73,7 @@ def test_a_trace_may_be_named_by_its_directory(tmp_path: Path) -> None:
     (tmp_path / "round-000005-control").mkdir()
     file = tmp_path / "round-000005-control" / "view.safetensors"
     file.write_bytes(b"")
-    assert find(file) == find(file.parent) == (file, "round-000005-control")
+    assert find_trace(file) == find_trace(file.parent) == (file, "round-000005-control")
 
 
 def test_files_that_are_no_traces_and_places_that_take_no_picture(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_scores_need_the_truth_and_a_canary_has_it_beside_it(tmp_path: Path) -> 
     assert "AlexNet's weights" in scored.perceptual or scored.perceptual.startswith("mean")
     names = [line.split()[0] for line in scored.lines()]
     assert names[5:] == ["psnr", "ssim", "nmi", "ami", "mse", "rdlv", "lpips", "iip", "labels"]
-    with pytest.raises(UsageError, match="no safetensors file of images"):
+    with pytest.raises(UsageError, match="not a safetensors file with images"):
         replay(Sources(trace, tmp_path, truth=trace), "ig", [], 0)
 
 

@@ -1,4 +1,4 @@
-"""Logs as Flower 1.39 really wrote them, and the mend each must name."""
+"""Logs as Flower 1.39 really wrote them, and the fix each must name."""
 
 import socket
 import ssl
@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from prunella.deploy.machines import keys
+from prunella.deploy.machines.connection_errors import (
+    ANOTHER_ADDRESS,
+    ANOTHER_AUTHORITY,
+    NO_TLS,
+    PROBLEMS,
+    check_tls,
+    diagnose,
+)
 from prunella.deploy.machines.keys import Keys
-from prunella.deploy.machines.refusals import ANOTHER_ADDRESS, ANOTHER_AUTHORITY, NO_TLS, REFUSALS, find, greet
 from prunella.deploy.ports import free_ports
 
 FAILED = "ERROR: Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n"
@@ -22,7 +29,7 @@ HANDSHAKE = (
 
 
 @pytest.mark.parametrize(
-    "log, mend, passing",
+    "log, fix, temporary",
     [
         (FAILED + "[code: 2004] Failed to activate SuperNode.", "prunella register", True),
         (FAILED + "[code: 2001] SuperNode authentication is enabled.", "without --insecure", False),
@@ -36,17 +43,17 @@ HANDSHAKE = (
         (FAILED + "something new", "the lines above", False),
     ],
 )
-def test_each_refusal_names_its_mend(log: str, mend: str, passing: bool) -> None:
-    found = find(log)
-    assert found and mend in found.text and found.passing is passing
+def test_each_refusal_names_its_fix(log: str, fix: str, temporary: bool) -> None:
+    found = diagnose(log)
+    assert found and fix in found.text and found.temporary is temporary
 
 
 def test_a_healthy_log_is_no_refusal() -> None:
-    assert find("INFO: Starting Flower SuperNode\nINFO: SuperNode ID: 305200120042001\nSent successfully") is None
+    assert diagnose("INFO: Starting Flower SuperNode\nINFO: SuperNode ID: 305200120042001\nSent successfully") is None
 
 
-def test_only_what_time_mends_is_tried_again() -> None:
-    assert [words for words, refusal in REFUSALS.items() if refusal.passing] == ["[code: 2004]"]
+def test_only_what_time_fixes_is_tried_again() -> None:
+    assert [text for text, problem in PROBLEMS.items() if problem.temporary] == ["[code: 2004]"]
 
 
 @contextmanager
@@ -85,7 +92,7 @@ def test_a_handshake_tells_what_flower_does_not(tmp_path: Path) -> None:
         ("127.0.0.2", own.ca, ANOTHER_ADDRESS),
     ):
         with listening(host, context) as port:
-            assert greet(host, port, ca) is expected
+            assert check_tls(host, port, ca) is expected
     with listening("127.0.0.1", None) as port:
-        assert greet("127.0.0.1", port, own.ca) is NO_TLS
-    assert greet("127.0.0.1", free_ports(1)[0], own.ca) is None, "one that is away is waited for"
+        assert check_tls("127.0.0.1", port, own.ca) is NO_TLS
+    assert check_tls("127.0.0.1", free_ports(1)[0], own.ca) is None, "one that is away is waited for"

@@ -1,9 +1,9 @@
-"""What an attack must know besides a view, as files the user names for ``prunella audit``.
+"""What some attacks need besides a view, from files the user names for ``prunella audit``.
 
 ``--known`` is a safetensors file: for denoise, ``public`` images [M, C, H, W] and the channel's ``noise``, a covariance
 [d, d] or a variance (0-d); for mia, examples ``x`` [N, C, H, W] with labels ``y`` [N] and ``member`` [N], whether each
-was trained on. ``--earlier`` are the same client's earlier traces, oldest first. ``--keep`` is a folder in which a long
-attack keeps where it is, so that the same command takes it up again. Nothing is unpickled.
+was trained on. ``--earlier`` are the same client's earlier traces, oldest first. ``--keep`` is a folder in which a
+long attack saves its progress, so that the same command resumes it. Nothing is unpickled.
 """
 
 import inspect
@@ -27,8 +27,8 @@ from prunella.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Examples with what is known, or to be judged, of their membership [N], bool."""
+class MembershipExamples:
+    """Examples and whether each was trained on: ``member`` [N], bool."""
 
     batch: PrivateBatch
     member: Tensor
@@ -38,45 +38,50 @@ class Asked:
         return PrivateBatch(self.batch.x[rows], self.batch.y[rows])
 
 
-def tensors(path: Path, names: Sequence[str]) -> Tree:
+def read_tensors(path: Path, names: Sequence[str]) -> Tree:
     """These tensors of a safetensors file. Raises ``UsageError``."""
     try:
         tree, _ = read_tree(path)
         return {name: tree[name] for name in names}
     except (OSError, SafetensorError, KeyError):
-        raise UsageError(f"{path} is no safetensors file of {', '.join(names)}") from None
+        raise UsageError(f"{path} is not a safetensors file with the tensors {', '.join(names)}") from None
 
 
-def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf: Shelf) -> dict[str, Any]:
+def attack_keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf: Shelf) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     attack = find_attack(name)
     takes = inspect.signature(attack.reconstruct).parameters
     if earlier and "earlier" not in takes:
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
-        raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
+        raise UsageError(f"{name} needs only a view: --known is for denoise and mia")
     if shelf.folder is not None and not attack.resumable:
         able = [n for n, line in ATTACKS.items() if line.resumable]
-        raise UsageError(f"{name} is over in one go: --keep is for {', '.join(able)}")
+        raise UsageError(f"{name} has no progress to save: --keep is for {', '.join(able)}")
     if known is None and "known" in attack.needs:
-        raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
+        raise UsageError(f"{name} needs to know the noise: add --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
     given |= {"shelf": shelf} if attack.resumable else {}
-    return given | ({"known": Channel(**tensors(known, ("public", "noise")))} if known is not None else {})
+    return given | ({"known": Channel(**read_tensors(known, ("public", "noise")))} if known is not None else {})
 
 
-def asked_of(path: Path | None, option: str) -> Asked:
-    """Examples whose membership is known. Raises ``UsageError``."""
+def membership_examples(path: Path | None, option: str) -> MembershipExamples:
+    """Read examples with their membership. Raises ``UsageError``."""
     if path is None:
-        raise UsageError(f"mia needs {option} FILE with tensors x, y and member: it asks about examples")
-    tree = tensors(path, ("x", "y", "member"))
+        raise UsageError(f"mia infers the membership of examples: add {option} FILE with tensors x, y and member")
+    tree = read_tensors(path, ("x", "y", "member"))
     if not len(tree["x"]) == len(tree["y"]) == len(tree["member"]):
-        raise UsageError(f"{path}: x, y and member are not of one length")
-    return Asked(PrivateBatch(tree["x"].float(), tree["y"].long()), tree["member"].bool())
+        raise UsageError(f"{path}: x, y and member must have the same length")
+    return MembershipExamples(PrivateBatch(tree["x"].float(), tree["y"].long()), tree["member"].bool())
 
 
-def probe(
-    view: ServerView, task: Task, settings: Any, known: Asked, asked: Asked, generator: Generator
+def infer_membership(
+    view: ServerView,
+    task: Task,
+    settings: Any,
+    known: MembershipExamples,
+    asked: MembershipExamples,
+    generator: Generator,
 ) -> MembershipLeakage:
     """Membership of ``asked`` in the data the view's model was trained on: its weights after the update."""
     device = next(iter(view.params.values())).device

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from prunella.deploy.errors import LaunchError
-from prunella.deploy.machines.commands import EXECUTOR, LINK, NODE
-from prunella.deploy.machines.member import AGAIN, Member, Tail
+from prunella.deploy.machines.commands import EXECUTOR
+from prunella.deploy.machines.supervisor import AGAIN, Supervisor, Tail
 from prunella.deploy.runtime.processes import Exit, Process
+from prunella.deploy.runtime.services import SUPERLINK, SUPERNODE
 
 UNKNOWN = "Exit Code: 305\n[code: 2004] Failed to activate SuperNode.\n"
 
@@ -27,17 +28,17 @@ class Fake:
         return ended
 
     def stop(self) -> None:
-        raise AssertionError("a member does not stop its backend")
+        raise AssertionError("a supervisor does not stop its backend")
 
 
 class Bench:
-    """A member, its backend, its log and what it said."""
+    """A supervisor, its backend, its log and what it said."""
 
-    def __init__(self, folder: Path, name: str = NODE, *args: str) -> None:
+    def __init__(self, folder: Path, name: str = SUPERNODE, *args: str) -> None:
         self.log, self.said, self.backend = folder / "main.log", [], Fake()
         processes = [Process(name, "x", args, str(self.log)), Process(EXECUTOR, "y")]
-        self.member = Member(processes, self.backend, self.said.append, patience=60.0)
-        self.member.start()
+        self.supervisor = Supervisor(processes, self.backend, self.said.append, patience=60.0)
+        self.supervisor.start()
 
     def write(self, text: str) -> None:
         with self.log.open("a") as file:
@@ -45,7 +46,7 @@ class Bench:
 
     def end(self, name: str, code: int, now: float) -> None:
         self.backend.ended.append(Exit(name, code))
-        self.member.step(now)
+        self.supervisor.step(now)
 
 
 @pytest.fixture
@@ -55,11 +56,11 @@ def node(tmp_path: Path) -> Bench:
 
 def test_a_supernode_that_the_superlink_forgot_comes_back(node: Bench) -> None:
     node.write("SuperNode ID: 1\n")
-    node.end(NODE, 0, now=100.0)
-    node.member.step(100.0 + AGAIN - 0.1)
-    assert node.backend.started == [NODE, EXECUTOR]
-    node.member.step(100.0 + AGAIN)
-    assert node.backend.started == [NODE, EXECUTOR, NODE]
+    node.end(SUPERNODE, 0, now=100.0)
+    node.supervisor.step(100.0 + AGAIN - 0.1)
+    assert node.backend.started == [SUPERNODE, EXECUTOR]
+    node.supervisor.step(100.0 + AGAIN)
+    assert node.backend.started == [SUPERNODE, EXECUTOR, SUPERNODE]
 
 
 def test_an_unknown_key_is_tried_for_a_while_and_then_refused(node: Bench) -> None:
@@ -67,51 +68,51 @@ def test_an_unknown_key_is_tried_for_a_while_and_then_refused(node: Bench) -> No
     with pytest.raises(LaunchError, match="prunella register"):
         while now < 2000:
             node.write(UNKNOWN)
-            node.end(NODE, 1, now)
+            node.end(SUPERNODE, 1, now)
             tries += 1
             now += AGAIN
-            node.member.step(now)
+            node.supervisor.step(now)
     assert 60 - 2 * AGAIN <= now - 1000.0 <= 60 + AGAIN and tries > 5
 
 
 def test_a_key_that_gets_in_starts_a_new_patience(node: Bench) -> None:
     node.write(UNKNOWN)
-    node.end(NODE, 1, 0.0)
-    node.member.step(AGAIN)
+    node.end(SUPERNODE, 1, 0.0)
+    node.supervisor.step(AGAIN)
     node.write("SuperNode ID: 1\n")
-    node.member.step(50.0)
-    node.end(NODE, -9, 51.0)
-    node.member.step(51.0 + AGAIN)
+    node.supervisor.step(50.0)
+    node.end(SUPERNODE, -9, 51.0)
+    node.supervisor.step(51.0 + AGAIN)
     node.write(UNKNOWN)
-    node.end(NODE, 1, 100.0)
+    node.end(SUPERNODE, 1, 100.0)
     assert "for 60 s at most" in node.said[-1]
 
 
-def test_what_waiting_cannot_mend_ends_at_once(node: Bench) -> None:
+def test_what_waiting_cannot_fix_ends_at_once(node: Bench) -> None:
     node.write("Exit Code: 305\nCERTIFICATE_VERIFY_FAILED\n")
     with pytest.raises(LaunchError, match="copy ca.crt"):
-        node.end(NODE, 1, 0.0)
+        node.end(SUPERNODE, 1, 0.0)
 
 
 def test_a_start_that_fails_for_an_unknown_reason_is_not_repeated(node: Bench) -> None:
     node.write("Traceback\n")
-    with pytest.raises(LaunchError, match="never began its work"):
-        node.end(NODE, 1, 0.0)
+    with pytest.raises(LaunchError, match="before it was ready"):
+        node.end(SUPERNODE, 1, 0.0)
 
 
 def test_words_of_a_refusal_in_a_working_log_do_not_end_it(node: Bench) -> None:
     node.write("SuperNode ID: 1\n")
-    node.member.step(0.0)
+    node.supervisor.step(0.0)
     node.write("CERTIFICATE_VERIFY_FAILED\n")
-    node.end(NODE, 1, 1.0)
-    node.member.step(1.0 + AGAIN)
-    assert node.backend.started.count(NODE) == 2
+    node.end(SUPERNODE, 1, 1.0)
+    node.supervisor.step(1.0 + AGAIN)
+    assert node.backend.started.count(SUPERNODE) == 2
 
 
 def test_an_executor_that_dies_is_replaced_and_a_dead_task_is_told(node: Bench) -> None:
     node.end(EXECUTOR, -9, 0.0)
-    node.member.step(AGAIN)
-    assert node.backend.started == [NODE, EXECUTOR, EXECUTOR]
+    node.supervisor.step(AGAIN)
+    assert node.backend.started == [SUPERNODE, EXECUTOR, EXECUTOR]
     node.end("flwr-clientapp of executor", -9, 10.0)
     assert "was killed by SIGKILL" in node.said[-1]
     said = len(node.said)
@@ -122,22 +123,22 @@ def test_an_executor_that_dies_is_replaced_and_a_dead_task_is_told(node: Bench) 
 def test_nobody_answering_is_hinted_at_once(node: Bench) -> None:
     for _ in range(3):
         node.write("Connection attempt failed, retrying in 1.00 seconds\n")
-        node.member.step(0.0)
+        node.supervisor.step(0.0)
     assert len([line for line in node.said if "doctor --reach" in line]) == 1
 
 
 @pytest.mark.parametrize("database", [True, False])
 def test_a_superlink_comes_back_only_on_its_database(tmp_path: Path, database: bool) -> None:
-    link = Bench(tmp_path, LINK, *(["--database", "x.db"] if database else []))
+    link = Bench(tmp_path, SUPERLINK, *(["--database", "x.db"] if database else []))
     link.write("Uvicorn running on https://127.0.0.1:8000\n")
-    link.member.step(0.0)
+    link.supervisor.step(0.0)
     if not database:
         with pytest.raises(LaunchError, match="leave out --in-memory"):
-            link.end(LINK, -9, 1.0)
+            link.end(SUPERLINK, -9, 1.0)
         return
-    link.end(LINK, -9, 1.0)
-    link.member.step(1.0 + AGAIN)
-    assert link.backend.started == [LINK, EXECUTOR, LINK]
+    link.end(SUPERLINK, -9, 1.0)
+    link.supervisor.step(1.0 + AGAIN)
+    assert link.backend.started == [SUPERLINK, EXECUTOR, SUPERLINK]
 
 
 def test_a_tail_gives_complete_new_lines(tmp_path: Path) -> None:
@@ -155,9 +156,9 @@ def test_a_tail_gives_complete_new_lines(tmp_path: Path) -> None:
 
 
 def test_an_executor_on_its_own_always_comes_back(tmp_path: Path) -> None:
-    member = Bench(tmp_path, EXECUTOR)
-    member.member.processes = member.member.processes[:1]
+    bench = Bench(tmp_path, EXECUTOR)
+    bench.supervisor.processes = bench.supervisor.processes[:1]
     for now, code in ((10.0, 1), (20.0, 0), (30.0, -9)):
-        member.end(EXECUTOR, code, now)
-        member.member.step(now + AGAIN)
-    assert member.backend.started[2:] == [EXECUTOR] * 3
+        bench.end(EXECUTOR, code, now)
+        bench.supervisor.step(now + AGAIN)
+    assert bench.backend.started[2:] == [EXECUTOR] * 3

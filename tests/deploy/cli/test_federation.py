@@ -1,15 +1,19 @@
 """What surrounds a federation: settings before, record, report and table after."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from prunella.core.installation import IMPORT_ROOT as ROOT
-from prunella.deploy.cli import session
+from prunella.deploy.cli import federation
 from prunella.deploy.errors import UsageError
-from prunella.deploy.local.launcher import Outcome, Request, describe
 from prunella.deploy.runs import RunDir, create
+from prunella.deploy.runtime.processes import environment, importable
+from prunella.deploy.runtime.request import RunRequest, describe
+from prunella.deploy.runtime.watch import Outcome
 from prunella.server.store.schema import row
 from prunella.server.store.write import RunStore
 
@@ -31,7 +35,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> list[tuple]:
         seen.append((request, resume))
         return outcome
 
-    monkeypatch.setattr(session, "launch", launch)
+    monkeypatch.setattr(federation, "launch", launch)
     return seen
 
 
@@ -41,9 +45,9 @@ def test_a_failure_is_recorded_explained_and_reported(
     log = run.log("server")
     log.write_text("first\nthe last words\n")
     seen = launched(monkeypatch, Outcome(run, "failed", "no memory", log))
-    assert session.federation(None, run.path.parent, ["rounds=2"], "", False, {"supernodes": 2}) == "failed"
+    assert federation.run_local(None, run.path.parent, ["rounds=2"], "", False, {"supernodes": 2}) == "failed"
     [(request, resume)] = seen
-    assert request == Request(ROOT, run.path.parent, {"rounds": 2}, 2) and resume is None
+    assert request == RunRequest(ROOT, run.path.parent, {"rounds": 2}, 2) and resume is None
     told = capfd.readouterr()
     assert "no memory" in told.err and "the last words" in told.err and str(log) in told.err
     assert "report:" in told.out and (run.path / "report.html").exists()
@@ -54,14 +58,14 @@ def test_stopping_says_how_to_go_on_and_writes_it_down(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     launched(monkeypatch, Outcome(run, "stopped", "stopped by the user"))
-    assert session.federation(None, run.path.parent, [], "", False, {}) == "stopped"
+    assert federation.run_local(None, run.path.parent, [], "", False, {}) == "stopped"
     assert "--resume one" in capfd.readouterr().err
     assert run.status() == "stopped" and not (run.path / "report.html").exists()
 
 
 def test_the_servers_own_account_of_a_failure_stays(run: RunDir) -> None:
     RunStore.open(run.path).finish("failed", "its own words")
-    session.record(Outcome(run, "failed", "Flower's words"))
+    federation.record(Outcome(run, "failed", "Flower's words"))
     assert json.loads((run.path / "run.json").read_text())["error"] == "its own words"
 
 
@@ -70,23 +74,34 @@ def test_a_completed_run_is_not_run_again(
 ) -> None:
     RunStore.open(run.path).finish("completed")
     seen = launched(monkeypatch, Outcome(run, "completed"))
-    assert session.federation(None, run.path.parent, [], "one", False, {}) == "completed"
+    assert federation.run_local(None, run.path.parent, [], "one", False, {}) == "completed"
     assert not seen and "completed already" in capfd.readouterr().out
 
 
 def test_resume_keeps_the_settings(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request(ROOT, run.path.parent, {"rounds": 2}, 3, "one", "deny")
+    request = RunRequest(ROOT, run.path.parent, {"rounds": 2}, 3, "one", "deny")
     (run.path / "launch.json").write_text(json.dumps(describe(request)))
     seen = launched(monkeypatch, Outcome(run, "completed"))
-    assert session.federation(None, run.path.parent, [], "one", False, {"supernodes": 9}) == "completed"
+    assert federation.run_local(None, run.path.parent, [], "one", False, {"supernodes": 9}) == "completed"
     assert seen == [(request, run)]
     with pytest.raises(UsageError, match="leave out -c"):
-        session.federation(None, run.path.parent, ["rounds=3"], "one", False, {})
+        federation.run_local(None, run.path.parent, ["rounds=3"], "one", False, {})
 
 
 def test_a_foreign_app_without_a_store_has_no_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = create(tmp_path, "one", 0)
-    session.record(Outcome(run, "failed", "x"))
-    session.finish(run, session.out)
+    federation.record(Outcome(run, "failed", "x"))
+    federation.finish(run)
     assert not (run.path / "report.html").exists() and not (run.path / "run.json").exists()
     assert "report" not in capfd.readouterr().out
+
+
+def test_a_report_is_written_beside_modules_of_the_users_own(run: RunDir) -> None:
+    folder = run.path.parent.parent
+    for name in ("server.py", "core/__init__.py", "strategies/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("raise RuntimeError('not Prunella')")
+    code = "from prunella.deploy.cli.main import app; app()"
+    command = [sys.executable, "-c", code, "report", "one"]
+    done = subprocess.run(command, cwd=folder, env=importable(environment()), capture_output=True, text=True)
+    assert done.returncode == 0 and (run.path / "report.html").exists(), done.stderr

@@ -13,7 +13,7 @@ import pytest
 from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.machines import keys
 from prunella.deploy.ports import free_ports
-from prunella.deploy.runtime import control
+from prunella.deploy.runtime import control_api
 
 
 def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:
@@ -22,23 +22,30 @@ def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     (tmp_path / "room/link.py").symlink_to(tmp_path / "other/c.py")
     (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\nfab-include = ["room/**/*.py"]\n')
-    assert set(control.app_files(tmp_path, tmp_path)) == {"pyproject.toml", "README.md", "room/a.py", "room/deep/b.py"}
+    assert set(control_api.app_files(tmp_path, tmp_path)) == {
+        "pyproject.toml",
+        "README.md",
+        "room/a.py",
+        "room/deep/b.py",
+    }
     (tmp_path / "pyproject.toml").write_text("")
-    assert {"other/c.py", ".venv/d.py"} <= set(control.app_files(tmp_path, tmp_path))
+    assert {"other/c.py", ".venv/d.py"} <= set(control_api.app_files(tmp_path, tmp_path))
 
 
 def test_code_may_lie_apart_from_the_pyproject(tmp_path: Path) -> None:
     for name in ("share/pyproject.toml", "site/room/a.py", "site/elsewhere/b.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('tool.flwr.app.fab-include = ["room/*.py"]' if "toml" in name else "")
-    files = control.app_files(tmp_path / "share", tmp_path / "site")
+    files = control_api.app_files(tmp_path / "share", tmp_path / "site")
     assert files == {"pyproject.toml": tmp_path / "share/pyproject.toml", "room/a.py": tmp_path / "site/room/a.py"}
 
 
 def test_the_same_bundle_as_flowers_own_collection(smallest_app: Path) -> None:
     from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 
-    assert build_fab_from_files(control.app_files(smallest_app, smallest_app))[0] == build_fab_from_disk(smallest_app)
+    assert build_fab_from_files(control_api.app_files(smallest_app, smallest_app))[0] == build_fab_from_disk(
+        smallest_app
+    )
 
 
 class FakeClient:
@@ -61,7 +68,7 @@ class FakeClient:
 def test_prunellas_own_bundle_is_submitted_with_its_settings() -> None:
     client = FakeClient()
     request = {"config": {"rounds": 3, "rate": 0.5}, "simulation": {"num_supernodes": 9}}
-    assert control.start_run(client, {"app": str(ROOT), "packages": str(ROOT), **request}) == 7
+    assert control_api.start_run(client, {"app": str(ROOT), "packages": str(ROOT), **request}) == 7
     [sent] = client.started
     names = zipfile.ZipFile(io.BytesIO(sent.fab.content)).namelist()
     assert "server/app.py" in names and "client/app.py" in names
@@ -78,31 +85,31 @@ def test_an_app_that_brings_a_private_key_is_not_submitted(name: str, smallest_a
     (app / name).parent.mkdir(parents=True, exist_ok=True)
     (app / name).write_bytes(private)
     with pytest.raises(ValueError, match=f"{name}.* private key") as caught:
-        control.start_run(client, {"app": str(app), "packages": str(app), "config": {}})
+        control_api.start_run(client, {"app": str(app), "packages": str(app), "config": {}})
     assert not client.started and private.splitlines()[1].decode() not in str(caught.value)
 
 
 def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
     with pytest.raises(ValueError, match="refused the run: full"):
         request = {"app": str(smallest_app), "packages": str(smallest_app), "config": {}}
-        control.start_run(FakeClient(run_id=None), request)
+        control_api.start_run(FakeClient(run_id=None), request)
 
 
 def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "EVERY", 0.0)
+    monkeypatch.setattr(control_api, "EVERY", 0.0)
     client = FakeClient(
         ("pending", "", ""),
         ("pending", "", ""),
         ("running", "", ""),
         ("finished", "failed", "no memory"),
     )
-    assert list(control.statuses(client, 7)) == [("pending", ""), ("running", ""), ("finished:failed", "no memory")]
+    assert list(control_api.statuses(client, 7)) == [("pending", ""), ("running", ""), ("finished:failed", "no memory")]
 
 
 def test_an_unreachable_superlink_is_one_line(
     tmp_path: Path, smallest_app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "START", 0.05)
+    monkeypatch.setattr(control_api, "START", 0.05)
     request = {
         "app": str(smallest_app),
         "packages": str(smallest_app),
@@ -114,7 +121,7 @@ def test_an_unreachable_superlink_is_one_line(
     (tmp_path / "request.json").write_text(json.dumps(request))
     monkeypatch.setattr(sys, "argv", ["control", str(tmp_path / "request.json")])
     with pytest.raises(SystemExit):
-        control.main()
+        control_api.main()
     [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert event["event"] == "error" and "SuperLink" in event["message"]
 
@@ -137,18 +144,18 @@ def test_keys_are_registered_once(tmp_path: Path) -> None:
 
     registry = Registry()
     registry.code = 23  # the public key is in use already
-    assert control.register(registry, keys.Keys(tmp_path).public()) == ["a"]
+    assert control_api.register(registry, keys.Keys(tmp_path).public()) == ["a"]
     private = load_ssh_private_key((tmp_path / "supernodes" / "a").read_bytes(), None)
     assert sent == [("a", public_key_to_bytes(private.public_key()))]
     registry.code = 99
     with pytest.raises(httpx.HTTPStatusError):
-        control.register(registry, keys.Keys(tmp_path).public())
+        control_api.register(registry, keys.Keys(tmp_path).public())
 
 
 def test_a_superlink_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx
 
-    monkeypatch.setattr(control, "EVERY", 0.0)
+    monkeypatch.setattr(control_api, "EVERY", 0.0)
     client = FakeClient(("running", "", ""))
     answer, away = client.ListRuns, [1, 1, 1]
 
@@ -159,26 +166,26 @@ def test_a_superlink_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
         return answer(request)
 
     client.ListRuns = list_runs
-    assert control.look(client, 7, patience=60.0).status == "running" and not away
+    assert control_api.run_status(client, 7, patience=60.0).status == "running" and not away
     away.append(1)
     with pytest.raises(httpx.ConnectError):
-        control.look(client, 7, patience=-1.0)
+        control_api.run_status(client, 7, patience=-1.0)
 
 
 @pytest.mark.parametrize(
-    "said, mend",
+    "said, fix",
     [
         ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "use the keys"),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "add --insecure"),
         ("Server disconnected without sending a response.", "leave out --insecure"),
     ],
 )
-def test_tls_trouble_is_named(said: str, mend: str) -> None:
+def test_tls_trouble_is_named(said: str, fix: str) -> None:
     import click
 
-    with pytest.raises(click.ClickException, match=mend):
-        control.explain_tls(OSError(said))
-    control.explain_tls(OSError("refused"))
+    with pytest.raises(click.ClickException, match=fix):
+        control_api.explain_tls(OSError(said))
+    control_api.explain_tls(OSError("refused"))
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -190,7 +197,7 @@ def test_a_run_is_stopped_by_its_number_and_none_is_submitted(monkeypatch: pytes
             asked.append(request.run_id)
             return SimpleNamespace(success=done)
 
-    monkeypatch.setattr(control, "wait_open", lambda *_, **__: True)
-    monkeypatch.setattr(control, "connect", lambda *_: Stops())
-    events = list(control.follow({"address": "127.0.0.1:8000", "stop": 7}))
+    monkeypatch.setattr(control_api, "wait_open", lambda *_, **__: True)
+    monkeypatch.setattr(control_api, "connect", lambda *_: Stops())
+    events = list(control_api.follow({"address": "127.0.0.1:8000", "stop": 7}))
     assert events == [{"event": "stopped", "done": done}] and asked == [7]

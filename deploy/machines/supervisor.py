@@ -1,9 +1,10 @@
-"""Keeps one machine's part of a federation running: shows its log, starts again what may, ends with the reason.
+"""Keeps one machine's part of a federation running: shows its log, restarts what can go on, ends with the reason.
 
 A SuperNode ends with code 0 when a restarted SuperLink no longer knows it, and with 1 when its key still counts as
-online after a crash (20 s with our heartbeat, 66 s with Flower's): both are tried again after ``AGAIN`` seconds. A
+online after a crash (20 s with our heartbeat, 66 s with Flower's): both are started again after ``AGAIN`` seconds. A
 SuperLink that was killed is started again on its database; its executor and the ServerApp live on meanwhile and the run
-continues. What no repetition mends (``deploy.machines.refusals``) ends the command with code 1 and the mend.
+continues. What starting again cannot fix (``deploy.machines.connection_errors``) ends the command with code 1 and a
+message that names the fix.
 """
 
 import time
@@ -12,25 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prunella.deploy.errors import LaunchError
-from prunella.deploy.local.launcher import terminated
-from prunella.deploy.machines import refusals
-from prunella.deploy.machines.commands import EXECUTOR, LINK, NODE, command_line
-from prunella.deploy.machines.refusals import Refusal
+from prunella.deploy.machines.commands import EXECUTOR
+from prunella.deploy.machines.connection_errors import ConnectionProblem, diagnose
 from prunella.deploy.runtime import requirements
 from prunella.deploy.runtime.patches import POLL
-from prunella.deploy.runtime.processes import Backend, Exit, Process, Stock, Warm
-from prunella.deploy.runtime.zygote import ENV, PRELOAD
+from prunella.deploy.runtime.processes import Backend, Exit, Process, StockBackend, ZygoteBackend
+from prunella.deploy.runtime.services import SUPERLINK, SUPERNODE, command_line
+from prunella.deploy.runtime.watch import INTERVAL, signals_interrupt
 
 AGAIN = 5.0  # seconds before something that ended is started again
-LOOK = 0.1
 PATIENCE = 90.0  # seconds that a key may stay unknown or counted as online: Flower needs 66 to forget a dead SuperNode
-# What the log says once a process does its work; before that, its end is final.
+# What the log says once a process is ready; if it ends before that, it is not started again.
 CONNECTED = "SuperNode ID:"
-# An executor on its own only asks a SuperLink for work, one that is away included: nothing about its end is final.
-WORKING = {NODE: CONNECTED, LINK: "Uvicorn running on", EXECUTOR: ""}
+# An executor on its own only asks a SuperLink for work, also one that is away: it is always started again.
+READY = {SUPERNODE: CONNECTED, SUPERLINK: "Uvicorn running on", EXECUTOR: ""}
 UNREACHED = "Connection attempt failed"
 HINT = (
-    "no answer yet; it goes on trying. Check the address, the firewall (`prunella doctor --reach HOST:PORT`), and that "
+    "no answer yet; still trying. Check the address, the firewall (`prunella doctor --reach HOST:PORT`), and that "
     "both sides use TLS or both --insecure"
 )
 Say = Callable[[str], None]
@@ -55,8 +54,8 @@ class Tail:
 
 
 @dataclass
-class Member:
-    """The processes of this machine; the first is the one that matters, the others serve it."""
+class Supervisor:
+    """The processes of this machine; the first is the SuperLink or SuperNode, the others serve it."""
 
     processes: Sequence[Process]
     backend: Backend
@@ -67,9 +66,9 @@ class Member:
     def __post_init__(self) -> None:
         self.main = self.processes[0]
         self._tail = Tail(Path(self.main.log))
-        self._beginning, self._worked = "", False  # the log until its work began
+        self._beginning, self._ready = "", False  # the log until it is ready
         self._due: dict[str, float] = {}  # when to start what again
-        self._refused_since: float | None = None
+        self._problem_since: float | None = None
         self._hinted = False
 
     def start(self) -> None:
@@ -78,11 +77,11 @@ class Member:
 
     def launch(self, process: Process) -> None:
         if process is self.main:
-            self._beginning, self._worked = "", False
+            self._beginning, self._ready = "", False
         self.backend.spawn(process)
 
     def step(self, now: float) -> None:
-        """Look once. Raises ``LaunchError`` when it is over."""
+        """Check once. Raises ``LaunchError`` when the main process has ended for good."""
         exits = self.backend.exits()
         self.show()
         for exit in exits:
@@ -94,11 +93,11 @@ class Member:
 
     def show(self) -> None:
         new = self._tail.read()
-        if not self._worked:
+        if not self._ready:
             self._beginning += new
-            self._worked = WORKING[self.main.name] in self._beginning
-        if self._worked:
-            self._refused_since = None
+            self._ready = READY[self.main.name] in self._beginning
+        if self._ready:
+            self._problem_since = None
         elif UNREACHED in new and not self._hinted:
             self._hinted = True
             self.say(f"prunella: {HINT}")
@@ -119,43 +118,40 @@ class Member:
 
     def final(self, exit: Exit, now: float) -> str:
         """Why the main process must not be started again, "" when it may."""
-        refusal = None if self._worked else refusals.find(self._beginning)
-        if refusal and refusal.passing:
-            return self.refused(refusal, now)
-        if not self._worked and (exit.code != 0 or refusal):
-            return refusal.text if refusal else f"it never began its work; see {self.main.log}"
-        if self.main.name == LINK and "--database" not in self.main.args:
-            return "it kept nothing on disk, so nobody could go on with it; leave out --in-memory"
-        clocks = "" if self._worked else "; if this repeats, set both clocks: Flower tolerates 300 s"
+        problem = None if self._ready else diagnose(self._beginning)
+        if problem and problem.temporary:
+            return self.retry(problem, now)
+        if not self._ready and (exit.code != 0 or problem):
+            return problem.text if problem else f"it ended before it was ready; the reason is in {self.main.log}"
+        if self.main.name == SUPERLINK and "--database" not in self.main.args:
+            return "it kept nothing on disk, so it cannot be restarted: leave out --in-memory"
+        clocks = "" if self._ready else "; if this repeats, set both clocks: Flower tolerates 300 s"
         self.say(f"prunella: {exit.name} {exit.how}; starting it again in {self.again:.0f} s{clocks}")
         return ""
 
-    def refused(self, refusal: Refusal, now: float) -> str:
-        """Try again for a while, then say why not."""
-        self._refused_since = self._refused_since or now
-        left = self._refused_since + self.patience - now
+    def retry(self, problem: ConnectionProblem, now: float) -> str:
+        """Why it is given up, "" while it may be tried again."""
+        self._problem_since = self._problem_since or now
+        left = self._problem_since + self.patience - now
         if left < self.again:
-            return refusal.text
-        self.say(f"prunella: {refusal.text}; trying again in {self.again:.0f} s, for {left:.0f} s at most")
+            return problem.text
+        self.say(f"prunella: {problem.text}; trying again in {self.again:.0f} s, for {left:.0f} s at most")
         return ""
 
 
-def serve(processes: Sequence[Process], warm: bool, say: Say, patience: float = PATIENCE, poll: float = POLL) -> None:
+def serve(processes: Sequence[Process], stock: bool, say: Say, patience: float = PATIENCE, poll: float = POLL) -> None:
     """Print the commands, run them until Ctrl-C or SIGTERM (``KeyboardInterrupt``), or until they fail for good."""
     requirements.check()
     for process in processes:
         say(command_line(process))
-    with terminated():
-        backend = start_backend(Path(processes[0].log).parent, warm, poll)
+    with signals_interrupt():
+        logs = Path(processes[0].log).parent
+        backend: Backend = StockBackend() if stock else ZygoteBackend(logs / "zygote.log", poll)
         try:
-            member = Member(processes, backend, say, patience)
-            member.start()
+            supervisor = Supervisor(processes, backend, say, patience)
+            supervisor.start()
             while True:
-                member.step(time.monotonic())
-                time.sleep(LOOK)
+                supervisor.step(time.monotonic())
+                time.sleep(INTERVAL)
         finally:
             backend.stop()
-
-
-def start_backend(logs: Path, warm: bool, poll: float = POLL) -> Backend:
-    return Warm(logs / "warm.log", ENV, PRELOAD, poll) if warm else Stock()

@@ -1,13 +1,13 @@
-"""Bundling an app, handing it to the SuperLink and watching the run until it ends, over Flower's Control API.
+"""A client of Flower's Control API: bundles an app, submits it to the SuperLink and reports on the run until it ends.
 
-Runs in its own process (forked by the zygote, or ``python -m prunella.deploy.runtime.control FILE``), so that the
+Runs in its own process (forked by the zygote, or ``python -m prunella.deploy.runtime.control_api FILE``), so that the
 launcher itself never imports Flower. FILE holds a JSON object: ``app`` (directory of the ``pyproject.toml``),
 ``packages`` (directory of its code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config``
-(run-config overrides), ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink that
-was there before us also ``ca`` (the file of its authority's certificate; without it there is no TLS), ``register``
+(run-config overrides), ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink
+that was running before also ``ca`` (the file of its authority's certificate; without it there is no TLS), ``register``
 (files of SuperNodes' public keys), ``stop`` (Flower's number of a run to end), and in seconds ``every`` (between two
-looks at the status) and ``patience`` (how long it may be away in between).
-``out`` is a file that gets one JSON object a line:
+checks of the status) and ``patience`` (how long it may be away in between).
+``out`` is a file that gets one JSON object per line:
 
     {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before
     {"event": "stopped", "done": true}          the run that was to be stopped was; false when it had ended already
@@ -15,7 +15,7 @@ looks at the status) and ``patience`` (how long it may be away in between).
     {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
     {"event": "error", "message": text}         the app or the settings were refused
 
-Flower's own ``flwr run`` ends with code 0 whether or not the run failed; the status is the only truth.
+Flower's own ``flwr run`` ends with code 0 whether or not the run failed; only the status tells.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from typing import Any
 
 from prunella.deploy.ports import wait_open
 
-EVERY = 0.2  # seconds between two looks at the status
+EVERY = 0.2  # seconds between two checks of the status
 START = 60.0  # seconds the Control API may take to open
 
 
@@ -55,9 +55,9 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
 
 
 def refuse_private_keys(bundle: bytes) -> None:
-    """Raise ``ValueError`` where a file of the bundle is a private key, which every SuperNode would be sent.
+    """Raise ``ValueError`` if a file of the bundle is a private key: every SuperNode would be sent it.
 
-    By what it holds: a SuperNode's key may be called anything, ``site.json`` and ``site.py`` too.
+    It looks at the content, since a key may have any name, ``site.json`` or ``site.py`` for example.
     """
     with zipfile.ZipFile(io.BytesIO(bundle)) as files:
         for name in files.namelist():
@@ -88,7 +88,7 @@ def start_run(client: Any, request: dict[str, Any]) -> int:
     return int(answer.run_id)
 
 
-def look(client: Any, run: int, patience: float) -> Any:
+def run_status(client: Any, run: int, patience: float) -> Any:
     """The status of a run, from a SuperLink that may be starting again for up to ``patience`` seconds."""
     import httpx
     from flwr.proto.control_pb2 import ListRunsRequest
@@ -107,7 +107,7 @@ def statuses(client: Any, run: int, every: float = 0.0, patience: float = 0.0) -
     """(status, details) at every change, until the run has finished."""
     last = ""
     while not last.startswith("finished"):
-        status = look(client, run, patience)
+        status = run_status(client, run, patience)
         now = f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
         if now != last:
             yield now, str(status.details)
@@ -155,7 +155,7 @@ def connect(address: str, ca: str | None = None) -> Any:
 
 
 def explain_tls(error: Exception) -> None:
-    """Say what Flower's own "unavailable" leaves out. Raises ``ClickException`` when TLS is what failed."""
+    """Explain Flower's "unavailable". Raises ``ClickException`` when TLS is what failed."""
     import click
 
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -166,7 +166,7 @@ def explain_tls(error: Exception) -> None:
     if "WRONG_VERSION_NUMBER" in str(error) or "wrong version number" in str(error):
         raise click.ClickException("the SuperLink speaks without TLS: add --insecure, or start it with --keys")
     if "disconnected without sending a response" in str(error):
-        raise click.ClickException("the SuperLink hung up; if it speaks TLS, leave out --insecure")
+        raise click.ClickException("the SuperLink closed the connection: if it uses TLS, leave out --insecure")
 
 
 def follow(request: dict[str, Any]) -> Iterable[dict[str, Any]]:

@@ -15,7 +15,7 @@ from prunella.core.trees import subtract
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.cli import main as cli
 from prunella.deploy.errors import UsageError
-from prunella.deploy.tools.known_truth import asked_of, keywords, tensors
+from prunella.deploy.tools.audit_inputs import attack_keywords, membership_examples, read_tensors
 from prunella.privacy.channel import NaturalChannel, natural_channel
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
@@ -82,20 +82,20 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
     for name, known, earlier, words in (
         ("sgi", None, [view], "--earlier is for unrolling"),
         ("sgi", tmp_path, [], "--known is for denoise"),
-        ("denoise", None, [], "must know the noise"),
+        ("denoise", None, [], "needs to know the noise"),
     ):
         with pytest.raises(UsageError, match=words):
-            keywords(name, known, earlier, Shelf())
-    with pytest.raises(UsageError, match="over in one go"):
-        keywords("r-gap", None, [], Shelf(tmp_path))
-    assert keywords("sgi", None, [], Shelf(tmp_path)) == {"shelf": Shelf(tmp_path)}
-    assert keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
+            attack_keywords(name, known, earlier, Shelf())
+    with pytest.raises(UsageError, match="no progress to save"):
+        attack_keywords("r-gap", None, [], Shelf(tmp_path))
+    assert attack_keywords("sgi", None, [], Shelf(tmp_path)) == {"shelf": Shelf(tmp_path)}
+    assert attack_keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
     (tmp_path / "garbage").write_bytes(b"\x80\x04.")
     for path in (tmp_path / "garbage", tmp_path / "missing"):
-        with pytest.raises(UsageError, match="no safetensors file of x, y"):
-            tensors(path, ("x", "y"))
+        with pytest.raises(UsageError, match="not a safetensors file with the tensors x, y"):
+            read_tensors(path, ("x", "y"))
     with pytest.raises(UsageError, match="--known FILE"):
-        asked_of(None, "--known")
+        membership_examples(None, "--known")
     write_tree(tmp_path / "odd", {"x": torch.zeros(2, 1, 8, 8), "y": torch.zeros(2), "member": torch.ones(3)})
-    with pytest.raises(UsageError, match="one length"):
-        asked_of(tmp_path / "odd", "--known")
+    with pytest.raises(UsageError, match="the same length"):
+        membership_examples(tmp_path / "odd", "--known")

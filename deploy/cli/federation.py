@@ -1,0 +1,143 @@
+"""What ``run``, ``simulate`` and ``submit`` do around a federation: settings before, report and table after."""
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prunella.deploy.console.progress import Line, State, View, fold, view
+from prunella.deploy.console.terminal import console, errors, say
+from prunella.deploy.errors import UsageError
+from prunella.deploy.local.launcher import launch
+from prunella.deploy.machines.submit import Destination, submit
+from prunella.deploy.runs import RunDir, find
+from prunella.deploy.runtime import settings
+from prunella.deploy.runtime.request import RunRequest, restored
+from prunella.deploy.runtime.watch import Outcome, Status, tail
+
+
+class ReportPreloader:
+    """A view that imports the report's modules while the last audits run, so that the report comes sooner."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self._state, self._begun = view, State(), False
+        self.say, self.close = view.say, view.close
+
+    def show(self, lines: Iterable[Line]) -> None:
+        lines = list(lines)
+        self._view.show(lines)
+        for line in lines:
+            self._state = fold(self._state, line)
+        if not self._begun and self._state.rounds and self._state.round >= self._state.rounds:
+            self._begun = True
+            threading.Thread(target=preload, daemon=True).start()
+
+
+def preload() -> None:
+    """Import what a report needs; an error here comes up again, and is shown, when the report is written."""
+    for module in ("prunella.server.report.build", "prunella.deploy.console.summary", "torchmetrics.functional.image"):
+        with suppress(Exception):
+            importlib.import_module(module)
+
+
+def run_local(
+    app: Path | None, runs: Path, given: Sequence[str], resume: str, keep: bool, options: Mapping[str, Any]
+) -> Status:
+    """Start a federation on this machine, or go on with the run ``resume``, and follow it to its end."""
+    run = resumed(runs, resume, given)
+    if run and run.status() == "completed":
+        say(f"run {run.id} is completed already; its report is {run.path}/report.html")
+        return "completed"
+    request = restored(run, keep) if run else asked(app, runs, given, keep=keep, **options)
+    with shown() as view:
+        outcome = launch(request, view, checker(request), run)
+    if outcome.status != "completed":
+        record(outcome)
+        explain(outcome)
+    if outcome.status != "stopped":
+        finish(outcome.run)
+    return outcome.status
+
+
+def submit_run(
+    app: Path | None, runs: Path, given: Sequence[str], target: Destination, resume: str, options: Mapping[str, Any]
+) -> Status:
+    """Submit a run, or one to go on with, to a running SuperLink and follow it to its end."""
+    run = resumed(runs, resume, given)
+    request = restored(run) if run else asked(app, runs, given, audit="deny", **options)
+    with shown() as view:
+        outcome = submit(request, target, view, checker(request), run)
+    if outcome.status == "stopped":
+        say(f"run {outcome.run.id}: {outcome.error}", errors)
+        return outcome.status
+    if outcome.status == "failed":
+        explain(outcome)
+        say("--- the ServerApp's log is logs/server.log in the SuperLink's --home", errors)
+    finish(outcome.run)
+    return outcome.status
+
+
+def resumed(runs: Path, name: str, given: Sequence[str]) -> RunDir | None:
+    """The run to go on with, if one is named. It keeps the settings and the clients' memory it had."""
+    if not name:
+        return None
+    run = find(runs, name)
+    if given:
+        raise UsageError("a resumed run keeps its settings: leave out -c, or start a new run")
+    return run
+
+
+def asked(app: Path | None, runs: Path, given: Sequence[str], **options: Any) -> RunRequest:
+    """A new run of this app, by default Prunella's own, with the settings as typed."""
+    directory = app.absolute() if app else settings.app_directory()
+    typed = settings.parse(given, settings.defaults(settings.read_app(directory)))
+    return RunRequest(directory, runs, typed, **options)
+
+
+def checker(request: RunRequest) -> Callable[[], None]:
+    """What raises ``ConfigError`` where the rules refuse the settings; it may take seconds."""
+    return lambda: settings.check(settings.read_app(request.app), request.settings)
+
+
+@contextmanager
+def shown() -> Iterator[View]:
+    """The progress of a run on the terminal."""
+    progress = ReportPreloader(view(console))
+    try:
+        yield progress
+    finally:
+        progress.close()
+
+
+def record(outcome: Outcome) -> None:
+    """Write into ``run.json`` how the run ended where the server could not; its own error message stays."""
+    if not outcome.run.status() or (outcome.status, outcome.run.status()) == ("failed", "failed"):
+        return
+    from prunella.server.store.write import RunStore
+
+    RunStore.open(outcome.run.path).finish(outcome.status, outcome.error)
+
+
+def explain(outcome: Outcome) -> None:
+    """Why a run did not complete: Flower's message, the end of the log, where to look."""
+    if outcome.status == "stopped":
+        say(f"stopped; go on with: prunella run --resume {outcome.run.id} --runs {outcome.run.path.parent}", errors)
+        return
+    say(f"prunella: the federation failed: {outcome.error}", errors)
+    if outcome.log and (end := tail(outcome.log)):
+        say(f"--- last lines of {outcome.log}\n{end}", errors)
+    say(f"--- all logs: {outcome.run.logs}", errors)
+
+
+def finish(run: RunDir) -> None:
+    """Write the report of a run and print its table. Another app that keeps no ``run.json`` has neither."""
+    if not run.status():
+        return
+    from prunella.deploy.console.summary import summary
+    from prunella.server.report.build import write_report
+
+    path = write_report(run.path)
+    console.print(summary(run))
+    say(f"report: {path}")

@@ -1,0 +1,115 @@
+"""Following a run to its end: Flower's events, the server's metrics, and the processes that end.
+
+What became of a run is what Flower says (``finished:completed``), never an exit code.
+"""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from prunella.deploy.console.progress import Follower, View
+from prunella.deploy.runs import RunDir
+from prunella.deploy.runtime.processes import Backend, Exit
+
+Status = Literal["completed", "failed", "stopped"]
+INTERVAL = 0.1  # seconds between two checks of the processes and files
+LAST_WORD = 15.0  # seconds Flower has to report the end of a ServerApp that is gone
+TAIL = 12  # lines of a log shown when a run fails
+# A process without which the run cannot go on; a client that ends is left to the strategy.
+VITAL = ("superlink", "server-exec", "control")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. ``log`` is the file to read when it failed."""
+
+    run: RunDir
+    status: Status
+    error: str = ""
+    log: Path | None = None
+
+
+def tail(path: Path, lines: int = TAIL) -> str:
+    """The last lines of a log, "" when there are none."""
+    try:
+        return "\n".join(path.read_text(errors="replace").rstrip().splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
+
+
+class Watch:
+    """Follows a run until it ends; ``step`` returns the outcome once there is one."""
+
+    def __init__(self, run: RunDir, backend: Backend, view: View, stock: bool) -> None:
+        self._run, self._backend, self._view = run, backend, view
+        self._server_log = run.log("superlink" if stock else "server")
+        self._events, self._metrics = Follower(run.events), Follower(run.metrics)
+        self._gone: float | None = None
+
+    def _failed(self, error: str, log: Path) -> Outcome:
+        return Outcome(self._run, "failed", error, log)
+
+    def wait(self) -> Outcome:
+        """Follow the run to its end."""
+        while (outcome := self.step()) is None:
+            time.sleep(INTERVAL)
+        return outcome
+
+    def step(self) -> Outcome | None:
+        """Check once. An exit counts after the events, so that success reported just before it wins."""
+        exits = self._backend.exits()
+        outcome = None
+        for event in self._events.read():
+            outcome = self.on_event(event) or outcome
+        self._view.show(self._metrics.read())
+        for exit in exits:
+            outcome = outcome or self.on_exit(exit)
+        if self._gone and time.monotonic() > self._gone + LAST_WORD:
+            outcome = outcome or self._failed("the ServerApp ended without reporting to Flower", self._server_log)
+        return outcome
+
+    def on_event(self, event: Mapping[str, Any]) -> Outcome | None:
+        if event["event"] == "error":
+            return self._failed(str(event["message"]), self._run.log("control"))
+        if event["event"] == "registered":
+            self._view.say(f"new keys registered: {', '.join(event['names']) or 'none'}")
+            return None
+        if event["event"] == "started":
+            self._view.say("the app was accepted; waiting for the clients")
+            return None
+        status, details = str(event["status"]), str(event.get("details", ""))
+        if status == "finished:completed":
+            return Outcome(self._run, "completed")
+        if status == "finished:stopped":
+            return Outcome(self._run, "stopped", "stopped on request")
+        return self._failed(details or status, self._server_log) if status.startswith("finished") else None
+
+    def on_exit(self, exit: Exit) -> Outcome | None:
+        """A client that dies is left to the strategy; a server that dies ends the run."""
+        if exit.name in VITAL and not (exit.name == "control" and exit.code == 0):
+            return self._failed(f"{exit.name} {exit.how}", self._run.log(exit.name))
+        if exit.name.endswith("of server-exec"):
+            self._gone = time.monotonic()
+            return self._failed(f"the ServerApp {exit.how}", self._server_log) if exit.code < 0 else None
+        if exit.name.startswith(("supernode-", "client-exec-")) or exit.code < 0:
+            self._view.say(f"{exit.name} {exit.how}; the federation goes on without it (logs: {self._run.path}/logs)")
+        return None
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal act like Ctrl-C, so that every ``finally`` runs."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

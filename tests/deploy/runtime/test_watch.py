@@ -1,0 +1,70 @@
+"""What Flower reports, what ends, and what becomes of the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prunella.deploy.runs import RunDir, create
+from prunella.deploy.runtime import watch as watching
+from prunella.deploy.runtime.processes import Exit
+from prunella.deploy.runtime.watch import Outcome, Watch, tail
+from tests.deploy.fakes import Quiet
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return create(tmp_path / "runs", "one", 2)
+
+
+def watch(run: RunDir, *events: dict, ended: tuple[Exit, ...] = ()) -> tuple[Outcome | None, list[str]]:
+    quiet = Quiet()
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    quiet.ended = list(ended)
+    return Watch(run, quiet, quiet, stock=False).step(), quiet.said
+
+
+def status(text: str, details: str = "") -> dict:
+    return {"event": "status", "status": text, "details": details}
+
+
+def test_what_flower_says_is_what_the_run_has_come_to(run: RunDir) -> None:
+    assert watch(run, status("running"))[0] is None
+    assert watch(run, status("running"), status("finished:completed"))[0] == Outcome(run, "completed")
+    failed, _ = watch(run, status("finished:failed", "no memory"))
+    assert failed and (failed.status, failed.error, failed.log) == ("failed", "no memory", run.log("server"))
+    refused, _ = watch(run, {"event": "error", "message": "bad bundle"})
+    assert refused and refused.error == "bad bundle"
+
+
+def test_a_dead_server_ends_the_run_and_a_dead_client_does_not(run: RunDir) -> None:
+    for name in ("superlink", "server-exec", "control"):
+        outcome, _ = watch(run, ended=(Exit(name, 1),))
+        assert outcome and outcome.status == "failed" and name in outcome.error
+    outcome, said = watch(run, ended=(Exit("supernode-1", -9),))
+    assert outcome is None and "supernode-1 was killed by SIGKILL" in said[0]
+    assert watch(run, ended=(Exit("control", 0), Exit("flwr-clientapp of client-exec-0", 0)))[0] is None
+    crashed, _ = watch(run, ended=(Exit("flwr-serverapp of server-exec", -11),))
+    assert crashed and "SIGSEGV" in crashed.error
+
+
+def test_a_serverapp_that_ends_without_reporting_is_not_waited_for_forever(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = (Exit("flwr-serverapp of server-exec", 1),)
+    assert watch(run, ended=ended)[0] is None, "Flower may still report the end"
+    monkeypatch.setattr(watching, "LAST_WORD", -1.0)
+    outcome, _ = watch(run, ended=ended)
+    assert outcome and "without reporting" in outcome.error
+
+
+def test_success_reported_in_the_same_look_as_an_exit_wins(run: RunDir) -> None:
+    outcome, _ = watch(run, status("finished:completed"), ended=(Exit("superlink", 0),))
+    assert outcome and outcome.status == "completed"
+
+
+def test_the_tail_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    assert tail(log) == ""
+    log.write_bytes(b"1\n2\n\xff3\n")
+    assert tail(log, 2).splitlines()[0] == "2"
