@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.attacks.test_matching import random_mask
+from tests.attacks.engine.test_matching import random_mask
 
 from prunella.attacks.engine.folded import evaluator, foldable
 from prunella.attacks.engine.inversion import Guess, Inversion, by_adam, first_guess, together

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 import torch
-from tests.benchmarks.test_updates import QUICK
+from tests.benchmarks.speed.test_updates import QUICK
 
 from prunella.benchmarks.speed.aggregate import aggregate, dense_traffic, measure, memory, prepare, traffic
 from prunella.benchmarks.speed.updates import Update, examples, real_update

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.benchmarks.test_updates import QUICK
+from tests.benchmarks.speed.test_updates import QUICK
 
 from prunella.benchmarks.speed import wire
 from prunella.benchmarks.speed.updates import Update, examples, real_update
