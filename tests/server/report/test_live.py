@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.server.test_report import Page, add_audit, full_run, new_run
 
 from prunella.server.exporter import Exporter, parse_address
 from prunella.server.report import live
 from prunella.server.report.live import is_loopback
 from prunella.server.store import RunStore, row
+from tests.server.report.test_report import Page, add_audit, full_run, new_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
