@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 ROOMS := core tasks pruning privacy strategies attacks client server deploy benchmarks
 STRICT := core tasks pruning privacy strategies attacks
 
-.PHONY: run test lint unit federation clean
+.PHONY: run test quick lint unit federation clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. ARGS="-c rounds=3" passes options on.
 	$(BIN)/prunella run $(ARGS)
 
 test: lint unit federation  ## Everything .ci/run runs.
+
+quick: lint  ## Style, types and the unit tests of what changed since main (tests/changed.py): under a minute.
+	$(BIN)/pytest -n 2 -m "not federation and not slow" $$($(BIN)/python tests/changed.py)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

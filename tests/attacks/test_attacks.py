@@ -60,7 +60,7 @@ def test_a_digit_is_rebuilt_the_same_way_twice_and_not_from_a_wrong_view(name: s
 def test_somebody_s_own_attack_is_found_and_what_is_none_is_refused() -> None:
     assert find_attack(f"{__name__}:OWN") is OWN
     with pytest.raises(ConfigError, match="is a dict, not an attacks.Attack"):
-        find_attack("attacks:ATTACKS")
+        find_attack("prunella.attacks:ATTACKS")
     with pytest.raises(ConfigError, match="did you mean 'sgi'"):
         find_attack("sgo")
 

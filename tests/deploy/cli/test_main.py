@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from prunella.deploy.cli.main import app
 assert "prunella run" in CliRunner().invoke(app, ["--help"]).output
 assert CliRunner().invoke(app, ["run", "--help"]).exit_code == 0
-print(*[name for name in ("torch", "flwr", "numpy", "pydantic", "core") if name in sys.modules])
+print(*[name for name in ("torch", "flwr", "numpy", "pydantic", "prunella.core") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
