@@ -1,6 +1,6 @@
 """What ``make quick`` picks."""
 
-from tests.changed import ALWAYS, MANY, chosen, imported, module_name, affected_by
+from tests.changed import ALWAYS, MANY, affected_by, chosen, imported, module_name
 
 TESTS = {
     "tests/core/test_trees.py": "from prunella.core.trees import Tree",
@@ -36,7 +36,8 @@ def test_of_what_everybody_uses_the_namesake_alone_is_run_and_it_says_so() -> No
 
 
 def test_the_layout_is_always_checked() -> None:
-    assert chosen([]) == ([ALWAYS], []) and set(chosen(["tests/test_changed.py"])[0]) == {
+    assert chosen([]) == ([ALWAYS], [])
+    assert set(chosen(["tests/test_changed.py"])[0]) == {
         ALWAYS,
         "tests/test_changed.py",
     }
