@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -42,6 +42,6 @@ def test_one_image_only(task, fresh, batch) -> None:
 
 def test_colour_images_of_cifar10_on_zhu_s_lenet(photographs) -> None:
     truth, task = photographs("cifar10"), Task("lenet-zhu", (3, 32, 32), 10)
-    settings = ATTACKS["idlg"].settings()
+    settings = dataclasses.replace(ATTACKS["idlg"].settings(), iterations=200)
     control = positive_control(task, *initial(task, seed=0), truth, settings, stream(0, purpose="control"))
     assert control.ok and control.leakage.ssim.mean > 0.7
