@@ -1,5 +1,6 @@
 """Fixtures of all packages."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,14 @@ from hypothesis import settings
 
 settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
 settings.load_profile("unhurried")
+MARKED = re.compile(r"mark\.(federation|slow)\b")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only federations and slow tests are asked for, a file that marks none is not imported."""
+    if config.getoption("markexpr") != "federation or slow" or not collection_path.match("test_*.py"):
+        return None
+    return True if not MARKED.search(collection_path.read_text()) else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -44,9 +44,9 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
 
 def test_the_stranger_does_not_have_the_project(stranger: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [str(stranger), "-c", "import torch, flwr, prunella"], cwd=tmp_path, capture_output=True, text=True
+        [str(stranger), "-c", "import torch, flwr, core"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert "No module named 'prunella'" in done.stderr
+    assert "No module named 'core'" in done.stderr
 
 
 def test_the_bundle_holds_everything_a_run_with_audits_needs(stranger: Path, tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_a_file_missing_from_the_bundle_is_found(stranger: Path, tmp_path: Path)
     (app / "pyproject.toml").write_text(text.replace('"pruning/**/*.py", ', ""))
     done = run(stranger, tmp_path, "--app", str(app), "-c", "rounds=1")
     assert done.returncode == 1
-    assert "No module named 'prunella.pruning'" in done.stdout + done.stderr
+    assert "No module named 'pruning'" in done.stdout + done.stderr

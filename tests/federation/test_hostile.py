@@ -39,7 +39,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(Path(__file__).with_name("hostile_client.py"), copy / "client" / "hostile.py")
     text = (copy / "pyproject.toml").read_text()
     assert text.count("prunella.client.app:app") == 1
-    (copy / "pyproject.toml").write_text(text.replace("prunella.client.app:app", "prunella.client.hostile:app"))
+    (copy / "pyproject.toml").write_text(text.replace("prunella.client.app:app", "client.hostile:app"))
     return copy
 
 
