@@ -14,7 +14,7 @@ run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. A
 test: lint unit federation  ## Everything .ci/run runs.
 
 quick: lint  ## Style, types and the unit tests of what changed since main (tests/changed.py): under a minute.
-	$(BIN)/pytest -n 2 -m "not federation and not slow" $$($(BIN)/python tests/changed.py)
+	tests=$$($(BIN)/python tests/changed.py) && $(BIN)/pytest -n 2 -m "not federation and not slow" $$tests
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
