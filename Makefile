@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint unit federation clean
+.PHONY: run test quick lint unit federation clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. ARGS="-c rounds=3" passes options on.
 	$(BIN)/prunella run $(ARGS)
 
 test: lint unit federation  ## Everything .ci/run runs.
+
+quick: lint  ## Style, types and the unit tests of what changed since main (tests/changed.py): under a minute.
+	tests=$$($(BIN)/python tests/changed.py) && $(BIN)/pytest -n 2 -m "not federation and not slow" $$tests
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

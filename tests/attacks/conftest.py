@@ -22,11 +22,6 @@ TASK = Task("cnn", (1, 8, 8), 10)
 Batch = Callable[[int, int], PrivateBatch]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def digits() -> PrivateBatch:
     bunch = load_digits()
@@ -79,7 +74,7 @@ def view(fresh: tuple[Tree, Tree], batch: Batch) -> ServerView:
 
 @pytest.fixture(scope="session")
 def photographs(shared_data: Path) -> Callable[..., PrivateBatch]:
-    """``photographs(name, count)``: the first test images of ``mnist`` or ``cifar10``; skips where they are absent."""
+    """``photographs(name, count)``: test images of ``mnist`` or ``cifar10``, from the fourth."""
 
     def load(name: str, count: int = 1) -> PrivateBatch:
         rows = parquet.read_table(shared_data / name / "test.parquet").slice(3, count).to_pylist()

@@ -8,7 +8,7 @@ import torch
 
 from prunella.attacks import ATTACKS, PROBES, SECTIONS, find_attack
 from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
-from prunella.attacks.score.leakage import psnr
+from prunella.attacks.score.leakage import psnr, score
 from prunella.core.config import parse_section, section_defaults
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
@@ -57,10 +57,21 @@ def test_a_digit_is_rebuilt_the_same_way_twice_and_not_from_a_wrong_view(name: s
     assert psnr(truth.x, missed.x)[0] < PSNR_FLOOR - 3
 
 
+@pytest.mark.parametrize("name", ["dlg", "idlg", "ig", "sgi"])
+def test_rebuilds_an_undefended_image_and_not_another(name: str, task, fresh, same_label) -> None:
+    attack, (truth, other) = ATTACKS[name], same_label
+    seen = undefended_view(task, *fresh, truth)
+    found = attack.reconstruct(seen, task, attack.settings(), stream(0, purpose="attack"))
+    right, wrong = score(found, truth), score(found, other)
+    assert right.psnr.mean >= PSNR_FLOOR and right.label_accuracy == 1.0
+    assert right.psnr.mean > wrong.psnr.mean + 6 and right.ssim.mean > wrong.ssim.mean  # told apart at one label
+    assert right.psnr.mean > max(right.psnr.random, right.psnr.other) + 6
+
+
 def test_somebody_s_own_attack_is_found_and_what_is_none_is_refused() -> None:
     assert find_attack(f"{__name__}:OWN") is OWN
     with pytest.raises(ConfigError, match="is a dict, not an attacks.Attack"):
-        find_attack("attacks:ATTACKS")
+        find_attack("prunella.attacks:ATTACKS")
     with pytest.raises(ConfigError, match="did you mean 'sgi'"):
         find_attack("sgo")
 

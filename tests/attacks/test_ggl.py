@@ -20,7 +20,7 @@ ATTACK = ATTACKS["ggl"]
 def prior(digits: PrivateBatch, tmp_path_factory: pytest.TempPathFactory) -> str:
     public = PrivateBatch(digits.x[:1400], digits.y[:1400])
     file = tmp_path_factory.mktemp("ggl") / "prior.safetensors"
-    save(file, train(public, 10, stream(0, purpose="prior"), epochs=20, latent=16))
+    save(file, train(public, 10, stream(0, purpose="prior"), epochs=10, latent=16))
     return str(file)
 
 

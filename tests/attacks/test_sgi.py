@@ -9,18 +9,6 @@ from prunella.core.randomness import stream
 from prunella.core.trees import apply_mask
 from prunella.privacy.dgp import dual_mask
 
-ATTACK = ATTACKS["sgi"]
-
-
-def test_rebuilds_an_undefended_image_and_not_another(task, fresh, same_label) -> None:
-    truth, other = same_label
-    seen = undefended_view(task, *fresh, truth)
-    reconstruction = ATTACK.reconstruct(seen, task, ATTACK.settings(), stream(0, purpose="attack"))
-    right, wrong = score(reconstruction, truth), score(reconstruction, other)
-    assert right.psnr.mean >= PSNR_FLOOR and right.label_accuracy == 1.0
-    assert right.psnr.mean > wrong.psnr.mean + 6 and right.ssim.mean > wrong.ssim.mean  # told apart at one label
-    assert right.psnr.mean > max(right.psnr.random, right.psnr.other) + 6
-
 
 def test_beats_the_mask_unaware_attack_on_a_sparsified_update(task, fresh, batch) -> None:
     """DGP's shares: per layer the largest 5 % and the smallest 75 % are zero. Mean over images, not one."""
@@ -33,7 +21,7 @@ def test_beats_the_mask_unaware_attack_on_a_sparsified_update(task, fresh, batch
         }
         sparse = dataclasses.replace(view, update=apply_mask(view.update, shared))
         for name in psnr:
-            attack = dataclasses.replace(ATTACKS[name].settings(), labels_tried=1, restarts=1)
+            attack = dataclasses.replace(ATTACKS[name].settings(), labels_tried=1, restarts=1, iterations=150)
             found = ATTACKS[name].reconstruct(sparse, task, attack, stream(i, purpose="attack"))
             psnr[name] += score(found, truth).psnr.mean / 4
     assert psnr["sgi"] > PSNR_FLOOR and psnr["sgi"] > psnr["ig"] + 5

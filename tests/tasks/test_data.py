@@ -123,7 +123,7 @@ import sys
 import prunella.client.app
 from prunella.tasks.data import Partition, load_client
 load_client("digits", Partition("dirichlet", 4), 0, None)
-heavy = {"torchvision", "datasets", "pyarrow", "PIL", "sklearn", "scipy", "attacks"} & sys.modules.keys()
+heavy = {"torchvision", "datasets", "pyarrow", "PIL", "sklearn", "scipy", "prunella.attacks"} & sys.modules.keys()
 sys.exit(", ".join(sorted(heavy)) or None)
 """
     done = subprocess.run(

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from tests.attacks.engine.test_matching import random_mask
 
 from prunella.attacks.engine.folded import evaluator, foldable
 from prunella.attacks.engine.inversion import Guess, Inversion, by_adam, first_guess, together
@@ -19,6 +18,7 @@ from prunella.core.randomness import stream
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task, initial
+from tests.attacks.engine.test_matching import random_mask
 
 SHAPE = (1, 12, 12)
 

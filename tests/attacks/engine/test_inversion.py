@@ -88,8 +88,8 @@ def test_a_wrong_first_label_is_corrected_by_the_next(task, trained, batch) -> N
     from prunella.attacks.score.control import undefended_view
     from prunella.core.selection import keep_largest
 
-    settings, found = Inversion(iterations=150), {1: 0, 10: 0}
-    for i in range(6):
+    settings, found = Inversion(iterations=100), {1: 0, 10: 0}
+    for i in range(4):
         truth = batch(i, 1)
         view = undefended_view(task, *trained, truth)
         shared = {name: ~keep_largest(u.abs(), int(0.3 * u.numel())) for name, u in view.update.items()}
@@ -98,7 +98,7 @@ def test_a_wrong_first_label_is_corrected_by_the_next(task, trained, batch) -> N
         for tried in found:
             attack = dataclasses.replace(settings, labels_tried=tried, restarts=1)
             found[tried] += int(torch.equal(run(view, task, attack).y, truth.y))
-    assert found[10] == 6 > found[1]
+    assert found[10] == 4 > found[1]
 
 
 def test_several_steps_are_simulated(task, fresh, batch) -> None:
@@ -112,9 +112,9 @@ def test_several_steps_are_simulated(task, fresh, batch) -> None:
         moved, _ = sgd_step(moved, gradient, {}, Sgd(0.3), None)
     update = {name: moved[name] - params[name] for name in params}
     view = ServerView(params, update, labels=truth.y, num_examples=2, steps=2, batch_size=1, learning_rate=0.3)
-    aware = score(run(view, task, Inversion()), truth)
+    aware = score(run(view, task, Inversion(iterations=150)), truth)
     pretending = dataclasses.replace(view, steps=1, batch_size=2, learning_rate=0.6)
-    naive = score(run(pretending, task, Inversion()), truth)
+    naive = score(run(pretending, task, Inversion(iterations=150)), truth)
     assert aware.psnr.mean > 25 and aware.psnr.mean > naive.psnr.mean + 5
 
 

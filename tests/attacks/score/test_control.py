@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from prunella.attacks.score.control import PSNR_FLOOR, positive_control, undefen
 from prunella.attacks.sgi import Sgi
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
-from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import loss_and_gradient
 
@@ -42,20 +40,8 @@ def test_one_image_only(task, fresh, batch) -> None:
         positive_control(task, *fresh, batch(0, 2), Sgi(), stream(0, purpose="control"))
 
 
-def test_colour_images_of_cifar10_on_zhu_s_lenet() -> None:
-    path = Path(__file__).parents[4] / "shared" / "data" / "cifar10" / "test.parquet"
-    if not path.exists():
-        pytest.skip("no ../shared/data beside the repository")
-    import io
-
-    import numpy as np
-    import pyarrow.parquet as parquet
-    from PIL import Image
-
-    row = parquet.read_table(path).slice(3, 1).to_pylist()[0]
-    pixels = np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB"))
-    truth = PrivateBatch(torch.tensor(pixels).permute(2, 0, 1).float()[None] / 255, torch.tensor([row["label"]]))
-    task = Task("lenet-zhu", (3, 32, 32), 10)
-    settings = ATTACKS["idlg"].settings()
+def test_colour_images_of_cifar10_on_zhu_s_lenet(photographs) -> None:
+    truth, task = photographs("cifar10"), Task("lenet-zhu", (3, 32, 32), 10)
+    settings = dataclasses.replace(ATTACKS["idlg"].settings(), iterations=200)
     control = positive_control(task, *initial(task, seed=0), truth, settings, stream(0, purpose="control"))
     assert control.ok and control.leakage.ssim.mean > 0.7

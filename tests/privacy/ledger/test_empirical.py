@@ -1,6 +1,7 @@
 """Lower bounds on ε: the paper's example, coverage where the truth is known, nothing out of nothing, edges."""
 
 import math
+from functools import cache
 
 import dp_accounting as dp
 import numpy as np
@@ -17,6 +18,7 @@ from prunella.privacy.ledger.empirical import (
     right_guesses,
 )
 
+bound_of = cache(one_run)  # runs of one kind differ in whole numbers only, and often in none
 RUNS = 400
 # How many of RUNS bounds may lie above the truth: a right 95 % bound fails this once in 10,000 times at most.
 ALLOWED = int(stats.binom.ppf(1 - 1e-4, RUNS, 0.05))
@@ -48,7 +50,7 @@ def test_one_run_covers_randomised_response_that_tells_all_once_in_a_while(delta
     for _ in range(RUNS):
         coins = rng.random(200) < 0.5
         said = coins if rng.random() < delta else flip(rng, coins, 1.0)
-        bounds.append(one_run(int((said == coins).sum()), 200, 200, delta, 0.95))
+        bounds.append(bound_of(int((said == coins).sum()), 200, 200, delta, 0.95))
     assert sum(bound > 1.0 for bound in bounds) <= ALLOWED
     assert delta or np.mean(bounds) > 0.6
 
@@ -58,7 +60,7 @@ def test_one_run_covers_independent_leaks_of_probability_delta() -> None:
     for _ in range(RUNS):
         coins = rng.random(100) < 0.5
         said = np.where(rng.random(100) < 0.01, coins, flip(rng, coins, 1.0))
-        bounds.append(one_run(int((said == coins).sum()), 100, 100, 0.01, 0.95))
+        bounds.append(bound_of(int((said == coins).sum()), 100, 100, 0.01, 0.95))
     assert sum(bound > 1.0 for bound in bounds) <= ALLOWED
 
 
@@ -67,7 +69,7 @@ def test_one_run_of_the_gaussian_mechanism_stays_below_its_epsilon() -> None:
     for _ in range(RUNS):
         coins = rng.random(500) < 0.5
         right = right_guesses(coins + rng.normal(size=500), coins, 50)
-        bounds.append(one_run(right, 50, 500, 1e-5, 0.95))
+        bounds.append(bound_of(right, 50, 500, 1e-5, 0.95))
     assert max(bounds) < dp.get_epsilon_gaussian(1.0, 1e-5) and np.mean(bounds) > 0.8
 
 
@@ -128,7 +130,7 @@ def test_an_event_that_only_an_absent_example_brings_about_counts() -> None:
 def test_no_signal_is_no_epsilon() -> None:
     rng = np.random.default_rng(5)
     games = [from_game(rng.normal(size=200), rng.normal(size=200), 1e-5) for _ in range(RUNS)]
-    runs = [one_run(int(rng.binomial(100, 0.5)), 100, 200, 1e-5) for _ in range(RUNS)]
+    runs = [bound_of(int(rng.binomial(100, 0.5)), 100, 200, 1e-5) for _ in range(RUNS)]
     normals = [if_normal(rng.normal(size=200), rng.normal(size=200), 1e-5) for _ in range(RUNS)]
     for bounds in (games, runs, normals):
         assert sum(bound > 0 for bound in bounds) <= ALLOWED
