@@ -53,8 +53,8 @@ class Attack(NamedTuple):
 
     @property
     def resumable(self) -> bool:
-        """Whether it takes a ``shelf``, from which it goes on where it was stopped."""
-        return "shelf" in inspect.signature(self.reconstruct).parameters
+        """Whether it takes ``resume``, a store from which it goes on where it was stopped."""
+        return "resume" in inspect.signature(self.reconstruct).parameters
 
 
 ATTACKS: dict[str, Attack] = {

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from prunella.attacks.engine.adapted import Problem, solve
+from prunella.attacks.engine.adapted import AdaptedTarget, solve
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.matching import dummy_gradient, recovered_support, target_of
 from prunella.attacks.engine.objectives import flatten
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import Count, Positive, Share
 from prunella.core.trees import Tree, map_trees
 from prunella.core.types import Reconstruction, ServerView
@@ -49,7 +49,7 @@ def drawn_params(view: ServerView, attack: Expectation, generator: Generator) ->
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Expectation, generator: Generator, shelf: Shelf | None = None
+    view: ServerView, task: Task, attack: Expectation, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best in expectation over the mask."""
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
@@ -64,4 +64,4 @@ def reconstruct(
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([flatten(dummy_gradient(each, x, y)) for each in drawn]).mean(dim=0)
 
-    return solve(Problem(dummy, target.flat, target.support, target), view, task, attack, generator, shelf)
+    return solve(AdaptedTarget(dummy, target.flat, target.support, target), view, task, attack, generator, resume)

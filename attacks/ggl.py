@@ -28,7 +28,7 @@ from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
 from prunella.attacks.engine.learnt import filled, read_prior, save_prior
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
@@ -120,7 +120,7 @@ def ready(attack: Ggl, task: Task) -> None:
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Ggl, generator: Generator, shelf: Shelf | None = None
+    view: ServerView, task: Task, attack: Ggl, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The images [N, C, H, W] the generator can make that explain the view best, and their labels [N]."""
     network = load(attack.prior, task.shape, task.classes)
@@ -128,4 +128,4 @@ def reconstruct(
     network = network.to(target.flat.device)
     labels = candidates(view, target, task, attack, generator)
     z = torch.randn((*labels.shape, network.latent), generator=generator).to(labels.device)
-    return search_latent(target, attack, Latent(network.decode, attack.weight), z, labels, shelf)
+    return search_latent(target, attack, Latent(network.decode, attack.weight), z, labels, resume)

@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot, softmax
 
-from prunella.attacks.engine.labels import last_linear
+from prunella.attacks.engine.label_inference import last_linear
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree

@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import relu
 
-from prunella.attacks.engine.labels import label_candidates
+from prunella.attacks.engine.label_inference import label_candidates
 from prunella.attacks.engine.matching import target_gradient, target_of
 from prunella.attacks.engine.priors import into_box
 from prunella.core.config import Positive

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from prunella.attacks.engine.adapted import Problem, solve
+from prunella.attacks.engine.adapted import AdaptedTarget, solve
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.matching import Target, dummy_gradient, recovered_support, target_gradient, target_of
 from prunella.attacks.engine.objectives import flatten
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.trees import add
 from prunella.core.types import Reconstruction, ServerView
@@ -79,7 +79,7 @@ def reconstruct(
     attack: Unrolling,
     generator: Generator,
     earlier: Sequence[ServerView] = (),
-    shelf: Shelf | None = None,
+    resume: ResumeStore | None = None,
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that best explain this view and the ``earlier`` ones, oldest first."""
     views = [*earlier, view]
@@ -93,5 +93,5 @@ def reconstruct(
 
     summed = target_of(together(views), task.build(), False, attack.max_images, attack.bf16)
     # Both sides are zero where nothing arrived, so that everything is compared.
-    problem = Problem(dummy, torch.cat([each.sent for each in rounds]), None, summed)
-    return solve(problem, view, task, attack, generator, shelf)
+    adapted = AdaptedTarget(dummy, torch.cat([each.sent for each in rounds]), None, summed)
+    return solve(adapted, view, task, attack, generator, resume)

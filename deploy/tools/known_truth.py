@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from prunella.attacks import ATTACKS, PROBES, find_attack
 from prunella.attacks.denoise import Channel
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.mia import MembershipLeakage, Model, membership_leakage
 from prunella.core.files import read_tree
 from prunella.core.trees import Tree, add
@@ -47,7 +47,7 @@ def tensors(path: Path, names: Sequence[str]) -> Tree:
         raise UsageError(f"{path} is no safetensors file of {', '.join(names)}") from None
 
 
-def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf: Shelf) -> dict[str, Any]:
+def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], resume: ResumeStore) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     attack = find_attack(name)
     takes = inspect.signature(attack.reconstruct).parameters
@@ -55,13 +55,13 @@ def keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs nothing but a view: --known is for denoise and mia")
-    if shelf.folder is not None and not attack.resumable:
+    if resume.folder is not None and not attack.resumable:
         able = [n for n, line in ATTACKS.items() if line.resumable]
         raise UsageError(f"{name} is over in one go: --keep is for {', '.join(able)}")
     if known is None and "known" in attack.needs:
         raise UsageError(f"{name} must know the noise: --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
-    given |= {"shelf": shelf} if attack.resumable else {}
+    given |= {"resume": resume} if attack.resumable else {}
     return given | ({"known": Channel(**tensors(known, ("public", "noise")))} if known is not None else {})
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.attacks.test_matching import random_mask
+from tests.attacks.engine.test_matching import random_mask
 
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import target_of

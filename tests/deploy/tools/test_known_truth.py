@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace
 from prunella.core.files import write_tree
@@ -85,11 +85,11 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
         ("denoise", None, [], "must know the noise"),
     ):
         with pytest.raises(UsageError, match=words):
-            keywords(name, known, earlier, Shelf())
+            keywords(name, known, earlier, ResumeStore())
     with pytest.raises(UsageError, match="over in one go"):
-        keywords("r-gap", None, [], Shelf(tmp_path))
-    assert keywords("sgi", None, [], Shelf(tmp_path)) == {"shelf": Shelf(tmp_path)}
-    assert keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
+        keywords("r-gap", None, [], ResumeStore(tmp_path))
+    assert keywords("sgi", None, [], ResumeStore(tmp_path)) == {"resume": ResumeStore(tmp_path)}
+    assert keywords("unrolling", None, [view], ResumeStore()) == {"earlier": [view], "resume": ResumeStore()}
     (tmp_path / "garbage").write_bytes(b"\x80\x04.")
     for path in (tmp_path / "garbage", tmp_path / "missing"):
         with pytest.raises(UsageError, match="no safetensors file of x, y"):
