@@ -111,11 +111,12 @@ def find_attack(name: str) -> Attack:
 
 
 class Probe(NamedTuple):
-    """A line of ``PROBES``: attacks that ask about examples they are given instead of rebuilding some, and so need more
-    than a trace. ``infer`` maps (Model, known members, known outsiders, candidates, settings, Generator) to scores."""
+    """A line of ``PROBES``: an attack that asks about given examples instead of rebuilding some, and so needs more than
+    a trace. ``infer`` maps (attacked model, known members, known outsiders, candidates, settings, Generator) to scores.
+    """
 
     settings: type
-    infer: Callable[[mia.Model, PrivateBatch, PrivateBatch, PrivateBatch, Any, Generator], Tensor]
+    infer: Callable[[mia.AttackedModel, PrivateBatch, PrivateBatch, PrivateBatch, Any, Generator], Tensor]
     threat: str
 
 

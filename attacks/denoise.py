@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from prunella.attacks.engine.priors import into_box
+from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.r_gap import RGap, solve_image
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView

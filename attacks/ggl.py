@@ -26,8 +26,8 @@ from torch.nn.functional import binary_cross_entropy, one_hot
 
 from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
-from prunella.attacks.engine.learnt import filled, read_prior, save_prior
 from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView

@@ -47,7 +47,7 @@ class Mia:
 
 
 @dataclass(frozen=True)
-class Model:
+class AttackedModel:
     """The model under attack."""
 
     task: Task
@@ -78,7 +78,7 @@ def membership_leakage(members: Tensor, outsiders: Tensor) -> MembershipLeakage:
     return MembershipLeakage(auc, float(true[false <= FALSE_POSITIVES].max()), len(members), len(outsiders))
 
 
-def inputs_of(model: Model, examples: PrivateBatch, generator: Generator) -> Inputs:
+def inputs_of(model: AttackedModel, examples: PrivateBatch, generator: Generator) -> Inputs:
     """The four inputs of every example, in evaluation mode."""
     module = model.task.build().to(examples.x.device).eval()
     name = last_linear(module, model.task.classes)
@@ -135,7 +135,7 @@ def _attacker(sizes: list[int], generator: Generator) -> Attacker:
 
 
 def infer(
-    model: Model,
+    model: AttackedModel,
     members: PrivateBatch,
     outsiders: PrivateBatch,
     candidates: PrivateBatch,

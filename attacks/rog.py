@@ -21,10 +21,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
+from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
-from prunella.attacks.engine.learnt import filled, read_prior, save_prior
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.priors import into_box
+from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView

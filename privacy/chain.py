@@ -270,8 +270,8 @@ def _check_outgoing(name: str, outgoing: Outgoing, entry: Outgoing) -> None:
     _require_like(name, "update", outgoing.update, entry.update)
     _require_finite(name, "update", outgoing.update)
     _require_inside(name, "shared mask", outgoing.shared, entry.shared)
-    _require_inside(name, "spoken mask", outgoing.spoken, entry.spoken)
-    _require_inside(name, "shared mask", outgoing.shared, outgoing.spoken)
+    _require_inside(name, "mask of participating coordinates", outgoing.participates, entry.participates)
+    _require_inside(name, "shared mask", outgoing.shared, outgoing.participates)
     for key, tensor in outgoing.update.items():
         if bool(((tensor != 0) & ~outgoing.shared[key]).any()):
             raise DefenseError(f"{name}: update {key} is not zero outside its shared mask")
@@ -282,7 +282,7 @@ def release(
 ) -> tuple[Outgoing, ChainState, tuple[str, ...]]:
     """What leaves, the state to keep, and the names of every defense of the chain in the order applied.
 
-    On entry ``shared`` and ``spoken`` are the base mask and ``update`` is zero outside it.
+    On entry ``shared`` and ``participates`` are the base mask and ``update`` is zero outside it.
     """
     after = dict(state)
     current = outgoing

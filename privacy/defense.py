@@ -57,15 +57,15 @@ class Outgoing:
     """What a client is about to send, and what an update defense may restrict further.
 
     ``update`` is local minus received weights, zero outside ``shared``. ``shared`` marks the coordinates whose value
-    leaves. ``spoken`` marks those the client has a say on when the server averages: a defense that *withholds* a value
+    leaves. ``participates`` marks those that count when the server averages: a defense that *withholds* a value
     (PriPrune) removes it from both; one that sends *zero now and the rest later* (DGP, Top-k with error feedback) keeps
-    it in ``spoken``. ``local`` are the trained weights, base-pruned; they never leave. ``base`` is the base mask, given
-    only to a defense that fills what others withheld.
+    it in ``participates``. ``local`` are the trained weights, base-pruned; they never leave. ``base`` is the base mask,
+    given only to a defense that fills what others withheld.
     """
 
     update: Tree
     shared: Mask
-    spoken: Mask
+    participates: Mask
     local: Tree
     base: Mask | None = None
 

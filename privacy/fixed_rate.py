@@ -9,8 +9,8 @@ Readings and departures. (1) The paper ranks gradients; here the movement of thi
 start minus end, which is learning rate times the sum of gradients without momentum. Under pseudo-pruning the *start* of
 a withheld coordinate is the stored weight, so that old drift does not decide again. (2) "top-k largest" names no scope:
 the default ranks the whole tree, ``scope="layer"`` ranks each tensor. (3) Counts are exact, of the coordinates inside
-the mask, rounded up, so that a positive rate withholds something. (4) Withheld coordinates leave ``spoken`` too: the
-server's aggregation decides whether they count as zero (as printed).
+the mask, rounded up, so that a positive rate withholds something. (4) Withheld coordinates leave ``participates`` too:
+the server's aggregation decides whether they count as zero (as printed).
 
 >>> inside = {"w": torch.tensor([True, True, True, False])}
 >>> movement = {"w": torch.tensor([0.1, -3.0, 2.0, 9.0])}
@@ -107,9 +107,9 @@ def _apply(
         movement = where(state["held"], subtract(outgoing.local, state["withheld"]), outgoing.update)
     withheld = withheld_mask(movement, outgoing.shared, settings, share, generator)
     shared = intersect(outgoing.shared, invert(withheld))
-    spoken = intersect(outgoing.spoken, invert(withheld))
+    participates = intersect(outgoing.participates, invert(withheld))
     after = {"withheld": apply_mask(outgoing.local, withheld), "held": withheld} if settings.pseudo else {}
-    return Outgoing(apply_mask(outgoing.update, shared), shared, spoken, outgoing.local), after
+    return Outgoing(apply_mask(outgoing.update, shared), shared, participates, outgoing.local), after
 
 
 def _fixed(settings: FixedRate, share: float) -> UpdateDefense:

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
+from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import (
     Guess,
     Inversion,
@@ -23,7 +24,6 @@ from prunella.attacks.engine.inversion import (
 )
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.objectives import OBJECTIVES
-from prunella.attacks.engine.priors import total_variation
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task

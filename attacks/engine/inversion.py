@@ -6,9 +6,8 @@ makes the target and the support, ``attacks.engine.label_inference`` the labels,
 Restarts differ in their random start, and take the next plausible labels where these are inferred. The reconstruction
 with the lowest objective is kept, and no start follows one that explains the update. This module never sees the truth.
 
-Guesses of one image each, be they restarts or the views of several clients in one round (``reconstruct_views``),
-descend in batches of at most ``max_images``, which bounds the memory. A long attack can be stopped and resumed
-(``attacks.engine.resume``).
+Restarts and scouted labels of one image descend in batches of at most ``max_images``, which bounds the memory. A long
+attack can be stopped and resumed (``attacks.engine.resume``).
 
 Shapes: images [N, C, H, W] in [0, 1], soft labels [N, K]. Errors: ``AttackError``, names and shapes only.
 """
@@ -34,15 +33,14 @@ from prunella.attacks.engine.descent import (
 )
 from prunella.attacks.engine.folded import Evaluation, foldable
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
+from prunella.attacks.engine.image_priors import into_box, total_variation, total_variation_each
 from prunella.attacks.engine.label_inference import label_candidates
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES
-from prunella.attacks.engine.priors import into_box, total_variation, total_variation_each
 from prunella.attacks.engine.progress import Progress
 from prunella.attacks.engine.resume import DescentFile, ResumeStore
 from prunella.core.config import Count, Positive
-from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
@@ -180,21 +178,18 @@ def labels_to_try(view: ServerView, target: Target, task: Task, attack: Inversio
     return label_candidates(target, task, view.learning_rate is not None, generator)
 
 
-def descents(
-    targets: Sequence[Target], attack: Inversion, guesses: Sequence[Guess], store: ResumeStore
-) -> list[Reconstruction]:
-    """The best of every guess at its own target, or at the only one there is: in batches of at most ``max_images``
-    guesses where the engine can fold them, else one after the other."""
-    each = list(targets) if len(targets) > 1 else [targets[0]] * len(guesses)
-    by_adam = optimizer_name(attack.optimizer, each[0].module) == "adam"
-    if not by_adam or any(guess.soft for guess in guesses) or not foldable(targets):
-        return [_alone(target, attack, guess, store) for guess, target in zip(guesses, each, strict=True)]
+def descents(target: Target, attack: Inversion, guesses: Sequence[Guess], store: ResumeStore) -> list[Reconstruction]:
+    """The best of every guess: in batches of at most ``max_images`` guesses where the engine can fold them, else one
+    after the other."""
+    by_adam = optimizer_name(attack.optimizer, target.module) == "adam"
+    if not by_adam or any(guess.soft for guess in guesses) or not foldable([target]):
+        return [_alone(target, attack, guess, store) for guess in guesses]
     best: list[Reconstruction] = []
+    evaluation = folded_evaluator([target], attack.objective)
     for first in range(0, len(guesses), attack.max_images):
-        batch, wanted = guesses[first : first + attack.max_images], each[first : first + attack.max_images]
+        batch = guesses[first : first + attack.max_images]
         x, y = torch.cat([guess.x.detach() for guess in batch]), torch.cat([guess.y for guess in batch])
-        evaluation = folded_evaluator(wanted if len(targets) > 1 else targets, attack.objective)
-        best += descend_together(attack, x, y, evaluation, file_of(store, attack, wanted, batch))
+        best += descend_together(attack, x, y, evaluation, file_of(store, attack, [target] * len(batch), batch))
     return best
 
 
@@ -242,7 +237,7 @@ def reconstruct(
         return _alone(target, settings, first_guess(target, task, labels, generator), store)
 
     def attempts(labels: Labels, settings: Inversion) -> list[Reconstruction]:
-        return descents([target], settings, [first_guess(target, task, each, generator) for each in labels], store)
+        return descents(target, settings, [first_guess(target, task, each, generator) for each in labels], store)
 
     found = over_labels(candidates, attack, target.plan.images, attempt, attempts)
     if attack.restarts > len(found) and not explained(found[-1], attack):
@@ -251,10 +246,7 @@ def reconstruct(
 
 
 def _restarts(
-    found: Sequence[Reconstruction],
-    candidates: Labels,
-    attack: Inversion,
-    attempts: Attempts,
+    found: Sequence[Reconstruction], candidates: Labels, attack: Inversion, attempts: Attempts
 ) -> list[Reconstruction]:
     """The starts that are left, a batch at a time, until one explains the update."""
     more: list[Reconstruction] = []
@@ -265,22 +257,3 @@ def _restarts(
         if any(explained(each, attack) for each in more):
             break
     return more
-
-
-def reconstruct_views(
-    views: Sequence[ServerView], task: Task, attack: Inversion, generator: Generator, resume: ResumeStore | None = None
-) -> list[Reconstruction]:
-    """The views of several clients in one round attacked together, ``restarts`` starts each: one image and one step a
-    client, from the same weights. Raises ``AttackError`` for other views: attack those one by one."""
-    targets = [target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16) for view in views]
-    if not targets or not foldable(targets):
-        raise AttackError("these views cannot be attacked in one batch: other weights, another support or more images")
-    guesses, each = [], []
-    for view, target in zip(views, targets, strict=True):
-        labels = labels_to_try(view, target, task, attack, generator)
-        for start in range(attack.restarts):
-            guesses.append(first_guess(target, task, labels[start % len(labels)], generator))
-            each.append(target)
-    found = descents(each, attack, guesses, resume or ResumeStore())
-    rows = [found[first : first + attack.restarts] for first in range(0, len(found), attack.restarts)]
-    return [min(row, key=lambda reconstruction: reconstruction.objective) for row in rows]

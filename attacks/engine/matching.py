@@ -36,7 +36,7 @@ from prunella.tasks.training import Sgd, sgd_step
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How the guess is trained on: ``batches`` names the rows of the guess that each local step sees."""
 
     images: int
@@ -57,7 +57,7 @@ class Target:
     mask: Mask | None
     flat: Tensor
     support: Tensor | None
-    plan: Plan
+    plan: TrainingPlan
     network: Network | None = None
     bf16: bool = False
 
@@ -88,7 +88,7 @@ def check_view(view: ServerView, module: nn.Module) -> None:
             raise AttackError(f"{kind} of the view are not finite")
 
 
-def plan_of(view: ServerView, max_images: int) -> Plan:
+def plan_of(view: ServerView, max_images: int) -> TrainingPlan:
     """How many images to guess and how the client is taken to have trained on them.
 
     >>> view = ServerView({}, {}, steps=2, batch_size=3, num_examples=4, learning_rate=0.1)
@@ -111,7 +111,7 @@ def plan_of(view: ServerView, max_images: int) -> Plan:
     images = int(min(kept * size, known))
     rows = [tuple((step * size + i) % images for i in range(size)) for step in range(kept)]
     rate = (view.learning_rate or 1.0) * steps / kept
-    return Plan(images, tuple(rows), Sgd(rate, view.momentum, view.weight_decay))
+    return TrainingPlan(images, tuple(rows), Sgd(rate, view.momentum, view.weight_decay))
 
 
 def target_gradient(view: ServerView) -> Tree:

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from prunella.attacks import ATTACKS, PROBES, find_attack
 from prunella.attacks.denoise import Channel
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.mia import MembershipLeakage, Model, membership_leakage
+from prunella.attacks.mia import AttackedModel, MembershipLeakage, membership_leakage
 from prunella.core.files import read_tree
 from prunella.core.trees import Tree, add
 from prunella.core.types import PrivateBatch, ServerView
@@ -80,7 +80,7 @@ def probe(
 ) -> MembershipLeakage:
     """Membership of ``asked`` in the data the view's model was trained on: its weights after the update."""
     device = next(iter(view.params.values())).device
-    model = Model(task, add(view.params, view.update), view.received_buffers or view.buffers)
+    model = AttackedModel(task, add(view.params, view.update), view.received_buffers or view.buffers)
     members, outsiders, batch = (each.on(device) for each in (known.part(True), known.part(False), asked.batch))
     scores = PROBES["mia"].infer(model, members, outsiders, batch, settings, generator).cpu()
     return membership_leakage(scores[asked.member], scores[~asked.member])

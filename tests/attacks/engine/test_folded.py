@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from prunella.attacks.engine.folded import evaluator, foldable
+from prunella.attacks.engine.image_priors import total_variation, total_variation_each
 from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, descend_together, first_guess
 from prunella.attacks.engine.inversion import evaluator as one_evaluator
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES
-from prunella.attacks.engine.priors import total_variation, total_variation_each
 from prunella.attacks.score.control import undefended_view
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream

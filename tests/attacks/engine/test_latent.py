@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.latent import Latent, Search, Starts, candidates, evaluation_of, search_latent
 from prunella.attacks.engine.matching import dummy_gradient, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES, flatten
-from prunella.attacks.engine.priors import total_variation
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.trees import full_mask

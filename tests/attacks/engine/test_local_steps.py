@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from tests.attacks.engine.test_matching import random_mask
 
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import target_of
 from prunella.core.trees import apply_mask
 from prunella.core.types import ServerView
 from prunella.tasks.task import Task, initial
+from tests.attacks.engine.test_matching import random_mask
 
 TASK = Task("cnn", (1, 8, 8), 10)
 
