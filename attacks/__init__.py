@@ -1,7 +1,7 @@
 """The curious server: one file per attack, the inversion engine they share, scoring, traces and the positive control.
 
 An attack maps (ServerView, Task, settings, Generator) to a Reconstruction. Only ``attacks.score.leakage`` reads the
-truth.
+truth. ``privacy`` has the list of the papers that docstrings cite by abbreviation.
 """
 
 import inspect
@@ -35,12 +35,12 @@ from prunella.tasks.task import Task
 
 
 class Attack(NamedTuple):
-    """A line of ``ATTACKS``: the settings (a frozen dataclass), the attack, what the server is taken to do, whether the
-    attack is adapted to masked updates, and what of its answer counts: one that gives labels has flat images.
+    """A line of ``ATTACKS``: the settings (a frozen dataclass), the attack, its threat model, whether it is adapted to
+    masked updates, and what of its answer counts: one that gives labels has flat images.
 
-    ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Others take
-    keywords, too: ``unrolling`` and ``denoise`` a client's ``earlier`` views. ``ready`` raises ``AttackError`` where a
-    file the settings name is missing or does not fit the task.
+    ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Keywords may be
+    optional, too: ``unrolling`` and ``denoise`` take a client's ``earlier`` views. ``ready`` raises ``AttackError``
+    where a file that the settings name is missing or does not fit the task.
     """
 
     settings: type

@@ -8,7 +8,8 @@ learns a generator x = G(z, y), and then looks for the z whose image explains th
 
 (GGL, Eqs. 4 to 7: labels from the last layer first, the defense's own transform, here the mask, applied to the guess,
 and a penalty that keeps z where the generator was trained). A generator knows what the update does not tell, so that
-this attack gives way late; what it cannot make it never finds, so that an undefended image is rebuilt better by ``ig``.
+this attack stands up to strong defenses. It never finds an image that the generator cannot make, so that ``ig`` is
+better at undefended images.
 
 Departures: the generator is the decoder of a small conditional variational autoencoder (Kingma and Welling 2014,
 divergence weighted as Higgins et al. 2017), learnt in a minute from public images of the task's own size, for a BigGAN

@@ -7,7 +7,7 @@ when, and can walk the same sums for its guess: acc <- acc + gradient(w_t, x), c
 sent, acc <- 0 there. What one round withholds, a later one brings. The client is taken to train on the same images in
 every round (few images, or one: its worst case) and to have owed nothing before the first view.
 
-Of one view alone this is SGI. Not of the papers: ours. Errors: ``AttackError`` for views of different models or
+Of one view alone this is SGI. Not from a paper: ours. Errors: ``AttackError`` for views of different models or
 numbers of images.
 """
 
@@ -58,10 +58,10 @@ def walk(gradients: Sequence[Tensor], arrived: Sequence[Tensor]) -> list[Tensor]
     [[1.0, 0.0], [10.0, 22.0]]
     """
     owed, sent = torch.zeros_like(gradients[0]), []
-    for gradient, here in zip(gradients, arrived, strict=True):
+    for gradient, mask in zip(gradients, arrived, strict=True):
         owed = owed + gradient
-        sent.append(owed * here)
-        owed = owed * (1 - here)
+        sent.append(owed * mask)
+        owed = owed * (1 - mask)
     return sent
 
 

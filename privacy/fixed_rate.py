@@ -1,9 +1,9 @@
 """Largest, Random and Mix: a fixed share of the update is withheld, really or as pseudo-pruning (PRI 5.1, App. D.1).
 
-Largest withholds the coordinates with the largest gradients, Random draws them uniformly, Mix takes ``largest_share``
-of the rate from the largest and the rest at random (the paper's 15 % + 15 %). Rates 0.1 to 0.6 in the paper, 0.3 in its
-comparison. ``pseudo`` (its Insight 2): withheld weights are kept and rejoin the next local model; off, *real* pruning:
-they are dropped and the next round starts from the global value.
+Largest withholds the coordinates with the largest gradients, Random draws them uniformly, and Mix takes
+``largest_share`` of the rate from the largest and the rest at random (the paper's 15 % + 15 %). Rates 0.1 to 0.6 in the
+paper, 0.3 in its comparison. ``pseudo`` (its Insight 2): withheld weights are kept and rejoin the next local model;
+off, *real* pruning: they are dropped and the next round starts from the global value.
 
 Readings and departures. (1) The paper ranks gradients; here the movement of this round's local training is ranked,
 start minus end, which is learning rate times the sum of gradients without momentum. Under pseudo-pruning the *start* of

@@ -7,7 +7,7 @@ has no zero to go by, and the marginal distribution of a layer's magnitudes is t
 
 Cost: the update is dense again, so the bytes that withholding saved are spent; and noise enters the average, without
 bias and, with n clients, with 1/n of its variance. Under DGP's defaults four of five coordinates are noise as large as
-what is sent; on scikit-learn's digits (4 clients, 12 rounds, FedAvg, seed 0) accuracy was 0.961 with and 0.958 without,
+what is sent. On scikit-learn's digits (4 clients, 12 rounds, FedAvg, seed 0) accuracy was 0.961 with and 0.958 without,
 and 4.2 times the bytes went up. A ``scale`` under 1 costs less accuracy and lets magnitudes tell the two apart. Error
 feedback is untouched: what waits still waits. A coordinate a defense removed from ``participates`` (PriPrune) counts
 again, with noise about the received value. It is no cure: SGI rebuilt one undefended digit at 57 dB, behind DGP at

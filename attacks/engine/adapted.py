@@ -1,7 +1,7 @@
 """What attacks adapted to one defense share: their own dummy, the engine's distance, prior, descent and label scouting.
 
-An adapted attack differs from ``attacks.engine.inversion`` in what a guess would have sent, which is given as a
-function of images and soft or hard labels, differentiable, one flat vector.
+An adapted attack differs from ``attacks.engine.inversion`` in what a guess would have sent. It gives that as a
+differentiable function of images and soft or hard labels, whose value is one flat vector.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ slope in g is alpha g + beta t (``attacks.engine.objectives``), so that only pro
 |g|^2 = <a^T a, delta^T delta>,    g a = delta (a^T a),    g^T delta = a (delta^T delta)
 
 Where P is large, or g is compared on a support only, g itself costs less. The target of an undefended linear layer is
-an outer product too, and its two factors are used. Batch norm sees every image alone, as its client did.
+an outer product too, so its two factors are used. Batch norm normalises every image by itself, as the client did.
 
 ``folded`` replaces the layers of a ``Network`` by such layers; its passes are the same. Their "gradient" is a tensor
 [2, B] of |g|^2 and <g, t> for every guess, and a direction of the weights is the two vectors alpha and beta, [B] each.
@@ -57,7 +57,7 @@ class Matrices:
 
 @dataclass
 class PassState:
-    """What the passes of a folded layer leave each other, for one evaluation. ``a`` [B, K, P] is made when needed."""
+    """What the passes of a folded layer keep for each other in an evaluation. ``a`` [B, K, P] is made when needed."""
 
     x: Tensor
     a: Tensor | None = None

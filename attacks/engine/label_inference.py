@@ -1,8 +1,8 @@
 """Labels from the last layer's gradient, before any image is guessed.
 
 For a linear last layer with cross-entropy, the bias gradient of class c is r_c, the batch mean of p_c - [y = c]: at
-batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch there are two counts, and an attack
-with restarts tries one after the other, and labels optimised with the images, and keeps what explains the update best:
+batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch there are two counts. An attack
+with restarts tries both, and labels that are optimised with the images, and keeps what explains the update best:
 
 count_by_probability   n_c = N (p_c - r_c) with p_c taken on uninformed images (Geng et al. 2021), then rounded to add
                        up to N. Exact where the model says the same of every image: untrained. Needs the scale of r.

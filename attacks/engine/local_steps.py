@@ -1,4 +1,4 @@
-"""What a guess would have sent, and the way back: from a slope on that to slopes on the images and labels.
+"""What a guess would have sent, and its pullback: from a slope on that to slopes on the images and labels.
 
 ``linearised`` returns the dummy gradient of ``attacks.engine.matching`` as one vector and its vector-Jacobian product.
 With a ``Network`` both are by hand: forward, the steps of SGD keep their weights and passes; back, the adjoint of one

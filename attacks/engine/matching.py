@@ -2,16 +2,16 @@
 
 One local step of SGD: gradient = -update / learning rate - weight decay * params, exactly. Several steps: the guess is
 trained on for as many steps, differentiably (delta matching), and -update / (learning rate * steps) is compared with
-the same figure of the guess. Pretending one step instead is what makes FedAvg look safer than it is.
+the same figure of the guess. To take several steps for one makes FedAvg look safer than it is.
 
 The support (PRI Algorithm 2, line 2, m_rec) is where values arrived: ``view.shared``, or where the update is not zero.
 The paper recovers it from the weights (nonzero), which misses a coordinate that was withheld but not pruned.
 
-A run of many steps is a heavy problem: at most ``max_images`` images are guessed. Beyond, batches shrink first, then
-steps are merged into fewer of a larger learning rate, so the attack rebuilds fewer images than were used, each standing
-for several: weaker than a server with more memory, and ``Reconstruction.x`` shows how many. Which example was in which
-step is unknown to a server; images are guessed in the order they are used, again from the start when a client has fewer
-(``num_examples``) than its steps use.
+Many steps make a heavy problem, so at most ``max_images`` images are guessed. Where a client used more, batches shrink
+first, then steps are merged into fewer steps of a larger learning rate. The attack then rebuilds fewer images than were
+used, each standing for several, and is weaker than a server with more memory; ``Reconstruction.x`` shows how many. A
+server does not know which example was in which step: images are guessed in the order of their use, and used again from
+the start when a client has fewer (``num_examples``) than its steps use.
 
 Shapes: images [N, C, H, W], vectors [number of parameters]. Errors: ``AttackError``, names and shapes only.
 """
