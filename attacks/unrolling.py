@@ -65,7 +65,7 @@ def walk(gradients: Sequence[Tensor], arrived: Sequence[Tensor]) -> list[Tensor]
     return sent
 
 
-def together(views: Sequence[ServerView]) -> ServerView:
+def merged_view(views: Sequence[ServerView]) -> ServerView:
     """The last view with everything that arrived in any round: what the labels are read from."""
     total = views[0].update
     for view in views[1:]:
@@ -91,7 +91,7 @@ def reconstruct(
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat(walk([flatten(dummy_gradient(each.target, x, y)) for each in rounds], arrived))
 
-    summed = target_of(together(views), task.build(), False, attack.max_images, attack.bf16)
+    summed = target_of(merged_view(views), task.build(), False, attack.max_images, attack.bf16)
     # Both sides are zero where nothing arrived, so that everything is compared.
     adapted = AdaptedTarget(dummy, torch.cat([each.sent for each in rounds]), None, summed)
     return solve(adapted, view, task, attack, generator, resume)

@@ -149,7 +149,7 @@ class Entry:
     ``claim`` is printed with every result: ``HEURISTIC`` unless a theorem says more. ``noisy``: it changes a gradient
     or an update even where that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger
     reads. ``fills``: an update defense that shares what others withheld; only a guard may follow it. ``guards``: what
-    it does depends on an attack on the private images (``attacks.guard``); it must be the last of a chain.
+    it does depends on an attack on the private images (``attacks.self_attack``); it must be the last of a chain.
     """
 
     stage: Stage

@@ -1,6 +1,6 @@
 """The defense half of the leakage guard: an attack on the client's own update decides how much noise is added.
 
-Not from a paper. Before an update leaves, the client attacks it itself (``attacks.guard``, which calls this module).
+Not from a paper. Before an update leaves, the client attacks it (``attacks.self_attack``, which calls this module).
 While the reconstruction is too similar to the client's own images, the noise grows:
 
     level l >= 1 adds N(0, (noise * 4^(l - 1) * rms)^2) to every shared coordinate, rms of that tensor's shared values

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from prunella.attacks.engine.layers import Affine, BatchNorm, Convolution, Layer
+from prunella.attacks.engine.layer_rules import Affine, BatchNorm, Convolution, Layer
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.network import Network
 from prunella.attacks.engine.objectives import COEFFICIENTS, split

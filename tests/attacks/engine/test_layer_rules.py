@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from prunella.attacks.engine import layers
-from prunella.attacks.engine.layers import rule_of
+from prunella.attacks.engine.layer_rules import rule_of
 from prunella.core.trees import Tree
 
 LAYERS = {
