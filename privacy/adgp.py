@@ -103,7 +103,7 @@ def check_locations(locations: Mask, inside: Mask, settings: AlignedPruning, bef
             raise DefenseError(f"adgp: the location set of {name} holds {got} coordinates, not {want}")
     whole = all(torch.equal(locations[name], inside[name]) for name in inside)
     if before is not None and not whole and overlap(locations, before) >= settings.repeated:
-        raise DefenseError("adgp: the location set repeats that of an earlier round")
+        raise DefenseError("adgp: the location set of an earlier round came again")
 
 
 def aligned_mask(values: Tensor, inside: Tensor, locations: Tensor, settings: AlignedPruning) -> Tensor:
