@@ -1,7 +1,7 @@
 """The curious server: one file per attack, the inversion engine they share, scoring, traces and the positive control.
 
 An attack maps (ServerView, Task, settings, Generator) to a Reconstruction. Only ``attacks.score.leakage`` reads the
-truth.
+truth. ``privacy`` has the list of the papers that docstrings cite by abbreviation.
 """
 
 import inspect
@@ -35,12 +35,12 @@ from prunella.tasks.task import Task
 
 
 class Attack(NamedTuple):
-    """A line of ``ATTACKS``: the settings (a frozen dataclass), the attack, what the server is taken to do, whether the
-    attack is adapted to masked updates, and what of its answer counts: one that gives labels has flat images.
+    """A line of ``ATTACKS``: the settings (a frozen dataclass), the attack, its threat model, whether it is adapted to
+    masked updates, and what of its answer counts: one that gives labels has flat images.
 
-    ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Others take
-    keywords, too: ``unrolling`` and ``denoise`` a client's ``earlier`` views. ``ready`` raises ``AttackError`` where a
-    file the settings name is missing or does not fit the task.
+    ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Keywords may be
+    optional, too: ``unrolling`` and ``denoise`` take a client's ``earlier`` views. ``ready`` raises ``AttackError``
+    where a file that the settings name is missing or does not fit the task.
     """
 
     settings: type
@@ -53,8 +53,8 @@ class Attack(NamedTuple):
 
     @property
     def resumable(self) -> bool:
-        """Whether it takes a ``shelf``, from which it goes on where it was stopped."""
-        return "shelf" in inspect.signature(self.reconstruct).parameters
+        """Whether it takes ``resume``, a store from which it goes on where it was stopped."""
+        return "resume" in inspect.signature(self.reconstruct).parameters
 
 
 ATTACKS: dict[str, Attack] = {
@@ -111,11 +111,12 @@ def find_attack(name: str) -> Attack:
 
 
 class Probe(NamedTuple):
-    """A line of ``PROBES``: attacks that ask about examples they are given instead of rebuilding some, and so need more
-    than a trace. ``infer`` maps (Model, known members, known outsiders, candidates, settings, Generator) to scores."""
+    """A line of ``PROBES``: an attack that asks about given examples instead of rebuilding some, and so needs more than
+    a trace. ``infer`` maps (attacked model, known members, known outsiders, candidates, settings, Generator) to scores.
+    """
 
     settings: type
-    infer: Callable[[mia.Model, PrivateBatch, PrivateBatch, PrivateBatch, Any, Generator], Tensor]
+    infer: Callable[[mia.AttackedModel, PrivateBatch, PrivateBatch, PrivateBatch, Any, Generator], Tensor]
     threat: str
 
 

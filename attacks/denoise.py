@@ -1,7 +1,7 @@
 """Denoising under a known covariance: the attack adapted to the channel defenses (CHN 5.2).
 
-A channel trains on D~ = D + xi, xi ~ N(0, Sigma_xi), and what it claims is a bound on what D~ tells of D, not that D~
-stays hidden. Threat model: an honest-but-curious server that knows the channel's covariance (it follows from public
+A channel trains on D~ = D + xi, xi ~ N(0, Sigma_xi), and what it claims is a bound on what D~ tells about D, not that
+D~ stays hidden. Threat model: an honest-but-curious server that knows the channel's covariance (it follows from public
 settings and the data's spread) and has public images of the same kind. First the noisy image is rebuilt in closed form
 (``attacks.r_gap``: so a model R-GAP can invert, one image, one step), outside [0, 1] as it is; then
 
@@ -10,7 +10,7 @@ settings and the data's spread) and has public images of the same kind. First th
 with mean and covariance of the public images: the best linear estimate, and the best of all for Gaussian images (Wiener
 1949). The same image in T rounds, its noise drawn anew each time, is the mean of T noisy ones: Sigma_xi / T.
 
-Not of the papers: ours. Errors: ``AttackError`` without what it has to know.
+Not from a paper: ours. Errors: ``AttackError`` without what it has to know.
 
 >>> one, two = torch.eye(2, dtype=torch.float64), 3 * torch.eye(2, dtype=torch.float64)
 >>> posterior_mean(torch.tensor([[4.0, 0.0]]).double(), torch.zeros(2).double(), one, two).round(decimals=6).tolist()
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from prunella.attacks.engine.priors import into_box
+from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.r_gap import RGap, solve_image
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView

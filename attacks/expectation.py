@@ -7,7 +7,7 @@ server can only match it in expectation (EOT, Athalye et al. 2018): the dummy gr
 in which a coordinate that did not arrive is, with ``probability``, off by as much as one round typically moves a weight
 (``spread`` times the deviation of the update where it arrived). Coordinates that arrived are known.
 
-Of a full view this is SGI. Not of the papers: ours.
+Of a full view this is SGI. Not from a paper: ours.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from prunella.attacks.engine.adapted import Problem, solve
+from prunella.attacks.engine.adapted import AdaptedTarget, solve
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.matching import dummy_gradient, recovered_support, target_of
 from prunella.attacks.engine.objectives import flatten
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import Count, Positive, Share
 from prunella.core.trees import Tree, map_trees
 from prunella.core.types import Reconstruction, ServerView
@@ -40,21 +40,21 @@ def drawn_params(view: ServerView, attack: Expectation, generator: Generator) ->
     arrived = torch.cat([view.update[name][support[name]] for name in view.update])
     scale = attack.spread * float(arrived.square().mean().sqrt()) if len(arrived) else 0.0
 
-    def move(sent: Tensor, here: Tensor) -> Tensor:
+    def move(sent: Tensor, mask: Tensor) -> Tensor:
         coin = torch.rand(sent.shape, generator=generator) < attack.probability
         noise = torch.randn(sent.shape, generator=generator) * scale
-        return sent + torch.where(coin.to(here.device) & ~here, noise.to(sent.device), 0.0)
+        return sent + torch.where(coin.to(mask.device) & ~mask, noise.to(sent.device), 0.0)
 
     return map_trees(move, view.params, support)
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Expectation, generator: Generator, shelf: Shelf | None = None
+    view: ServerView, task: Task, attack: Expectation, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best in expectation over the mask."""
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     trees = [target.params]
-    if not all(bool(here.all()) for here in recovered_support(view).values()):
+    if not all(bool(mask.all()) for mask in recovered_support(view).values()):
         trees = [drawn_params(view, attack, generator) for _ in range(attack.draws)]
     drawn = [
         dataclasses.replace(target, params={name: p.detach().requires_grad_() for name, p in tree.items()})
@@ -64,4 +64,4 @@ def reconstruct(
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([flatten(dummy_gradient(each, x, y)) for each in drawn]).mean(dim=0)
 
-    return solve(Problem(dummy, target.flat, target.support, target), view, task, attack, generator, shelf)
+    return solve(AdaptedTarget(dummy, target.flat, target.support, target), view, task, attack, generator, resume)

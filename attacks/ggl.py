@@ -8,7 +8,8 @@ learns a generator x = G(z, y), and then looks for the z whose image explains th
 
 (GGL, Eqs. 4 to 7: labels from the last layer first, the defense's own transform, here the mask, applied to the guess,
 and a penalty that keeps z where the generator was trained). A generator knows what the update does not tell, so that
-this attack gives way late; what it cannot make it never finds, so that an undefended image is rebuilt better by ``ig``.
+this attack stands up to strong defenses. It never finds an image that the generator cannot make, so that ``ig`` is
+better at undefended images.
 
 Departures: the generator is the decoder of a small conditional variational autoencoder (Kingma and Welling 2014,
 divergence weighted as Higgins et al. 2017), learnt in a minute from public images of the task's own size, for a BigGAN
@@ -26,9 +27,9 @@ from torch.nn.functional import binary_cross_entropy, one_hot
 
 from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
-from prunella.attacks.engine.learnt import filled, read_prior, save_prior
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
@@ -120,7 +121,7 @@ def ready(attack: Ggl, task: Task) -> None:
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Ggl, generator: Generator, shelf: Shelf | None = None
+    view: ServerView, task: Task, attack: Ggl, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The images [N, C, H, W] the generator can make that explain the view best, and their labels [N]."""
     network = load(attack.prior, task.shape, task.classes)
@@ -128,4 +129,4 @@ def reconstruct(
     network = network.to(target.flat.device)
     labels = candidates(view, target, task, attack, generator)
     z = torch.randn((*labels.shape, network.latent), generator=generator).to(labels.device)
-    return search_latent(target, attack, Latent(network.decode, attack.weight), z, labels, shelf)
+    return search_latent(target, attack, Latent(network.decode, attack.weight), z, labels, resume)

@@ -9,15 +9,15 @@ Threat model: an honest-but-curious server that knows the model, the update, the
 and, where the model has batch norm, its statistics: those of the client's own batch, solved from the buffers that came
 back, or the running ones where none did. It takes every coordinate it did not receive for zero unless ``mask_aware``.
 
-Departures: labels by ``attacks.engine.labels`` instead of the paper's column minima, which name no class twice; the
-group's mean is not registered first; no pixel noise; deviations instead of variances, so that layers weigh alike; the
-relative Euclidean distance of ``attacks.engine.objectives``. Without batch norm there is no R_BN.
+Departures: labels by ``attacks.engine.label_inference`` instead of the paper's column minima, which name no class
+twice; the group's mean is not registered first; no pixel noise; deviations instead of variances, so that layers weigh
+alike; the relative Euclidean distance of ``attacks.engine.objectives``. Without batch norm there is no R_BN.
 
 >>> shared_mean([torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)]).item()
 0.5
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,31 +26,27 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from prunella.attacks.engine.descent import UNSAVED, Problem, descend
 from prunella.attacks.engine.inversion import (
-    DECAY_AT,
-    LBFGS_CHUNK,
-    NOWHERE,
     Guess,
     Inversion,
-    Progress,
     Weight,
-    descent,
     evaluator,
     explained,
+    file_of,
     first_guess,
     labels_to_try,
-    lbfgs,
-    slot_of,
+    optimizer_of,
 )
 from prunella.attacks.engine.matching import Target, target_of
-from prunella.attacks.engine.resume import Descent, Shelf, Slot
+from prunella.attacks.engine.progress import Progress
+from prunella.attacks.engine.resume import DescentFile, ResumeStore
 from prunella.core.config import Count
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
-Joint = tuple[Callable[[], Tensor], list[float]]
 _MOMENTUM = 0.1
 
 
@@ -126,80 +122,50 @@ def shared_mean(members: Sequence[Tensor]) -> Tensor:
     return torch.stack([member.detach() for member in members]).mean(dim=0)
 
 
-def joint(attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess]) -> Joint:
-    """A closure that puts the gradient of everything that is minimised on all guesses and returns its value, 0-d, and
-    the list in which it leaves each guess's own objective: the priors do not choose between the members."""
-    evaluates = [evaluator(target, attack, guess) for guess in guesses]
-    own = [float("inf")] * len(guesses)
+def joint_problem(attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess]) -> Problem:
+    """The group's problem: its minimum takes in the priors, but they do not choose between the members."""
+    objectives = [evaluator(target, attack, guess) for guess in guesses]
 
-    def evaluate() -> Tensor:
+    def evaluate() -> tuple[Tensor, Tensor]:
         middle, total = shared_mean([guess.x for guess in guesses]), target.flat.new_zeros(())
-        for i, (guess, run) in enumerate(zip(guesses, evaluates, strict=True)):
-            value = run()
-            own[i] = float(value)
+        own: list[Tensor] = []
+        for guess, objective in zip(guesses, objectives, strict=True):
+            own.append(objective())
             apart = guess.x.detach() - middle
-            total = total + value + attack.group * apart.square().mean()
+            total = total + own[-1] + attack.group * apart.square().mean()
             pull = apart * (2 * attack.group / apart.numel())
             if wanted and attack.bn:
                 gap, slope = statistics_gap(target, wanted, guess.x)
                 total, pull = total + attack.bn * gap, pull + attack.bn * slope
             guess.x.grad = pull if guess.x.grad is None else guess.x.grad + pull
-        return total
+        return total, torch.stack(own)
 
-    return evaluate, own
-
-
-def descend(
-    attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess], slot: Slot = NOWHERE
-) -> Reconstruction:
-    """All guesses at once, by Adam or L-BFGS as elsewhere; the best of each is kept, and the best of those."""
-    over = slot.over()
-    if over is not None:
-        return min(over, key=lambda best: best.objective)
-    evaluate, own = joint(attack, target, wanted, guesses)
     variables = [variable for guess in guesses for variable in guess.variables()]
-    progress = [Progress(attack, guess) for guess in guesses]
-    newton = descent(attack, target.module) == "lbfgs"
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(variables, lr=attack.learning_rate)
-    if newton:
-        optimizer = lbfgs(variables, attack.iterations)
-    milestones = [int(share * attack.iterations) for share in DECAY_AT]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [] if newton else milestones, gamma=0.1)
-    state = Descent(optimizer, variables, progress)
-    schedule.last_epoch = begin = slot.take_up(state)[0]
-    for iteration in range(begin, attack.iterations + 1, LBFGS_CHUNK if newton else 1):
-        slot.keep(state, iteration, range(len(guesses)))
-        evaluate()
-        stops = [member.stop(value, iteration) for member, value in zip(progress, own, strict=True)]
-        if all(stops) or iteration == attack.iterations:
-            break
-        if newton:
-            optimizer.step(evaluate)  # type: ignore[arg-type]
-            continue
-        for guess in guesses:
-            if attack.signed and guess.x.grad is not None:
-                guess.x.grad.sign_()
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            for guess in guesses:
-                guess.x.clamp_(0.0, 1.0)
-    slot.finish(state)
-    return min((member.best for member in progress), key=lambda best: best.objective)
+    return Problem(variables, evaluate, [Progress(attack, guess.snapshot) for guess in guesses], joint=True)
+
+
+def descend_group(
+    attack: GradInversion, target: Target, wanted: Statistics, guesses: Sequence[Guess], saved: DescentFile = UNSAVED
+) -> Reconstruction:
+    """The best that any member of the group came to. L-BFGS takes whole chunks only."""
+    optimizer = optimizer_of(attack, target.module, guesses)
+    iterations = attack.iterations - attack.iterations % optimizer.chunk
+    found = descend(joint_problem(attack, target, wanted, guesses), optimizer, iterations, saved)
+    return min(found, key=lambda best: best.objective)
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: GradInversion, generator: Generator, shelf: Shelf | None = None
+    view: ServerView, task: Task, attack: GradInversion, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best, over up to ``labels_tried`` labels."""
-    shelf = shelf or Shelf()
+    store = resume or ResumeStore()
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     wanted = batch_statistics(target.module, view)
     found: list[Reconstruction] = []
     for labels in labels_to_try(view, target, task, attack, generator)[: attack.labels_tried]:
         guesses = [first_guess(target, task, labels, generator) for _ in range(attack.restarts)]
-        slot = slot_of(shelf, attack, [target], guesses)
-        found.append(descend(attack, target, wanted, guesses, slot))
+        saved = file_of(store, attack, [target], guesses)
+        found.append(descend_group(attack, target, wanted, guesses, saved))
         if explained(found[-1], attack):
             break
     return min(found, key=lambda reconstruction: reconstruction.objective)

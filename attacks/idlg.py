@@ -1,7 +1,7 @@
 """iDLG, Improved Deep Leakage from Gradients (Zhao, Mopuri, Bilen 2020): the label from its sign, then DLG.
 
-Threat model: as DLG. The sign rule is exact at batch 1; larger batches use a count (``attacks.engine.labels``), which
-the paper does not have.
+Threat model: as DLG. The sign rule is exact at batch 1; larger batches use a count
+(``attacks.engine.label_inference``), which the paper does not have.
 
 Departures: those of DLG, from one start instead of three.
 """

@@ -1,8 +1,8 @@
 """Label inference: which classes a batch had, from the last layer of its update and nothing else.
 
 Threat model: an honest-but-curious server that knows the model and the number of images; the learning rate helps. Which
-diagnoses a hospital has is private even where no image can be rebuilt, and it takes no optimisation to learn it: the
-rules are those of ``attacks.engine.labels`` (iDLG for one image; expected counts, or LLG's impact, for a batch).
+diagnoses a hospital has is private even where no image can be rebuilt, and it takes no optimisation to learn it.
+``attacks.engine.label_inference`` has the rules (iDLG for one image; expected counts, or LLG's impact, for a batch).
 
 The answer is a ``Reconstruction`` whose images are flat and grey, so that it can be sent, scored and stored as any
 other: what counts is its label accuracy, and its PSNR is that of knowing nothing. The objective is 1 - cosine of the
@@ -16,13 +16,7 @@ import torch
 from torch import Generator
 from torch.nn.functional import cosine_similarity
 
-from prunella.attacks.engine.labels import (
-    class_evidence,
-    count_by_impact,
-    count_by_probability,
-    last_linear,
-    uninformed,
-)
+from prunella.attacks.engine.label_inference import count_by_impact, count_by_probability, evidence_of
 from prunella.attacks.engine.matching import target_of
 from prunella.core.config import Count
 from prunella.core.types import Reconstruction, ServerView
@@ -42,9 +36,7 @@ class Label:
 def reconstruct(view: ServerView, task: Task, attack: Label, generator: Generator) -> Reconstruction:
     """Labels [N], ascending, and flat images [N, C, H, W]."""
     target = target_of(view, task.build(), False, attack.max_images)
-    layer, images = last_linear(target.module, task.classes), target.plan.images
-    features, probabilities = uninformed(target, layer, task.shape, generator)
-    evidence = class_evidence(target, layer, features)
+    images, (evidence, probabilities) = target.plan.images, evidence_of(target, task, generator)
     rule = attack.rule if attack.rule != "auto" else "impact" if view.learning_rate is None else "probability"
     if images == 1:
         labels = evidence.argmin().reshape(1).cpu()

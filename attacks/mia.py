@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot, softmax
 
-from prunella.attacks.engine.labels import last_linear
+from prunella.attacks.engine.label_inference import last_linear
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.extras import require
@@ -48,7 +48,7 @@ class Mia:
 
 
 @dataclass(frozen=True)
-class Model:
+class AttackedModel:
     """The model under attack."""
 
     task: Task
@@ -80,7 +80,7 @@ def membership_leakage(members: Tensor, outsiders: Tensor) -> MembershipLeakage:
     return MembershipLeakage(auc, float(true[false <= FALSE_POSITIVES].max()), len(members), len(outsiders))
 
 
-def inputs_of(model: Model, examples: PrivateBatch, generator: Generator) -> Inputs:
+def inputs_of(model: AttackedModel, examples: PrivateBatch, generator: Generator) -> Inputs:
     """The four inputs of every example, in evaluation mode."""
     module = model.task.build().to(examples.x.device).eval()
     name = last_linear(module, model.task.classes)
@@ -137,7 +137,7 @@ def _attacker(sizes: list[int], generator: Generator) -> Attacker:
 
 
 def infer(
-    model: Model,
+    model: AttackedModel,
     members: PrivateBatch,
     outsiders: PrivateBatch,
     candidates: PrivateBatch,

@@ -33,9 +33,9 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import conv2d, softmax
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.matching import dummy_gradient, target_of
 from prunella.attacks.engine.objectives import euclidean, flatten, split
-from prunella.attacks.engine.priors import into_box
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree

@@ -27,9 +27,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import relu
 
-from prunella.attacks.engine.labels import label_candidates
+from prunella.attacks.engine.image_priors import into_box
+from prunella.attacks.engine.label_inference import label_candidates
 from prunella.attacks.engine.matching import target_gradient, target_of
-from prunella.attacks.engine.priors import into_box
 from prunella.core.config import Positive
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView

@@ -21,11 +21,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
+from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
-from prunella.attacks.engine.learnt import filled, read_prior, save_prior
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.priors import into_box
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
@@ -110,7 +110,7 @@ def ready(attack: Rog, task: Task) -> None:
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Rog, generator: Generator, shelf: Shelf | None = None
+    view: ServerView, task: Task, attack: Rog, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The repaired images [N, C, H, W] and their labels [N]."""
     network = load(attack.prior, task.shape)
@@ -119,5 +119,5 @@ def reconstruct(
     labels = candidates(view, target, task, attack, generator)
     z = into_box(0.5 + torch.randn((*labels.shape, task.shape[0], *network.small()), generator=generator) / 4)
     latent = Latent(lambda z, y: network.enlarge(z), box=True)
-    found = search_latent(target, attack, latent, z.to(labels.device), labels, shelf)
+    found = search_latent(target, attack, latent, z.to(labels.device), labels, resume)
     return replace(found, x=network(into_box(found.x)))

@@ -1,7 +1,7 @@
 """A recorded view on disk, to attack later or elsewhere: one safetensors file, its metadata JSON, nothing pickled.
 
 Tensors are named ``<field>/<parameter>`` (``labels`` stands alone); the metadata holds the format's version, the task,
-the view's plain fields and the caller's own ``extra``. Reading trusts nothing: every tree must fit the model, and a
+the view's plain fields and the caller's own ``extra``. A trace is not trusted: every tree must fit the model, and a
 model that is named by an import path is built only when the caller passes that task, since building it runs its code.
 
 Errors: ``AttackError`` that says what differs, names and shapes only.
@@ -61,8 +61,8 @@ def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, 
     if task is not None and recorded != task:
         raise AttackError(f"the trace is of {recorded}, not of {task}")
     if task is None and recorded.model not in MODELS:
-        mend = f"pass its task, or --model {recorded.model} to prunella audit, if its code may run here"
-        raise AttackError(f"the trace names {recorded.model!r}, a model of somebody's own: {mend}")
+        advice = f"pass its task, or --model {recorded.model} to prunella audit, if its code may run here"
+        raise AttackError(f"the trace names {recorded.model!r}, a model of somebody's own: {advice}")
     view = _view(tensors, about, recorded)
     check_view(view, _structure(recorded))
     return view, recorded, about["extra"]
@@ -101,7 +101,7 @@ def _about(metadata: dict[str, str], name: str) -> dict[str, Any]:
     kinds = {"task": dict, "view": dict, "trees": list, "extra": dict}
     for key, kind in kinds.items():
         if not isinstance(about.get(key), kind):
-            raise AttackError(f"the metadata of {name} have no valid {key!r}")
+            raise AttackError(f"the metadata of {name} has no valid {key!r}")
     return about
 
 
@@ -133,7 +133,7 @@ def _trees(tensors: Tree, present: list[Any]) -> dict[str, Tree]:
 
 
 def _check_numbers(plain: dict[str, Any]) -> None:
-    """A trace's numbers are somebody's claims: counts and rates, none of them negative or endless."""
+    """Refuse numbers that are no counts or rates, negative or too large."""
     for field, value in plain.items():
         if type(value) not in _TYPES[field]:
             raise AttackError(f"the field {field!r} of the trace has the wrong type")

@@ -7,7 +7,7 @@ when, and can walk the same sums for its guess: acc <- acc + gradient(w_t, x), c
 sent, acc <- 0 there. What one round withholds, a later one brings. The client is taken to train on the same images in
 every round (few images, or one: its worst case) and to have owed nothing before the first view.
 
-Of one view alone this is SGI. Not of the papers: ours. Errors: ``AttackError`` for views of different models or
+Of one view alone this is SGI. Not from a paper: ours. Errors: ``AttackError`` for views of different models or
 numbers of images.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from prunella.attacks.engine.adapted import Problem, solve
+from prunella.attacks.engine.adapted import AdaptedTarget, solve
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.matching import Target, dummy_gradient, recovered_support, target_gradient, target_of
 from prunella.attacks.engine.objectives import flatten
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
 from prunella.core.trees import add
 from prunella.core.types import Reconstruction, ServerView
@@ -58,14 +58,14 @@ def walk(gradients: Sequence[Tensor], arrived: Sequence[Tensor]) -> list[Tensor]
     [[1.0, 0.0], [10.0, 22.0]]
     """
     owed, sent = torch.zeros_like(gradients[0]), []
-    for gradient, here in zip(gradients, arrived, strict=True):
+    for gradient, mask in zip(gradients, arrived, strict=True):
         owed = owed + gradient
-        sent.append(owed * here)
-        owed = owed * (1 - here)
+        sent.append(owed * mask)
+        owed = owed * (1 - mask)
     return sent
 
 
-def together(views: Sequence[ServerView]) -> ServerView:
+def merged_view(views: Sequence[ServerView]) -> ServerView:
     """The last view with everything that arrived in any round: what the labels are read from."""
     total = views[0].update
     for view in views[1:]:
@@ -79,7 +79,7 @@ def reconstruct(
     attack: Unrolling,
     generator: Generator,
     earlier: Sequence[ServerView] = (),
-    shelf: Shelf | None = None,
+    resume: ResumeStore | None = None,
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that best explain this view and the ``earlier`` ones, oldest first."""
     views = [*earlier, view]
@@ -91,7 +91,7 @@ def reconstruct(
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat(walk([flatten(dummy_gradient(each.target, x, y)) for each in rounds], arrived))
 
-    summed = target_of(together(views), task.build(), False, attack.max_images, attack.bf16)
+    summed = target_of(merged_view(views), task.build(), False, attack.max_images, attack.bf16)
     # Both sides are zero where nothing arrived, so that everything is compared.
-    problem = Problem(dummy, torch.cat([each.sent for each in rounds]), None, summed)
-    return solve(problem, view, task, attack, generator, shelf)
+    adapted = AdaptedTarget(dummy, torch.cat([each.sent for each in rounds]), None, summed)
+    return solve(adapted, view, task, attack, generator, resume)

@@ -161,7 +161,7 @@ def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
 
 def _to_cpu(result: LocalResult) -> LocalResult:
     out = result.outgoing
-    moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.spoken, out.local)))
+    moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.participates, out.local)))
     buffers, importance = to_device(result.buffers, "cpu"), to_device(result.importance, "cpu")
     base = to_device(result.base, "cpu")
     return LocalResult(moved, base, buffers, importance, result.state, result.applied, result.steps)

@@ -25,7 +25,7 @@ def after_training(session: Session, request: Request, received: Received, resul
     settings = session.procedure.chain.guard
     if settings is None:
         return result
-    from prunella.attacks.guard import guarded  # a run without a guard need not load the attacks
+    from prunella.attacks.self_attack import guarded  # a run without a guard need not load the attacks
 
     private, run = truth(session, request), session.run
     private = private.on(session.device)

@@ -6,9 +6,9 @@ client and what it answered become one trace (``attacks.trace``) each round. Not
     task = Task("my_app.model:build", (3, 32, 32), 10)
     strategy = record(FedAvg(), Recorder(task, Path("traces"), Training(learning_rate=0.1, batch_size=32)))
 
-Only full models are understood: one ``ArrayRecord`` each way, by the names of the module's ``state_dict``. An app that
-sends something else, or another model than the task names, is told so before its first round. A client whose answer
-cannot be recorded costs its trace and a line in the log, never the round.
+It understands full models only: one ``ArrayRecord`` each way, by the names of the module's ``state_dict``. An app that
+sends something else, or another model than the task names, gets an error before its first round. Where a client's
+answer cannot be recorded, its trace is missing and the log says why; the round goes on.
 
 The traces hold updates of private data: they are owner-readable only, and belong where the server's secrets are.
 """
@@ -90,7 +90,7 @@ class Recorder:
         return {name: tree[name] for name in self._params}, buffers
 
     def remember(self, round: int, messages: Iterable[Message]) -> list[Message]:
-        """What goes out to the chosen clients; a model that is not the task's stops the run here."""
+        """Keep what goes out to the chosen clients. A model that is not the task's raises ``AttackError``."""
         messages = list(messages)
         self._sent = {}
         split: dict[int, tuple[Tree, Tree]] = {}  # clients mostly get one and the same record

@@ -1,7 +1,14 @@
 """Defenses a client applies before anything leaves it, what they claim, and the ledger of what they let through.
 
-A defense is one module, one test and one line here, or somebody's own by import path (``find_defense``). ``chain.py``
-puts them in order and checks what they return.
+A defense is one module, one test and one line of ``DEFENSES``, or somebody's own by import path (``find_defense``).
+``chain.py`` applies them in order and checks what they return.
+
+Four papers are cited by abbreviation in all of this project:
+PRI  PriPrune: Quantifying and Preserving Privacy in Pruned Federated Learning (arXiv 2310.19958)
+LTP  Fed-LTP: lottery tickets with differential privacy
+DGP  Revisiting Gradient Pruning: A Dual Realization for Defending against Gradient Attacks
+CHN  Defending Against Data Reconstruction Attacks in Federated Learning: An Information Theory Approach
+"As printed" is a formula as the paper has it; "[erratum]" marks where we believe that it is wrong.
 """
 
 from dataclasses import fields, replace
@@ -63,9 +70,11 @@ DEFENSES: Registry = {
 
 
 def find_defense(name: str) -> Entry:
-    """The line of ``DEFENSES``, or somebody's own by import path (``core.foreign``), for which no claim is believed.
+    """The line of ``DEFENSES``, or somebody's own by import path (``core.foreign``), whose claim is replaced by
+    ``HEURISTIC``.
 
-    Raises ``ConfigError``, also where one wants an ε or to attack first: both take code that knows it.
+    Raises ``ConfigError`` for an unknown name, and for somebody's own defense that is ``private`` or ``guards``: other
+    code of this release has to know those two kinds.
     """
     if name in DEFENSES:
         return DEFENSES[name]
@@ -73,7 +82,7 @@ def find_defense(name: str) -> Entry:
     if not isinstance(found, Entry):
         raise ConfigError(f"defense {name!r} is a {type(found).__name__}, not a prunella.privacy.defense.Entry")
     if found.private or found.guards:
-        raise ConfigError(f"defense {name!r} says private or guards, which only those of this release can")
+        raise ConfigError(f"defense {name!r} is marked private or guards: only a defense of this release can be")
     return replace(found, claim=HEURISTIC)
 
 

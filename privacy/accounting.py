@@ -30,7 +30,7 @@ from prunella.core.errors import ConfigError, DefenseError
 from prunella.privacy.defense import Equal, Larger, Smaller
 
 Accountant = Literal["rdp", "pld", "zcdp"]
-# What a charge may hold, so that no question of a server brings an account to numbers that nobody can add up any more.
+# The limits of a charge, so that no request of a server can bring an account to numbers that cannot be added up.
 NOISE, LAPLACE = (0.1, 1e6), (1e-3, 1e6)
 STEPS, NATS = 10**9, 1e12
 EVENTS = 32  # different steps that are accounted for one by one
@@ -38,7 +38,7 @@ EVENTS = 32  # different steps that are accounted for one by one
 
 @dataclass(frozen=True)
 class Privacy:
-    """``epsilon_budget`` 0: none. A round that would pass it is refused before it starts.
+    """``epsilon_budget`` 0: no budget. A round that would exceed it is refused before it starts.
 
     ``validation_noise`` is the scale, in examples, of the Laplace noise on the number of held-out examples a client
     gets right, which is what it tells of them under an epsilon; 0: it tells nothing.
@@ -74,9 +74,9 @@ class Charge:
     def __post_init__(self) -> None:
         for value, (least, most) in ((self.noise, NOISE), (self.laplace, LAPLACE)):
             if value and not least <= value <= most:
-                raise DefenseError(f"noise of {value:g} is not one an accountant can add up")
+                raise DefenseError(f"noise of {value:g} is outside what an accountant can add up")
         if self.steps > STEPS or (self.nats or 0.0) > NATS:
-            raise DefenseError("a charge of more steps or nats than anybody takes")
+            raise DefenseError("a charge has more steps or nats than are allowed")
         numbers = (self.noise, self.sampling, float(self.steps), self.laplace, self.nats or 0.0)
         if not all(math.isfinite(number) and number >= 0 for number in numbers) or not 0 < self.sampling <= 1:
             raise DefenseError("a charge has noise, steps, nats and a Laplace scale >= 0 and a sampling rate in (0, 1]")

@@ -1,9 +1,9 @@
-"""ADGP, Aligned Dual Gradient Pruning (DGP, "Reducing download communication cost"): everybody sends inside one set.
+"""ADGP, Aligned Dual Gradient Pruning (DGP, "Reducing download communication cost"): every client sends inside one set.
 
-A chosen client names the locations of its top-2k coordinates, the set I. Everybody drops its own top-k1, then sends the
-``keep`` (k) largest coordinates that lie in I; after aggregation only the values in I have changed, so only those need
-to be downloaded (``strategies.round.locations``, ``client.download``). Error feedback as in DGP: P = update + e, e <- P
-- g.
+A chosen client names the locations of its top-2k coordinates, the set I. Every client drops its own top-k1, then sends
+the ``keep`` (k) largest coordinates that lie in I; after aggregation only the values in I have changed, so only those
+need to be downloaded (``strategies.round.locations``, ``client.download``). Error feedback as in DGP:
+P = update + e, e <- P - g.
 
 Departures. (1) The set of a round is that of the chosen client's update one round earlier, which it names beside its
 reply (``proposal``), so that nobody trains twice; the paper's user names it in the same iteration. (2) Shares are of
@@ -11,11 +11,11 @@ each tensor's n coordinates inside its mask: k1 rounded up as in DGP, k and 2k r
 trains. (3) The paper relies on an honest user ("when this user becomes malicious, the entire system will fail"). Here
 server and clients check a set (``check_locations``): names, shapes and types, inside the mask, of the size each layer
 must have (so neither all zeros nor everything), and not one that was in force before, exactly or all but ``repeated``.
-Which coordinates of the right number a liar names cannot be checked: error feedback keeps what is shut out, and the
-next round's set is another client's.
+They cannot check which coordinates a dishonest client names, as long as the number is right: error feedback keeps what
+the set shuts out, and another client names the next round's set.
 
-What it hides: less than DGP may seem to. The set tells everybody where the chosen client's largest coordinates were,
-its top-k1 included, one round late; and a mask-aware attack compares on what arrived. A heuristic, no ε.
+It hides less than DGP may seem to. The set tells everybody where the chosen client's largest coordinates were, its
+top-k1 included, one round late; and a mask-aware attack compares on what arrived. A heuristic, no ε.
 
 State: error, locations (all True before the first set), proposal. Errors: ``ConfigError``, ``DefenseError``.
 
@@ -76,7 +76,7 @@ def location_set(values: Tree, inside: Mask, settings: AlignedPruning) -> Mask:
 
 
 def drawn_set(inside: Mask, settings: AlignedPruning, generator: PrivateGenerator) -> Mask:
-    """A set of the right size that is nobody's, for a round without a valid one."""
+    """A random set of the right size, for a round without a valid one."""
     scores = map_trees(lambda m: generator.uniform(*m.shape), inside)
     return location_set(scores, inside, settings)
 
@@ -103,7 +103,7 @@ def check_locations(locations: Mask, inside: Mask, settings: AlignedPruning, bef
             raise DefenseError(f"adgp: the location set of {name} holds {got} coordinates, not {want}")
     whole = all(torch.equal(locations[name], inside[name]) for name in inside)
     if before is not None and not whole and overlap(locations, before) >= settings.repeated:
-        raise DefenseError("adgp: the location set is that of an earlier round again")
+        raise DefenseError("adgp: the location set of an earlier round came again")
 
 
 def aligned_mask(values: Tensor, inside: Tensor, locations: Tensor, settings: AlignedPruning) -> Tensor:

@@ -205,13 +205,13 @@ def search(x: Tensor, settings: TransformationSearch, generator: PrivateGenerato
 def ats(settings: TransformationSearch) -> DataDefense:
     def fit(x: Tensor, generator: PrivateGenerator) -> State:
         if not len(x) or not bool(torch.isfinite(x).all()):
-            raise DefenseError(f"ats: images of shape {tuple(x.shape[1:])} are none, or not finite")
+            raise DefenseError(f"ats: there are no images of shape {tuple(x.shape[1:])}, or they are not finite")
         return {"policies": {"policies": search(x, settings, generator)}}
 
     def apply(batch: Tensor, state: State, generator: PrivateGenerator) -> Tensor:
         policies = state["policies"]["policies"]
         if policies.dim() != 2 or not bool(((policies >= 0) & (policies < len(LIBRARY))).all()):
-            raise DefenseError("ats: the saved policies are none: remove this client's state to search again")
+            raise DefenseError("ats: the saved policies are not valid: remove this client's state to search again")
         if not bool(torch.isfinite(batch).all()):  # eight bits would hide it
             raise DefenseError(f"ats: a batch of shape {tuple(batch.shape[1:])} is not finite")
         chosen = generator.below(len(policies), len(batch)).tolist()

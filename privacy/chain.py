@@ -1,8 +1,8 @@
 """The defense chain of one client: data, gradient and update defenses in order, checked before and after.
 
 Nothing leaves a chain unchecked: same names and shapes, finite, nothing shared outside the base mask, nothing nonzero
-outside what is marked shared. A breach raises ``DefenseError`` and the update stays on the client; messages carry names
-and shapes only. State is explicit: ``start`` makes what is missing, every other function returns the next state.
+outside what is marked shared. A violation raises ``DefenseError`` and the update stays on the client; messages carry
+names and shapes only. State is explicit: ``start`` makes what is missing, every other function returns the next state.
 
 >>> chain = build_chain(["dgp"], {"dgp.top": 0.1})
 >>> chain.names, chain.claims
@@ -77,7 +77,7 @@ class Chain:
 
     @property
     def guard(self) -> Any:
-        """The settings of the defense that an attack on the outgoing update decides about, or None."""
+        """The settings of the defense that an attack on the outgoing update controls, or None."""
         return next((link.settings for link in self.links if link.entry.guards), None)
 
     def updates(self) -> list[tuple[str, UpdateDefense]]:
@@ -89,7 +89,7 @@ def _check_names(names: Sequence[str]) -> None:
     if not names:
         raise ConfigError("no defense is named: write defenses = 'none' to run without one")
     if len(set(names)) != len(names):
-        raise ConfigError(f"defenses = '{','.join(names)}' names one twice: name each once")
+        raise ConfigError(f"defenses = '{','.join(names)}' names a defense twice: name each once")
     if "none" in names and len(names) > 1:
         raise ConfigError(f"defenses = '{','.join(names)}': 'none' stands alone, leave it out")
     for number, name in enumerate(names):
@@ -97,14 +97,14 @@ def _check_names(names: Sequence[str]) -> None:
         if after and entries[name].fills:
             raise ConfigError(f"{name} fills what the other defenses withheld: name it last")
         if names[number + 1 :] and entries[name].guards:
-            raise ConfigError(f"{name} attacks what the other defenses leave over: name it last")
+            raise ConfigError(f"{name} attacks what the other defenses let through: name it last")
     ordered = sorted(names, key=lambda name: STAGES.index(entries[name].stage))
     if list(names) != ordered:
         raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")
 
 
 def _check_private(names: Sequence[str]) -> None:
-    """An epsilon covers what is computed from noised gradients; nothing else of a chain may look at the images."""
+    """An epsilon covers what is computed from noised gradients: no other defense may look at the images."""
     entries = {name: find_defense(name) for name in names}
     private = [name for name in names if entries[name].private]
     if len(private) > 1:
@@ -153,7 +153,7 @@ def _require_like(name: str, what: str, tree: Tree, like: Tree) -> None:
 
 
 def _resume(name: str, saved: State, fresh: State) -> State:
-    """The saved state in the order (draws follow it) and on the device of the fresh one, or an error with its mend."""
+    """The saved state on the device and in the order of the fresh one. Random draws follow that order."""
     if saved.keys() != fresh.keys():
         raise DefenseError(f"{name}: the saved state is of another version: remove this client's state to begin again")
     for tree in fresh:
@@ -184,7 +184,7 @@ def flatten_state(state: ChainState) -> Tree:
 
 
 def unflatten_state(flat: Tree) -> ChainState:
-    """The inverse of ``flatten_state``; a defense without state is simply missing and ``start`` makes it again."""
+    """The inverse of ``flatten_state``. A defense without state is missing, and ``start`` makes it again."""
     state: ChainState = {}
     for name, tensor in flat.items():
         defense, tree, parameter = name.split("/", 2)
@@ -270,8 +270,8 @@ def _check_outgoing(name: str, outgoing: Outgoing, entry: Outgoing) -> None:
     _require_like(name, "update", outgoing.update, entry.update)
     _require_finite(name, "update", outgoing.update)
     _require_inside(name, "shared mask", outgoing.shared, entry.shared)
-    _require_inside(name, "spoken mask", outgoing.spoken, entry.spoken)
-    _require_inside(name, "shared mask", outgoing.shared, outgoing.spoken)
+    _require_inside(name, "mask of participating coordinates", outgoing.participates, entry.participates)
+    _require_inside(name, "shared mask", outgoing.shared, outgoing.participates)
     for key, tensor in outgoing.update.items():
         if bool(((tensor != 0) & ~outgoing.shared[key]).any()):
             raise DefenseError(f"{name}: update {key} is not zero outside its shared mask")
@@ -282,7 +282,7 @@ def release(
 ) -> tuple[Outgoing, ChainState, tuple[str, ...]]:
     """What leaves, the state to keep, and the names of every defense of the chain in the order applied.
 
-    On entry ``shared`` and ``spoken`` are the base mask and ``update`` is zero outside it.
+    On entry ``shared`` and ``participates`` are the base mask and ``update`` is zero outside it.
     """
     after = dict(state)
     current = outgoing
@@ -290,7 +290,7 @@ def release(
     for link in chain.links:
         if not isinstance(link.defense, UpdateDefense):
             continue
-        # Nothing is shared that the link before did not share, but by one that fills, and then inside the base mask.
+        # A defense shares nothing that the one before it did not share. One that fills may, inside the base mask.
         before = replace(current, base=outgoing.shared) if link.entry.fills else current
         current, after[link.name] = link.defense.apply(before, after[link.name], generator)
         _check_outgoing(link.name, current, outgoing if link.entry.fills else before)

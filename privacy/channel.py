@@ -65,7 +65,7 @@ class NaturalChannel:
 
 
 ZERO = torch.finfo(torch.float64).eps  # what decomposition leaves of a zero eigenvalue, per unit of the largest
-KNOWN = 1000  # times that: an eigenvalue of a product is right to a millionth
+KNOWN = 1000  # times that: from there on an eigenvalue of a product is right to a millionth
 
 
 def centre(images: Tensor) -> Tensor:
@@ -81,10 +81,10 @@ def centre(images: Tensor) -> Tensor:
 def eigenvalues(images: Tensor) -> Tensor:
     """Eigenvalues of the sample covariance of flattened images [N, ...], float64, ascending, min(N, d) of them.
 
-    The other eigenvalues are zero. What decomposition leaves of a zero is rounding and must not count as information,
-    and what is small must count: under little noise it tells as much. The smaller of the d x d covariance and the N x N
-    Gram matrix is decomposed, and where that finds eigenvalues too small for it to know, the images themselves are,
-    which takes ten times as long and knows them to the square of its rounding.
+    The other eigenvalues are zero. The decomposition returns rounding errors for them, which must not count as
+    information; but a small eigenvalue must count, since under little noise it tells as much as a large one. The
+    smaller of the d x d covariance and the N x N Gram matrix is decomposed. Where its smallest eigenvalues lie below
+    its accuracy, the images themselves are decomposed, which takes ten times as long and squares the accuracy.
     """
     centered = centre(images) / math.sqrt(len(images) - 1)
     count, pixels = centered.shape
@@ -134,7 +134,9 @@ def check_fitted(batch: Tensor, fitted: Tree, wanted: Tree) -> None:
     if any(float(fitted[name]) != float(wanted[name]) for name in ("kappa", "batch", "as_printed")):
         raise DefenseError("the saved channel was solved for another kappa or batch: remove this client's state")
     if len(batch) and float(fitted["pixels"]) != float(wanted["pixels"]):
-        raise DefenseError(f"batch of shape {tuple(batch.shape[1:])} has not the {int(fitted['pixels'])} pixels fitted")
+        raise DefenseError(
+            f"batch of shape {tuple(batch.shape[1:])} does not have the {int(fitted['pixels'])} pixels fitted"
+        )
 
 
 def _fit_natural(images: Tensor, generator: PrivateGenerator, settings: NaturalChannel) -> State:

@@ -88,7 +88,9 @@ def _from_file(settings: PersonalizedChannel, height: int, width: int) -> Tensor
         with Image.open(settings.importance) as picture:
             grey = np.asarray(picture.convert("L").resize((width, height)), dtype=np.float64) / 255
     except (OSError, ValueError, TypeError):
-        raise ConfigError("channel-personalized.importance names no readable .npy array or image here") from None
+        raise ConfigError(
+            "channel-personalized.importance names no .npy array or image that can be read on this machine"
+        ) from None
     return torch.from_numpy(settings.outside + (settings.inside - settings.outside) * grey)
 
 

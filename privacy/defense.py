@@ -5,10 +5,10 @@ defense touches every local step's gradient; an *update* defense decides what le
 trees that the client writes to its own disk between rounds. No function changes its inputs, and none returns its input
 when it could not do its job: it raises ``DefenseError``.
 
-Each setting says which way it makes its defense stronger (``Larger[...]``, ``Smaller[...]``), or that there is no such
-way (``Equal[...]``). A client whose owner requires a defense reads settings as bounds by that (``client.policy``), so a
-direction is declared only where it holds whatever the data and the other settings are: less leaves, or the same with
-more noise, or (PriPrune) every step makes it likelier that a coordinate stays.
+Each setting declares whether larger values (``Larger[...]``) or smaller ones (``Smaller[...]``) make its defense
+stronger, or that neither does (``Equal[...]``). A client whose owner requires a defense uses this to read the required
+settings as bounds (``client.policy``). So a direction is declared only where it holds for all data and all other
+settings: less leaves, or the same with more noise, or (PriPrune) a coordinate becomes likelier to stay at every step.
 
 >>> from prunella.privacy.dgp import DualPruning
 >>> {name: which.value for name, which in directions(DualPruning).items()}
@@ -57,15 +57,15 @@ class Outgoing:
     """What a client is about to send, and what an update defense may restrict further.
 
     ``update`` is local minus received weights, zero outside ``shared``. ``shared`` marks the coordinates whose value
-    leaves. ``spoken`` marks those the client has a say on when the server averages: a defense that *withholds* a value
+    leaves. ``participates`` marks those that count when the server averages: a defense that *withholds* a value
     (PriPrune) removes it from both; one that sends *zero now and the rest later* (DGP, Top-k with error feedback) keeps
-    it in ``spoken``. ``local`` are the trained weights, base-pruned; they never leave. ``base`` is the base mask, given
-    only to a defense that fills what others withheld.
+    it in ``participates``. ``local`` are the trained weights, base-pruned; they never leave. ``base`` is the base mask,
+    given only to a defense that fills what others withheld.
     """
 
     update: Tree
     shared: Mask
-    spoken: Mask
+    participates: Mask
     local: Tree
     base: Mask | None = None
 
@@ -146,10 +146,10 @@ def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: Pri
 class Entry:
     """A line of ``privacy.DEFENSES``: its stage, settings (a frozen dataclass), builder, and what it claims.
 
-    ``claim`` is printed with every result: ``HEURISTIC`` unless a theorem says more. ``noisy``: it changes a
-    gradient or an update that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger reads.
-    ``fills``: an update defense that shares what others withheld; after it comes only a guard. ``guards``: what it does
-    depends on an attack on the private images (``attacks.guard``); the last of a chain.
+    ``claim`` is printed with every result: ``HEURISTIC`` unless a theorem says more. ``noisy``: it changes a gradient
+    or an update even where that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger
+    reads. ``fills``: an update defense that shares what others withheld; only a guard may follow it. ``guards``: what
+    it does depends on an attack on the private images (``attacks.self_attack``); it must be the last of a chain.
     """
 
     stage: Stage

@@ -1,8 +1,9 @@
 """Dual Gradient Pruning with error feedback (DGP, Algorithms 1 and 2).
 
-Per layer the largest ``top`` (k1) and the smallest ``bottom`` (k2) coordinates by absolute value are removed, what is
-between them is sent, and the rest waits: P = update + e, g = DGP(P), e <- P - g. What was sent plus what still waits is
-the sum of all updates. The removed coordinates stay in ``spoken``: the client says "zero now, the rest later".
+In every layer the client removes the largest ``top`` (k1) and the smallest ``bottom`` (k2) coordinates by absolute
+value, sends what is between them, and keeps the rest for later: P = update + e, g = DGP(P), e <- P - g. What was sent
+plus what still waits is the sum of all updates. The removed coordinates stay in ``participates``: "zero now, the rest
+later".
 
 Departures from the paper. (1) It prunes gradients; here P is the update of the whole local training, equal up to the
 factor -learning-rate at one step. (2) A layer is one named tensor, ranked inside the mask it comes with. (3) Percents
@@ -78,6 +79,6 @@ def dgp(settings: DualPruning) -> UpdateDefense:
         shared = dual_masks(owed, outgoing.shared, settings)
         sent = apply_mask(owed, shared)
         error = subtract(owed, sent) if settings.feedback else zeros_like(owed)
-        return Outgoing(sent, shared, outgoing.spoken, outgoing.local), {"error": error}
+        return Outgoing(sent, shared, outgoing.participates, outgoing.local), {"error": error}
 
     return UpdateDefense(_init, keep_received, ignore_gradient, apply)

@@ -38,7 +38,7 @@ from prunella.privacy.defense import Equal, Larger, State, Step, StepDefense
 from prunella.privacy.gaussian import add_noise
 
 BLOCK = 256  # coordinates whose squares are summed in float32
-ROUNDING, UNDERFLOW = 1 + 1e-5, 1e-17  # rather too large a norm by these than too small
+ROUNDING, UNDERFLOW = 1 + 1e-5, 1e-17  # these make a norm a little too large rather than too small
 PIECE = 1 << 16  # numbers turned into float64 at a time, so that they stay in the processor's cache
 Weigh = Callable[[Tensor], Tensor]  # norms [b] to factors [b] with norm * factor <= clip
 
@@ -52,7 +52,7 @@ class Mechanism:
     noise_multiplier: Larger[Positive] = 1.0
 
     def __post_init__(self) -> None:
-        deviation = self.clip * self.noise_multiplier  # of two tiny ones it would be 0, and no noise
+        deviation = self.clip * self.noise_multiplier  # the product of two tiny numbers is 0: no noise
         if not (self.clip > 0 and self.noise_multiplier > 0 and 0 < deviation < math.inf):
             raise ConfigError("a defense with an ε needs clip, noise-multiplier and their product above 0 and finite")
 
@@ -78,7 +78,7 @@ def _row_norms(flat: Tensor) -> Tensor:
 
 
 def example_norms(gradients: Tree) -> Tensor:
-    """At least ||g_b|| over all parameters of gradients [b, *shape]: [b] float64, or as little finite as a gradient."""
+    """At least ||g_b|| over all parameters of gradients [b, *shape]: [b] float64, not finite where a part is not."""
     each = [_row_norms(t.reshape(len(t), t[0].numel())) for t in gradients.values() if len(t)]
     norms = torch.linalg.vector_norm(torch.stack(each), dim=0) if each else torch.empty(0, dtype=torch.float64)
     return norms * ROUNDING + UNDERFLOW

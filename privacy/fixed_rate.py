@@ -1,16 +1,16 @@
 """Largest, Random and Mix: a fixed share of the update is withheld, really or as pseudo-pruning (PRI 5.1, App. D.1).
 
-Largest withholds the coordinates with the largest gradients, Random draws them uniformly, Mix takes ``largest_share``
-of the rate from the largest and the rest at random (the paper's 15 % + 15 %). Rates 0.1 to 0.6 in the paper, 0.3 in its
-comparison. ``pseudo`` (its Insight 2): withheld weights are kept and rejoin the next local model; off, *real* pruning:
-they are dropped and the next round starts from the global value.
+Largest withholds the coordinates with the largest gradients, Random draws them uniformly, and Mix takes
+``largest_share`` of the rate from the largest and the rest at random (the paper's 15 % + 15 %). Rates 0.1 to 0.6 in the
+paper, 0.3 in its comparison. ``pseudo`` (its Insight 2): withheld weights are kept and rejoin the next local model;
+off, *real* pruning: they are dropped and the next round starts from the global value.
 
 Readings and departures. (1) The paper ranks gradients; here the movement of this round's local training is ranked,
 start minus end, which is learning rate times the sum of gradients without momentum. Under pseudo-pruning the *start* of
 a withheld coordinate is the stored weight, so that old drift does not decide again. (2) "top-k largest" names no scope:
 the default ranks the whole tree, ``scope="layer"`` ranks each tensor. (3) Counts are exact, of the coordinates inside
-the mask, rounded up, so that a positive rate withholds something. (4) Withheld coordinates leave ``spoken`` too: the
-server's aggregation decides whether they count as zero (as printed).
+the mask, rounded up, so that a positive rate withholds something. (4) Withheld coordinates leave ``participates`` too:
+the server's aggregation decides whether they count as zero (as printed).
 
 >>> inside = {"w": torch.tensor([True, True, True, False])}
 >>> movement = {"w": torch.tensor([0.1, -3.0, 2.0, 9.0])}
@@ -107,9 +107,9 @@ def _apply(
         movement = where(state["held"], subtract(outgoing.local, state["withheld"]), outgoing.update)
     withheld = withheld_mask(movement, outgoing.shared, settings, share, generator)
     shared = intersect(outgoing.shared, invert(withheld))
-    spoken = intersect(outgoing.spoken, invert(withheld))
+    participates = intersect(outgoing.participates, invert(withheld))
     after = {"withheld": apply_mask(outgoing.local, withheld), "held": withheld} if settings.pseudo else {}
-    return Outgoing(apply_mask(outgoing.update, shared), shared, spoken, outgoing.local), after
+    return Outgoing(apply_mask(outgoing.update, shared), shared, participates, outgoing.local), after
 
 
 def _fixed(settings: FixedRate, share: float) -> UpdateDefense:

@@ -1,8 +1,8 @@
-"""A client's look at the model before it trains: is there an imprint module (Robbing the Fed, Fowl et al. 2021)?
+"""A client's check of the model before it trains: is there an imprint module (Robbing the Fed, Fowl et al. 2021)?
 
-A linear layer that copies its inputs into its gradient measures every input by one and the same direction and compares
-the result with many thresholds. So: a linear layer behind which something is gated (any but the last of the model) in
-which ``CLUSTER`` rows or more point along one line, up to sign and length. Rows of fewer than ``SUPPORT`` values other
+A linear layer that copies its inputs into its gradient measures every input along one direction and compares the
+result with many thresholds. So the check looks for a linear layer, other than the last, in which ``CLUSTER`` rows or
+more point along one line, up to sign and length. Rows of fewer than ``SUPPORT`` values other
 than zero do not count, since pruning makes short rows alike.
 
 What honest models have: over ``tasks.MODELS`` as drawn, also pruned to 1 %, no row has a second one within a cosine of

@@ -1,14 +1,13 @@
-"""The leakage guard's half that is a defense: noise of a strength that an attack on one's own update decides.
+"""The defense half of the leakage guard: an attack on the client's own update decides how much noise is added.
 
-Not from a paper. Before an update leaves, the client attacks it itself (``attacks.guard``, which calls this module; an
-attack may not be called from here). While the reconstruction is too like the client's own images, the noise grows:
+Not from a paper. Before an update leaves, the client attacks it (``attacks.self_attack``, which calls this module).
+While the reconstruction is too similar to the client's own images, the noise grows:
 
     level l >= 1 adds N(0, (noise * 4^(l - 1) * rms)^2) to every shared coordinate, rms of that tensor's shared values
 
-and past ``levels`` the update is withheld. Level 0 adds nothing. A small image and a large model need much: a gradient
-has hundreds of coordinates for every pixel, over which an attack averages the noise away. Without an attack (``apply``
-in a chain that nobody guards: the server's canary) the noise is that of the last level: a guard that did not look
-assumes the worst.
+and past ``levels`` the update is withheld. Level 0 adds nothing. Small images under a large model need much noise: a
+gradient has hundreds of coordinates for every pixel, over which an attack averages the noise away. Where no attack is
+run (the server's canary), ``apply`` adds the noise of the last level: a guard that did not look assumes the worst.
 
 What it costs and means: an attack or more per round on the client, and accuracy where noise is needed. What leaves
 depends on private data: a server sees how much noise there was, or that an update was withheld, and can conclude that
@@ -47,10 +46,10 @@ NAME = "leakage-guard"
 
 @dataclass(frozen=True)
 class LeakageGuard:
-    """An update leaks when some image is rebuilt at ``psnr`` dB or ``ssim`` or more. ``attack`` is an entry of
-    ``attacks.ATTACKS`` with its default settings but ``iterations`` and ``images``, the most images it guesses. With
-    fewer ``levels`` an update that still leaks is withheld sooner; no number of iterations or images is the best for
-    the attack on every update."""
+    """An update leaks when an image is rebuilt at ``psnr`` dB or ``ssim`` or more. ``attack`` is an entry of
+    ``attacks.ATTACKS``; it runs with its default settings except ``iterations`` and ``images``, the most images it
+    guesses. With fewer ``levels`` an update that still leaks is withheld sooner. No number of iterations or images is
+    the best for the attack on every update."""
 
     psnr: Smaller[Positive] = 15.0
     ssim: Smaller[Annotated[float, Field(gt=0, le=1)]] = 0.5

@@ -7,9 +7,9 @@ has no zero to go by, and the marginal distribution of a layer's magnitudes is t
 
 Cost: the update is dense again, so the bytes that withholding saved are spent; and noise enters the average, without
 bias and, with n clients, with 1/n of its variance. Under DGP's defaults four of five coordinates are noise as large as
-what is sent; on scikit-learn's digits (4 clients, 12 rounds, FedAvg, seed 0) accuracy was 0.961 with and 0.958 without,
+what is sent. On scikit-learn's digits (4 clients, 12 rounds, FedAvg, seed 0) accuracy was 0.961 with and 0.958 without,
 and 4.2 times the bytes went up. A ``scale`` under 1 costs less accuracy and lets magnitudes tell the two apart. Error
-feedback is untouched: what waits still waits. A coordinate a defense removed from ``spoken`` (PriPrune) is spoken for
+feedback is untouched: what waits still waits. A coordinate a defense removed from ``participates`` (PriPrune) counts
 again, with noise about the received value. It is no cure: SGI rebuilt one undefended digit at 57 dB, behind DGP at
 18.5 dB (SSIM 0.94), behind DGP with mask hiding at 15.0 dB (0.91), which is still recognisable.
 
@@ -72,7 +72,7 @@ def mask_hiding(settings: MaskHiding) -> UpdateDefense:
             for name, values in outgoing.update.items()
         }
         shared = map_trees(_cover, outgoing.shared, base)
-        spoken = map_trees(torch.logical_or, outgoing.spoken, shared)
-        return Outgoing(update, shared, spoken, outgoing.local, base), state
+        participates = map_trees(torch.logical_or, outgoing.participates, shared)
+        return Outgoing(update, shared, participates, outgoing.local, base), state
 
     return UpdateDefense(lambda like: {}, keep_received, ignore_gradient, apply)

@@ -1,4 +1,4 @@
-"""PRECODE (Scheliga, Maeder and Seeland, WACV 2022; DGP baseline) as an entry of a chain: it insists on its model.
+"""PRECODE (Scheliga, Maeder and Seeland, WACV 2022; DGP baseline) as an entry of a chain: it requires its model.
 
 The defense is a variational bottleneck inside the model of both sides (``tasks.models.precode``): choose it with
 ``model=precode-lenet-zhu`` and name ``precode`` among the defenses, so that replies, traces and reports say that it was

@@ -13,7 +13,7 @@ gradients stay home, and the rate follows the training instead of a setting. Wit
 - ``observe`` steps alpha on the gradient of L in closed form. L_acc reaches alpha through the straight-through mask:
   w = v w_received + (1 - v) w_stored with v = sigmoid((log((1 - alpha) / alpha) + G1 - G0) / tau), so that
   dL_acc/dalpha = -(dL_acc/dw) (w_received - w_stored) v (1 - v) / (tau alpha (1 - alpha)).
-- ``apply`` shares j iff 1 - alpha_j > alpha_j; what is withheld leaves ``shared`` and ``spoken`` and is stored.
+- ``apply`` shares j iff 1 - alpha_j > alpha_j; what is withheld leaves ``shared`` and ``participates`` and is stored.
 
 State: ``alpha``, ``withheld`` (weights, zero where none), ``held`` (bool: one is stored), and within a round ``noise``
 (G1 - G0). Errors: ``ConfigError`` for settings; a NaN in state or update is stopped by the chain.
@@ -189,10 +189,10 @@ def _observe(gradient: Tree, received: Tree, state: State, generator: PrivateGen
 def _apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
     decision = shares(state["alpha"])
     shared = intersect(outgoing.shared, decision)
-    held = intersect(outgoing.spoken, invert(decision))
-    spoken = intersect(outgoing.spoken, decision)
+    held = intersect(outgoing.participates, invert(decision))
+    participates = intersect(outgoing.participates, decision)
     after = {"alpha": state["alpha"], "withheld": apply_mask(outgoing.local, held), "held": held}
-    return Outgoing(apply_mask(outgoing.update, shared), shared, spoken, outgoing.local), after
+    return Outgoing(apply_mask(outgoing.update, shared), shared, participates, outgoing.local), after
 
 
 def priprune(settings: PriPrune) -> UpdateDefense:

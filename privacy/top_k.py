@@ -60,6 +60,6 @@ def top_k(settings: TopK) -> UpdateDefense:
         shared = map_trees(lambda t, m: top_mask(t, m, settings.keep), owed, outgoing.shared)
         sent = apply_mask(owed, shared)
         error = subtract(owed, sent) if settings.feedback else zeros_like(owed)
-        return Outgoing(sent, shared, outgoing.spoken, outgoing.local), {"error": error}
+        return Outgoing(sent, shared, outgoing.participates, outgoing.local), {"error": error}
 
     return UpdateDefense(_init, keep_received, ignore_gradient, apply)

@@ -4,7 +4,7 @@ IEEE TNNLS 2022 (arXiv 1909.12326), Sec. III and Alg. 2.
 A set M of weights approximately lowers the loss by Δ(M) = Σ g² per step that costs T(M) = c + Σ t. The mask that
 maximises Γ(M) = Δ(M) / T(M) is found greedily: weights in order of g²/t, each entering while its own ratio beats the
 current Γ. Only a share of the weights may leave at a time: the smallest by magnitude of those that are in
-(``prunable_share``, halved every ``half_life`` rounds); the others stay. Who is out may always enter.
+(``prunable_share``, halved every ``half_life`` rounds); the others stay. A weight that is out may always enter.
 
 Departures: t is not timed on a device but counted, multiply-adds per weight relative to their mean (``cost="flops"``)
 or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio

@@ -1,10 +1,11 @@
 """The same network without the units that pruning left with nothing to do: smaller tensors, equal outputs.
 
 A *unit* is an output channel of a convolution or an output of a linear layer. It goes when every weight into it is
-zero, or every weight out of it. A unit without weights into it still speaks: its bias, through normalisation and
-activation, is a constant c. A reader adds Σ c_u W[:, u] of such units to its own bias, which is exact for a linear
-layer and for a convolution without padding. Where zeros are padded around the image, or the reader has no bias, one of
-those units stays to speak for all: W[:, k] becomes Σ (c_u / c_k) W[:, u], exact at the borders too.
+zero, or every weight out of it. A unit without weights into it still has an output: its bias, after normalisation and
+activation, is a constant c. The layer that reads it adds Σ c_u W[:, u] of such units to its own bias, which is exact
+for a linear layer and for a convolution without padding. Where zeros are padded around the image, or the reading layer
+has no bias, one of those units stays and stands for all: W[:, k] becomes Σ (c_u / c_k) W[:, u], exact at the borders
+too.
 
 ``tree`` holds parameters and float buffers by name, pruned weights zero; the network is in evaluation mode. What lies
 between two layers is followed in the graph of ``torch.fx``: activations, batch norm, pooling, flattening, dropout. A

@@ -64,9 +64,9 @@ def batches(examples: Examples, batch_size: int, steps: int, generator: PrivateG
 
 
 def poisson_batches(examples: Examples, batch_size: int, steps: int, generator: PrivateGenerator) -> Iterator[Examples]:
-    """Exactly ``steps`` batches in which every example is with probability ``batch_size`` / N, on its own each time.
+    """Exactly ``steps`` batches in which every example takes part with probability ``batch_size`` / N, independently.
 
-    This is the sampling that accountants of differential privacy amplify by; a batch may be empty.
+    This is Poisson sampling, which accountants of differential privacy assume; a batch may be empty.
     """
     if not len(examples):
         raise DataError("there are no examples to train on")

@@ -120,7 +120,7 @@ def _rows_and_columns(representation: Representation, x: Tensor) -> tuple[Tensor
 
 
 def _seen(representation: Representation, x: Tensor, dim: int) -> Tensor | None:
-    """Which lines along ``dim`` of an image like x [1, C, H, W] each unit sees, [L, F]; None where that does not show:
+    """Which lines along ``dim`` of an image like x [1, C, H, W] each unit sees, [L, F]; None where that is not clear:
     beside an image with a line that is not a number a whole one has to stay one, and every unit has to see a line."""
     found = []
     for lines in torch.split(torch.arange(x.shape[dim], device=x.device), PROBES):

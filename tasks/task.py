@@ -74,8 +74,8 @@ def prunable(module: nn.Module) -> frozenset[str]:
 
 
 def identity(task: Task, module: nn.Module) -> str:
-    """What a model computes, as far as it can be told from outside: its structure, the classes of its layers and, of
-    those that are not PyTorch's or this release's, the source. Two models with equal tensors may differ here."""
+    """What a model computes, as far as can be seen from outside: its structure, the classes of its layers and the
+    source of those that are neither PyTorch's nor this release's. Two models with equal tensors may differ in it."""
     kinds = {type(layer) for layer in module.modules()}
     names = {kind.__module__ for kind in kinds} | ({task.model.partition(":")[0]} if is_foreign(task.model) else set())
     known = ("torch.", __name__.removesuffix("task"))
@@ -87,14 +87,14 @@ def identity(task: Task, module: nn.Module) -> str:
 
 
 def require_fit(task: Task, module: nn.Module) -> None:
-    """Raise ``ConfigError`` unless every parameter of the task's model is one layer's own and can be trained in float32
-    and the model turns images of the task's shape into one number (logit) a class: what is wrong first in a model of
-    somebody's own."""
+    """Raise ``ConfigError`` unless every parameter of the task's model belongs to one layer and can be trained in
+    float32 and the model turns images of the task's shape into one number (logit) a class. These are the usual mistakes
+    in a user's own model."""
     who, params = f"model {task.model!r}", dict(module.named_parameters(remove_duplicate=False))
     if not params or any(isinstance(parameter, UninitializedParameter) for parameter in params.values()):
         raise ConfigError(f"{who} has no parameters, or lazy layers: give every layer its sizes")
     if shared := params.keys() - dict(module.named_parameters()).keys():
-        raise ConfigError(f"{who}: {min(shared)} is another layer's weight, too: give every layer its own")
+        raise ConfigError(f"{who}: {min(shared)} is also another layer's weight: give every layer its own")
     for name, parameter in params.items():
         if parameter.dtype != torch.float32 or not parameter.requires_grad:
             state = "is frozen" if parameter.dtype == torch.float32 else f"is {parameter.dtype}"

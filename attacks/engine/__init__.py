@@ -1,1 +1,1 @@
-"""What attacks share: problems, layers by hand, descents, objectives, priors."""
+"""What attacks share: descents that can be resumed, derivatives of layers, objectives, labels and priors."""

@@ -1,7 +1,7 @@
 """What attacks adapted to one defense share: their own dummy, the engine's distance, prior, descent and label scouting.
 
-An adapted attack differs from ``attacks.engine.inversion`` in what a guess would have sent, which is given as a
-function of images and soft or hard labels, differentiable, one flat vector.
+An adapted attack differs from ``attacks.engine.inversion`` in what a guess would have sent. It gives that as a
+differentiable function of images and soft or hard labels, whose value is one flat vector.
 """
 
 import dataclasses
@@ -11,30 +11,28 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
+from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import (
-    Evaluate,
     Guess,
     Inversion,
-    by_adam,
-    by_lbfgs,
-    descent,
-    explained,
+    Labels,
+    Objective,
+    descend_alone,
     first_guess,
     labels_to_try,
+    over_labels,
 )
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.objectives import OBJECTIVES
-from prunella.attacks.engine.priors import total_variation
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
 Dummy = Callable[[Tensor, Tensor], Tensor]
-_SCOUT = 60  # iterations of a first look at a label, as in ``attacks.engine.inversion``
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class AdaptedTarget:
     """``wanted`` [M] is what arrived, ``support`` [M] where it is compared, ``dummy`` what a guess would have sent;
     the labels are read from ``target``."""
 
@@ -44,14 +42,14 @@ class Problem:
     target: Target
 
 
-def evaluator(problem: Problem, attack: Inversion, guess: Guess) -> Evaluate:
+def evaluator(adapted: AdaptedTarget, attack: Inversion, guess: Guess) -> Objective:
     """A closure that puts the gradient of the objective on the guess and returns the objective, 0-d."""
     distance, variables = OBJECTIVES[attack.objective], guess.variables()
 
     def evaluate() -> Tensor:
         with torch.enable_grad():
-            dummy = problem.dummy(guess.x, softmax(guess.y, dim=1) if guess.soft else guess.y)
-        value, slope = distance(dummy.detach(), problem.wanted, problem.support)
+            dummy = adapted.dummy(guess.x, softmax(guess.y, dim=1) if guess.soft else guess.y)
+        value, slope = distance(dummy.detach(), adapted.wanted, adapted.support)
         for variable, gradient in zip(variables, torch.autograd.grad(dummy, variables, slope), strict=True):
             variable.grad = gradient
         if attack.tv and guess.x.grad is not None:
@@ -64,24 +62,25 @@ def evaluator(problem: Problem, attack: Inversion, guess: Guess) -> Evaluate:
 
 
 def solve(
-    problem: Problem, view: ServerView, task: Task, attack: Inversion, generator: Generator, shelf: Shelf | None = None
+    adapted: AdaptedTarget,
+    view: ServerView,
+    task: Task,
+    attack: Inversion,
+    generator: Generator,
+    resume: ResumeStore | None = None,
 ) -> Reconstruction:
     """The best explanation over the labels the target suggests; at batch 1 the others are scouted, as in the engine."""
-    target, shelf = problem.target, shelf or Shelf()
+    target, store = adapted.target, resume or ResumeStore()
     candidates = labels_to_try(view, target, task, attack, generator)
-    descend = by_adam if descent(attack, target.module) == "adam" else by_lbfgs
 
     def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
         guess = first_guess(target, task, labels, generator)
-        slot = shelf.slot(settings, [*guess.variables(), problem.wanted])
-        return descend(settings, guess, evaluator(problem, settings, guess), slot)
+        saved = store.next_file(settings, [*guess.variables(), adapted.wanted])
+        return descend_alone(settings, guess, evaluator(adapted, settings, guess), target.module, saved)
 
-    found = [attempt(candidates[0], attack)]
-    others = candidates[1 : attack.labels_tried] if target.plan.images == 1 else []
-    if others and not explained(found[0], attack):
-        short = dataclasses.replace(attack, iterations=min(_SCOUT, attack.iterations))
-        scouts = [attempt(labels, short).objective for labels in others]
-        found.append(attempt(others[scouts.index(min(scouts))], attack))
-    for start in range(len(found), attack.restarts):
-        found.append(attempt(candidates[start % len(candidates)], attack))
+    def attempts(labels: Labels, settings: Inversion) -> list[Reconstruction]:
+        return [attempt(each, settings) for each in labels]
+
+    found = over_labels(candidates, attack, target.plan.images, attempt, attempts)
+    found += attempts([candidates[i % len(candidates)] for i in range(len(found), attack.restarts)], attack)
     return min(found, key=lambda reconstruction: reconstruction.objective)

@@ -8,7 +8,7 @@ slope in g is alpha g + beta t (``attacks.engine.objectives``), so that only pro
 |g|^2 = <a^T a, delta^T delta>,    g a = delta (a^T a),    g^T delta = a (delta^T delta)
 
 Where P is large, or g is compared on a support only, g itself costs less. The target of an undefended linear layer is
-an outer product too, and its two factors are used. Batch norm sees every image alone, as its client did.
+an outer product too, so its two factors are used. Batch norm normalises every image by itself, as the client did.
 
 ``folded`` replaces the layers of a ``Network`` by such layers; its passes are the same. Their "gradient" is a tensor
 [2, B] of |g|^2 and <g, t> for every guess, and a direction of the weights is the two vectors alpha and beta, [B] each.
@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from prunella.attacks.engine.layers import Affine, BatchNorm, Convolution, Layer
+from prunella.attacks.engine.layer_rules import Affine, BatchNorm, Convolution, Layer
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.network import Network
 from prunella.attacks.engine.objectives import COEFFICIENTS, split
@@ -56,8 +56,8 @@ class Matrices:
 
 
 @dataclass
-class Kept:
-    """What the passes of a folded layer leave each other, for one evaluation. ``a`` [B, K, P] is made when needed."""
+class PassState:
+    """What the passes of a folded layer keep for each other in an evaluation. ``a`` [B, K, P] is made when needed."""
 
     x: Tensor
     a: Tensor | None = None
@@ -96,15 +96,15 @@ class FoldedAffine(Layer):
         patches = flat.t() @ delta if delta.shape[2] > 1 else (delta.squeeze(2) @ flat).unsqueeze(2)
         return self.drop(patches if more is None else patches.add_(more), shape)
 
-    def outer(self, kept: Kept) -> Tensor:
+    def outer(self, kept: PassState) -> Tensor:
         """Every image's gradient, [B, O, K]."""
         return _columns(cast(Tensor, kept.delta)) @ cast(Tensor, kept.a).mT
 
-    def each_up(self, direction: Tensor, kept: Kept) -> Tensor:
+    def each_up(self, direction: Tensor, kept: PassState) -> Tensor:
         """``up`` with weights [B, O, K] of every image's own."""
         return self.shaped(direction @ cast(Tensor, kept.a), kept.x.shape)
 
-    def both_down(self, weight: Tensor, delta_dot: Tensor, direction: Tensor, kept: Kept) -> Tensor:
+    def both_down(self, weight: Tensor, delta_dot: Tensor, direction: Tensor, kept: PassState) -> Tensor:
         """``down`` of ``delta_dot``, and of ``kept.delta`` with weights [B, O, K] of every image's own."""
         return self.down(weight, delta_dot, kept.x.shape, direction.mT @ _columns(cast(Tensor, kept.delta)))
 
@@ -128,14 +128,14 @@ class FoldedAffine(Layer):
         return x.shape[1], 1
 
     def forward(self, w: Tree, x: Tensor) -> tuple[Tensor, Any]:
-        kept = Kept(x, self.lifted(x))
+        kept = PassState(x, self.lifted(x))
         y = self.up(w[self.layer.weight], x, kept.a)
         if self.layer.bias in self.weights:
             y = y.add_(_over_places(w[self.layer.bias], y))
         return y, kept
 
     def backward(self, w: Tree, saved: Any, delta: Tensor, inner: bool) -> tuple[Tensor | None, Tree]:
-        kept: Kept = saved
+        kept: PassState = saved
         kept.delta = delta
         before = self.down(w[self.layer.weight], delta, kept.x.shape) if inner else None
         if self.forms(*self.size(kept.x)):
@@ -155,7 +155,7 @@ class FoldedAffine(Layer):
         return before, {self.layer.weight: sums}
 
     def tangent(self, w: Tree, v: Tree, saved: Any, x_dot: Tensor | None) -> tuple[Tensor | None, Any]:
-        kept: Kept = saved
+        kept: PassState = saved
         alpha, beta = v["alpha"][:, None, None], v["beta"][:, None, None]
         direction = None
         if kept.gradient is not None:
@@ -174,7 +174,7 @@ class FoldedAffine(Layer):
     def tangent_backward(
         self, w: Tree, v: Tree, saved: Any, moved: Any, delta: Tensor, delta_dot: Tensor, curved: bool
     ) -> tuple[Tensor, Tree]:
-        kept: Kept = saved
+        kept: PassState = saved
         alpha, beta, direction = moved
         if direction is not None:
             return self.both_down(w[self.layer.weight], delta_dot, direction, kept), {}
@@ -209,21 +209,21 @@ class FoldedConvolution(FoldedAffine):
         inner = self.layer.transpose(delta, weight, shape)
         return inner if more is None else inner + self.drop(more, shape)
 
-    def outer(self, kept: Kept) -> Tensor:
+    def outer(self, kept: PassState) -> Tensor:
         if not self.direct(kept.x.shape):
             return super().outer(kept)
         delta, images = cast(Tensor, kept.delta), len(kept.x)
         like = delta.new_empty(()).expand(images * delta.shape[1], kept.x.shape[1], *self.layer.kernel)
         return self.layer.correlate(_beside(delta), _beside(kept.x), like, images).view(*delta.shape[:2], -1)
 
-    def each_up(self, direction: Tensor, kept: Kept) -> Tensor:
+    def each_up(self, direction: Tensor, kept: PassState) -> Tensor:
         if not self.direct(kept.x.shape):
             return super().each_up(direction, kept)
         weights = direction.reshape(-1, kept.x.shape[1], *self.layer.kernel)
         y = self.layer.convolve(_beside(kept.x), weights, len(kept.x))
         return y.view(len(kept.x), -1, *y.shape[2:])
 
-    def both_down(self, weight: Tensor, delta_dot: Tensor, direction: Tensor, kept: Kept) -> Tensor:
+    def both_down(self, weight: Tensor, delta_dot: Tensor, direction: Tensor, kept: PassState) -> Tensor:
         shape = kept.x.shape
         if not self.direct(shape):
             return super().both_down(weight, delta_dot, direction, kept)

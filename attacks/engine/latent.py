@@ -17,28 +17,21 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from prunella.attacks.engine.descent import Adam, Lbfgs, OptimizerSetting, Problem, descend, optimizer_name
 from prunella.attacks.engine.folded import Evaluation, foldable
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
-from prunella.attacks.engine.inversion import (
-    DECAY_AT,
-    IMPROVEMENT,
-    LBFGS_CHUNK,
-    Inversion,
-    Weight,
-    descent,
-    labels_to_try,
-    lbfgs,
-)
+from prunella.attacks.engine.image_priors import total_variation_each
+from prunella.attacks.engine.inversion import Inversion, Weight, labels_to_try
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.objectives import OBJECTIVES
-from prunella.attacks.engine.priors import total_variation_each
-from prunella.attacks.engine.resume import Descent, Shelf, Slot
+from prunella.attacks.engine.progress import Progress
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import Count, Positive
-from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
+_DECAY = 0.3  # of the learning rate
 Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to images [M, C, H, W]
 
 
@@ -49,7 +42,7 @@ class Search:
     prior: str = ""
     objective: Literal["cosine", "euclidean"] = "cosine"
     tv: Weight = 0.0
-    optimizer: Literal["auto", "adam", "lbfgs"] = "auto"
+    optimizer: OptimizerSetting = "auto"
     learning_rate: Positive = 0.1
     iterations: Count = 300
     restarts: Count = 4
@@ -77,7 +70,7 @@ def candidates(view: ServerView, target: Target, task: Task, search: Search, gen
     return torch.stack(known).repeat_interleave(search.restarts, dim=0).to(target.flat.device)
 
 
-def evaluation(target: Target, objective: str) -> Evaluation:
+def evaluation_of(target: Target, objective: str) -> Evaluation:
     """(x [S, N, C, H, W], y [S, N]) -> distances [S] and their slopes in x."""
     if foldable([target]):
         folded = folded_evaluator([target], objective)
@@ -101,25 +94,22 @@ def evaluation(target: Target, objective: str) -> Evaluation:
     return each
 
 
-@dataclass
-class _Problem:
-    """The starts, their labels and what is minimised; ``step`` leaves its slope on z."""
+class Starts:
+    """What is searched from: z [S, N, ...] with labels y [S, N]. The starts share one progress, that of the best."""
 
-    z: Tensor
-    y: Tensor
-    latent: Latent
-    evaluate: Evaluation
-    tv: float = 0.0
+    def __init__(self, z: Tensor, y: Tensor, latent: Latent, evaluation: Evaluation, tv: float = 0.0) -> None:
+        self.z, self.y, self.latent, self.tv = z, y, latent, tv
+        self.evaluation, self.distance = evaluation, torch.empty(0)
 
     def images(self) -> Tensor:
         made = self.latent.decode(self.z.flatten(0, 1), self.y.flatten())
         return made.view(*self.z.shape[:2], *made.shape[1:])
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """Distances [S] and what is minimised [S]."""
+        """Distances [S] and what is minimised [S], whose slope is left on z."""
         with torch.enable_grad():
             x = self.images()
-        distance, slope = self.evaluate(x.detach(), self.y)
+        distance, slope = self.evaluation(x.detach(), self.y)
         total = distance
         if self.tv:
             flat = x.detach().flatten(0, 1)
@@ -133,81 +123,40 @@ class _Problem:
             self.z.grad = self.z.grad + z * (2 * self.latent.weight / size)
         return distance, total
 
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """What is minimised, 0-d, and the lowest distance, [1]: infinite where one of the distances is not finite."""
+        self.distance, total = self.step()
+        lowest = torch.where(torch.isfinite(self.distance).all(), self.distance.min(), torch.inf)
+        return total.sum(), lowest.reshape(1)
 
-class _Best:
-    """The start and moment of the lowest distance so far, and whether to stop: ``attacks.engine.resume.Progress``."""
-
-    def __init__(self, problem: _Problem, search: Search) -> None:
-        self.problem, self.search, self.stale = problem, search, 0
-        self.best, self.mark = Reconstruction(torch.empty(0), None, float("inf"), 0), float("inf")
-
-    def stop(self, distance: Tensor, iteration: int, chunk: int = 1) -> bool:
-        if not bool(torch.isfinite(distance).all()):
-            raise AttackError("the objective is not finite: the attack diverged")
-        place = int(distance.argmin())
-        value = float(distance[place])
-        if value < self.best.objective:
-            with torch.no_grad():
-                x = self.problem.images()[place]
-            self.best = Reconstruction(x.detach().clone(), self.problem.y[place].clone(), value, iteration)
-        self.stale = 0 if value < self.mark * (1 - IMPROVEMENT) else self.stale + chunk
-        self.mark = min(self.mark, value) if self.stale == 0 else self.mark
-        return value <= self.search.tolerance or self.stale >= self.search.patience
-
-
-def _by_adam(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
-    optimizer = torch.optim.Adam([problem.z], lr=search.learning_rate)
-    milestones = [int(share * search.iterations) for share in DECAY_AT]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.3)
-    best = _Best(problem, search)
-    state = Descent(optimizer, [problem.z], [best])
-    schedule.last_epoch = begin = slot.take_up(state)[0]
-    for iteration in range(begin, search.iterations + 1):
-        slot.keep(state, iteration, [0])
-        distance, _ = problem.step()
-        if best.stop(distance, iteration) or iteration == search.iterations:
-            break
-        if problem.latent.box and problem.z.grad is not None:
-            problem.z.grad.sign_()  # z are pixels: as Geiping
-        optimizer.step()
-        schedule.step()
-        if problem.latent.box:
-            with torch.no_grad():
-                problem.z.clamp_(0.0, 1.0)
-    slot.finish(state)
-    return best.best
-
-
-def _by_lbfgs(problem: _Problem, search: Search, slot: Slot) -> Reconstruction:
-    optimizer = lbfgs([problem.z], search.iterations)
-    best = _Best(problem, search)
-    state = Descent(optimizer, [problem.z], [best])
-    for iteration in range(slot.take_up(state)[0], search.iterations + LBFGS_CHUNK, LBFGS_CHUNK):
-        slot.keep(state, iteration, [0])
-        if (
-            best.stop(problem.step()[0], min(iteration, search.iterations), LBFGS_CHUNK)
-            or iteration >= search.iterations
-        ):
-            break
-        optimizer.step(lambda: problem.step()[1].sum())  # type: ignore[no-untyped-call]
-    slot.finish(state)
-    return best.best
+    def snapshot(self, objective: float, iteration: int) -> Reconstruction:
+        """A copy of the start with the lowest distance as it is now."""
+        place = int(self.distance.argmin())
+        with torch.no_grad():
+            x = self.images()[place]
+        return Reconstruction(x.detach().clone(), self.y[place].clone(), objective, iteration)
 
 
 def search_latent(
-    target: Target, search: Search, latent: Latent, z: Tensor, y: Tensor, shelf: Shelf | None = None
+    target: Target, search: Search, latent: Latent, z: Tensor, y: Tensor, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The best of the starts z [S, N, ...] with labels y [S, N]: images [N, C, H, W] and labels [N]."""
-    evaluate, shelf = evaluation(target, search.objective), shelf or Shelf()
-    by_newton = descent(Inversion(optimizer=search.optimizer), target.module) == "lbfgs"
-    width = 1 if by_newton else max(1, search.max_images // z.shape[1])
+    evaluation, store = evaluation_of(target, search.objective), resume or ResumeStore()
+    by_adam = optimizer_name(search.optimizer, target.module) == "adam"
+    width = max(1, search.max_images // z.shape[1]) if by_adam else 1
     found: list[Reconstruction] = []
     for first in range(0, len(z), width):
         rows = slice(first, first + width)
-        problem = _Problem(z[rows].clone().requires_grad_(), y[rows], latent, evaluate, search.tv)
+        starts = Starts(z[rows].clone().requires_grad_(), y[rows], latent, evaluation, search.tv)
         with torch.no_grad():  # the images stand for the decoder: another network is another attack
-            slot = shelf.slot(search, [problem.z, problem.y, problem.images(), target.flat])
-        over = slot.over()
-        descend = _by_lbfgs if by_newton else _by_adam
-        found.append(descend(problem, search, slot) if over is None else over[0])
+            saved = store.next_file(search, [starts.z, starts.y, starts.images(), target.flat])
+        optimizer = _adam(starts, search) if by_adam else Lbfgs([starts.z], search.iterations)
+        progress = Progress(search, starts.snapshot, optimizer.chunk)
+        problem = Problem([starts.z], starts.evaluate, [progress])
+        found += descend(problem, optimizer, search.iterations, saved)
     return min(found, key=lambda each: each.objective)
+
+
+def _adam(starts: Starts, search: Search) -> Adam:
+    pixels = [starts.z] if starts.latent.box else []
+    return Adam([starts.z], pixels, search.learning_rate, search.iterations, signed=True, decay=_DECAY)

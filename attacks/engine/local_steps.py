@@ -1,4 +1,4 @@
-"""What a guess would have sent, and the way back: from a slope on that to slopes on the images and labels.
+"""What a guess would have sent, and its pullback: from a slope on that to slopes on the images and labels.
 
 ``linearised`` returns the dummy gradient of ``attacks.engine.matching`` as one vector and its vector-Jacobian product.
 With a ``Network`` both are by hand: forward, the steps of SGD keep their weights and passes; back, the adjoint of one
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from prunella.attacks.engine.matching import Plan, Target, dummy_gradient
+from prunella.attacks.engine.matching import Target, TrainingPlan, dummy_gradient
 from prunella.attacks.engine.network import Network, Pass
 from prunella.attacks.engine.objectives import flatten, split
 from prunella.core.trees import Tree
@@ -121,7 +121,7 @@ def _pick(x: Tensor, rows: tuple[int, ...]) -> Tensor:
     return x[first:last] if rows == tuple(range(first, last)) else x[list(rows)]
 
 
-def _gathered(plan: Plan, x: Tensor, parts: list[Tensor]) -> Tensor:
+def _gathered(plan: TrainingPlan, x: Tensor, parts: list[Tensor]) -> Tensor:
     """The parts of all steps, added up where their rows are in x."""
     order = [row for rows in plan.batches for row in rows]
     if order == list(range(len(x))):

@@ -2,16 +2,16 @@
 
 One local step of SGD: gradient = -update / learning rate - weight decay * params, exactly. Several steps: the guess is
 trained on for as many steps, differentiably (delta matching), and -update / (learning rate * steps) is compared with
-the same figure of the guess. Pretending one step instead is what makes FedAvg look safer than it is.
+the same figure of the guess. To take several steps for one makes FedAvg look safer than it is.
 
 The support (PRI Algorithm 2, line 2, m_rec) is where values arrived: ``view.shared``, or where the update is not zero.
 The paper recovers it from the weights (nonzero), which misses a coordinate that was withheld but not pruned.
 
-A run of many steps is a heavy problem: at most ``max_images`` images are guessed. Beyond, batches shrink first, then
-steps are merged into fewer of a larger learning rate, so the attack rebuilds fewer images than were used, each standing
-for several: weaker than a server with more memory, and ``Reconstruction.x`` shows how many. Which example was in which
-step is unknown to a server; images are guessed in the order they are used, again from the start when a client has fewer
-(``num_examples``) than its steps use.
+Many steps make a heavy problem, so at most ``max_images`` images are guessed. Where a client used more, batches shrink
+first, then steps are merged into fewer steps of a larger learning rate. The attack then rebuilds fewer images than were
+used, each standing for several, and is weaker than a server with more memory; ``Reconstruction.x`` shows how many. A
+server does not know which example was in which step: images are guessed in the order of their use, and used again from
+the start when a client has fewer (``num_examples``) than its steps use.
 
 Shapes: images [N, C, H, W], vectors [number of parameters]. Errors: ``AttackError``, names and shapes only.
 """
@@ -36,7 +36,7 @@ from prunella.tasks.training import Sgd, sgd_step
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How the guess is trained on: ``batches`` names the rows of the guess that each local step sees."""
 
     images: int
@@ -57,7 +57,7 @@ class Target:
     mask: Mask | None
     flat: Tensor
     support: Tensor | None
-    plan: Plan
+    plan: TrainingPlan
     network: Network | None = None
     bf16: bool = False
 
@@ -88,7 +88,7 @@ def check_view(view: ServerView, module: nn.Module) -> None:
             raise AttackError(f"{kind} of the view are not finite")
 
 
-def plan_of(view: ServerView, max_images: int) -> Plan:
+def plan_of(view: ServerView, max_images: int) -> TrainingPlan:
     """How many images to guess and how the client is taken to have trained on them.
 
     >>> view = ServerView({}, {}, steps=2, batch_size=3, num_examples=4, learning_rate=0.1)
@@ -111,7 +111,7 @@ def plan_of(view: ServerView, max_images: int) -> Plan:
     images = int(min(kept * size, known))
     rows = [tuple((step * size + i) % images for i in range(size)) for step in range(kept)]
     rate = (view.learning_rate or 1.0) * steps / kept
-    return Plan(images, tuple(rows), Sgd(rate, view.momentum, view.weight_decay))
+    return TrainingPlan(images, tuple(rows), Sgd(rate, view.momentum, view.weight_decay))
 
 
 def target_gradient(view: ServerView) -> Tree:

@@ -2,8 +2,8 @@
 
 Matching gradients needs the derivative, in the images, of <gradient, v> for a direction v of the weights, and for
 several local steps the Hessian times v as well. Autograd gets both by building the graph of a gradient and going back
-through it; here they are one more pass forward and one back with the rules of ``attacks.engine.layers`` (Pearlmutter
-1994), without a graph, and nothing is computed twice. Equal to autograd up to rounding:
+through it; here they are one more pass forward and one back with the rules of ``attacks.engine.layer_rules``
+(Pearlmutter 1994), without a graph, and nothing is computed twice. Equal to autograd up to rounding:
 tests/attacks/engine/test_network.py.
 
 ``network_of`` traces a module with torch.fx and answers None where a part of it has no rule; the engine then takes
@@ -19,12 +19,12 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import relu as relu_function
 from torch.nn.functional import softmax
 
-from prunella.attacks.engine.layers import Convolution, Layer, relu, rule_of
+from prunella.attacks.engine.layer_rules import Convolution, Layer, relu, rule_of
 from prunella.core.trees import Tree
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One node of the graph: a layer, or the sum of its two inputs (None). 0 is the image, i + 1 step i's output."""
 
     layer: Layer | None
@@ -45,7 +45,7 @@ class Pass:
 class Network:
     """``alone``: the loss is that of every image by itself, not their mean."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Operation, ...]
     alone: bool = False
 
     def share(self, x: Tensor) -> int:
@@ -105,7 +105,7 @@ class _Deltas:
     def __getitem__(self, place: int) -> Tensor:
         return cast(Tensor, self.parts[place])
 
-    def add(self, step: Step, delta: Tensor | None) -> None:
+    def add(self, step: Operation, delta: Tensor | None) -> None:
         """Give every input of ``step`` its share."""
         for i in step.inputs:
             self.parts[i] = _sum(self.parts[i], delta)
@@ -141,7 +141,7 @@ def network_of(module: nn.Module, bf16: bool = False) -> Network | None:
     except Exception:  # noqa: BLE001 - whatever a stranger's model does when it is traced, autograd can still attack it
         return None
     places: dict[fx.Node, int] = {}
-    steps: list[Step] = []
+    steps: list[Operation] = []
     for node in nodes:
         if node.op == "placeholder":
             places[node] = len(places)
@@ -155,12 +155,14 @@ def network_of(module: nn.Module, bf16: bool = False) -> Network | None:
             return None
         if isinstance(layer, Convolution):
             layer.bf16 = bf16
-        steps.append(Step(layer, inputs))
+        steps.append(Operation(layer, inputs))
         places[node] = len(steps)
     return _checked(steps, nodes, places, module)
 
 
-def _checked(steps: list[Step], nodes: list[fx.Node], places: dict[fx.Node, int], module: nn.Module) -> Network | None:
+def _checked(
+    steps: list[Operation], nodes: list[fx.Node], places: dict[fx.Node, int], module: nn.Module
+) -> Network | None:
     """A network of one input, whose last step is the output and whose layers have every parameter once."""
     inputs = [node for node in nodes if node.op == "placeholder"]
     weights = [name for step in steps if step.layer for name in step.layer.weights]

@@ -1,10 +1,11 @@
-"""Descents that can be stopped and taken up again: what a long attack keeps on disk.
+"""Descents that can be stopped and resumed: what a long attack keeps on disk.
 
-A ``Shelf`` is a folder with one safetensors file for each descent of an attack: its variables, its optimizer's state
-and the best guess so far, every ``every`` iterations, or its answer when it is over. An attack that is started again
-with the same folder draws the same starts, skips what is over and goes on where it stopped; the answer is equal to the
-last bit to that of an attack that was never stopped. Files are written atomically, readable by their owner only: they
-hold reconstructions. A folder of another attack (other settings, target or starts) is refused.
+A ``ResumeStore`` is a folder with one safetensors file for each descent of an attack. Every ``every`` iterations the
+file gets the descent's variables, its optimizer's state and the best guess so far; when the descent is over, its
+answer. An attack that is started again with the same folder draws the same starts, skips the descents that are over and
+goes on where it stopped. Its answer is equal to the last bit to that of an attack that was never stopped. Files are
+written atomically and only their owner can read them, since they hold reconstructions. A folder of another attack
+(other settings, target or starts) is refused.
 
 Errors: ``AttackError`` for a file that cannot be read or belongs to something else.
 """
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
+from prunella.attacks.engine.progress import Progress
 from prunella.core.errors import AttackError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import Tree
@@ -40,17 +42,9 @@ def fingerprint(settings: object, tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-class Progress(Protocol):
-    """What a descent remembers of a guess: the best answer so far, and how long there was no better one."""
-
-    best: Reconstruction
-    stale: int
-    mark: float
-
-
 @dataclass(frozen=True)
-class Descent:
-    """What is written down of a running descent: its optimizer and variables, and the ``Progress`` of every guess."""
+class DescentState:
+    """What is saved of a running descent: its optimizer and variables, and the ``Progress`` of every guess."""
 
     optimizer: Optimizer
     variables: Sequence[Tensor]
@@ -103,8 +97,9 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """The file of one descent. ``path`` None keeps nothing; ``tell`` hears of every iteration."""
+class DescentFile:
+    """The file of one descent. Where ``path`` is None, nothing is saved. ``tell`` is called before every iteration with
+    its number and the lowest objective so far."""
 
     path: Path | None = None
     about: str = ""
@@ -118,7 +113,9 @@ class Slot:
             tree, metadata = read_tree(self.path)
             plain = json.loads(metadata.get("descent", "null"))
         except (OSError, SafetensorError, ValueError) as error:
-            raise AttackError(f"{self.path.name} is no descent that can be taken up: {type(error).__name__}") from None
+            raise AttackError(
+                f"{self.path.name} is not a descent that can be resumed: {type(error).__name__}"
+            ) from None
         if not isinstance(plain, dict) or plain.get("format") != FORMAT:
             raise AttackError(f"{self.path.name} is a safetensors file, but not a {FORMAT}")
         if plain["about"] != self.about:
@@ -132,8 +129,8 @@ class Slot:
             told = {**plain, "format": FORMAT, "about": self.about}
             write_tree(self.path, {k: t.detach().clone() for k, t in tree.items()}, {"descent": json.dumps(told)})
 
-    def over(self) -> list[Reconstruction] | None:
-        """The answers, where the descent is over."""
+    def answers(self) -> list[Reconstruction] | None:
+        """The answer of every guess where the descent is over, else None."""
         found = self._read()
         if found is None or not found[1]["over"]:
             return None
@@ -143,46 +140,51 @@ class Slot:
             for i, (objective, iterations, _, _) in enumerate(plain["progress"])
         ]
 
-    def take_up(self, descent: Descent) -> tuple[int, list[int] | None]:
-        """Put ``descent`` where it stopped; its iteration, and which guesses were still open (None: all, a new one)."""
+    def resume(self, state: DescentState) -> tuple[int, list[int] | None]:
+        """Put ``state`` where the descent stopped. Returns the iteration, and the guesses that had not stopped by their
+        own rule; 0 and None where nothing was saved."""
         found = self._read()
         if found is None:
             return 0, None
-        descent.unpack(*found)
+        state.unpack(*found)
         return int(found[1]["iteration"]), list(found[1]["open"])
 
-    def keep(self, descent: Descent, iteration: int, open_: Iterable[int]) -> None:
-        """Called before every iteration: it is told, and every so often what would be lost is written down."""
+    def keep(self, state: DescentState, iteration: int, open_: Iterable[int]) -> None:
+        """Called before every iteration: calls ``tell``, and saves ``state`` every ``every`` iterations."""
         if self.tell is not None:
-            self.tell(iteration, min(each.best.objective for each in descent.progress))
+            self.tell(iteration, min(each.best.objective for each in state.progress))
         if self.path is None or iteration == 0 or iteration % self.every:
             return
-        tree, plain = descent.pack()
+        tree, plain = state.pack()
         self._write(tree, {**plain, "iteration": iteration, "open": sorted(open_), "over": False})
 
-    def finish(self, descent: Descent) -> None:
+    def finish(self, state: DescentState) -> None:
+        """Replace what was saved by the answers."""
         if self.path is None:
             return
-        tree, plain = descent.pack()
+        tree, plain = state.pack()
         best = {key: tensor for key, tensor in tree.items() if key.startswith("best/")}
         self._write(best, {"progress": plain["progress"], "over": True})
 
 
 @dataclass
-class Shelf:
-    """The slots of one attack, in the order of its descents. ``tell`` hears of every iteration: the number of the
-    descent, that of the iteration, and the lowest objective so far."""
+class ResumeStore:
+    """The files of one attack, in the order of its descents; ``folder`` None saves nothing.
+
+    ``tell`` is called before every iteration with the number of the descent, that of the iteration, and the lowest
+    objective so far.
+    """
 
     folder: Path | None = None
     every: int = EVERY
     used: int = 0
     tell: Callable[[int, int, float], None] | None = None
 
-    def slot(self, settings: object, tensors: Iterable[Tensor]) -> Slot:
-        """The slot of the next descent."""
+    def next_file(self, settings: object, tensors: Iterable[Tensor]) -> DescentFile:
+        """The file of the next descent, which is told from others by the attack's settings and these tensors."""
         number, self.used = self.used, self.used + 1
         tell = None if self.tell is None else partial(self.tell, number)
         if self.folder is None:
-            return Slot(tell=tell)
+            return DescentFile(tell=tell)
         path = self.folder / f"descent-{number:03d}.safetensors"
-        return Slot(path, fingerprint(settings, tensors), self.every, tell)
+        return DescentFile(path, fingerprint(settings, tensors), self.every, tell)

@@ -1,4 +1,4 @@
-"""How much an audit's worst image gives away, in one word: what a report says, and all that a client tells by default.
+"""How much an audit's worst image gives away, in one word: what a report says, and all that a client sends by default.
 
 An audit is a mapping with ``scores`` as ``attacks.score.leakage.Leakage.to_dict`` makes them or, from a client that
 tells no numbers, with its ``level`` only. Worst is the most leaking image. PSNR in dB, SSIM and NMI in [0, 1]; higher

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from prunella.attacks.guard import guarded
+from prunella.attacks.self_attack import guarded
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import ChainState, build_chain, present, start

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from prunella.attacks.mia import Mia, Model, infer, membership_leakage
+from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
 from prunella.benchmarks.papers import tradeoff
 from prunella.benchmarks.papers.inversion import place
@@ -51,7 +51,7 @@ def membership(settings: Settings, seed: int, data: Path | None) -> Found:
     found = tradeoff.weighed(settings, seed, data, trained)
     tree, mask = trained.saved.tree, trained.saved.mask
     task = make_task(settings["model"], place(settings["dataset"], data), None)
-    model = Model(task, {name: tree[name] for name in mask}, {n: t for n, t in tree.items() if n not in mask})
+    model = AttackedModel(task, {name: tree[name] for name in mask}, {n: t for n, t in tree.items() if n not in mask})
     members, outsiders, candidates, inside = split(settings, seed, data)
     scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
     found["auc"] = membership_leakage(scores[:inside], scores[inside:]).auc

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from prunella.attacks.engine.folded import evaluator
-from prunella.attacks.engine.inversion import Inversion, together
+from prunella.attacks.engine.inversion import Inversion, descend_together
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import split
 from prunella.attacks.score.control import undefended_view
@@ -70,7 +70,7 @@ def ours(given: Case, views: int, iterations: int) -> tuple[float, Tensor]:
     attack = Inversion(iterations=iterations, tv=TV, patience=iterations + 1, tolerance=0.0)
     evaluate = evaluator(given.targets[:views], attack.objective)
     begin = time.process_time()
-    found = together(attack, start, given.labels[:views], evaluate)
+    found = descend_together(attack, start, given.labels[:views], evaluate)
     return (time.process_time() - begin) / (iterations + 1) / views, torch.cat([each.x for each in found])
 
 

@@ -17,8 +17,8 @@ from torch import Generator, Tensor
 
 from prunella.attacks import ATTACKS, PROBES, find_attack
 from prunella.attacks.denoise import Channel
-from prunella.attacks.engine.resume import Shelf
-from prunella.attacks.mia import MembershipLeakage, Model, membership_leakage
+from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.mia import AttackedModel, MembershipLeakage, membership_leakage
 from prunella.core.files import read_tree
 from prunella.core.trees import Tree, add
 from prunella.core.types import PrivateBatch, ServerView
@@ -47,7 +47,7 @@ def read_tensors(path: Path, names: Sequence[str]) -> Tree:
         raise UsageError(f"{path} is not a safetensors file with the tensors {', '.join(names)}") from None
 
 
-def attack_keywords(name: str, known: Path | None, earlier: Sequence[ServerView], shelf: Shelf) -> dict[str, Any]:
+def attack_keywords(name: str, known: Path | None, earlier: Sequence[ServerView], resume: ResumeStore) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     attack = find_attack(name)
     takes = inspect.signature(attack.reconstruct).parameters
@@ -55,13 +55,13 @@ def attack_keywords(name: str, known: Path | None, earlier: Sequence[ServerView]
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs only a view: --known is for denoise and mia")
-    if shelf.folder is not None and not attack.resumable:
+    if resume.folder is not None and not attack.resumable:
         able = [n for n, line in ATTACKS.items() if line.resumable]
         raise UsageError(f"{name} has no progress to save: --keep is for {', '.join(able)}")
     if known is None and "known" in attack.needs:
         raise UsageError(f"{name} needs to know the noise: add --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
-    given |= {"shelf": shelf} if attack.resumable else {}
+    given |= {"resume": resume} if attack.resumable else {}
     return given | ({"known": Channel(**read_tensors(known, ("public", "noise")))} if known is not None else {})
 
 
@@ -85,7 +85,7 @@ def infer_membership(
 ) -> MembershipLeakage:
     """Membership of ``asked`` in the data the view's model was trained on: its weights after the update."""
     device = next(iter(view.params.values())).device
-    model = Model(task, add(view.params, view.update), view.received_buffers or view.buffers)
+    model = AttackedModel(task, add(view.params, view.update), view.received_buffers or view.buffers)
     members, outsiders, batch = (each.on(device) for each in (known.part(True), known.part(False), asked.batch))
     scores = PROBES["mia"].infer(model, members, outsiders, batch, settings, generator).cpu()
     return membership_leakage(scores[asked.member], scores[~asked.member])

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from prunella.attacks import PROBES, SECTIONS, find_attack
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.mia import MembershipLeakage
 from prunella.attacks.score.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
 from prunella.attacks.score.lpips import lpips
@@ -227,8 +227,8 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     file, title = find_trace(sources.trace)
     batch = read_truth(sources.truth, file)
     view, task, earlier = sources.views()
-    shelf = Shelf(sources.keep, tell=tell and (lambda start, turn, loss: tell(start, turn, loss, settings.iterations)))
-    attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, shelf)
+    resume = ResumeStore(sources.keep, tell=tell and (lambda start, turn, loss: tell(start, turn, loss, settings.iterations)))
+    attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, resume)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
     if attack.gives == "labels":

@@ -1,16 +1,16 @@
 """What a client's answers have let through of its examples: charges, each under the digest of the question it answers.
 
 The digest covers everything an answer depends on, and the same digest keys the noise of the answer
-(``client.session.Request``). So the same question gets the same answer and costs nothing more, and every other one
-gets fresh noise and a charge of its own, in whichever run and round it is asked. A charge is written down BEFORE the
-answer is computed, and never taken back.
+(``client.session.Request``). So the same question gets the same answer and costs nothing more, and every other
+question gets fresh noise and a charge of its own, in whichever run and round it is asked. A charge is saved before the
+answer is computed, and never removed.
 
 ``epsilon`` composes clipping and noise (``accounting.py``): every local step, the sampling, the Laplace answers.
-``nats`` adds the channels' bounds (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa). One answer without such a
-bound, and there is none any more, for good: None, never zero. Heuristics are listed as what they are.
+``nats`` adds the channels' bounds (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa). After one answer without
+such a bound there is none for good: None, never zero. Heuristics are listed as such.
 
-Covered is what training and noisy counts let out. Not covered: audits the client's owner consents to, and the time a
-reply takes.
+The ledger covers what training and noisy counts let out. It does not cover audits to which the client's owner consents,
+and the time a reply takes.
 
 >>> ledger = add(Ledger(), Charge("a", nats=10.0))
 >>> ledger = add(ledger, Charge("b", nats=2.0))
@@ -34,8 +34,8 @@ from prunella.privacy.accounting import NATS, NOISE, STEPS, Charge, Privacy, eps
 from prunella.privacy.chain import Chain
 from prunella.privacy.channel import ChannelSettings
 
-TOLD = 1e9  # a bound above this is none, and is not told
-UNBOUNDED = Charge("unbounded")  # all answers that nothing bounds: one stands for any number of them
+TOLD = 1e9  # a bound above this says nothing, and is not reported
+UNBOUNDED = Charge("unbounded")  # stands for any number of answers that nothing bounds
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def charge(chain: Chain, digest: str, steps: int, examples: int, batch_size: int
         return UNBOUNDED if nats is None else Charge(digest, nats=nats)
     sampling, noise = min(1.0, batch_size / examples), chain.private.noise_multiplier
     if not NOISE[0] <= noise <= NOISE[1] or steps > STEPS:
-        return UNBOUNDED  # so little noise is none, and so much is nobody's
+        return UNBOUNDED  # outside the limits of a charge
     return Charge(digest, noise, sampling, steps, nats=nats)
 
 
@@ -127,7 +127,7 @@ def tallied(tally: Tally, chain: Chain, steps: int, caveats: tuple[str, ...] = (
 
 
 def add(ledger: Ledger, *charges: Charge) -> Ledger:
-    """The ledger with these charges. One that it holds already is the same answer and is not added again."""
+    """The ledger with these charges. A charge that it holds already is the same answer, and is not added again."""
     known = {charge.digest: charge for charge in ledger.charges}
     for new in charges:
         if known.setdefault(new.digest, new) != new:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from prunella.attacks import find_attack
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.leakage import score
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section
@@ -63,8 +63,8 @@ def _rebuild(folder: Path) -> Reconstruction:
     attack = find_attack(job["attack"])
     settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
     view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
-    shelf = {"shelf": Shelf(folder / DESCENTS)} if attack.resumable else {}
-    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **shelf)
+    resume = {"resume": ResumeStore(folder / DESCENTS)} if attack.resumable else {}
+    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **resume)
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
     return replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
 

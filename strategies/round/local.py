@@ -150,7 +150,7 @@ def local_update(
     done, base = _train_as_planned(procedure, received, plan, batches, state, generator)
     local = apply_mask(done.params, base)
     update = apply_mask(subtract(local, received.params), base)
-    outgoing = Outgoing(update=update, shared=base, spoken=base, local=local)
+    outgoing = Outgoing(update=update, shared=base, participates=base, local=local)
     outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
     outside = invert(base)  # importances inside tell what is filled, and the gradients that a guard's noise covers
     hides = procedure.chain.fills or procedure.chain.guard is not None

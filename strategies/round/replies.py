@@ -137,8 +137,8 @@ def build_reply(
     """
     outgoing = result.outgoing
     records = {"update": to_coded(outgoing.update, outgoing.shared, mask, values)}
-    if not same_mask(outgoing.spoken, outgoing.shared):
-        records["spoken"] = mask_to_coded(outgoing.spoken, mask)
+    if not same_mask(outgoing.participates, outgoing.shared):
+        records["spoken"] = mask_to_coded(outgoing.participates, mask)
     if not same_mask(result.base, mask):
         records["base"] = mask_to_coded(result.base, mask)
     if importance_of:

@@ -1,12 +1,12 @@
 """A folder of pictures, one folder per class, as ``torchvision.datasets.ImageFolder`` reads it.
 
-A client's own folder is its own whole; a folder that all are pointed at is shared out. Pictures become RGB of 32x32, or
-of the shape named with the dataset (``imagefolder@1x64x64``: channels, height, width): bilinear, aspect not kept.
-Classes are numbered in the order of their folders' names, so every site keeps a folder for every class, an empty one
-where it has no pictures; a server without data describes the task by such a folder of empty ones. With folders
-``train`` and ``test`` inside, those are the two splits; without, all pictures are for training and the server
-evaluates elsewhere. A picture that cannot be read stops the client with ``DataError``; an error of a client reaches the
-server and a file's name can name a patient, so how many they are and which goes to this machine's log only.
+A client's own folder belongs to it as a whole; a folder that all clients are given is shared out among them. Pictures
+become RGB of 32x32, or of the shape named with the dataset (``imagefolder@1x64x64``: channels, height, width):
+bilinear, aspect not kept. Classes are numbered in the order of their folders' names, so every site keeps a folder for
+every class, an empty one where it has no pictures; a server without data describes the task by such a folder of empty
+ones. With folders ``train`` and ``test`` inside, those are the two splits; without, all pictures are for training and
+the server evaluates elsewhere. A picture that cannot be read stops the client with ``DataError``; an error of a client
+reaches the server and a file's name can name a patient, so how many they are and which goes to this machine's log only.
 """
 
 from functools import partial
@@ -65,7 +65,7 @@ def load(path: Path, folder: "ImageFolder", chosen: Indices, shape: Shape) -> Ex
         raw = raw_digests(Path(file).read_bytes() for file in files)
     except (OSError, DataError):
         bad = [str(Path(file).relative_to(path)) for file in files if not _readable(file, shape)]
-        raise of_data("pictures cannot be read: remove or mend them", ", ".join(bad)) from None
+        raise of_data("pictures cannot be read: remove or repair them", ", ".join(bad)) from None
     return Examples(images, torch.tensor(folder.targets)[torch.from_numpy(chosen)], raw)
 
 

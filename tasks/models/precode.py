@@ -9,7 +9,7 @@ What it changes: it is part of the model of server and clients alike (so it is c
 K (3 F + 2) + F parameters, which travel both ways, and accuracies of other models do not carry over. In evaluation mode
 b is the mean. Gradients of layers before the bottleneck pass through it; those of the last layer do not hide the
 labels. It wants a smaller learning rate than the plain model: on MNIST behind ``cnn`` (9408 features of a norm near 20)
-SGD at 0.1 runs off within ten steps, and so it does with deviation = softplus; at 0.02 it trains. Whoever computes a
+SGD at 0.1 diverges within ten steps, and so it does with deviation = softplus; at 0.02 it trains. Whoever computes a
 training loss adds ``take_divergence``; an attack knows neither the draw nor the term.
 
 ``Bottleneck`` draws from its ``source``, which ``tasks.training.drawing`` sets to the client's own generator; without

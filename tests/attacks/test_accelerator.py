@@ -80,7 +80,7 @@ class Untraced(nn.Module):
 
 @pytest.mark.parametrize("traced", [True, False], ids=["by hand", "autograd"])
 def test_bfloat16_rounds_the_same_gradient(traced: bool, batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunella.attacks.engine.layers._SMALL", 0)  # the library's convolutions, as on a GPU
+    monkeypatch.setattr("prunella.attacks.engine.layer_rules._SMALL", 0)  # the library's convolutions, as on a GPU
     module = Untraced() if not traced else Untraced().layers
     truth: PrivateBatch = batch(0, 1)
     view = undefended_view(Task("cnn", (1, 8, 8), 10), *initial(Task("cnn", (1, 8, 8), 10), 0), truth)
@@ -98,7 +98,7 @@ def test_bfloat16_rounds_the_same_gradient(traced: bool, batch, monkeypatch: pyt
 
 
 def test_a_digit_is_rebuilt_in_bfloat16(view, task, batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunella.attacks.engine.layers._SMALL", 0)
+    monkeypatch.setattr("prunella.attacks.engine.layer_rules._SMALL", 0)
     monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", 0)
     truth = batch(0, 1)
     errors = {}

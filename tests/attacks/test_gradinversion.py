@@ -95,14 +95,14 @@ def test_a_group_holds_together(task, fresh, batch, monkeypatch) -> None:
     from prunella.attacks import gradinversion
 
     ends: list[list[torch.Tensor]] = []
-    whole = gradinversion.descend
+    whole = gradinversion.descend_group
 
-    def spy(attack, target, wanted, guesses, slot):  # noqa: ANN001, ANN202
-        result = whole(attack, target, wanted, guesses, slot)
+    def spy(attack, target, wanted, guesses, saved):  # noqa: ANN001, ANN202
+        result = whole(attack, target, wanted, guesses, saved)
         ends.append([guess.x.detach().clone() for guess in guesses])
         return result
 
-    monkeypatch.setattr(gradinversion, "descend", spy)
+    monkeypatch.setattr(gradinversion, "descend_group", spy)
     view = undefended_view(task, *fresh, batch(0, 1))
     for weight in (1e6, 0.0):
         run(view, task, group=weight, iterations=40, learning_rate=0.02, labels_tried=1)
@@ -113,9 +113,11 @@ def test_the_group_has_as_many_members_as_restarts(task, fresh, batch, monkeypat
     from prunella.attacks import gradinversion
 
     sizes: list[int] = []
-    whole = gradinversion.descend
+    whole = gradinversion.descend_group
     monkeypatch.setattr(
-        gradinversion, "descend", lambda a, t, w, guesses, s: sizes.append(len(guesses)) or whole(a, t, w, guesses, s)
+        gradinversion,
+        "descend_group",
+        lambda a, t, w, guesses, s: sizes.append(len(guesses)) or whole(a, t, w, guesses, s),
     )
     run(undefended_view(task, *fresh, batch(0, 1)), task, restarts=3, iterations=1, labels_tried=2)
     assert sizes == [3, 3]

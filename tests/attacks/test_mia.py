@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prunella.attacks import PROBES
-from prunella.attacks.mia import GRADIENT, Attacker, Mia, Model, infer, inputs_of, membership_leakage
+from prunella.attacks.mia import GRADIENT, AttackedModel, Attacker, Mia, infer, inputs_of, membership_leakage
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
@@ -17,14 +17,14 @@ PROBE = PROBES["mia"]
 Rows = Callable[[int, int], PrivateBatch]
 
 
-def overfit(task: Task, data: PrivateBatch, steps: int, rate: float) -> Model:
+def overfit(task: Task, data: PrivateBatch, steps: int, rate: float) -> AttackedModel:
     (params, buffers), module, draw = initial(task, 0), task.build(), stream(0, purpose="training")
     velocity: Tree = {}
     for _ in range(steps):
         rows = torch.randint(len(data.y), (64,), generator=draw)
         _, gradient, buffers = loss_and_gradient(module, params, buffers, data.x[rows], data.y[rows])
         params, velocity = sgd_step(params, gradient, velocity, Sgd(rate, 0.9), None)
-    return Model(task, params, buffers)
+    return AttackedModel(task, params, buffers)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def rows() -> Rows:
 
 
 @pytest.fixture(scope="module")
-def memorised(rows: Rows) -> Model:
+def memorised(rows: Rows) -> AttackedModel:
     return overfit(Task("cnn", (1, 8, 8), 10), rows(0, 400), 300, 0.1)
 
 
@@ -79,7 +79,7 @@ def test_the_four_inputs_are_what_they_are_called(memorised, rows) -> None:
 
 def test_long_gradients_are_projected_alike_for_known_and_asked() -> None:
     task = Task("conv-1", (1, 28, 28), 62)
-    model = Model(task, *initial(task, 0))
+    model = AttackedModel(task, *initial(task, 0))
     batch = PrivateBatch(torch.rand(2, 1, 28, 28), torch.tensor([1, 2]))
     first, again = (inputs_of(model, batch, torch.Generator().manual_seed(3))[2] for _ in range(2))
     assert torch.equal(first, again) and first.shape[1] <= GRADIENT

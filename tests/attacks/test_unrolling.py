@@ -5,7 +5,7 @@ import torch
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.leakage import psnr
-from prunella.attacks.unrolling import Unrolling, together, walk
+from prunella.attacks.unrolling import Unrolling, merged_view, walk
 from prunella.core.errors import AttackError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Tree, full_mask, size
@@ -77,7 +77,7 @@ def test_of_one_view_it_is_sgi(view, task) -> None:
 
 
 def test_what_arrived_in_any_round_counts_and_views_must_match(view, task) -> None:
-    double = together([view, view])
+    double = merged_view([view, view])
     assert all(torch.equal(double.update[name], 2 * view.update[name]) for name in view.update)
     with pytest.raises(AttackError, match="different numbers"):
         ATTACK.reconstruct(

@@ -67,7 +67,7 @@ def test_a_set_of_all_is_dgp_with_the_same_shares_and_what_is_sent_lies_in_the_s
     drawn = drawn_set(FULL, SETTINGS, rehearsal(0, purpose="x"))
     inside, after = adgp(SETTINGS).apply(whole, {**state, "locations": drawn}, rehearsal(0, purpose="test"))
     assert all(not bool((inside.shared[n] & ~drawn[n]).any()) for n in LIKE) and int(inside.shared["w"].sum()) == 40
-    assert torch.equal(after["proposal"]["w"], SET["w"]) and inside.spoken is FULL
+    assert torch.equal(after["proposal"]["w"], SET["w"]) and inside.participates is FULL
 
 
 def test_what_was_sent_and_what_waits_is_all_there_was() -> None:

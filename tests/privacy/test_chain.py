@@ -88,7 +88,7 @@ def test_release_names_the_whole_chain_in_order_and_applies_update_defenses_in_t
     state = start(chain, IMAGES, LIKE, {}, FIT)
     out, after, applied = release(chain, outgoing(LIKE), state, rehearsal(0, purpose="test"))
     assert applied == ("channel-natural", "random", "dgp")
-    left = int((~out.spoken["w"]).sum()) + int(~out.spoken["b"])
+    left = int((~out.participates["w"]).sum()) + int(~out.participates["b"])
     assert left == 3 and set(after) == set(applied)
 
 
@@ -110,27 +110,27 @@ def faulty(apply: Any) -> Chain:
 
 
 def leaks(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
-    return Outgoing(o.update, map_trees(torch.zeros_like, o.shared), o.spoken, o.local), s
+    return Outgoing(o.update, map_trees(torch.zeros_like, o.shared), o.participates, o.local), s
 
 
 def widens(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
-    return Outgoing(zeros_like(o.update), full_mask(o.update), o.spoken, o.local), s
+    return Outgoing(zeros_like(o.update), full_mask(o.update), o.participates, o.local), s
 
 
 def mutes(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
-    return Outgoing(zeros_like(o.update), o.shared, map_trees(torch.zeros_like, o.spoken), o.local), s
+    return Outgoing(zeros_like(o.update), o.shared, map_trees(torch.zeros_like, o.participates), o.local), s
 
 
 def reshapes(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
-    return Outgoing(map_trees(torch.flatten, o.update), o.shared, o.spoken, o.local), s
+    return Outgoing(map_trees(torch.flatten, o.update), o.shared, o.participates, o.local), s
 
 
 def drops(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
-    return Outgoing({"w": o.update["w"]}, o.shared, o.spoken, o.local), s
+    return Outgoing({"w": o.update["w"]}, o.shared, o.participates, o.local), s
 
 
 def divides(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
-    return Outgoing(map_trees(lambda t: t / 0, o.update), o.shared, o.spoken, o.local), s
+    return Outgoing(map_trees(lambda t: t / 0, o.update), o.shared, o.participates, o.local), s
 
 
 @pytest.mark.parametrize("fault", [leaks, widens, mutes, reshapes, drops, divides])

@@ -81,7 +81,7 @@ def play(
         local = apply_mask(subtract(weights, gradient), base)
         outgoing = Outgoing(apply_mask(subtract(local, received), base), base, base, local)
         out, state, _ = release(chain, outgoing, state, g)
-        seen += [weights, gradient, out.update, out.shared, out.spoken]
+        seen += [weights, gradient, out.update, out.shared, out.participates]
     return seen, state
 
 
@@ -99,9 +99,9 @@ def test_keeps_names_shapes_dtypes_masks_and_inputs(
     for tree in (seen[1], seen[2], seen[3], seen[7], seen[9]):
         assert {k: (t.shape, t.dtype) for k, t in tree.items()} == {k: (t.shape, dtype) for k, t in received.items()}
     assert seen[0]["x"].shape == IMAGES[:3].shape and seen[0]["x"].dtype == IMAGES.dtype
-    for update, shared, spoken in (seen[3:6], seen[9:12]):
+    for update, shared, participates in (seen[3:6], seen[9:12]):
         for key in update:
-            assert not bool((shared[key] & ~base[key]).any()) and not bool((shared[key] & ~spoken[key]).any())
+            assert not bool((shared[key] & ~base[key]).any()) and not bool((shared[key] & ~participates[key]).any())
             assert not bool(torch.count_nonzero(update[key][~shared[key]]))
     assert torch.equal(IMAGES, images_before)
     assert all(torch.equal(received[k], before[k]) and torch.equal(moved[k], moved_before[k]) for k in before)

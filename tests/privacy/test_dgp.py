@@ -62,12 +62,12 @@ def test_sent_plus_waiting_is_the_sum_of_updates(setting: DualPruning) -> None:
     assert bool(torch.count_nonzero(sent["w"]))
 
 
-def test_removed_coordinates_stay_spoken_for_and_come_later() -> None:
+def test_removed_coordinates_still_participate_and_come_later() -> None:
     update = {"w": torch.tensor([9.0, 4.0, 3.0, 0.1, 0.2])}
     setting = DualPruning(top=0.2, bottom=0.4)
     out, state = send(update, full_mask(update), dgp(setting).init(update), setting)
     assert out.update["w"].tolist() == [0.0, 4.0, 3.0, 0.0, 0.0]
-    assert bool(out.spoken["w"].all()) and out.shared["w"].tolist() == [False, True, True, False, False]
+    assert bool(out.participates["w"].all()) and out.shared["w"].tolist() == [False, True, True, False, False]
     torch.testing.assert_close(state["error"]["w"], torch.tensor([9.0, 0.0, 0.0, 0.1, 0.2]))
     later, _ = send({"w": torch.tensor([-8.5, 1.0, 0.0, 0.0, 0.0])}, full_mask(update), state, setting)
     torch.testing.assert_close(later.update["w"], torch.tensor([0.5, 0.0, 0.0, 0.0, 0.2]))

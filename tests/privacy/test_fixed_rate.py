@@ -97,7 +97,7 @@ def test_pseudo_keeps_what_real_drops() -> None:
         defense = largest(FixedRate(rate=0.25, pseudo=pseudo))
         out, state, _ = client_round(defense, received, defense.init(received), step)
         assert out.update["w"].tolist() == [0.0, -1.0, -1.0, -1.0]
-        assert out.spoken["w"].tolist() == out.shared["w"].tolist() == [False, True, True, True]
+        assert out.participates["w"].tolist() == out.shared["w"].tolist() == [False, True, True, True]
         again, _ = defense.compose(received, state, rehearsal(0, purpose="test"))
         assert again["w"].tolist() == ([-4.0, 0.0, 0.0, 0.0] if pseudo else [0.0] * 4)
         assert bool(state) == pseudo

@@ -100,7 +100,7 @@ def test_withheld_weights_are_stored_and_rejoin() -> None:
     state = {**priprune(setting).init(received), "alpha": alpha}
     update = apply_mask(subtract(local, received), base)
     out, state = priprune(setting).apply(Outgoing(update, base, base, local), state, rehearsal(0, purpose="test"))
-    assert out.shared["w"].tolist() == out.spoken["w"].tolist() == [False, True, False, False]
+    assert out.shared["w"].tolist() == out.participates["w"].tolist() == [False, True, False, False]
     assert out.update["w"].tolist() == [0.0, 0.5, 0.0, 0.0]
     assert state["held"]["w"].tolist() == [True, False, False, True]
     assert state["withheld"]["w"].tolist() == [1.5, 0.0, 0.0, 4.5]

@@ -35,7 +35,7 @@ def test_sent_plus_waiting_is_the_sum_of_updates(keep: float) -> None:
         update = apply_mask({k: torch.randn(t.shape, generator=g, dtype=t.dtype) for k, t in like.items()}, mask)
         out, state = defense.apply(Outgoing(update, mask, mask, update), state, rehearsal(0, purpose="test"))
         assert int(out.shared["w"].sum()) == -int(-keep * int(mask["w"].sum()) // 1) and bool(out.shared["b"])
-        assert out.spoken is mask
+        assert out.participates is mask
         total = {k: total[k] + update[k] for k in like}
         sent = {k: sent[k] + out.update[k] for k in like}
     for k in like:

@@ -106,7 +106,7 @@ def test_a_model_that_cannot_be_trained_on_the_task_is_refused_with_the_reason()
         (nn.Sequential(flat, nn.Linear(16, 4)), r"\(2, 4\), not with one logit"),
         (nn.LSTM(4, 3), "does not take images|a tuple"),
         (nn.Sequential(flat, nn.Linear(9, 3)), r"does not take images of \(1, 4, 4\): .*mat1"),
-        (shared, "2.weight is another layer's weight"),
+        (shared, "2.weight is also another layer's weight"),
         (nn.Sequential(flat, frozen), "1.bias is frozen"),
         (nn.Sequential(flat, nn.Linear(16, 3).double()), "1.weight is torch.float64"),
         (nn.Sequential(flat, nn.LazyLinear(3)), "lazy layers"),

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from prunella.attacks.engine.folded import evaluator, foldable
-from prunella.attacks.engine.inversion import Guess, Inversion, by_adam, first_guess, together
+from prunella.attacks.engine.image_priors import total_variation, total_variation_each
+from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, descend_together, first_guess
 from prunella.attacks.engine.inversion import evaluator as one_evaluator
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES
-from prunella.attacks.engine.priors import total_variation, total_variation_each
 from prunella.attacks.score.control import undefended_view
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
@@ -72,10 +72,10 @@ def test_descents_together_are_descents_alone() -> None:
     generator = stream(0, purpose="starts")
     guesses = [first_guess(target, task, label, generator) for label in labels]
     x = torch.cat([guess.x.detach() for guess in guesses]).double()
-    batch = together(attack, x.clone(), torch.cat(labels), evaluator([target], "cosine"))
+    batch = descend_together(attack, x.clone(), torch.cat(labels), evaluator([target], "cosine"))
     for i, found in enumerate(batch):
         guess = Guess(x[i : i + 1].clone().requires_grad_(), labels[i], False)
-        alone = by_adam(attack, guess, one_evaluator(target, attack, guess))
+        alone = descend_alone(attack, guess, one_evaluator(target, attack, guess), target.module)
         assert found.objective == pytest.approx(alone.objective, rel=1e-5)
         torch.testing.assert_close(found.x, alone.x, rtol=1e-4, atol=1e-5)
     assert batch[0].objective < batch[1].objective, "the right label explains the update better"

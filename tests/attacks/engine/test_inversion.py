@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.engine.inversion import Inversion, Progress, first_guess, reconstruct
-from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.score.leakage import score
 from prunella.core.config import parse_section
-from prunella.core.errors import AttackError, ConfigError
+from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.trees import full_mask
 from prunella.core.types import ServerView
@@ -69,17 +68,6 @@ def test_optimised_labels_find_the_label(view, task, batch) -> None:
 def test_total_variation_smooths(view, task) -> None:
     rough, smooth = run(view, task), run(view, task, dataclasses.replace(QUICK, tv=1.0))
     assert smooth.x.diff(dim=-1).abs().mean() < rough.x.diff(dim=-1).abs().mean()
-
-
-def test_stops_when_patience_runs_out_or_the_fit_is_good(view, task) -> None:
-    guess = first_guess(target_of(view, task.build(), True, 64), task, torch.tensor([0]), stream(0, purpose="x"))
-    progress = Progress(Inversion(patience=2, tolerance=0.1), guess)
-    assert [progress.stop(value, i) for i, value in enumerate([1.0, 0.9999, 0.9998])] == [False, False, True]
-    assert progress.best.objective == 0.9998
-    assert Progress(Inversion(tolerance=0.1), guess).stop(0.1, 0)
-    for bad in (float("nan"), float("inf")):
-        with pytest.raises(AttackError, match="not finite"):
-            Progress(Inversion(), guess).stop(bad, 0)
 
 
 def test_a_wrong_first_label_is_corrected_by_the_next(task, trained, batch) -> None:

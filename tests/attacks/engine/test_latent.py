@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from prunella.attacks.engine.latent import Latent, Search, _Problem, candidates, evaluation, search_latent
+from prunella.attacks.engine.image_priors import total_variation
+from prunella.attacks.engine.latent import Latent, Search, Starts, candidates, evaluation_of, search_latent
 from prunella.attacks.engine.matching import dummy_gradient, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES, flatten
-from prunella.attacks.engine.priors import total_variation
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.trees import full_mask
@@ -32,8 +32,8 @@ def test_the_slope_is_that_of_autograd_through_everything(images: int, task, fre
     _, target = target_for(task, fresh, batch(0, images))
     network, y = decoder(task), batch(0, images).y.expand(3, -1)
     z = torch.randn((3, images, 6), generator=stream(0, purpose="z"))
-    ours = _Problem(
-        z.clone().requires_grad_(), y, Latent(lambda z, y: network(z), 0.2), evaluation(target, "cosine"), 0.3
+    ours = Starts(
+        z.clone().requires_grad_(), y, Latent(lambda z, y: network(z), 0.2), evaluation_of(target, "cosine"), 0.3
     )
     distance, total = ours.step()
     for place in range(3):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from prunella.attacks.engine.resume import Shelf
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace
 from prunella.core.files import write_tree
@@ -85,11 +85,11 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
         ("denoise", None, [], "needs to know the noise"),
     ):
         with pytest.raises(UsageError, match=words):
-            attack_keywords(name, known, earlier, Shelf())
+            attack_keywords(name, known, earlier, ResumeStore())
     with pytest.raises(UsageError, match="no progress to save"):
-        attack_keywords("r-gap", None, [], Shelf(tmp_path))
-    assert attack_keywords("sgi", None, [], Shelf(tmp_path)) == {"shelf": Shelf(tmp_path)}
-    assert attack_keywords("unrolling", None, [view], Shelf()) == {"earlier": [view], "shelf": Shelf()}
+        attack_keywords("r-gap", None, [], ResumeStore(tmp_path))
+    assert attack_keywords("sgi", None, [], ResumeStore(tmp_path)) == {"resume": ResumeStore(tmp_path)}
+    assert attack_keywords("unrolling", None, [view], ResumeStore()) == {"earlier": [view], "resume": ResumeStore()}
     (tmp_path / "garbage").write_bytes(b"\x80\x04.")
     for path in (tmp_path / "garbage", tmp_path / "missing"):
         with pytest.raises(UsageError, match="not a safetensors file with the tensors x, y"):

@@ -98,7 +98,7 @@ def test_a_plan_that_turns_half_way_trains_what_it_grew_and_the_chain_sees_the_n
     result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"), plan)
     moved = {n: ~m if m.dim() == 2 else m for n, m in received.mask.items()}
     assert all(torch.equal(result.base[n], moved[n]) for n in moved)
-    assert not any(bool((result.outgoing.spoken[n] & ~moved[n]).any()) for n in moved)
+    assert not any(bool((result.outgoing.participates[n] & ~moved[n]).any()) for n in moved)
     assert bool(result.outgoing.local["one.weight"][moved["one.weight"]].any())
     assert not bool(result.outgoing.local["one.weight"][~moved["one.weight"]].any())
     assert len(seen) == 1 and result.steps == 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prunella.attacks.engine.labels import (
+from prunella.attacks.engine.label_inference import (
     count_by_impact,
     count_by_probability,
     label_candidates,

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from prunella.attacks import guard as guard
+from prunella.attacks import self_attack
 from prunella.attacks.engine.inversion import reconstruct
-from prunella.attacks.guard import WITHHELD, attack_of, guarded, leaks
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import score
+from prunella.attacks.self_attack import WITHHELD, attack_of, guarded, leaks
 from prunella.core.errors import AttackError, ConfigError, DefenseError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import full_mask
@@ -36,8 +36,8 @@ def rebuilt(view: ServerView, settings: LeakageGuard) -> float:
 
 def test_noise_grows_until_the_attack_fails_and_no_further() -> None:
     out = guarded(SENT, VIEW, BATCH, TASK, FAST, rehearsal(0, purpose="x"))
-    before = guard.as_seen(VIEW, SENT, BATCH, 4)
-    assert rebuilt(before, FAST) > 25 and rebuilt(guard.as_seen(VIEW, out, BATCH, 4), FAST) < 22
+    before = self_attack.as_seen(VIEW, SENT, BATCH, 4)
+    assert rebuilt(before, FAST) > 25 and rebuilt(self_attack.as_seen(VIEW, out, BATCH, 4), FAST) < 22
     assert not torch.equal(out.update["0.0.weight"], SENT.update["0.0.weight"])
     settings = LeakageGuard(iterations=40, psnr=101.0, ssim=1.0)
     lenient = guarded(SENT, VIEW, BATCH, TASK, settings, rehearsal(0, purpose="test"))
@@ -56,7 +56,7 @@ def test_in_doubt_the_update_is_withheld_with_the_same_words(why: str, monkeypat
         def fail(*arguments: Any) -> Any:
             raise AttackError("pixel 0.123 of the image")
 
-        monkeypatch.setitem(guard.ATTACKS, "sgi", guard.ATTACKS["sgi"]._replace(reconstruct=fail))
+        monkeypatch.setitem(self_attack.ATTACKS, "sgi", self_attack.ATTACKS["sgi"]._replace(reconstruct=fail))
     else:
         sent = Outgoing({n: t * torch.nan for n, t in SENT.update.items()}, FULL, FULL, PARAMS)
     with pytest.raises(DefenseError) as caught:
@@ -87,7 +87,7 @@ def test_only_an_attack_that_rebuilds_images_can_guard() -> None:
     assert attack_of(LeakageGuard(iterations=7, images=2)).max_images == 2
     with pytest.raises(ConfigError, match="did you mean 'sgi'"):
         attack_of(LeakageGuard(attack="sgj"))
-    others = [name for name, a in guard.ATTACKS.items() if not isinstance(a.settings(), guard.Inversion)]
+    others = [name for name, a in self_attack.ATTACKS.items() if not isinstance(a.settings(), self_attack.Inversion)]
     for name in others:
         with pytest.raises(ConfigError, match="rebuilds images"):
             attack_of(LeakageGuard(attack=name))

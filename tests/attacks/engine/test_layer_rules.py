@@ -6,8 +6,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from prunella.attacks.engine import layers
-from prunella.attacks.engine.layers import rule_of
+from prunella.attacks.engine import layer_rules
+from prunella.attacks.engine.layer_rules import rule_of
 from prunella.core.trees import Tree
 
 LAYERS = {
@@ -35,7 +35,7 @@ def like(tree: Tree, generator: torch.Generator) -> Tree:
 @pytest.mark.parametrize("small", [True, False], ids=["patches", "library"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_four_passes_are_those_of_autograd(name: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_SMALL", 1 << 18 if small else 0)
+    monkeypatch.setattr(layer_rules, "_SMALL", 1 << 18 if small else 0)
     module, shape = LAYERS[name]
     module, generator = module.double(), torch.Generator().manual_seed(0)
     w = like(dict(module.named_parameters()), generator)

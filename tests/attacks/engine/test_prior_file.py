@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from prunella.attacks.engine.learnt import FORMAT, filled, read_prior, save_prior
+from prunella.attacks.engine.prior_file import FORMAT, filled, read_prior, save_prior
 from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 

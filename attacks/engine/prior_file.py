@@ -1,9 +1,9 @@
-"""Networks learnt from public images, as files: what an attack may bring along besides a view.
+"""Files of networks learnt from public images, which an attack may use besides a view ("priors").
 
 A prior is safetensors with one JSON line of metadata: the format, which attack it is for, the shape of its images
-(C, H, W), the number of classes and its sizes. Nothing is unpickled, and nothing of it is run but this project's own
-code. Public images means: of the same kind as the clients', and none of theirs. A prior learnt from the images under
-attack would measure its own memory.
+(C, H, W), the number of classes and its sizes. Nothing is unpickled, and no code but this
+project's own is run. Public images are of the same kind as the clients', and none of theirs: a prior learnt from the
+images under attack would measure its own memory.
 
 Errors: ``AttackError`` for a file that is missing, of another kind or for other images.
 """

@@ -1,8 +1,8 @@
 """Labels from the last layer's gradient, before any image is guessed.
 
 For a linear last layer with cross-entropy, the bias gradient of class c is r_c, the batch mean of p_c - [y = c]: at
-batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch there are two counts, and an attack
-with restarts tries one after the other, and labels optimised with the images, and keeps what explains the update best:
+batch 1 exactly one is negative, the label's (iDLG, Zhao et al. 2020). For a batch there are two counts. An attack
+with restarts tries both, and labels that are optimised with the images, and keeps what explains the update best:
 
 count_by_probability   n_c = N (p_c - r_c) with p_c taken on uninformed images (Geng et al. 2021), then rounded to add
                        up to N. Exact where the model says the same of every image: untrained. Needs the scale of r.
@@ -73,6 +73,13 @@ def class_evidence(target: Target, layer: str, features: Tensor) -> Tensor:
     return projected if bias is None else torch.where(bias != 0, bias, projected)
 
 
+def evidence_of(target: Target, task: Task, generator: Generator) -> tuple[Tensor, Tensor]:
+    """An estimate of r_c, [K], and the mean probabilities on uninformed images, [K]."""
+    layer = last_linear(target.module, task.classes)
+    features, probabilities = uninformed(target, layer, task.shape, generator)
+    return class_evidence(target, layer, features), probabilities
+
+
 def count_by_impact(evidence: Tensor, images: int) -> Tensor:
     """LLG's selection: ``images`` labels in ascending order, int64."""
     left = evidence.detach().double().cpu().clone()
@@ -109,9 +116,7 @@ def spread(labels: Tensor, steps: int) -> Tensor:
 def label_candidates(target: Target, task: Task, scaled: bool, generator: Generator) -> list[Tensor | None]:
     """Labels [images] to try, likeliest first, None for "optimise them"; ``scaled`` where the learning rate, and with
     it the size of r, is known. At batch 1 every class is a candidate."""
-    layer, images = last_linear(target.module, task.classes), target.plan.images
-    features, probabilities = uninformed(target, layer, task.shape, generator)
-    evidence = class_evidence(target, layer, features)
+    images, (evidence, probabilities) = target.plan.images, evidence_of(target, task, generator)
     if images == 1:
         return [label.reshape(1) for label in evidence.argsort(stable=True)]
     steps, device = len(target.plan.batches), target.flat.device

@@ -1,13 +1,13 @@
-"""The leakage guard: a client attacks what it is about to send, and strengthens or withholds it (DESIGN, one round).
+"""The leakage guard: a client attacks what it is about to send, and strengthens or withholds it.
 
-Fails closed. First a positive control: one of the client's own images, undefended, at the same weights; where the
-attack cannot rebuild even that, its failure on the update would prove nothing, and the update is withheld. Then the
-update as the server would see it, labels known where every image can be guessed; at every level of noise
-(``privacy.leakage_guard``) until no image is rebuilt at the threshold. An attack that raises, scores that are not
-finite, or a leak at the last level: withheld.
+The guard fails closed. First it attacks a positive control: one of the client's own images, undefended, at the same
+weights. Where the attack cannot rebuild even that, its failure on the update would prove nothing, and the update is
+withheld. Then it attacks the update as the server would see it, with known labels where every image can be guessed, at
+every level of noise (``privacy.leakage_guard``) until no image is rebuilt at the threshold. The update is withheld if
+the attack raises, if scores are not finite, or if the last level still leaks.
 
-Whatever the reason, the error has the same text, without a number: nothing of a score leaves. The images are scored
-here and nowhere else. Only the attack that is run is guarded against.
+The error has the same text for every reason and holds no number, so that no score leaves. The images are scored in this
+module only. The guard protects against the attack that it runs, and no other.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def attack_of(settings: LeakageGuard) -> Inversion:
         raise unknown("attack", settings.attack, ATTACKS)
     made: Any = ATTACKS[settings.attack].settings()
     if not isinstance(made, Inversion):
-        raise ConfigError(f"{NAME}.attack={settings.attack}: choose an attack that rebuilds images, as sgi or ig")
+        raise ConfigError(f"{NAME}.attack={settings.attack}: choose an attack that rebuilds images, such as sgi or ig")
     return dataclasses.replace(made, iterations=settings.iterations, max_images=settings.images)
 
 

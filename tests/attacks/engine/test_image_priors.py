@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from prunella.attacks.engine.priors import into_box, total_variation
+from prunella.attacks.engine.image_priors import into_box, total_variation
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (1, 3, 5, 7), (1, 1, 1, 4)])

@@ -1,4 +1,4 @@
-"""What is known of images before any update arrives: neighbouring pixels are alike, and every pixel lies in [0, 1].
+"""What is known of images before any update arrives: neighbouring pixels are similar, and pixels lie in [0, 1].
 
 ``total_variation`` is the anisotropic one of Geiping et al. 2020 (Eq. 4), the mean absolute difference of neighbours
 over images [B, C, H, W] of any channel count, with its (sub)gradient in closed form.
