@@ -16,18 +16,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from prunella.attacks import find_attack
 from prunella.attacks.guard import guarded
 from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import ChainState, build_chain, present, start
 from prunella.privacy.leakage_guard import NAME as GUARD
 from prunella.privacy.leakage_guard import unguarded
+from prunella.server.checkpoint import Checkpoint
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.data import Examples
-from prunella.tasks.task import Task
+from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
 
 RATE = 0.1
+NONE = "none"
 LEARNS = {"priprune"}
 Draw = Callable[[str], PrivateGenerator]  # fresh for a purpose: the same draws whenever it is asked
 
@@ -39,6 +43,20 @@ def model_of(model: str, names: Sequence[str]) -> str:
     ('precode-cnn', 'cnn')
     """
     return f"precode-{model}" if "precode" in names else model
+
+
+def attack_settings(attack: str, model: str, iterations: int = 0, **asked: Any) -> Any:
+    """An attack's settings for a model: Euclidean distance and L-BFGS on sigmoid networks (for attacks that have a
+    choice), its own elsewhere. 0 iterations are the attack's own number; what is asked as None stays as it is."""
+    how: Any = find_attack(attack).settings()
+    strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model and hasattr(how, "objective") else {}
+    asked |= {"iterations": iterations or None}
+    return dataclasses.replace(how, **strong, **{key: value for key, value in asked.items() if value is not None})
+
+
+def draws(seed: int, number: int = 0, kind: str = "claim") -> Draw:
+    """The client's draws for image ``number`` of a measurement of that kind."""
+    return lambda purpose: rehearsal(seed, round=number, purpose=f"{kind}-{purpose}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +85,18 @@ def sender(task: Task, received: Received, defenses: str, raw: Mapping[str, Any]
     chain = build_chain(defenses.split(","), dict(raw))
     state = start(chain, pool, received.params, {}, rehearsal(0, purpose="fit"))
     return Sender(task, Procedure(task.build(), Sgd(RATE), chain, batch), received, state)
+
+
+def initial_sender(task: Task, seed: int, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int) -> Sender:
+    """``sender`` of a client that received the weights every run with this seed starts from, unpruned."""
+    params, buffers = initial(task, seed)
+    return sender(task, Received(params, full_mask(params), buffers), defenses, raw, pool, batch)
+
+
+def received_of(saved: Checkpoint) -> Received:
+    """What the clients get after the round of a checkpoint."""
+    params = {name: saved.tree[name] for name in saved.mask}
+    return Received(params, saved.mask, {name: t for name, t in saved.tree.items() if name not in params})
 
 
 def warmed(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:

@@ -117,7 +117,8 @@ def _opacus(task: Task, data: Examples, steps: int) -> Work:
     def work() -> None:
         for i in range(steps):
             optimizer.zero_grad()
-            cross_entropy(model(data.x[i * BATCH :][:BATCH]), data.y[i * BATCH :][:BATCH]).backward()
+            loss = cross_entropy(model(data.x[i * BATCH :][:BATCH]), data.y[i * BATCH :][:BATCH])
+            torch.autograd.backward(loss)
             optimizer.step()
 
     return work

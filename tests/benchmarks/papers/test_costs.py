@@ -8,7 +8,7 @@ import torch
 
 from prunella.benchmarks.engine.claim import numbers
 from prunella.benchmarks.papers import costs
-from prunella.benchmarks.papers.dgp import TABLE_3
+from prunella.benchmarks.papers.dgp_claims import TABLE_3
 from prunella.core.randomness import stream
 from prunella.core.trees import count
 from prunella.tasks.examples import Examples

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from prunella.benchmarks.engine.claim import Point, numbers
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.dgp_attacks import (
     CANNOT,
     TABLE_1,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunella.benchmarks.papers import empirical as bench
-from prunella.benchmarks.papers.empirical import (
+from prunella.benchmarks.papers import epsilon_games as bench
+from prunella.benchmarks.papers.epsilon_games import (
     BUILDS,
     COARSE,
     DELTA,

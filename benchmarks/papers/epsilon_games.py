@@ -10,7 +10,7 @@ scores become a lower bound on ε is ``privacy/ledger/empirical.py``.
 Every game is played against broken builds, too, while the ledger is told nothing of it: there a bound has to come out
 above the ledger's ε, and from a game without an example none at all.
 
-    python -m prunella.benchmarks.papers.empirical [--trials 20000] [--canaries 2000]
+    python -m prunella.benchmarks.papers.epsilon_games [--trials 20000] [--canaries 2000]
         [--defenses dp-sgd,fed-spa] [--seed 0] [--json]
 """
 
