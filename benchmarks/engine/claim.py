@@ -6,7 +6,7 @@ A *cell* is one measurement at some settings and one seed; it gives metrics by s
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +140,22 @@ class Claim:
         """Its images, and whether it wants a GPU."""
         found = [", ".join(self.datasets(size)) or "no images", *(["wants a GPU"] if size == "paper" else [])]
         return "; ".join(found)
+
+
+def curves(
+    points: Iterable[Point],
+    metric: str,
+    x: int,
+    name: Callable[[Label], str] = lambda label: label[0],
+    sign: float = 1.0,
+) -> dict[str, list[tuple[float, float, float]]]:
+    """(x, mean, spread) of every point by the line it is on, as ``rules.falls`` takes them; ``x`` is the entry of the
+    label that runs along a line, and a ``sign`` of -1 turns it around."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for point in points:
+        row = (sign * float(point.label[x]), point.mean(metric), point.spread(metric))
+        found.setdefault(name(point.label), []).append(row)
+    return found
 
 
 def numbers(text: str) -> dict[Label, float]:

@@ -1,6 +1,6 @@
-"""The priors of attacks that bring one along (``ggl``, ``rog``), learnt from training images; test images are attacked.
+"""The priors of the attacks that have one (``ggl``, ``rog``), learnt from training images; test images are attacked.
 
-They are learnt once a process, when a cell first asks for them, and deleted at its end.
+A process learns them once, when a cell first asks for them, and deletes them when it ends.
 """
 
 import functools

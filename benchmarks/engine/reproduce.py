@@ -1,13 +1,14 @@
-"""Measures a claim of the papers again: one engine for all of ``benchmarks.papers``.
+"""Measures a claim of the papers again, or a table of docs/: one engine for all of ``benchmarks.papers``.
 
-Cells are kept in ``--cache`` as they are finished, by a digest of measure, settings and seed: a killed run takes up
-where it was, and claims share cells. The positive control of an attack is a cell, too, and runs before those it vouches
-for. Where one fails, nothing is compared: the verdict is "not judged". ``--out`` gets a page, a plot and a JSON,
-and ``README.md`` there, the list of all claims, is written anew.
+Finished cells are kept in ``--cache`` under a digest of measure, settings and seed: a killed run continues where it
+stopped, and claims share cells. The positive control of an attack is a cell, too, and runs before the cells that depend
+on it. Where one fails, nothing is compared: the verdict is "not judged". The engine writes a page, a plot and a JSON
+file into ``--out``, and rewrites ``README.md`` there, the list of all claims.
 
-    python -m prunella.benchmarks.engine.reproduce --list
-    python -m prunella.benchmarks.engine.reproduce my_module:CLAIM
-    python -m prunella.benchmarks.engine.reproduce D3 [--size small] [--data shared/data] [--out docs/results]
+    prunella reproduce --list
+    prunella reproduce D3 [--size small] [--data /data] [--out docs/results]
+    prunella reproduce defenses --out results
+    prunella reproduce my_module:CLAIM
 """
 
 import argparse
@@ -67,7 +68,7 @@ def control_of(cell: Cell, experiment: Experiment) -> Cell | None:
 
 
 def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
-    """Every cell of a size, seed by seed, each control before the first cell it vouches for."""
+    """Every cell of a size, seed by seed, each control before the first cell that needs it."""
     sweep, found = experiment.sweeps[size], dict[str, Cell]()
     for seed in sweep.seeds:
         for settings in sweep.cells:
@@ -188,10 +189,14 @@ def claim_of(name: str) -> Claim:
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0], epilog=EPILOG)
-    parser.add_argument("claim", nargs="?", default="", help="its name, as D3; --list has them all; or my_module:CLAIM")
-    parser.add_argument("--list", action="store_true", dest="listed", help="name all claims, and what each one needs")
-    parser.add_argument("--index", action="store_true", help="only write the README.md of --out anew")
-    parser.add_argument("--pages", action="store_true", help="write pages and pictures of --out anew from their JSON")
+    parser.add_argument(
+        "claim", nargs="?", default="", help="its name, as D3 or defenses; --list has them all; or my_module:CLAIM"
+    )
+    parser.add_argument(
+        "--list", action="store_true", dest="listed", help="list all claims and tables, and what each one needs"
+    )
+    parser.add_argument("--index", action="store_true", help="only rewrite the README.md of --out")
+    parser.add_argument("--pages", action="store_true", help="rewrite pages and pictures of --out from their JSON")
     parser.add_argument(
         "--size", default="small", choices=SIZES, help="small (the default) fits 15 minutes on two cores; paper: a GPU"
     )

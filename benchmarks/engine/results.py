@@ -43,7 +43,7 @@ def listing(claims: Iterable[Claim]) -> str:
     lines = []
     for claim in claims:
         sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
-        lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
+        lines += [f"{claim.name:3} {claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
         lines.append(f"    published: {claim.published}")
     return "\n".join(lines)
 
@@ -258,7 +258,7 @@ def as_json(result: Measured) -> dict[str, Any]:
 
 
 def from_json(found: dict[str, Any], claim: Claim) -> Measured:
-    """The result that ``as_json`` was given, so that its page can be written anew. Raises ``ConfigError`` where the
+    """The result that ``as_json`` was given, so that its page can be rewritten. Raises ``ConfigError`` where the
     claim has other cells or seeds by now: its numbers are no longer those of its settings."""
     size: Size = found["size"]
     sweep = claim.experiment.sweeps.get(size)

@@ -3,7 +3,8 @@
 A ``Sender`` is a client that is about to train: a task, what it received (weights, mask, buffers), a chain by name with
 its settings by section, and the chain's state. ``seen`` takes it through ``strategies.round.local.local_update``, the
 code a real client runs, for one step of ``RATE`` on one batch. A data defense is fitted on ``pool``; one that learns
-(``LEARNS``) should be ``warmed`` with images that are not attacked. The leakage guard decides as it does in a client.
+(``LEARNS``) should train on images that are not attacked first (``after_rounds``). The leakage guard decides as it does
+in a client.
 
 Views know labels and batch size, and have no ``shared``: which coordinates arrived is read off the update, since zeros
 of gradient defenses are to be recovered from the values, too. Errors: those of the chain, ``DefenseError`` for an
@@ -99,7 +100,7 @@ def received_of(saved: Checkpoint) -> Received:
     return Received(params, saved.mask, {name: t for name, t in saved.tree.items() if name not in params})
 
 
-def warmed(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
+def after_rounds(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
     """After a round of one step on each of ``earlier``; the weights it receives stay those of ``one``."""
     for turn, batch in enumerate(earlier):
         done = local_update(one.procedure, one.received, iter([batch]), one.state, draw(turn))

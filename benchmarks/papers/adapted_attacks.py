@@ -26,7 +26,7 @@ from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, M
 from prunella.benchmarks.engine.images import client_images, part, place
 from prunella.benchmarks.engine.priors import LEARNT, prior
 from prunella.benchmarks.engine.rules import Judgement, above
-from prunella.benchmarks.engine.views import NONE, Sender, attack_settings, initial_sender, seen, warmed
+from prunella.benchmarks.engine.views import NONE, Sender, after_rounds, attack_settings, initial_sender, seen
 from prunella.benchmarks.papers.orderings import image_of, masked, undefended
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.selection import keep_largest
@@ -36,7 +36,7 @@ from prunella.tasks.data import Examples, Partition
 from prunella.tasks.task import Task
 
 ROUNDS = 4
-WARM = 8
+EARLIER = 8
 PRIPRUNE = "priprune"
 WITH_PUBLIC = (NONE, "top 2 %", "dgp", "noise 2", "noise 8")
 
@@ -59,9 +59,9 @@ def scored(truth: PrivateBatch, found: dict[str, torch.Tensor]) -> Found:
 
 def priprune(settings: Settings, task: Task, train: Examples, truth: PrivateBatch, image: int) -> Found:
     """The attacks on the ninth round, and on an undefended one; ``sent`` is the share of coordinates in that round."""
-    earlier = [part(train, i) for i in range(WARM * image, WARM * (image + 1))]
+    earlier = [part(train, i) for i in range(EARLIER * image, EARLIER * (image + 1))]
     one = initial_sender(task, image, PRIPRUNE, {}, train.x, 1)
-    one = warmed(one, earlier, lambda turn: rehearsal(image, round=turn, purpose="warm"))
+    one = after_rounds(one, earlier, lambda turn: rehearsal(image, round=turn, purpose="warm"))
     view = seen(one, Examples(truth.x, truth.y), lambda purpose: rehearsal(image, purpose=purpose)).view
     sent = sum(int((u != 0).sum()) for u in view.update.values()) / sum(u.numel() for u in view.update.values())
     found = {name: attacked(settings, task, name, view, image) for name in ("ig", "sgi", "expectation")}
@@ -75,7 +75,7 @@ def followed(one: Sender, private: Examples, image: int) -> list[ServerView]:
     for turn in range(ROUNDS):
         draw = lambda purpose, turn=turn: rehearsal(image, round=turn, purpose=purpose)  # noqa: E731
         views.append(seen(one, private, draw).view)
-        one = warmed(one, [private], lambda _, draw=draw: draw("defense"))  # type: ignore[misc]
+        one = after_rounds(one, [private], lambda _, draw=draw: draw("defense"))  # type: ignore[misc]
         moved = add(one.received.params, views[-1].update)
         one = dataclasses.replace(one, received=dataclasses.replace(one.received, params=moved))
     return views

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Sweep
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Sweep, curves
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, worst
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers import channel_inversion
@@ -163,10 +163,7 @@ def judge_batch(points: Sequence[Point]) -> Judgement:
     constant noise than under none, from the smallest to the largest batch; seeds in pairs."""
     by = {p.label[:2]: p for p in points}
 
-    def line(name: str, sign: int) -> list[tuple[float, float, float]]:
-        return [(sign * float(b), p.mean("mse"), p.spread("mse")) for (d, b), p in by.items() if d == name]
-
-    grows = {name: line(name, -1) for name in (NONE, "gaussian")}
+    private, plain = ([p for p in points if (p.label[0] == "dp-sgd") is kind] for kind in (True, False))
     ends = [str(BATCHES[0]), str(BATCHES[-1])]
     rise = {
         name: [b - a for a, b in zip(*(by[name, end].values["mse"] for end in ends), strict=True)]
@@ -175,8 +172,8 @@ def judge_batch(points: Sequence[Point]) -> Judgement:
     more = {"gaussian over none": list(zip(rise["gaussian"], rise[NONE], strict=True))}
     return worst(
         [
-            falls({"dp-sgd": line("dp-sgd", 1)}, "MSE over the batch"),
-            falls(grows, "MSE from the largest batch down"),
+            falls(curves(private, "mse", 1), "MSE over the batch"),
+            falls(curves(plain, "mse", 1, sign=-1.0), "MSE from the largest batch down"),
             at_least(more, "rise of MSE"),
         ]
     )

@@ -12,6 +12,7 @@ from prunella.benchmarks.engine.claim import (
     Point,
     Settings,
     Sweep,
+    curves,
     numbers,
 )
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, worst
@@ -48,15 +49,17 @@ INVERSION_CELLS = (
 def judge_inversion(points: Sequence[Point]) -> Judgement:
     """C3: MSE falls with kappa for every channel, and White and Personalized are not under Natural; seeds in pairs."""
     by = {point.label[:2]: point for point in points if point.label[0] != NONE}
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for (channel, kappa), point in by.items():
-        curves.setdefault(channel, []).append((float(kappa), point.mean("mse"), point.spread("mse")))
     pairs = {
         f"{channel} {kappa}": list(zip(point.values["mse"], by["natural", kappa].values["mse"], strict=True))
         for (channel, kappa), point in by.items()
         if channel != "natural"
     }
-    return worst([falls(curves, "MSE over kappa"), at_least(pairs, "MSE, White and Personalized over Natural")])
+    return worst(
+        [
+            falls(curves(by.values(), "mse", 1), "MSE over kappa"),
+            at_least(pairs, "MSE, White and Personalized over Natural"),
+        ]
+    )
 
 
 C3 = Claim(
@@ -193,12 +196,17 @@ KAPPA_METRICS = (
 )
 
 
+def grows_and_leaks(points: Sequence[Point], down: str, over: str) -> Judgement:
+    """Over the first entry of the label accuracy grows and MSE of the better attack falls."""
+    rows = [point for point in points if point.label[0] != NONE]
+    grows = curves(rows, "accuracy", 0, lambda _: "accuracy", -1.0)
+    leaks = curves(rows, "mse_strongest", 0, lambda _: "MSE")
+    return worst([falls(grows, f"from the {down} down, accuracy"), falls(leaks, f"over {over}, MSE")])
+
+
 def judge_kappa(points: Sequence[Point]) -> Judgement:
     """C1: over kappa accuracy grows and MSE of the better attack falls."""
-    rows = [(float(p.label[0]), p) for p in points if p.label[0] != NONE]
-    grows = {"accuracy": [(-kappa, p.mean("accuracy"), p.spread("accuracy")) for kappa, p in rows]}
-    leaks = {"MSE": [(kappa, p.mean("mse_strongest"), p.spread("mse_strongest")) for kappa, p in rows]}
-    return worst([falls(grows, "from the largest kappa down, accuracy"), falls(leaks, "over kappa, MSE")])
+    return grows_and_leaks(points, "largest kappa", "kappa")
 
 
 C1 = Claim(
@@ -237,10 +245,7 @@ PAPER_ROUND_CELLS = tuple({**PAPER_CELLS[KAPPAS.index(KAPPA_N)], "rounds": n} fo
 
 def judge_rounds(points: Sequence[Point]) -> Judgement:
     """C2: over n accuracy grows and MSE of the better attack falls."""
-    rows = [(float(p.label[0]), p) for p in points]
-    grows = {"accuracy": [(-n, p.mean("accuracy"), p.spread("accuracy")) for n, p in rows]}
-    leaks = {"MSE": [(n, p.mean("mse_strongest"), p.spread("mse_strongest")) for n, p in rows]}
-    return worst([falls(grows, "from the most rounds down, accuracy"), falls(leaks, "over n, MSE")])
+    return grows_and_leaks(points, "most rounds", "n")
 
 
 C2 = Claim(

@@ -4,12 +4,12 @@ A cell is one chain with its settings (``raw``) under one attack, or, with ``att
 
 Attacks look at one local step on ``batch`` test images, ``images`` of them in all, from the weights every run starts
 from, where these attacks are strongest, in a client's first round, with known labels. A chain that learns (PriPrune)
-took ``WARM`` steps on other images first; data defenses are fitted on ``POOL`` images, the attacked ones among them.
+took ``EARLIER`` steps on other images first; data defenses are fitted on ``POOL`` images, the attacked ones among them.
 Adam on the cosine; on sigmoid networks L-BFGS on the Euclidean distance (for ``gradinversion`` its own).
 
 Scores are means over all images, none is left out: psnr (dB), ssim, ``rebuilt``, the share at ``PSNR_FLOOR`` or above,
 and ``ssim_shown``, against the image as the model was shown it (ATS, channels). Where an attack gives fewer images than
-were trained on or none at all, or the client withheld its update, a flat grey image stands in: what is to be had
+were trained on or none at all, or the client withheld its update, a flat grey image stands in: what anybody has
 without an attack. ``answered`` is the share of images that the attack itself gave.
 
 The positive control is the same attack, model and images under no defense: ``PSNR_FLOOR`` in the mean.
@@ -34,12 +34,12 @@ from prunella.benchmarks.engine.views import (
     LEARNS,
     NONE,
     Sender,
+    after_rounds,
     attack_settings,
     draws,
     initial_sender,
     model_of,
     seen,
-    warmed,
 )
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.randomness import rehearsal, stream
@@ -47,7 +47,7 @@ from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.data import Examples, make_task
 
 TRAINING = "training"
-POOL, WARM = 256, 5
+POOL, EARLIER = 256, 5
 GREY = 0.5
 NAMES = ("swept", "value", "architecture")  # settings that only name a point
 FEDERATION: Settings = {
@@ -80,8 +80,8 @@ def drawn_as(settings: Settings) -> str:
 
 
 def images_of(settings: Settings, seed: int, data: Path | None) -> Examples:
-    """The seed's test images: first those that are attacked, then those a defense is fitted and warmed on."""
-    many = max(POOL, settings.get("images", 0) + WARM)
+    """The seed's test images: first those that are attacked, then those a defense is fitted and trained on."""
+    many = max(POOL, settings.get("images", 0) + EARLIER)
     return chosen_images(settings["dataset"], data, seed, many, f"{drawn_as(settings)}-images")
 
 
@@ -90,8 +90,8 @@ def client_of(settings: Settings, images: Examples, seed: int, data: Path | None
     names = settings["defenses"].split(",")
     task = make_task(model_of(settings["model"], names), place(settings["dataset"], data), None)
     client = initial_sender(task, seed, settings["defenses"], settings["raw"], images.x, settings["batch"])
-    others = [part(images, settings["images"] + turn) for turn in range(WARM if LEARNS & set(names) else 0)]
-    return warmed(client, others, lambda turn: rehearsal(seed, round=turn, purpose=f"{drawn_as(settings)}-warm"))
+    others = [part(images, settings["images"] + turn) for turn in range(EARLIER if LEARNS & set(names) else 0)]
+    return after_rounds(client, others, lambda turn: rehearsal(seed, round=turn, purpose=f"{drawn_as(settings)}-warm"))
 
 
 def completed(found: Reconstruction | None, truth: PrivateBatch) -> tuple[Reconstruction, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Size, Sweep
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Size, Sweep, curves
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, falls, rank_correlation, worst
 from prunella.benchmarks.papers.bounded import BOUNDED, START
 
@@ -66,20 +66,12 @@ def by_all(size: Size) -> list[Settings]:
 
 def judge_batch(points: Sequence[Point]) -> Judgement:
     """P2: NMI of SGI falls as the batch grows, for every scheme."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        scheme, batch, _ = point.label
-        curves.setdefault(scheme, []).append((float(batch), point.mean("nmi"), point.spread("nmi")))
-    return falls(curves, "NMI over batch")
+    return falls(curves(points, "nmi", 1), "NMI over batch")
 
 
 def judge_rounds(points: Sequence[Point]) -> Judgement:
     """P5: NMI of SGI grows with the rounds, for every scheme: it falls from the last round to the first."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        scheme, rounds, _ = point.label
-        curves.setdefault(scheme, []).append((-float(rounds), point.mean("nmi"), point.spread("nmi")))
-    return falls(curves, "NMI from the last round back to the first")
+    return falls(curves(points, "nmi", 1, sign=-1.0), "NMI from the last round back to the first")
 
 
 def axes(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -188,14 +180,14 @@ def by_model(size: Size) -> list[Settings]:
 def judge_size(points: Sequence[Point]) -> Judgement:
     """P4: in every family NMI grows with the parameters, from the first model to the last by a smaller factor than they
     do."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
+    sizes: dict[str, list[tuple[float, float, float]]] = {}
     factors = []
     for family in dict.fromkeys(p.label[:2] for p in points):
         line = [p for p in points if p.label[:2] == family]
-        curves[", ".join(family)] = [(-p.mean("parameters"), p.mean("nmi"), p.spread("nmi")) for p in line]
+        sizes[", ".join(family)] = [(-p.mean("parameters"), p.mean("nmi"), p.spread("nmi")) for p in line]
         first, last = (line[i].mean("nmi") / line[i].mean("parameters") for i in (0, -1))
         factors.append(last < first)
-    grown = falls(curves, "NMI from the largest model down")
+    grown = falls(sizes, "NMI from the largest model down")
     word = HOLDS if all(factors) else NOT
     slow = Judgement(word, f"NMI per parameter is lower at the largest model for {sum(factors)} of {len(factors)}")
     return worst([grown, slow])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Size, Sweep
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Size, Sweep, curves
 from prunella.benchmarks.engine.rules import Judgement, at_least, falls, worst
 from prunella.benchmarks.papers.priprune_bound import P2, P4, P5, P10
 from prunella.benchmarks.papers.priprune_defense import CLAIMS as DEFENSES
@@ -48,19 +48,10 @@ def sweep(size: Size) -> Sweep:
     return Sweep(cells, note=NOTE[size])
 
 
-def curves(points: Sequence[Point], metric: str, arm: str) -> dict[str, list[tuple[float, float, float]]]:
-    """(rate, mean, spread) by scheme."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        scheme, rate, series = point.label
-        if series == arm:
-            found.setdefault(scheme, []).append((float(rate), point.mean(metric), point.spread(metric)))
-    return found
-
-
 def judge_rate(points: Sequence[Point]) -> Judgement:
     """P1: NMI and PSNR of SGI fall with the rate for every scheme."""
-    return worst([falls(curves(points, metric, "sgi"), metric.upper()) for metric in ("nmi", "psnr")])
+    sgi = [point for point in points if point.label[2] == "sgi"]
+    return worst([falls(curves(sgi, metric, 1), metric.upper()) for metric in ("nmi", "psnr")])
 
 
 def judge_sgi(points: Sequence[Point]) -> Judgement:

@@ -3,7 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Size, Sweep
+from prunella.benchmarks.engine.claim import (
+    Claim,
+    Column,
+    Experiment,
+    Label,
+    Plot,
+    Point,
+    Settings,
+    Size,
+    Sweep,
+    curves,
+)
 from prunella.benchmarks.engine.rules import Judgement, at_least, at_most, falls, worst
 from prunella.benchmarks.papers.tradeoff import TRADEOFF
 
@@ -246,12 +257,8 @@ def weighted(size: Size) -> list[Settings]:
 
 def judge_weights(points: Sequence[Point]) -> Judgement:
     """P9: NMI of the better attack falls with lambda_pri at every other pair of weights."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        pri, acc, sha, _ = point.label
-        row = (float(pri), point.mean("nmi_strongest"), point.spread("nmi_strongest"))
-        curves.setdefault(f"lambda_acc {acc}, lambda_sha {sha}", []).append(row)
-    return falls(curves, "NMI over lambda_pri")
+    lines = curves(points, "nmi_strongest", 0, lambda label: f"lambda_acc {label[1]}, lambda_sha {label[2]}")
+    return falls(lines, "NMI over lambda_pri")
 
 
 P9 = Claim(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.benchmarks.engine.views import RATE, Sender, attack_settings, seen, sender, warmed
+from prunella.benchmarks.engine.views import RATE, Sender, after_rounds, attack_settings, seen, sender
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, full_mask, map_trees
@@ -63,7 +63,7 @@ def test_nothing_is_seen_outside_the_mask() -> None:
 
 def test_a_warmed_client_keeps_its_weights_and_changes_its_state() -> None:
     fresh = client("dgp")
-    one = warmed(fresh, [BATCH], lambda turn: rehearsal(0, round=turn, purpose="warm"))
+    one = after_rounds(fresh, [BATCH], lambda turn: rehearsal(0, round=turn, purpose="warm"))
     assert one.received is fresh.received
     assert not any(bool(t.any()) for t in fresh.state["dgp"]["error"].values())
     assert any(bool(t.any()) for t in one.state["dgp"]["error"].values())

@@ -2,10 +2,10 @@ import sys
 
 import pytest
 import torch
-from tests.benchmarks.test_updates import QUICK
 
 from prunella.benchmarks.speed.aggregate import aggregate, dense_traffic, measure, memory, prepare, traffic
 from prunella.benchmarks.speed.updates import Update, examples, real_update
+from tests.benchmarks.speed.test_updates import QUICK
 
 
 @pytest.fixture(scope="module")

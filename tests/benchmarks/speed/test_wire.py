@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.benchmarks.test_updates import QUICK
 
 from prunella.benchmarks.speed import wire
 from prunella.benchmarks.speed.updates import Update, examples, real_update
 from prunella.benchmarks.speed.wire import bound, compare, fastest, gaussian, measure
+from tests.benchmarks.speed.test_updates import QUICK
 
 
 def test_the_bound_is_the_entropy_of_the_mask_and_four_bytes_a_value() -> None:
