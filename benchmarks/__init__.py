@@ -1,1 +1,1 @@
-"""Measurements: speed, wire, attacks. Every program takes ``--json``."""
+"""Measurements: the engine and the claims of the papers (``prunella reproduce``), and what things cost (``speed``)."""

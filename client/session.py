@@ -12,7 +12,7 @@ virtual clients of a simulation have no configuration of their own: for them ``P
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,7 @@ from prunella.tasks.examples import poisson_batches
 from prunella.tasks.task import Task, identity, initial
 from prunella.tasks.training import Sgd
 
+Loader = Callable[[str, Partition, int, Path | None], Examples]
 HELD_OUT = 5  # every fifth example, when clients evaluate
 # Settings that no answer depends on: where the server keeps what, how it waits, and how many rounds there will be.
 PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
@@ -110,6 +111,7 @@ class Session:
         self.raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
+        self._load: Loader = getattr(context, "load_client", load_client)  # a federation inside one process has its own
         check_run(self.node.policy, self.run, self.raw, self._privacy)
         self.device = pick_device(self.run.device)
 
@@ -146,7 +148,7 @@ class Session:
     @cached_property
     def _all(self) -> Examples:
         partition = Partition(self.run.partition, self.node.clients, self.run.alpha, self.run.seed)
-        return load_client(self.run.dataset, partition, self.node.client, self.node.data)
+        return self._load(self.run.dataset, partition, self.node.client, self.node.data)
 
     @cached_property
     def examples(self) -> Examples:

@@ -1,6 +1,7 @@
 """The ServerApp: reads the settings, builds the federation, runs it, and records how it ended."""
 
 import os
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from prunella.strategies import build_strategy, uses_public
 from prunella.strategies.round.masked import Model
 from prunella.strategies.round.numbering import Numbering
 from prunella.tasks.data import class_names, load_test, make_task
+from prunella.tasks.examples import Examples
 from prunella.tasks.public import set_apart
 from prunella.tasks.task import initial, prunable, require_fit
 
 app = ServerApp()
+Loader = Callable[[str, Path | None], Examples | None]
 
 SECTIONS = {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}
 NUMBERS = "client-numbers.json"
@@ -60,14 +63,16 @@ def numbering_file(folder: Path) -> Path:
     return Path(os.environ.get("FLWR_HOME") or folder) / NUMBERS
 
 
-def assemble(run: Run, raw: Raw) -> Federation:
-    """Build every part of a run from its settings. Raises ``ConfigError`` before anything starts."""
+def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
+    """Build every part of a run from its settings; ``load`` loads the test examples.
+
+    Raises ``ConfigError`` before anything starts."""
     check_sections(raw, SECTIONS)
     folder = run_directory(run)
     task = make_task(run.model, run.dataset, None)
     module = task.build()
     require_fit(task, module)
-    test = load_test(run.dataset, None)
+    test = load(run.dataset, None)
     if test is None and run.evaluation == "server":
         raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
     params, buffers = initial(task, run.seed)

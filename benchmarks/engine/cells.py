@@ -1,4 +1,4 @@
-"""Finished measurements on disk, one JSON file each, by a digest of all their settings: stopped programs take up again.
+"""Finished measurements on disk, one JSON file each, by a digest of their settings: a stopped program can go on later.
 
 >>> import tempfile
 >>> cache = Cache(Path(tempfile.mkdtemp()), version=1)

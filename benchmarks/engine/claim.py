@@ -6,12 +6,13 @@ A *cell* is one measurement at some settings and one seed; it gives metrics by s
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prunella.benchmarks.engine.verdict import Verdict
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.benchmarks.engine.rules import Judgement
 
 Size = Literal["small", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")
@@ -21,7 +22,7 @@ Label = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Metric:
+class Column:
     """A column: its key in what a cell gives, its heading and how many digits are printed.
 
     ``published`` has the paper's number for a point's label; a label it lacks was not published.
@@ -33,19 +34,35 @@ class Metric:
     published: Mapping[Label, float] = field(default_factory=dict)
 
 
+def rebuilds(found: Found) -> bool:
+    """Whether every attack of a cell rebuilt its images to ``PSNR_FLOOR`` in the mean.
+
+    >>> rebuilds({"ig": {"psnr": 30.0}, "training": {"accuracy": 0.1}}), rebuilds({"ig": {"psnr": 12.0}})
+    (True, False)
+    """
+    return all(row["psnr"] >= PSNR_FLOOR for row in found.values() if "psnr" in row)
+
+
 @dataclass(frozen=True)
 class Measure:
     """How a cell is made: settings, seed and a folder of local datasets (or None) to metrics by series.
 
-    ``name`` and ``version`` are in a cell's digest, so that claims share cells. ``control`` turns a cell's settings
-    into those of its positive control, and ``works`` says whether that succeeded; None: nothing here is an attack.
+    ``name`` and ``version`` are in a cell's digest, so that claims share cells. The positive control of a cell is the
+    cell with the settings in ``control`` in place of its own, and without ``names``, which only label a point; None:
+    nothing here is an attack. ``works`` says whether a control succeeded.
     """
 
     name: str
     make: Callable[[Settings, int, Path | None], Found]
     version: int = 1
-    control: Callable[[Settings], Settings] | None = None
-    works: Callable[[Found], bool] | None = None
+    control: Settings | None = None
+    names: tuple[str, ...] = ()
+    works: Callable[[Found], bool] = rebuilds
+
+    def control_of(self, cell: Settings) -> Settings:
+        """The settings of a cell's positive control."""
+        changed = self.control or {}
+        return {key: changed.get(key, value) for key, value in cell.items() if key not in self.names}
 
 
 @dataclass(frozen=True)
@@ -77,25 +94,27 @@ class Point:
 @dataclass(frozen=True)
 class Plot:
     """Lines of ``metric`` over the label's entry ``x``, or bars where ``x`` is None; ``split``: a panel per value of
-    that entry of the label."""
+    that entry of the label. ``over``: a metric that is drawn along the axis instead of the entry ``x``."""
 
     metrics: tuple[str, ...]
     x: int | None = None
     x_name: str = ""
     split: int | None = None
+    over: str = ""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What runs: ``keys`` are the settings that tell points apart, ``series`` the name of the column of series."""
+    """What runs: ``keys`` are the settings that tell points apart, ``series`` the name of the column of series. A table
+    that claims nothing has no ``judge``."""
 
     measure: Measure
     sweeps: Mapping[Size, Sweep]
     keys: tuple[str, ...]
     series: str
-    metrics: tuple[Metric, ...]
+    metrics: tuple[Column, ...]
     plot: Plot
-    judge: Callable[[Sequence[Point]], Verdict]
+    judge: Callable[[Sequence[Point]], Judgement] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +142,22 @@ class Claim:
         return "; ".join(found)
 
 
+def curves(
+    points: Iterable[Point],
+    metric: str,
+    x: int,
+    name: Callable[[Label], str] = lambda label: label[0],
+    sign: float = 1.0,
+) -> dict[str, list[tuple[float, float, float]]]:
+    """(x, mean, spread) of every point by the line it is on, as ``rules.falls`` takes them; ``x`` is the entry of the
+    label that runs along a line, and a ``sign`` of -1 turns it around."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for point in points:
+        row = (sign * float(point.label[x]), point.mean(metric), point.spread(metric))
+        found.setdefault(name(point.label), []).append(row)
+    return found
+
+
 def numbers(text: str) -> dict[Label, float]:
     """A table as it stands in a paper: columns in the first line, then a row a line; "-" is not published.
 
@@ -135,7 +170,7 @@ def numbers(text: str) -> dict[Label, float]:
     {('lenet', 'dgp'): 1.5}
     """
     lines = [line.split() for line in text.strip().splitlines()]
-    heads, found = lines[0], {}
+    heads, found = lines[0], dict[Label, float]()
     for row in lines[1:]:
         if len(row) != len(heads) + 1:
             raise ValueError(f"row {row[0]} has {len(row) - 1} numbers, not {len(heads)}")

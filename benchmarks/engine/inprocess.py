@@ -11,7 +11,7 @@ error reply, as Flower does it.
 import functools
 import logging
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import prunella.client.session
-import prunella.server.app
 import prunella.server.rounds
+from prunella.benchmarks.engine.images import cached_client, cached_test, first
 from prunella.client.accounts import FILE, begin
 from prunella.client.app import app as client_app
+from prunella.client.session import Loader
 from prunella.core.config import parse_run
 from prunella.core.randomness import derived
 from prunella.core.trees import Tree
@@ -33,12 +34,16 @@ from prunella.deploy.runtime.settings import app_directory
 from prunella.server.app import assemble, describe
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
-from prunella.tasks.task import Task
+from prunella.tasks.data import load_client
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation
 from prunella.wire.records import from_dense
 
 Tamper = Callable[[Message], Message | None]
+Look = Callable[[Federation, Tree, Tree], object]
 FIRST_NODE = 100
+FEDAVG = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0}
 
 
 def settings(**overrides: Any) -> dict[str, Any]:
@@ -56,11 +61,19 @@ def settings(**overrides: Any) -> dict[str, Any]:
     return flat | {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
 
 
+class LocalContext(Context):
+    """A SuperNode's context that says how its client loads examples."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given[:-1])
+        self.load_client: Loader = given[-1]
+
+
 class InProcessGrid(Grid):
     """``clients`` virtual SuperNodes with node ids 100, 101, … and state under ``state``.
 
     ``tamper`` may replace a reply before the server sees it, or lose it by returning None; ``offline`` nodes are not
-    there.
+    there. ``load`` loads a client's examples in place of ``tasks.data.load_client``.
     """
 
     def __init__(
@@ -70,6 +83,7 @@ class InProcessGrid(Grid):
         config: dict[str, Any],
         state: Path,
         tamper: Tamper | None = None,
+        load: Loader = load_client,
         **node: Any,
     ) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
@@ -78,7 +92,7 @@ class InProcessGrid(Grid):
                 begin(home, derived(b"rehearsal", home.name))
         self.app, self.config, self.tamper = app, config, tamper
         self.contexts = {
-            FIRST_NODE + i: Context(
+            FIRST_NODE + i: LocalContext(
                 1,
                 FIRST_NODE + i,
                 {
@@ -89,6 +103,7 @@ class InProcessGrid(Grid):
                 },
                 RecordDict(),
                 config,
+                load,
             )
             for i in range(clients)
         }
@@ -147,39 +162,24 @@ def _replaced(owner: Any, **functions: Any) -> Iterator[None]:
 
 
 @contextmanager
-def made_once() -> Iterator[None]:
-    """Clients of one process share their examples, first weights and the model's structure, and runs within it the
-    test examples. All are only read; on its own each message makes them anew."""
-    cached, session, app = functools.lru_cache(maxsize=None), prunella.client.session, prunella.server.app
-    load, start = cached(session.load_client), cached(session.initial)
-    with (
-        _replaced(session, load_client=load, initial=start),
-        _replaced(app, load_test=cached(app.load_test)),
-        _replaced(Task, build=cached(Task.build)),
-    ):
+def built_once() -> Iterator[None]:
+    """Clients of one process share their first weights and the model's structure, which are only read."""
+    build, start = functools.cache(Task.build), functools.cache(initial)
+    with _replaced(prunella.client.session, initial=start), _replaced(Task, build=build):
         yield
 
 
 @contextmanager
-def evaluated_every(rounds: int) -> Iterator[None]:
-    """Only every so many rounds, and after the last: a test set costs seconds on one core."""
+def evaluated(every: int, look: Look | None) -> Iterator[None]:
+    """Only in every so many rounds, and after the last: a test set costs seconds on one core. ``look`` is shown weights
+    and buffers of the global model after each; the run does not notice."""
 
     def evaluate(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
-        due = round % rounds == 0 or round == federation.run.rounds
-        return before(federation, round, arrays, grid) if due else None
-
-    before = prunella.server.rounds.evaluate_round
-    with _replaced(prunella.server.rounds, evaluate_round=evaluate):
-        yield
-
-
-@contextmanager
-def watched(look: Callable[[Federation, Tree, Tree], object]) -> Iterator[None]:
-    """``look`` is shown weights and buffers of the global model after every evaluation; the run does not notice."""
-
-    def evaluate(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
+        if round % every and round != federation.run.rounds:
+            return None
         found = before(federation, round, arrays, grid)
-        look(federation, *federation.model.split(from_dense(arrays)))
+        if look is not None:
+            look(federation, *federation.model.split(from_dense(arrays)))
         return found
 
     before = prunella.server.rounds.evaluate_round
@@ -202,15 +202,53 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def run_in_process(folder: Path, clients: int, evaluate_every: int = 1, **overrides: Any) -> Federation:
-    """A run from its settings; what it measured is in the federation's store and counters."""
+def run_in_process(
+    folder: Path,
+    clients: int,
+    evaluate_every: int = 1,
+    examples: int = 0,
+    tested: int = 0,
+    look: Look | None = None,
+    **overrides: Any,
+) -> Federation:
+    """A run from its settings; what it measured is in the federation's store and counters.
+
+    Clients have their first ``examples`` only and the model is tested on the first ``tested`` test images, where these
+    are not 0; both are decoded once.
+    """
     raw = settings(run_dir=str(folder / "run"), **overrides)
-    federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+
+    def load_test(dataset: str, root: Path | None) -> Examples | None:
+        found = cached_test(dataset, root)
+        return found and first(found, tested)
+
+    run = parse_run({k: v for k, v in raw.items() if "." not in k})
+    federation = assemble(run, raw, load_test)
     describe(federation)
-    grid = InProcessGrid(client_app, clients, raw, folder / "nodes")
+    load = functools.cache(lambda *asked: first(cached_client(*asked), examples))
+    grid = InProcessGrid(client_app, clients, raw, folder / "nodes", load=load)
     try:
-        with quiet(), made_once(), evaluated_every(evaluate_every):
+        with quiet(), built_once(), evaluated(evaluate_every, look):
             federate(federation, OrderedGrid(grid, 0.0))
     finally:
         federation.auditor.close()
     return federation
+
+
+def accuracies(federation: Federation) -> dict[int, float]:
+    """Of the global model, by round."""
+    return {line["round"]: line["value"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
+
+
+def failures(federation: Federation) -> float:
+    """How many replies were errors or left out."""
+    return sum(value for name, value in federation.counters.items() if name.startswith("client_failures_total"))
+
+
+def as_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section as ``run_in_process`` takes them.
+
+    >>> as_keywords({"channel-natural.kappa": 50.0})
+    {'channel_natural__kappa': 50.0}
+    """
+    return {key.replace(".", "__").replace("-", "_"): value for key, value in options.items()}

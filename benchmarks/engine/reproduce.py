@@ -1,13 +1,14 @@
-"""Measures a claim of the papers again: one engine for all of ``benchmarks.papers``.
+"""Measures a claim of the papers again, or a table of docs/: one engine for all of ``benchmarks.papers``.
 
-Cells are kept in ``--cache`` as they are finished, by a digest of measure, settings and seed: a killed run takes up
-where it was, and claims share cells. The positive control of an attack is a cell, too, and runs before those it vouches
-for. Where one fails, nothing is compared: the verdict is "not judged". ``--out`` gets a page, a plot and a JSON,
-and ``README.md`` there, the list of all claims, is written anew.
+Finished cells are kept in ``--cache`` under a digest of measure, settings and seed: a killed run continues where it
+stopped, and claims share cells. The positive control of an attack is a cell, too, and runs before the cells that depend
+on it. Where one fails, nothing is compared: the verdict is "not judged". The engine writes a page, a plot and a JSON
+file into ``--out``, and rewrites ``README.md`` there, the list of all claims.
 
-    python -m prunella.benchmarks.engine.reproduce --list
-    python -m prunella.benchmarks.engine.reproduce my_module:CLAIM
-    python -m prunella.benchmarks.engine.reproduce D3 [--size small] [--data shared/data] [--out docs/results]
+    prunella reproduce --list
+    prunella reproduce D3 [--size small] [--data /data] [--out docs/results]
+    prunella reproduce defenses --out results
+    prunella reproduce my_module:CLAIM
 """
 
 import argparse
@@ -20,23 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from prunella.benchmarks.engine.cells import Cache, Row
 from prunella.benchmarks.engine.claim import SIZES, Claim, Experiment, Point, Settings, Size
 from prunella.benchmarks.engine.machine import machine
-from prunella.benchmarks.engine.results import Result, listing, write
+from prunella.benchmarks.engine.results import Measured, listing, write
 from prunella.benchmarks.engine.results_index import write_index, write_pages
-from prunella.benchmarks.engine.verdict import REFUSED, Verdict
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.engine.rules import REFUSED, Judgement
+from prunella.benchmarks.papers import CLAIMS, TABLES
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import digest, is_foreign, lookup
 
 VERSION = 1
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 USAGE, INTERRUPTED = 2, 130
-EPILOG = "Exit code: 0, 2 for what you can mend, 130 after Ctrl-C. A run that was stopped goes on where it was."
+EPILOG = "Exit code: 0, 2 for what you can fix, 130 after Ctrl-C. A run that was stopped goes on where it was."
 Say = Callable[[str], object]
 NAMING = ("model", "defenses", "attack")  # settings that may name somebody's own code
-OURS = "attacks."  # rob's planted model, of which a measure's version tells
+OURS = "prunella."  # rob's planted model, of which a measure's version tells
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,15 @@ class Cell:
 
 def control_of(cell: Cell, experiment: Experiment) -> Cell | None:
     """The cell that must succeed before ``cell`` means anything."""
-    change = experiment.measure.control
-    return None if change is None else Cell(change(cell.settings), cell.seed, f"control, seed {cell.seed}")
+    measure = experiment.measure
+    if measure.control is None:
+        return None
+    return Cell(measure.control_of(cell.settings), cell.seed, f"control, seed {cell.seed}")
 
 
 def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
-    """Every cell of a size, seed by seed, each control before the first cell it vouches for."""
-    sweep, found = experiment.sweeps[size], {}
+    """Every cell of a size, seed by seed, each control before the first cell that needs it."""
+    sweep, found = experiment.sweeps[size], dict[str, Cell]()
     for seed in sweep.seeds:
         for settings in sweep.cells:
             name = ", ".join(
@@ -95,6 +100,7 @@ def measured(experiment: Experiment, size: Size, cache: Cache, data: Path | None
 
         def make(cell: Cell = cell) -> Row:
             begin = time.perf_counter()
+            torch.set_num_threads(1)  # sums keep their order on every machine
             found = experiment.measure.make(cell.settings, cell.seed, data)
             return {"found": found, "seconds": time.perf_counter() - begin}
 
@@ -109,13 +115,11 @@ def measured(experiment: Experiment, size: Size, cache: Cache, data: Path | None
 
 def failed_controls(experiment: Experiment, size: Size, done: dict[str, Row]) -> set[str]:
     """The cells whose control did not succeed."""
-    works = experiment.measure.works
     failed = set()
     for cell in cells_of(experiment, size):
         control = control_of(cell, experiment)
-        if control is not None and works is not None:
-            found = done[str(control.about(experiment))]["found"]
-            failed |= set() if works(found) else {str(cell.about(experiment))}
+        if control is not None and not experiment.measure.works(done[str(control.about(experiment))]["found"]):
+            failed.add(str(cell.about(experiment)))
     return failed
 
 
@@ -141,16 +145,16 @@ def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator
             yield Point((*fixed, series), values, not failed & set(abouts))
 
 
-def judged(experiment: Experiment, found: Sequence[Point]) -> Verdict:
+def judged(experiment: Experiment, found: Sequence[Point]) -> Judgement:
     """The claim's own rule, unless a positive control failed."""
     bad = sum(not point.control for point in found)
     if bad:
         text = f"the positive control of {bad} of {len(found)} points failed: the attack does not work here, so its"
-        return Verdict(REFUSED, f"{text} failing elsewhere would prove nothing")
-    return experiment.judge(found)
+        return Judgement(REFUSED, f"{text} failing elsewhere would prove nothing")
+    return experiment.judge(found) if experiment.judge else Judgement(REFUSED, "this is a table without a rule")
 
 
-def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say) -> Result:
+def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say) -> Measured:
     """Measure and judge. Raises ``ConfigError`` when the claim does not run at this size."""
     experiment = claim.experiment
     if size not in experiment.sweeps:
@@ -161,7 +165,7 @@ def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say
     found = list(points(experiment, size, done))
     seconds = sum(row["seconds"] for row in done.values())
     box = {key: value for key, value in machine().items() if key != "platform"}
-    return Result(claim, size, found, judged(experiment, found), seconds, {**box, "data": source(data)})
+    return Measured(claim, size, found, judged(experiment, found), seconds, {**box, "data": source(data)})
 
 
 def elsewhere(claim: Claim, size: Size, data: Path | None) -> list[str]:
@@ -176,7 +180,8 @@ def source(data: Path | None) -> str:
 
 def claim_of(name: str) -> Claim:
     """The claim of that name, or somebody's own, which is called as it was asked for. Raises ``ConfigError``."""
-    claim = lookup("claim", name if is_foreign(name) else name.upper(), CLAIMS)
+    entries = {**CLAIMS, **TABLES}
+    claim = lookup("claim", next((each for each in entries if each.casefold() == name.casefold()), name), entries)
     if not isinstance(claim, Claim):
         raise ConfigError(f"claim {name!r} is a {type(claim).__name__}, not a prunella.benchmarks.engine.claim.Claim")
     return dataclasses.replace(claim, name=name) if is_foreign(name) else claim
@@ -184,10 +189,14 @@ def claim_of(name: str) -> Claim:
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0], epilog=EPILOG)
-    parser.add_argument("claim", nargs="?", default="", help="its name, as D3; --list has them all; or my_module:CLAIM")
-    parser.add_argument("--list", action="store_true", dest="listed", help="name all claims, and what each one needs")
-    parser.add_argument("--index", action="store_true", help="only write the README.md of --out anew")
-    parser.add_argument("--pages", action="store_true", help="write pages and pictures of --out anew from their JSON")
+    parser.add_argument(
+        "claim", nargs="?", default="", help="its name, as D3 or defenses; --list has them all; or my_module:CLAIM"
+    )
+    parser.add_argument(
+        "--list", action="store_true", dest="listed", help="list all claims and tables, and what each one needs"
+    )
+    parser.add_argument("--index", action="store_true", help="only rewrite the README.md of --out")
+    parser.add_argument("--pages", action="store_true", help="rewrite pages and pictures of --out from their JSON")
     parser.add_argument(
         "--size", default="small", choices=SIZES, help="small (the default) fits 15 minutes on two cores; paper: a GPU"
     )
@@ -203,10 +212,10 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 and one line for what a user can mend, or 130 after Ctrl-C."""
+    """0, or 2 and one line for what a user can fix, or 130 after Ctrl-C."""
     chosen: Any = options(arguments)
     if chosen.listed or not (chosen.claim or chosen.index or chosen.pages):
-        print(listing(CLAIMS.values()))
+        print(listing((*CLAIMS.values(), *TABLES.values())))
         return 0 if chosen.listed else USAGE
     try:
         if chosen.index or chosen.pages:
@@ -219,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda line: print(line, file=sys.stderr))
         written = write(done, chosen.out)
-        for path in written if is_foreign(claim.name) else (*written, write_index(CLAIMS.values(), chosen.out)):
+        for path in (*written, write_index(CLAIMS.values(), chosen.out)) if claim.name in CLAIMS else written:
             print(path)
         print(f"{claim.name} {done.verdict.word}: {done.verdict.reason}")
     except PrunellaError as error:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Size
-from prunella.benchmarks.engine.verdict import Verdict
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Size
+from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 
@@ -23,13 +23,13 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 
 
 @dataclass(frozen=True)
-class Result:
+class Measured:
     """``seconds`` is the time of all cells, those kept from earlier runs included."""
 
     claim: Claim
     size: Size
     points: Sequence[Point]
-    verdict: Verdict
+    verdict: Judgement
     seconds: float
     machine: dict[str, Any]
 
@@ -43,7 +43,7 @@ def listing(claims: Iterable[Claim]) -> str:
     lines = []
     for claim in claims:
         sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
-        lines += [f"{claim.name:4}{claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
+        lines += [f"{claim.name:3} {claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
         lines.append(f"    published: {claim.published}")
     return "\n".join(lines)
 
@@ -62,10 +62,10 @@ def as_printed(value: float, digits: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def cell(point: Point, metric: Metric) -> str:
+def cell(point: Point, metric: Column) -> str:
     """Mean and spread, and the published number beside it where there is one.
 
-    >>> cell(Point(("a",), {"x": (1.0, 3.0)}), Metric("x", "x", 1, {("a",): 2.5}))
+    >>> cell(Point(("a",), {"x": (1.0, 3.0)}), Column("x", "x", 1, {("a",): 2.5}))
     '2.0 ± 1.4 (2.5)'
     """
     if metric.key not in point.values:
@@ -77,7 +77,7 @@ def cell(point: Point, metric: Metric) -> str:
     return text + (f" ({as_printed(published, metric.digits)})" if published is not None else "")
 
 
-def table(result: Result) -> str:
+def table(result: Measured) -> str:
     """Measured mean ± standard deviation over seeds, published in brackets."""
     experiment = result.experiment
     heads = [*experiment.keys, experiment.series]
@@ -103,7 +103,7 @@ def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
     return {key: " or ".join(values) for key, values in found.items() if key not in (*keys, "arm") and values}
 
 
-def page(result: Result, plot: str) -> str:
+def page(result: Measured, plot: str) -> str:
     """The page of a claim, Markdown."""
     claim, experiment = result.claim, result.experiment
     sweep = experiment.sweeps[result.size]
@@ -129,7 +129,7 @@ def page(result: Result, plot: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _groups(result: Result, split: int | None) -> dict[str, list[Point]]:
+def _groups(result: Measured, split: int | None) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for point in result.points:
         found.setdefault("" if split is None else point.label[split], []).append(point)
@@ -144,14 +144,14 @@ def _curves(points: Sequence[Point], plot: Plot) -> dict[Label, list[Point]]:
     return found
 
 
-def _lines(axes: Any, points: Sequence[Point], metric: Metric, plot: Plot, names: Sequence[Label]) -> None:
+def _lines(axes: Any, points: Sequence[Point], metric: Column, plot: Plot, names: Sequence[Label]) -> None:
     """One line a series, in the style of its place in ``names``, error bars of one standard deviation; published
     numbers as crosses."""
     x, seen = plot.x or 0, False
     for name, curve in _curves(points, plot).items():
         i = names.index(name)
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-        xs = [float(point.label[x]) for point in curve]
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // 7) % len(MARKERS)]}
+        xs = [point.mean(plot.over) if plot.over else float(point.label[x]) for point in curve]
         means, spreads = [p.mean(metric.key) for p in curve], [p.spread(metric.key) for p in curve]
         text = ", ".join(name) or "measured"
         axes.errorbar(xs, means, spreads, capsize=3, linestyle=DASHES[i % len(DASHES)], label=text, **style)
@@ -161,7 +161,7 @@ def _lines(axes: Any, points: Sequence[Point], metric: Metric, plot: Plot, names
             seen = True
 
 
-def _bars(axes: Any, points: Sequence[Point], metric: Metric, split: int | None, series: Sequence[str]) -> None:
+def _bars(axes: Any, points: Sequence[Point], metric: Column, split: int | None, series: Sequence[str]) -> None:
     """One bar a point, published numbers as crosses. Where more than the series tells points apart, the bars of a
     series have the colour of its place in ``series``, which is that of all panels, and those of one setting stand
     together; else every bar has its own."""
@@ -194,7 +194,7 @@ def _width(groups: dict[str, list[Point]], bars: bool) -> float:
     return len(groups) * max(2.3, 0.2 * most if bars else 0.0)
 
 
-def draw(result: Result, path: Path) -> None:
+def draw(result: Measured, path: Path) -> None:
     """The plot: a row a metric, a panel a group."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -232,7 +232,7 @@ def _undated(path: Path) -> dict[str, Any]:
     return {"Date": None} if path.suffix == ".svg" else {}
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: Measured) -> dict[str, Any]:
     """Every number, seed by seed, with settings, verdict and machine."""
     experiment = result.experiment
     sweep, metrics = experiment.sweeps[result.size], experiment.metrics
@@ -257,8 +257,8 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def from_json(found: dict[str, Any], claim: Claim) -> Result:
-    """The result that ``as_json`` was given, so that its page can be written anew. Raises ``ConfigError`` where the
+def from_json(found: dict[str, Any], claim: Claim) -> Measured:
+    """The result that ``as_json`` was given, so that its page can be rewritten. Raises ``ConfigError`` where the
     claim has other cells or seeds by now: its numbers are no longer those of its settings."""
     size: Size = found["size"]
     sweep = claim.experiment.sweeps.get(size)
@@ -269,8 +269,8 @@ def from_json(found: dict[str, Any], claim: Claim) -> Result:
         Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
         for row in found["points"]
     ]
-    verdict = Verdict(found["verdict"], found["reason"])
-    return Result(claim, size, points, verdict, found["seconds"], found["machine"])
+    verdict = Judgement(found["verdict"], found["reason"])
+    return Measured(claim, size, points, verdict, found["seconds"], found["machine"])
 
 
 def stem(name: str, size: str) -> str:
@@ -283,7 +283,7 @@ def stem(name: str, size: str) -> str:
     return short if size == "small" else f"{short}-{size}"
 
 
-def write(result: Result, out: Path) -> list[Path]:
+def write(result: Measured, out: Path) -> list[Path]:
     """The files of a claim."""
     out.mkdir(parents=True, exist_ok=True)
     name = stem(result.claim.name, result.size)

@@ -65,7 +65,7 @@ def index(claims: Iterable[Claim], folder: Path) -> str:
 
 
 def write_pages(claims: Iterable[Claim], folder: Path) -> list[Path]:
-    """Every page and picture anew, from the JSON beside it; nothing is measured. Raises as ``from_json``."""
+    """Rewrites every page and picture from the JSON beside it; nothing is measured. Raises as ``from_json``."""
     every = [from_json(row, claim) for claim in claims for _, row in found(claim, folder)]
     return [path for result in every for path in write(result, folder)]
 

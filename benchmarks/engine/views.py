@@ -3,7 +3,8 @@
 A ``Sender`` is a client that is about to train: a task, what it received (weights, mask, buffers), a chain by name with
 its settings by section, and the chain's state. ``seen`` takes it through ``strategies.round.local.local_update``, the
 code a real client runs, for one step of ``RATE`` on one batch. A data defense is fitted on ``pool``; one that learns
-(``LEARNS``) should be ``warmed`` with images that are not attacked. The leakage guard decides as it does in a client.
+(``LEARNS``) should train on images that are not attacked first (``after_rounds``). The leakage guard decides as it does
+in a client.
 
 Views know labels and batch size, and have no ``shared``: which coordinates arrived is read off the update, since zeros
 of gradient defenses are to be recovered from the values, too. Errors: those of the chain, ``DefenseError`` for an
@@ -16,18 +17,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from prunella.attacks import find_attack
 from prunella.attacks.self_attack import guarded
 from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import ChainState, build_chain, present, start
 from prunella.privacy.leakage_guard import NAME as GUARD
 from prunella.privacy.leakage_guard import unguarded
+from prunella.server.checkpoint import Checkpoint
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.data import Examples
-from prunella.tasks.task import Task
+from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
 
 RATE = 0.1
+NONE = "none"
 LEARNS = {"priprune"}
 Draw = Callable[[str], PrivateGenerator]  # fresh for a purpose: the same draws whenever it is asked
 
@@ -39,6 +44,20 @@ def model_of(model: str, names: Sequence[str]) -> str:
     ('precode-cnn', 'cnn')
     """
     return f"precode-{model}" if "precode" in names else model
+
+
+def attack_settings(attack: str, model: str, iterations: int = 0, **asked: Any) -> Any:
+    """An attack's settings for a model: Euclidean distance and L-BFGS on sigmoid networks (for attacks that have a
+    choice), its own elsewhere. 0 iterations are the attack's own number; what is asked as None stays as it is."""
+    how: Any = find_attack(attack).settings()
+    strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model and hasattr(how, "objective") else {}
+    asked |= {"iterations": iterations or None}
+    return dataclasses.replace(how, **strong, **{key: value for key, value in asked.items() if value is not None})
+
+
+def draws(seed: int, number: int = 0, kind: str = "claim") -> Draw:
+    """The client's draws for image ``number`` of a measurement of that kind."""
+    return lambda purpose: rehearsal(seed, round=number, purpose=f"{kind}-{purpose}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +88,19 @@ def sender(task: Task, received: Received, defenses: str, raw: Mapping[str, Any]
     return Sender(task, Procedure(task.build(), Sgd(RATE), chain, batch), received, state)
 
 
-def warmed(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
+def initial_sender(task: Task, seed: int, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int) -> Sender:
+    """``sender`` of a client that received the weights every run with this seed starts from, unpruned."""
+    params, buffers = initial(task, seed)
+    return sender(task, Received(params, full_mask(params), buffers), defenses, raw, pool, batch)
+
+
+def received_of(saved: Checkpoint) -> Received:
+    """What the clients get after the round of a checkpoint."""
+    params = {name: saved.tree[name] for name in saved.mask}
+    return Received(params, saved.mask, {name: t for name, t in saved.tree.items() if name not in params})
+
+
+def after_rounds(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
     """After a round of one step on each of ``earlier``; the weights it receives stay those of ``one``."""
     for turn, batch in enumerate(earlier):
         done = local_update(one.procedure, one.received, iter([batch]), one.state, draw(turn))

@@ -1,8 +1,14 @@
-"""The papers' claims, one file per paper; ``CLAIMS`` has them by name, in the papers' order."""
+"""The papers' claims, ``CLAIMS`` by name in the papers' order, and ``TABLES`` that stand elsewhere in docs."""
 
 from prunella.benchmarks.engine.claim import Claim
-from prunella.benchmarks.papers import channel, dgp, fed_ltp, ours, priprune
+from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claims, ours, priprune_claims
+from prunella.benchmarks.papers.adapted_attacks import ADAPTED, PUBLIC
+from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
+from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
+from prunella.benchmarks.papers.orderings import ORDERINGS
+from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 
-CLAIMS: dict[str, Claim] = {
-    claim.name: claim for claim in (*priprune.CLAIMS, *dgp.CLAIMS, *channel.CLAIMS, *fed_ltp.CLAIMS, *ours.CLAIMS)
-}
+PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
+CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
+_TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, ORDERINGS, ADAPTED, PUBLIC)
+TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}

@@ -1,7 +1,7 @@
 """Leakage beside PriPrune's bound as rate, batch and rounds vary: the cells of P2, P5 and P10.
 
-A cell is a federation under a scheme (``benchmarks.papers.inversion.global_model``) and then SGI on what its server
-would see next: the undefended update of one local step on ``attacked`` images at a time, out of ``images`` test images
+A cell is a federation under a scheme (``scheme_inversion.global_model``) and then SGI on what its server would see
+next: the undefended update of one local step on ``attacked`` images at a time, out of ``images`` test images
 of the seed, which are the same for every batch size. ``tv`` is the weight of total variation, 0 where it is not named.
 Labels are known. Scores are means over all images.
 
@@ -12,25 +12,24 @@ one less than there are images, so that bounds can be compared with each other, 
 The positive control is dense, at batch 1 after ``START`` rounds: SGI must rebuild its images to ``PSNR_FLOOR``.
 """
 
-import dataclasses
-import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from prunella.attacks.engine.inversion import reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.views import seen, sender
-from prunella.benchmarks.papers.inversion import DENSE, attack_settings, attacked_images, global_model, place
-from prunella.core.randomness import rehearsal, stream
+from prunella.benchmarks.engine.images import chosen_images, means, part, place
+from prunella.benchmarks.engine.views import NONE, attack_settings, draws, received_of, seen, sender
+from prunella.benchmarks.papers.scheme_inversion import DENSE, global_model
+from prunella.core.randomness import stream
 from prunella.core.trees import apply_mask, size
 from prunella.core.types import PrivateBatch
 from prunella.privacy.ledger.bounds import priprune_corrected, priprune_printed
 from prunella.strategies.round.local import Received
-from prunella.tasks.data import Examples, load_test, make_task
+from prunella.tasks.data import Examples, make_task
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.task import Task
 
@@ -45,7 +44,7 @@ def spectrum(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     for columns in gradients:  # one at a time: a covariance of millions of weights is never there whole
         centred = columns.double() - columns.double().mean(0)
         gram, count = gram + centred @ centred.T, len(columns)
-    values = torch.linalg.eigvalsh(gram / (count - 1))
+    values: torch.Tensor = torch.linalg.eigvalsh(gram / (count - 1))
     return values[values > values[-1] * ROUNDING]
 
 
@@ -59,49 +58,28 @@ def bounds(settings: Settings, task: Task, received: Received, images: Examples)
     return {"printed": priprune_printed(*about), "corrected": priprune_corrected(*about), "rank": float(len(values))}
 
 
-def others(settings: Settings, seed: int, data: Path | None) -> Examples:
-    """Test images that are not attacked."""
-    test = load_test(place(settings["dataset"], data), None)
-    if test is None:
-        raise ValueError(f"{settings['dataset']} has no test examples")
-    order = torch.randperm(len(test), generator=stream(seed, purpose="claim-images"))[settings["images"] :]
-    order = order[: settings.get("sample", SAMPLE)]
-    return Examples(test.x[order], test.y[order])
-
-
 def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: SGI."""
-    torch.set_num_threads(1)
-    saved = global_model(settings, seed, data)
     task = make_task(settings["model"], place(settings["dataset"], data), None)
-    params = apply_mask({name: saved.tree[name] for name in saved.mask}, saved.mask)
-    received = Received(params, saved.mask, {n: t for n, t in saved.tree.items() if n not in params})
-    private, batch = attacked_images(settings, seed, data), settings["attacked"]
-    one, rows = sender(task, received, "none", {}, private.x, batch), []
+    received = received_of(global_model(settings, seed, data))
+    received = replace(received, params=apply_mask(received.params, received.mask))
+    many, batch = settings["images"], settings["attacked"]
+    test = chosen_images(settings["dataset"], data, seed, many + settings.get("sample", SAMPLE))
+    private, others = part(test, 0, many), part(test, many, len(test))
+    one, rows = sender(task, received, NONE, {}, private.x, batch), []
+    how = attack_settings("sgi", task.model, settings["iterations"], tv=settings.get("tv", 0.0))
     for begin in range(0, len(private), batch):
-        some = Examples(private.x[begin : begin + batch], private.y[begin : begin + batch])
-        view = seen(one, some, lambda purpose: rehearsal(seed, purpose=f"claim-{purpose}")).view
-        how = attack_settings("sgi", task.model, settings["iterations"])
-        how = dataclasses.replace(how, tv=settings.get("tv", 0.0))
+        some = part(private, begin, batch)
+        view = seen(one, some, draws(seed)).view
         rebuilt = reconstruct(view, task, how, stream(seed, round=begin, purpose="claim-attack"))
         rows.append(score(rebuilt, PrivateBatch(some.x, some.y)))
     return {
         "sgi": {
-            "nmi": statistics.fmean(row.nmi.mean for row in rows),
-            "psnr": statistics.fmean(row.psnr.mean for row in rows),
-            "nmi_random": statistics.fmean(row.nmi.random for row in rows),
-            "parameters": float(size(params)),
-            **bounds(settings, task, received, others(settings, seed, data)),
+            **means(rows, "nmi", "psnr", "nmi_random"),
+            "parameters": float(size(received.params)),
+            **bounds(settings, task, received, others),
         }
     }
 
 
-def control(settings: Settings) -> Settings:
-    return {**settings, "scheme": DENSE, "rate": 0.0, "attacked": 1, "rounds": START}
-
-
-def works(found: Found) -> bool:
-    return found["sgi"]["psnr"] >= PSNR_FLOOR
-
-
-BOUNDED = Measure("bounded", leakage, control=control, works=works)
+BOUNDED = Measure("bounded", leakage, control={"scheme": DENSE, "rate": 0.0, "attacked": 1, "rounds": START})

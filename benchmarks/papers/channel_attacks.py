@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Metric, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, at_least, falls, worst
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Sweep, curves
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, worst
+from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers import channel_inversion
 from prunella.benchmarks.papers.channel_batch import BATCHED
-from prunella.benchmarks.papers.channel_inversion import NONE
-from prunella.benchmarks.papers.inversion import DENSE
 from prunella.benchmarks.papers.membership import MEMBERSHIP
 from prunella.benchmarks.papers.priprune_defense import SMALL as TRADED
+from prunella.benchmarks.papers.scheme_inversion import DENSE
 from prunella.privacy.ledger.bounds import dp_capacity
 
 PAPER = "Channel"
@@ -79,7 +79,7 @@ def improvements(points: Sequence[Point]) -> dict[tuple[str, str], tuple[float, 
     }
 
 
-def judge_plane(points: Sequence[Point]) -> Verdict:
+def judge_plane(points: Sequence[Point]) -> Judgement:
     """C4. Fig. 15: for every setting of DP-SGD and DP-PSAC a Natural channel is at least as accurate and has at least
     its GDC, the mean of the two improvements; in trend, for more than half of them. Fig. 16: in the mean over
     settings DP improves membership inference more than Natural does, Natural inversion more than DP."""
@@ -98,7 +98,7 @@ def judge_plane(points: Sequence[Point]) -> Verdict:
     split = means[1][1] > means[1][0], means[0][0] > means[0][1]
     said = f"improvement of inversion {means[0][0]:.3f} under Natural and {means[0][1]:.3f} under DP, of membership "
     said += f"inference {means[1][0]:+.3f} and {means[1][1]:+.3f}"
-    return worst([Verdict(word, text), Verdict(HOLDS if all(split) else TREND if any(split) else NOT, said)])
+    return worst([Judgement(word, text), Judgement(HOLDS if all(split) else TREND if any(split) else NOT, said)])
 
 
 C4 = Claim(
@@ -122,10 +122,10 @@ C4 = Claim(
         keys=("strength",),
         series="defense",
         metrics=(
-            Metric("accuracy", "accuracy", 3),
-            Metric("mse_strongest", "MSE, better attack", 4),
-            Metric("psnr_strongest", "PSNR, better attack, dB", 1),
-            Metric("auc", "AUC of membership", 3),
+            Column("accuracy", "accuracy", 3),
+            Column("mse_strongest", "MSE, better attack", 4),
+            Column("psnr_strongest", "PSNR, better attack, dB", 1),
+            Column("auc", "AUC of membership", 3),
         ),
         plot=Plot(("accuracy", "mse_strongest", "auc"), split=1),
         judge=judge_plane,
@@ -158,15 +158,12 @@ def batch_cells(common: Settings, batches: Sequence[int]) -> tuple[Settings, ...
     )
 
 
-def judge_batch(points: Sequence[Point]) -> Verdict:
+def judge_batch(points: Sequence[Point]) -> Judgement:
     """C6: over the batch the error falls under DP, grows under none and under constant noise, and grows more under
     constant noise than under none, from the smallest to the largest batch; seeds in pairs."""
     by = {p.label[:2]: p for p in points}
 
-    def line(name: str, sign: int) -> list[tuple[float, float, float]]:
-        return [(sign * float(b), p.mean("mse"), p.spread("mse")) for (d, b), p in by.items() if d == name]
-
-    grows = {name: line(name, -1) for name in (NONE, "gaussian")}
+    private, plain = ([p for p in points if (p.label[0] == "dp-sgd") is kind] for kind in (True, False))
     ends = [str(BATCHES[0]), str(BATCHES[-1])]
     rise = {
         name: [b - a for a, b in zip(*(by[name, end].values["mse"] for end in ends), strict=True)]
@@ -175,8 +172,8 @@ def judge_batch(points: Sequence[Point]) -> Verdict:
     more = {"gaussian over none": list(zip(rise["gaussian"], rise[NONE], strict=True))}
     return worst(
         [
-            falls({"dp-sgd": line("dp-sgd", 1)}, "MSE over the batch"),
-            falls(grows, "MSE from the largest batch down"),
+            falls(curves(private, "mse", 1), "MSE over the batch"),
+            falls(curves(plain, "mse", 1, sign=-1.0), "MSE from the largest batch down"),
             at_least(more, "rise of MSE"),
         ]
     )
@@ -207,9 +204,9 @@ C6 = Claim(
         keys=("defense", "batch"),
         series="attack",
         metrics=(
-            Metric("mse", "MSE to the mean of the batch", 4),
-            Metric("mse_flat", "MSE of a flat grey image", 4),
-            Metric("psnr", "PSNR in dB", 1),
+            Column("mse", "MSE to the mean of the batch", 4),
+            Column("mse_flat", "MSE of a flat grey image", 4),
+            Column("psnr", "PSNR in dB", 1),
         ),
         plot=Plot(("mse", "mse_flat"), split=0),
         judge=judge_batch,
@@ -226,7 +223,7 @@ REMOVED_CELLS = tuple(
 )
 
 
-def judge_eigenvalue(points: Sequence[Point]) -> Verdict:
+def judge_eigenvalue(points: Sequence[Point]) -> Judgement:
     """C7: the error falls from the direction of the largest eigenvalue to that of the 2nd, of the 11th, to none."""
     place = {str(direction): number for number, direction in enumerate(REMOVED)}
     rows = [(float(place[p.label[0]]), p.mean("mse"), p.spread("mse")) for p in points]
@@ -256,11 +253,11 @@ C7 = Claim(
         keys=("removed",),
         series="attack",
         metrics=(
-            Metric("mse", "MSE", 4),
-            Metric("noise", "MSE of what was trained on", 4),
-            Metric("psnr", "PSNR in dB", 1),
-            Metric("ssim", "SSIM", 2),
-            Metric("eigenvalue", "eigenvalue", 2),
+            Column("mse", "MSE", 4),
+            Column("noise", "MSE of what was trained on", 4),
+            Column("psnr", "PSNR in dB", 1),
+            Column("ssim", "SSIM", 2),
+            Column("eigenvalue", "eigenvalue", 2),
         ),
         plot=Plot(("mse", "ssim")),
         judge=judge_eigenvalue,

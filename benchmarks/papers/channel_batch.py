@@ -20,37 +20,29 @@ from pathlib import Path
 import torch
 
 from prunella.attacks.engine.inversion import reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import psnr
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.views import seen, sender
-from prunella.benchmarks.papers.channel_inversion import NONE, SERIES, strong
-from prunella.benchmarks.papers.inversion import place
-from prunella.core.randomness import rehearsal, stream
-from prunella.core.trees import full_mask
-from prunella.strategies.round.local import Received
-from prunella.tasks.data import Examples, Partition, load_client, make_task
-from prunella.tasks.task import initial
+from prunella.benchmarks.engine.images import client_images, place
+from prunella.benchmarks.engine.views import NONE, draws, initial_sender, seen
+from prunella.benchmarks.papers.channel_inversion import SERIES, patient
+from prunella.core.randomness import stream
+from prunella.tasks.data import Examples, Partition, make_task
 
 GREY = 0.5
 
 
 def rebuilt_mean(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: the attack."""
-    torch.set_num_threads(1)
-    name, batch = settings["dataset"], settings["batch"]
-    root = data / name if data is not None and (data / name).is_dir() else None
-    own = load_client(name, Partition("iid", clients=settings["clients"], seed=seed), 0, root)
-    task = make_task(settings["model"], place(name, data), None)
-    params, buffers = initial(task, seed)
-    received = Received(params, full_mask(params), buffers)
-    one = sender(task, received, settings["defense"], settings["options"], own.x, batch)
-    how = dataclasses.replace(strong(task.model, settings["iterations"]), labels="optimise")
+    batch = settings["batch"]
+    own = client_images(settings["dataset"], data, Partition("iid", clients=settings["clients"], seed=seed))
+    task = make_task(settings["model"], place(settings["dataset"], data), None)
+    one = initial_sender(task, seed, settings["defense"], settings["options"], own.x, batch)
+    how = dataclasses.replace(patient(task.model, settings["iterations"]), labels="optimise")
     errors, flats, ratios = [], [], []
     for number in range(settings["images"]):
         rows = torch.randperm(len(own), generator=stream(seed, round=number, purpose="claim-images"))[:batch]
         private = Examples(own.x[rows], own.y[rows])
-        view = seen(one, private, lambda purpose, n=number: rehearsal(seed, round=n, purpose=f"claim-{purpose}")).view  # type: ignore[misc]
+        view = seen(one, private, draws(seed, number)).view
         single = dataclasses.replace(view, num_examples=1, batch_size=1, labels=None)
         found = reconstruct(single, task, how, stream(seed, round=number, purpose="claim-attack"))
         mean = private.x.mean(dim=0, keepdim=True)
@@ -66,13 +58,4 @@ def rebuilt_mean(settings: Settings, seed: int, data: Path | None) -> Found:
     }
 
 
-def control(settings: Settings) -> Settings:
-    return {**settings, "defense": NONE, "options": {}, "batch": 1}
-
-
-def works(found: Found) -> bool:
-    """IG rebuilds a single image whose gradient nothing was done to."""
-    return found[SERIES]["psnr"] >= PSNR_FLOOR
-
-
-BATCHED = Measure("batch-inversion", rebuilt_mean, control=control, works=works)
+BATCHED = Measure("batch-inversion", rebuilt_mean, control={"defense": NONE, "options": {}, "batch": 1})

@@ -8,8 +8,6 @@ group norm in place of batch norm. Fitting a channel, once per client, is not in
 
 from pathlib import Path
 
-import torch
-
 from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.speed.defenses import epochs
 
@@ -21,7 +19,6 @@ NAMES = {"opacus": OPACUS, "dp-sgd": OURS}
 def training_time(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: every arm's ratio over plain SGD, milliseconds a step, and the seconds of fitting."""
     del data
-    torch.set_num_threads(1)
     done = epochs(settings["model"], settings["steps"], settings["repeat"], CHANNELS, seed)
     return {
         NAMES.get(arm, arm): {

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from prunella.benchmarks.engine.claim import Found, Settings
+from prunella.benchmarks.engine.images import client_images
 from prunella.benchmarks.speed.defenses import turns
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.selection import part_of
@@ -27,7 +28,7 @@ from prunella.privacy.chain import build_chain, start
 from prunella.privacy.dgp import DualPruning, dual_masks
 from prunella.privacy.top_k import TopK, top_mask
 from prunella.strategies.round.local import Procedure, Received, local_update
-from prunella.tasks.data import Examples, Partition, batches, load_client
+from prunella.tasks.data import Partition, batches
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
 from prunella.wire.encode import encode
@@ -38,12 +39,6 @@ MIB = 2**20
 FLOAT = 4
 
 
-def images(dataset: str, seed: int, client: int, data: Path | None) -> Examples:
-    """One of ``CLIENTS`` clients with the same distribution."""
-    root = data / dataset if data is not None else None
-    return load_client(dataset, Partition("iid", clients=CLIENTS, seed=seed), client, root)
-
-
 def updates(settings: Settings, seed: int, data: Path | None) -> tuple[Received, list[Tree]]:
     """Where two clients began, and the undefended update of each."""
     task = Task(settings["model"], SHAPE, CLASSES)
@@ -51,7 +46,8 @@ def updates(settings: Settings, seed: int, data: Path | None) -> tuple[Received,
     received, chain = Received(params, full_mask(params), buffers), build_chain(["none"], {})
     procedure, made = Procedure(task.build(), Sgd(settings["learning_rate"]), chain), []
     for client in (0, 1):
-        private = images(settings["dataset"], seed, client, data)
+        partition = Partition("iid", clients=CLIENTS, seed=seed)  # all with the same distribution
+        private = client_images(settings["dataset"], data, partition, client)
         drawn = batches(private, settings["batch"], settings["steps"], rehearsal(seed, client=client, purpose="costs"))
         state = start(chain, private.x, params, {}, rehearsal(seed, client=client, purpose="costs-fit"))
         done = local_update(procedure, received, drawn, state, rehearsal(seed, purpose="costs-defense"))
@@ -114,7 +110,6 @@ def search_time(settings: Settings, seed: int, data: Path | None) -> Found:
     Values are normal: how long a search takes hardly depends on them, and all three search the same ones.
     """
     del data
-    torch.set_num_threads(1)
     params, _ = initial(Task(settings["model"], SHAPE, CLASSES), seed)
     generator = stream(seed, purpose="search")
     values = {name: torch.randn(t.shape, generator=generator) for name, t in params.items()}

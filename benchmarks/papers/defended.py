@@ -4,19 +4,17 @@ A cell is one chain with its settings (``raw``) under one attack, or, with ``att
 
 Attacks look at one local step on ``batch`` test images, ``images`` of them in all, from the weights every run starts
 from, where these attacks are strongest, in a client's first round, with known labels. A chain that learns (PriPrune)
-took ``WARM`` steps on other images first; data defenses are fitted on ``POOL`` images, the attacked ones among them.
+took ``EARLIER`` steps on other images first; data defenses are fitted on ``POOL`` images, the attacked ones among them.
 Adam on the cosine; on sigmoid networks L-BFGS on the Euclidean distance (for ``gradinversion`` its own).
 
 Scores are means over all images, none is left out: psnr (dB), ssim, ``rebuilt``, the share at ``PSNR_FLOOR`` or above,
 and ``ssim_shown``, against the image as the model was shown it (ATS, channels). Where an attack gives fewer images than
-were trained on or none at all, or the client withheld its update, a flat grey image stands in: what is to be had
+were trained on or none at all, or the client withheld its update, a flat grey image stands in: what anybody has
 without an attack. ``answered`` is the share of images that the attack itself gave.
 
 The positive control is the same attack, model and images under no defense: ``PSNR_FLOOR`` in the mean.
 """
 
-import dataclasses
-import functools
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -29,21 +27,27 @@ from prunella.attacks import find_attack
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.inprocess import run_in_process
-from prunella.benchmarks.engine.views import LEARNS, Sender, model_of, seen, sender, warmed
-from prunella.benchmarks.papers.inversion import place
-from prunella.benchmarks.papers.leakage import WARM, data_kept
+from prunella.benchmarks.engine.images import TESTED, chosen_images, part, place
+from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, failures, run_in_process
+from prunella.benchmarks.engine.priors import LEARNT, prior
+from prunella.benchmarks.engine.views import (
+    LEARNS,
+    NONE,
+    Sender,
+    after_rounds,
+    attack_settings,
+    draws,
+    initial_sender,
+    model_of,
+    seen,
+)
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, Reconstruction
-from prunella.strategies.round.local import Received
-from prunella.tasks.data import Examples, load_test, make_task
-from prunella.tasks.task import initial
+from prunella.tasks.data import Examples, make_task
 
 TRAINING = "training"
-NONE = "none"
-POOL = 256
+POOL, EARLIER = 256, 5
 GREY = 0.5
 NAMES = ("swept", "value", "architecture")  # settings that only name a point
 FEDERATION: Settings = {
@@ -53,8 +57,6 @@ FEDERATION: Settings = {
     "batch_size": 32,
     "learning_rate": 0.05,
 }
-
-_test = functools.lru_cache(maxsize=2)(load_test)
 
 
 def inverting(model: str, attack: str, images: int, batch: int = 1, iterations: int = 0) -> Settings:
@@ -72,37 +74,24 @@ def behind(cell: Settings, dataset: str, defenses: str, raw: Mapping[str, Any] |
     return {**cell, "dataset": dataset, "defenses": defenses, "raw": dict(raw or {})}
 
 
-def pool(dataset: str, images: int, seed: int, data: Path | None) -> Examples:
-    """The seed's test images: first those that are attacked, then those a defense is fitted and warmed on."""
-    test = _test(place(dataset, data), None)
-    if test is None:
-        raise ValueError(f"{dataset} has no test examples")
-    chosen = torch.randperm(len(test), generator=stream(seed, purpose="claim-images"))[: max(POOL, images + WARM)]
-    return Examples(test.x[chosen], test.y[chosen])
+def drawn_as(settings: Settings) -> str:
+    """What the draws of a cell are named after; a table may have its own."""
+    return str(settings.get("draws", "claim"))
+
+
+def images_of(settings: Settings, seed: int, data: Path | None) -> Examples:
+    """The seed's test images: first those that are attacked, then those a defense is fitted and trained on."""
+    many = max(POOL, settings.get("images", 0) + EARLIER)
+    return chosen_images(settings["dataset"], data, seed, many, f"{drawn_as(settings)}-images")
 
 
 def client_of(settings: Settings, images: Examples, seed: int, data: Path | None) -> Sender:
     """The client of a cell, before the attacked images."""
     names = settings["defenses"].split(",")
     task = make_task(model_of(settings["model"], names), place(settings["dataset"], data), None)
-    params, buffers = initial(task, seed)
-    received = Received(params, full_mask(params), buffers)
-    client = sender(task, received, settings["defenses"], settings["raw"], images.x, settings["batch"])
-    first = settings["images"]
-    others = [part(images, first + turn, 1) for turn in range(WARM if LEARNS & set(names) else 0)]
-    return warmed(client, others, lambda turn: rehearsal(seed, round=turn, purpose="claim-warm"))
-
-
-def part(images: Examples, start: int, length: int) -> Examples:
-    return Examples(images.x[start : start + length], images.y[start : start + length])
-
-
-def attack_settings(settings: Settings, model: str) -> Any:
-    """See the module. ``tolerance``, where a cell has one, is that of the attack."""
-    how: Any = find_attack(settings["attack"]).settings()
-    strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model and hasattr(how, "objective") else {}
-    asked = {key: settings[key] for key in ("iterations", "tolerance") if settings.get(key)}
-    return dataclasses.replace(how, **strong, **asked)
+    client = initial_sender(task, seed, settings["defenses"], settings["raw"], images.x, settings["batch"])
+    others = [part(images, settings["images"] + turn) for turn in range(EARLIER if LEARNS & set(names) else 0)]
+    return after_rounds(client, others, lambda turn: rehearsal(seed, round=turn, purpose=f"{drawn_as(settings)}-warm"))
 
 
 def completed(found: Reconstruction | None, truth: PrivateBatch) -> tuple[Reconstruction, int]:
@@ -112,30 +101,37 @@ def completed(found: Reconstruction | None, truth: PrivateBatch) -> tuple[Recons
     return Reconstruction(torch.cat([given, grey]), truth.y, 0.0 if found is None else found.objective, 1), len(given)
 
 
-def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
-    """What an attack makes of the images of a cell."""
-    images = pool(settings["dataset"], settings["images"], seed, data)
-    client, batch = client_of(settings, images, seed, data), settings["batch"]
-    attack = find_attack(settings["attack"])
-    how = attack_settings(settings, client.task.model)
+def rebuilt_rows(settings: Settings, seed: int, data: Path | None) -> dict[str, list[float]]:
+    """The scores of every image of a cell."""
+    images, named, name = images_of(settings, seed, data), drawn_as(settings), settings["attack"]
+    client, batch, attack = client_of(settings, images, seed, data), settings["batch"], find_attack(name)
+    learnt = prior(name, place(settings["dataset"], data)) if name in LEARNT else None
+    tolerance = settings.get("tolerance")
+    how = attack_settings(name, client.task.model, settings["iterations"], tolerance=tolerance, prior=learnt)
     rows: dict[str, list[float]] = {}
     for start in range(0, settings["images"], batch):
         private = part(images, start, batch)
         truth, found = PrivateBatch(private.x, private.y), None
         shown = truth
         try:
-            view, shown = seen(client, private, lambda p: rehearsal(seed, round=start, purpose=f"claim-{p}"))  # noqa: B023
-            found = attack.reconstruct(view, client.task, how, stream(seed, round=start, purpose="claim-attack"))
+            view, shown = seen(client, private, draws(seed, start, named))
+            found = attack.reconstruct(view, client.task, how, stream(seed, round=start, purpose=f"{named}-attack"))
         except (AttackError, DefenseError):
             if settings["defenses"] == NONE:
                 raise
         answer, given = completed(found, truth)
         for number in range(len(truth.x)):
-            for name, value in scores(answer, truth, shown, number).items():
-                rows.setdefault(name, []).append(value)
-        rows.setdefault("answered", []).extend([1.0] * given + [0.0] * (len(truth.x) - given))
-    means = {name: statistics.fmean(values) for name, values in rows.items()}
-    return {**means, "psnr_worst": max(rows["psnr"])}
+            row = {**scores(answer, truth, shown, number), "answered": float(number < given)}
+            for key, value in row.items():
+                rows.setdefault(key, []).append(value)
+    return rows
+
+
+def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
+    """What an attack makes of the images of a cell, in the mean."""
+    rows = rebuilt_rows(settings, seed, data)
+    columns = ("psnr", "ssim", "ssim_shown", "rebuilt", "answered")
+    return {**{name: statistics.fmean(rows[name]) for name in columns}, "psnr_worst": max(rows["psnr"])}
 
 
 def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, number: int) -> dict[str, float]:
@@ -149,40 +145,36 @@ def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, num
     return {
         "psnr": psnr,
         "ssim": own.ssim.mean,
+        "psnr_shown": seen_as.psnr.mean,
         "ssim_shown": seen_as.ssim.mean,
         "rebuilt": float(psnr >= PSNR_FLOOR),
     }
 
 
-def accuracy(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
-    """Of the global model after the federation of a cell, on the first 1000 test images."""
-    own = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0}
-    asked = {key: settings[key] for key in FEDERATION if key != "clients"}
-    raw = {key.replace(".", "__").replace("-", "_"): value for key, value in settings["raw"].items()}
-    model = model_of(settings["model"], settings["defenses"].split(","))
-    run = {"dataset": place(settings["dataset"], data), "model": model, "defenses": settings["defenses"], "seed": seed}
-    with tempfile.TemporaryDirectory() as folder, data_kept():
-        done = run_in_process(Path(folder), settings["clients"], settings["rounds"], **own, **asked, **raw, **run)
-        found = [line["value"] for line in done.store.metrics() if line["metric"] == "accuracy_ratio"]
-    return {"accuracy": found[-1]}
+def federated(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
+    """The federation of a cell: accuracy of the global model on the first test images, megabytes both ways, and the
+    largest ε of a client where every client has one. Raises ``PrunellaError`` where nobody sent anything."""
+    run = {**FEDAVG, **{key: settings[key] for key in FEDERATION if key != "clients"}, **as_keywords(settings["raw"])}
+    run |= {"dataset": place(settings["dataset"], data), "defenses": settings["defenses"], "seed": seed}
+    run["model"] = model_of(settings["model"], settings["defenses"].split(","))
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_in_process(Path(folder), settings["clients"], settings["rounds"], tested=TESTED, **run)
+        spent = [float(line["epsilon"]) for line in done.ledgers.values() if "epsilon" in line]
+        return {
+            "accuracy": list(accuracies(done).values())[-1],
+            "megabytes_up": done.counters["wire_bytes_total|up"] / 1e6,
+            "megabytes_down": done.counters["wire_bytes_total|down"] / 1e6,
+            "failures": failures(done),
+            **({"epsilon": max(spent)} if spent and len(spent) == len(done.ledgers) else {}),
+        }
 
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
-    torch.set_num_threads(1)
-    work = accuracy if settings["attack"] == TRAINING else rebuilt
-    return {settings["attack"]: work(settings, seed, data)}
+    if settings["attack"] == TRAINING:
+        return {TRAINING: {"accuracy": federated(settings, seed, data)["accuracy"]}}
+    return {settings["attack"]: rebuilt(settings, seed, data)}
 
 
-def control(settings: Settings) -> Settings:
-    """The same attack on the same images without a defense. ``NAMES`` are left out."""
-    kept = {key: value for key, value in settings.items() if key not in NAMES}
-    return behind(kept, settings["dataset"], NONE)
-
-
-def works(found: Found) -> bool:
-    """The attack rebuilds the undefended images; a federation needs no control."""
-    return all(attack == TRAINING or row["psnr"] >= PSNR_FLOOR for attack, row in found.items())
-
-
-DEFENDED = Measure("defended", make, control=control, works=works)
+CONTROL: Settings = {"defenses": NONE, "raw": {}}
+DEFENDED = Measure("defended", make, control=CONTROL, names=NAMES)

@@ -3,9 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep, numbers
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, falls, worst
-from prunella.benchmarks.papers.defended import DEFENDED, NONE, TRAINING, behind, inverting, training
+from prunella.benchmarks.engine.claim import (
+    Claim,
+    Column,
+    Experiment,
+    Label,
+    Plot,
+    Point,
+    Settings,
+    Size,
+    Sweep,
+    numbers,
+)
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, falls, worst
+from prunella.benchmarks.engine.views import NONE
+from prunella.benchmarks.papers.defended import DEFENDED, TRAINING, behind, inverting, training
 
 PAPER = "DGP"
 UNRECOGNISED = 0.5
@@ -44,8 +56,8 @@ EPOCHS = (
 )
 PRIVACY = "7 images a seed, 2500 iterations; Rob: one batch of 9. "
 SCORES = (
-    Metric("psnr", "PSNR in dB", 1),
-    Metric("rebuilt", "images from 20 dB", 2),
+    Column("psnr", "PSNR in dB", 1),
+    Column("rebuilt", "images from 20 dB", 2),
 )
 
 
@@ -55,22 +67,13 @@ def epochs_100(model: str) -> Settings:
     return training(model, clients=10, rounds=15_600, local_steps=1, batch_size=32, learning_rate=rate)
 
 
-def table_1() -> tuple[Settings, ...]:
-    """Every defense under every attack that can look at it on CIFAR-10, and one federation each on the digits."""
+def table_1(attacks: Mapping[str, Settings], federation: Settings) -> tuple[Settings, ...]:
+    """Every defense under every attack that can look at it on CIFAR-10, and in one federation."""
     found = []
     for defense in DEFENSES:
-        looked = [cell for name, cell in ATTACKS.items() if (defense, name) not in CANNOT]
+        looked = [cell for name, cell in attacks.items() if (defense, name) not in CANNOT]
         found += [behind(cell, "cifar10", defense) for cell in looked]
-        found += [behind(SMALL, "digits", defense)]
-    return tuple(found)
-
-
-def paper_1() -> tuple[Settings, ...]:
-    """As ``table_1``, on ResNet18 and CIFAR-10 throughout."""
-    found = []
-    for defense in DEFENSES:
-        looked = [cell for name, cell in PAPER_ATTACKS.items() if (defense, name) not in CANNOT]
-        found += [behind(cell, "cifar10", defense) for cell in (*looked, epochs_100("resnet18"))]
+        found += [behind(federation, federation["dataset"], defense)]
     return tuple(found)
 
 
@@ -86,7 +89,7 @@ def kept(points: Sequence[Point], defense: str) -> tuple[bool, str]:
     return lost <= allowed, f"{defense}'s accuracy {-lost:+.3f} against none, {allowed:.3f} allowed"
 
 
-def judge_table_1(points: Sequence[Point]) -> Verdict:
+def judge_table_1(points: Sequence[Point]) -> Judgement:
     """A defense resists an attack when the mean SSIM is under ``UNRECOGNISED``, where the paper's words and numbers
     agree for every defense of its table. Holds: DGP resists all four at the accuracy of none, every other fails one. In
     trend: DGP resists all four at that accuracy and others do, too; or of the defenses that keep the accuracy, the
@@ -103,8 +106,8 @@ def judge_table_1(points: Sequence[Point]) -> Verdict:
     named = "; ".join(f"{name}: {', '.join(attacks) or 'no attack'}" for name, attacks in fails.items())
     reason = f"SSIM of {UNRECOGNISED} or more under {named}; {text}"
     if accurate and not fails["dgp"]:
-        return Verdict(TREND if others else HOLDS, reason)
-    return Verdict(TREND if accurate and least else NOT, reason)
+        return Judgement(TREND if others else HOLDS, reason)
+    return Judgement(TREND if accurate and least else NOT, reason)
 
 
 def shares(total: float, ratio: float) -> dict[str, float]:
@@ -135,7 +138,7 @@ def table_2(size: Size) -> tuple[Settings, ...]:
     return tuple(found)
 
 
-def judge_table_2(points: Sequence[Point]) -> Verdict:
+def judge_table_2(points: Sequence[Point]) -> Judgement:
     """SSIM falls with k1 + k2 under Rob and with p under IG. Accuracy is reported and not judged: the published
     differences are half a point, which a federation of this size does not resolve."""
     parts = []
@@ -145,7 +148,7 @@ def judge_table_2(points: Sequence[Point]) -> Verdict:
     for swept in ("k1 + k2", "p"):
         runs = [p for p in points if p.label[0] == swept and p.label[2] == TRAINING]
         means = ", ".join(f"{p.mean('accuracy'):.3f}" for p in runs)
-        parts.append(Verdict(HOLDS, f"accuracy over {swept}, not judged: {means}"))
+        parts.append(Judgement(HOLDS, f"accuracy over {swept}, not judged: {means}"))
     return worst(parts)
 
 
@@ -170,7 +173,7 @@ def paper_5() -> tuple[Settings, ...]:
     )
 
 
-TABLE_5 = {
+TABLE_5: dict[Label, float] = {
     ("cnn6", NONE, "rob"): 0.9273,
     ("cnn6", "dgp", "rob"): 0.1335,
     ("cnn6", NONE, "ig"): 0.7735,
@@ -188,14 +191,14 @@ TABLE_5 = {
 }
 
 
-def judge_table_5(points: Sequence[Point]) -> Verdict:
+def judge_table_5(points: Sequence[Point]) -> Judgement:
     """DGP lowers SSIM in every pair and leaves less than ``UNRECOGNISED``; in trend: lowers it in every pair."""
     by = {point.label: point.mean("ssim") for point in points}
     pairs = [(label, by[label[0], NONE, label[2]], value) for label, value in by.items() if label[1] == "dgp"]
     lower = [label for label, plain, own in pairs if own < plain]
     under = [label for label, _, own in pairs if own < UNRECOGNISED]
     text = f"SSIM is lower in {len(lower)} of {len(pairs)} pairs, under {UNRECOGNISED} in {len(under)}"
-    return Verdict(
+    return Judgement(
         HOLDS if len(under) == len(lower) == len(pairs) else TREND if len(lower) == len(pairs) else NOT, text
     )
 
@@ -220,25 +223,25 @@ D1 = Claim(
         measure=DEFENDED,
         sweeps={
             "small": Sweep(
-                table_1(),
+                table_1(ATTACKS, {**SMALL, "dataset": "digits"}),
                 note=NOTE
                 + "Accuracy: `cnn` on the digits, 4 clients, 10 rounds of 10 steps. R-GAP cannot invert Precode's "
                 "bottleneck, and there is no imprint module before a Precode model: those two are left out. DP is "
                 "Gaussian noise of 0.01.",
             ),
             "paper": Sweep(
-                paper_1(),
+                table_1(PAPER_ATTACKS, {**epochs_100("resnet18"), "dataset": "cifar10"}),
                 note=f"ResNet18 on CIFAR-10, R-GAP on LeNet (Zhu): it needs an invertible network. {PRIVACY}{EPOCHS}",
             ),
         },
         keys=("defenses",),
         series="attack",
         metrics=(
-            Metric("ssim", "SSIM", 3, numbers(TABLE_1)),
+            Column("ssim", "SSIM", 3, numbers(TABLE_1)),
             *SCORES,
-            Metric("ssim_shown", "SSIM to what was trained on", 2),
-            Metric("answered", "answered", 2),
-            Metric("accuracy", "accuracy", 3),
+            Column("ssim_shown", "SSIM to what was trained on", 2),
+            Column("answered", "answered", 2),
+            Column("accuracy", "accuracy", 3),
         ),
         plot=Plot(("ssim",)),
         judge=judge_table_1,
@@ -265,7 +268,7 @@ D2 = Claim(
         keys=("swept", "value"),
         series="attack",
         metrics=(
-            Metric(
+            Column(
                 "ssim",
                 "SSIM",
                 3,
@@ -279,8 +282,8 @@ D2 = Claim(
                 },
             ),
             *SCORES,
-            Metric("answered", "answered", 2),
-            Metric("accuracy", "accuracy", 3),
+            Column("answered", "answered", 2),
+            Column("accuracy", "accuracy", 3),
         ),
         plot=Plot(("ssim", "accuracy"), x=1, x_name="value", split=0),
         judge=judge_table_2,
@@ -312,7 +315,7 @@ D6 = Claim(
         },
         keys=("architecture", "defenses"),
         series="attack",
-        metrics=(Metric("ssim", "SSIM", 3, TABLE_5), *SCORES, Metric("answered", "answered", 2)),
+        metrics=(Column("ssim", "SSIM", 3, TABLE_5), *SCORES, Column("answered", "answered", 2)),
         plot=Plot(("ssim",)),
         judge=judge_table_5,
     ),

@@ -1,9 +1,9 @@
-"""DGP against a Top-k that prunes as much as privacy asks for (DGP Table 7): D7, cells of ``claims.defended``."""
+"""DGP against a Top-k that prunes as much as privacy asks for (DGP Table 7): D7, cells of ``papers.defended``."""
 
 from collections.abc import Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, at_least, worst
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Sweep
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, worst
 from prunella.benchmarks.papers.defended import DEFENDED, TRAINING, behind, training
 from prunella.benchmarks.papers.dgp_attacks import ATTACKS, EPOCHS, SMALL, UNRECOGNISED, epochs_100
 
@@ -35,7 +35,7 @@ def paper() -> tuple[Settings, ...]:
     return tuple(behind(epochs_100(m), "cifar100", c, raw) for m in TABLE_7 for c, raw in CHAINS.items())
 
 
-def judge_accuracy(points: Sequence[Point]) -> Verdict:
+def judge_accuracy(points: Sequence[Point]) -> Judgement:
     """D7: DGP at 80 % is not less accurate than Top-k at 95 % anywhere, seeds in pairs; and where attacks were run,
     privacy is alike: neither lets one reach an SSIM of ``UNRECOGNISED``; in trend, DGP does not."""
     accuracy = {p.label: p.values["accuracy"] for p in points if p.label[-1] == TRAINING}
@@ -50,7 +50,7 @@ def judge_accuracy(points: Sequence[Point]) -> Verdict:
     if attacked:
         word = NOT if rebuilt["dgp"] else TREND if rebuilt["top-k"] else HOLDS
         named = ", ".join(f"{chain} {' and '.join(names) or 'none'}" for chain, names in rebuilt.items())
-        parts.append(Verdict(word, f"attacks that reach an SSIM of {UNRECOGNISED}: {named}"))
+        parts.append(Judgement(word, f"attacks that reach an SSIM of {UNRECOGNISED}: {named}"))
     return worst(parts)
 
 
@@ -77,9 +77,9 @@ D7 = Claim(
         keys=("dataset", "model", "defenses"),
         series="attack",
         metrics=(
-            Metric("accuracy", "accuracy", 3, PUBLISHED),
-            Metric("ssim", "SSIM", 3),
-            Metric("psnr", "PSNR in dB", 1),
+            Column("accuracy", "accuracy", 3, PUBLISHED),
+            Column("ssim", "SSIM", 3),
+            Column("psnr", "PSNR in dB", 1),
         ),
         plot=Plot(("accuracy", "ssim")),
         judge=judge_accuracy,

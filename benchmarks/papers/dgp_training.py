@@ -8,20 +8,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from prunella.benchmarks.engine.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.inprocess import run_in_process
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict
-from prunella.benchmarks.papers.defended import NONE
-from prunella.benchmarks.papers.inversion import place
-from prunella.benchmarks.papers.leakage import data_kept
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Point, Settings, Sweep
+from prunella.benchmarks.engine.images import TESTED, place
+from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, run_in_process
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement
+from prunella.benchmarks.engine.views import NONE
+from prunella.benchmarks.papers.scheme_inversion import RUN
 
 PAPER = "DGP"
 LOST = 0.02
 EVERY = 10
-RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
-ARMS = {
+ARMS: dict[str, tuple[str, Settings]] = {
     NONE: (NONE, {}),
     "dgp": ("dgp", {}),
     "dgp without feedback": ("dgp", {"dgp.feedback": False}),
@@ -30,15 +27,12 @@ ARMS = {
 
 def curve(settings: Settings, seed: int, data: Path | None) -> Found:
     """Accuracy of every ``EVERY``-th round of one federation."""
-    torch.set_num_threads(1)
     defenses, raw = ARMS[settings["arm"]]
-    own = {key.replace(".", "__").replace("-", "_"): value for key, value in raw.items()}
-    fixed = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0, "seed": seed}
-    asked = {"dataset": place(settings["dataset"], data), **{key: settings[key] for key in RUN}}
-    with tempfile.TemporaryDirectory() as folder, data_kept():
-        done = run_in_process(Path(folder), settings["clients"], EVERY, defenses=defenses, **fixed, **asked, **own)
-        lines = [line for line in done.store.metrics() if line["metric"] == "accuracy_ratio"]
-    return {str(line["round"]): {"accuracy": line["value"]} for line in lines}
+    run = {"dataset": place(settings["dataset"], data), "seed": seed, **{key: settings[key] for key in RUN}}
+    run |= {**FEDAVG, "defenses": defenses, **as_keywords(raw)}
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_in_process(Path(folder), settings["clients"], EVERY, tested=TESTED, **run)
+        return {str(round): {"accuracy": accuracy} for round, accuracy in accuracies(done).items()}
 
 
 def last(points: Sequence[Point]) -> dict[tuple[str, str], Point]:
@@ -52,7 +46,7 @@ def last(points: Sequence[Point]) -> dict[tuple[str, str], Point]:
     return found
 
 
-def judge_feedback(points: Sequence[Point]) -> Verdict:
+def judge_feedback(points: Sequence[Point]) -> Judgement:
     """After the last round, on every dataset: DGP with feedback is within ``LOST``, or none's spread if larger, of no
     defense, and without feedback it is further below. In trend: one of the two, and without feedback below with."""
     final, texts, words = last(points), [], []
@@ -64,7 +58,9 @@ def judge_feedback(points: Sequence[Point]) -> Verdict:
         words.append(HOLDS if close and far else TREND if (close or far) and lost[1] > lost[0] else NOT)
         texts.append(f"{dataset}: {-lost[0]:+.3f} with and {-lost[1]:+.3f} without feedback, {allowed:.3f} allowed")
     order = (HOLDS, TREND, NOT)
-    return Verdict(max(words, key=order.index), "accuracy against no defense after the last round, " + "; ".join(texts))
+    return Judgement(
+        max(words, key=order.index), "accuracy against no defense after the last round, " + "; ".join(texts)
+    )
 
 
 def cells(dataset: str, rounds: int, learning_rate: float) -> tuple[Settings, ...]:
@@ -102,7 +98,7 @@ D5 = Claim(
         },
         keys=("dataset", "arm"),
         series="round",
-        metrics=(Metric("accuracy", "accuracy", 3),),
+        metrics=(Column("accuracy", "accuracy", 3),),
         plot=Plot(("accuracy",), x=2, x_name="round", split=0),
         judge=judge_feedback,
     ),

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Metric, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.verdict import Verdict, at_least, at_most, worst
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Point, Settings, Sweep
+from prunella.benchmarks.engine.rules import Judgement, at_least, at_most, worst
 from prunella.benchmarks.papers.private import private_training
 
 PAPER = "Fed-LTP"
@@ -20,7 +20,7 @@ def ablations(common: Settings) -> tuple[Settings, ...]:
     return tuple({**common, "method": m, "partition": p} for m, p in (*whole, *((m, "iid") for m in VALIDATED)))
 
 
-def judge_ablations(points: Sequence[Point]) -> Verdict:
+def judge_ablations(points: Sequence[Point]) -> Judgement:
     """L4. Fig. 6: the best accuracy with a ticket is not under that without, both variants and partitions. Fig. 7: the
     round that validation picks is not worse than the last. Fig. 9: epsilon of the same steps is lower than by advanced
     composition. Seeds in pairs. Fig. 8 is not measured."""
@@ -68,12 +68,12 @@ def ablation(small: Settings, paper: Settings) -> Claim:
             keys=("method",),
             series="partition",
             metrics=(
-                Metric("best", "best accuracy", 3),
-                Metric("last", "last accuracy", 3),
-                Metric("picked", "accuracy of the picked round", 3),
-                Metric("epsilon", "epsilon, validation included", 3),
-                Metric("trained", "epsilon of training", 3),
-                Metric("composed", "by advanced composition", 2),
+                Column("best", "best accuracy", 3),
+                Column("last", "last accuracy", 3),
+                Column("picked", "accuracy of the picked round", 3),
+                Column("epsilon", "epsilon, validation included", 3),
+                Column("trained", "epsilon of training", 3),
+                Column("composed", "by advanced composition", 2),
             ),
             plot=Plot(("best", "last"), split=1),
             judge=judge_ablations,

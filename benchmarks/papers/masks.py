@@ -22,17 +22,16 @@ import torch
 from sklearn.linear_model import RidgeClassifier
 from torch import Tensor
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict
-from prunella.benchmarks.engine.views import Sender, sender
-from prunella.benchmarks.papers.defended import NONE
-from prunella.benchmarks.papers.inversion import place
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Point, Settings, Sweep
+from prunella.benchmarks.engine.images import chosen_images, part, place
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement
+from prunella.benchmarks.engine.views import NONE, Sender, initial_sender
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.trees import Mask, Tree, add, full_mask
+from prunella.core.trees import Mask, Tree, add
 from prunella.strategies.lotteryfl import Lottery, shrink
-from prunella.strategies.round.local import Received, local_update
-from prunella.tasks.data import Examples, load_test, make_task
-from prunella.tasks.task import initial, prunable
+from prunella.strategies.round.local import local_update
+from prunella.tasks.data import Examples, make_task
+from prunella.tasks.task import prunable
 
 LOTTERY = "lotteryfl"
 RANKED = ("top-k", "dgp", "largest", LOTTERY)
@@ -45,9 +44,8 @@ def bitmaps(client: Sender, images: Examples, seed: int) -> tuple[list[Mask], li
     """The shared coordinates, and the update, of one step on each image."""
     masks, updates = [], []
     for number in range(len(images)):
-        one = Examples(images.x[number : number + 1], images.y[number : number + 1])
-        generator = rehearsal(seed, round=number, purpose="masks-defense")
-        out = local_update(client.procedure, client.received, iter([one]), client.state, generator).outgoing
+        generator, one = rehearsal(seed, round=number, purpose="masks-defense"), iter([part(images, number)])
+        out = local_update(client.procedure, client.received, one, client.state, generator).outgoing
         masks.append(out.shared)
         updates.append(out.update)
     return masks, updates
@@ -57,7 +55,7 @@ def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[lis
     """LotteryFL's masks of ``many`` clients of one class each, and the classes."""
     generator, masks, labels = stream(seed, purpose="masks-tickets"), [], []
     params, names = client.received.params, prunable(client.task.build())
-    classes = images.y.unique().tolist()
+    classes = sorted(set(images.y.tolist()))
     for number in range(many):
         label = classes[number % len(classes)]
         mine = torch.nonzero(images.y == label).flatten()
@@ -98,21 +96,15 @@ def leaked(known: list[Tree], labels: Tensor, victims: list[Tree], truth: Tensor
 
 def cell(settings: Settings, seed: int, data: Path | None) -> Found:
     """See the module."""
-    torch.set_num_threads(1)
-    name = place(settings["dataset"], data)
-    test, task = load_test(name, None), make_task(settings["model"], name, None)
-    if test is None:
-        raise ValueError(f"{settings['dataset']} has no test examples")
-    order = torch.randperm(len(test), generator=stream(seed, purpose="masks-images"))
-    sizes = settings["known"], settings["victims"]
-    mine, theirs = (Examples(test.x[rows], test.y[rows]) for rows in order[: sum(sizes)].split(sizes))
-    params, buffers = initial(task, seed)
-    received, lottery = Received(params, full_mask(params), buffers), settings["defenses"] == LOTTERY
-    client = sender(task, received, NONE if lottery else settings["defenses"], {}, mine.x, 1)
+    task = make_task(settings["model"], place(settings["dataset"], data), None)
+    sizes, lottery = (settings["known"], settings["victims"]), settings["defenses"] == LOTTERY
+    images = chosen_images(settings["dataset"], data, seed, sum(sizes), "masks-images")
+    mine, theirs = part(images, 0, sizes[0]), part(images, *sizes)
+    client = initial_sender(task, seed, NONE if lottery else settings["defenses"], {}, mine.x, 1)
     if lottery:
         (known, y), (victims, truth) = (
-            tickets(client, part, count, seed + turn)
-            for turn, (part, count) in enumerate(zip((mine, theirs), sizes, strict=True))
+            tickets(client, own, count, seed + turn)
+            for turn, (own, count) in enumerate(zip((mine, theirs), sizes, strict=True))
         )
         return {"mask": leaked(known, y, victims, truth, seed)}
     (known, updates), (victims, others) = bitmaps(client, mine, seed), bitmaps(client, theirs, seed + 1)
@@ -122,7 +114,7 @@ def cell(settings: Settings, seed: int, data: Path | None) -> Found:
     return {"mask": found}
 
 
-def judge(points: Sequence[Point]) -> Verdict:
+def judge(points: Sequence[Point]) -> Judgement:
     """The bitmap of every defense that ranks names labels, ``TELLS`` or more where chance is ``CHANCE``; those of a
     random mask and of a hidden one do not, ``NOTHING`` or less. In trend: the second, and the first for some."""
     by = {point.label[0]: point.mean("whole") for point in points}
@@ -130,8 +122,8 @@ def judge(points: Sequence[Point]) -> Verdict:
     silent = [name for name in HIDDEN if by[name] <= NOTHING]
     text = f"labels from the bitmap alone, chance {CHANCE}: " + ", ".join(f"{n} {v:.2f}" for n, v in by.items())
     if len(silent) < len(HIDDEN) or not tell:
-        return Verdict(NOT, text)
-    return Verdict(HOLDS if len(tell) == len(RANKED) else TREND, text)
+        return Judgement(NOT, text)
+    return Judgement(HOLDS if len(tell) == len(RANKED) else TREND, text)
 
 
 COMMON: Settings = {"dataset": "digits", "model": "cnn", "known": 250, "victims": 100}
@@ -145,7 +137,7 @@ X3 = Claim(
         measure=Measure(
             "masks",
             cell,
-            control=lambda settings: {**settings, "defenses": NONE},
+            control={"defenses": NONE},
             works=lambda found: found["mask"].get("signs", 1.0) >= SUCCESS,
         ),
         sweeps={
@@ -158,10 +150,10 @@ X3 = Claim(
         keys=("defenses",),
         series="seen",
         metrics=(
-            Metric("whole", "label accuracy", 2),
-            Metric("inner", "without the last layer", 2),
-            Metric("shuffled", "shuffled labels", 2),
-            Metric("signs", "signs of all values", 2),
+            Column("whole", "label accuracy", 2),
+            Column("inner", "without the last layer", 2),
+            Column("shuffled", "shuffled labels", 2),
+            Column("signs", "signs of all values", 2),
         ),
         plot=Plot(("whole", "inner")),
         judge=judge,

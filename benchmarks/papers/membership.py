@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 
 from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
-from prunella.benchmarks.engine.claim import Found, Measure, Settings
+from prunella.benchmarks.engine.claim import Found, Measure, Settings, rebuilds
+from prunella.benchmarks.engine.images import every_test_image, place
+from prunella.benchmarks.engine.views import received_of
 from prunella.benchmarks.papers import tradeoff
-from prunella.benchmarks.papers.inversion import place
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
-from prunella.tasks.data import load_test, make_task
+from prunella.tasks.data import make_task
 
 KNOWN = 0.25
 OUTSIDERS = 1000
@@ -33,9 +34,7 @@ def split(settings: Settings, seed: int, data: Path | None) -> tuple[PrivateBatc
     """Members the attacker knows, outsiders it knows, those it is asked about, and how many of these are members."""
     clients = [tradeoff.examples_of(settings, client, seed, data) for client in range(settings["clients"])]
     x, y = torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients])
-    test = load_test(place(settings["dataset"], data), None)
-    if test is None:
-        raise ValueError(f"{settings['dataset']} has no test examples")
+    test = every_test_image(settings["dataset"], data)
     mine = torch.randperm(len(y), generator=stream(seed, purpose="claim-members"))
     rest = torch.randperm(len(test), generator=stream(seed, purpose="claim-outsiders"))[: OUTSIDERS + len(y)]
     known = round(KNOWN * len(y))
@@ -46,12 +45,11 @@ def split(settings: Settings, seed: int, data: Path | None) -> tuple[PrivateBatc
 
 def membership(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: ``arm``."""
-    torch.set_num_threads(1)
     trained = tradeoff.federation(settings, seed, data)
     found = tradeoff.weighed(settings, seed, data, trained)
-    tree, mask = trained.saved.tree, trained.saved.mask
+    received = received_of(trained.saved)
     task = make_task(settings["model"], place(settings["dataset"], data), None)
-    model = AttackedModel(task, {name: tree[name] for name in mask}, {n: t for n, t in tree.items() if n not in mask})
+    model = AttackedModel(task, received.params, received.buffers)
     members, outsiders, candidates, inside = split(settings, seed, data)
     scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
     found["auc"] = membership_leakage(scores[:inside], scores[inside:]).auc
@@ -60,7 +58,7 @@ def membership(settings: Settings, seed: int, data: Path | None) -> Found:
 
 def works(found: Found) -> bool:
     """Both attacks succeed without a defense."""
-    return tradeoff.works(found) and all(row["auc"] >= TELLS for row in found.values())
+    return rebuilds(found) and all(row["auc"] >= TELLS for row in found.values())
 
 
-MEMBERSHIP = Measure("membership", membership, control=tradeoff.control, works=works)
+MEMBERSHIP = Measure("membership", membership, control=tradeoff.CONTROL, names=tradeoff.NAMES, works=works)

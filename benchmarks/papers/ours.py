@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Metric, Plot, Point, Sweep
-from prunella.benchmarks.engine.verdict import Verdict, at_least, worst
-from prunella.benchmarks.papers.defended import DEFENDED, NONE, behind, inverting
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Sweep
+from prunella.benchmarks.engine.rules import Judgement, at_least, worst
+from prunella.benchmarks.engine.views import NONE
+from prunella.benchmarks.papers.defended import DEFENDED, behind, inverting
 from prunella.benchmarks.papers.masks import X3
 from prunella.benchmarks.papers.stale import X4
 
@@ -22,10 +23,10 @@ PRUNING = (*HIDEABLE, "soteria", "outpost")
 DATA, UPDATE = "channel-natural", ("dgp", "top-k", "priprune")
 KAPPA = {"channel-natural.kappa": 100.0}
 SCORES = (
-    Metric("psnr", "PSNR in dB", 1),
-    Metric("psnr_worst", "worst image, dB", 1),
-    Metric("ssim", "SSIM"),
-    Metric("rebuilt", "images from 20 dB", 2),
+    Column("psnr", "PSNR in dB", 1),
+    Column("psnr_worst", "worst image, dB", 1),
+    Column("ssim", "SSIM"),
+    Column("rebuilt", "images from 20 dB", 2),
 )
 Cells = tuple[dict[str, object], ...]
 
@@ -52,7 +53,7 @@ def stronger(points: Sequence[Point]) -> dict[tuple[str, str], tuple[float, ...]
     return {pair: tuple(map(max, *(psnr[(*pair, arm)] for arm in ARMS))) for pair in sorted(pairs)}
 
 
-def judge_aware(points: Sequence[Point]) -> Verdict:
+def judge_aware(points: Sequence[Point]) -> Judgement:
     """SGI rebuilds at least as much as IG under every pruning defense without hiding, and hiding lowers what the better
     of the two rebuilds; by PSNR, seeds in pairs, both datasets."""
     psnr, best = by_seed(points, "psnr"), stronger(points)
@@ -69,7 +70,7 @@ def judge_aware(points: Sequence[Point]) -> Verdict:
     return worst([at_least(aware, "PSNR, SGI over IG"), at_least(hidden, "PSNR taken away by hiding the mask")])
 
 
-def judge_composed(points: Sequence[Point]) -> Verdict:
+def judge_composed(points: Sequence[Point]) -> Judgement:
     """The better attack rebuilds no more through both defenses than through either alone; by PSNR, seeds in pairs."""
     best, pairs = stronger(points), {}
     for dataset, chain in best:
@@ -128,7 +129,7 @@ X2 = Claim(
         },
         keys=("dataset", "defenses"),
         series="attack",
-        metrics=(*SCORES, Metric("ssim_shown", "SSIM to what was trained on")),
+        metrics=(*SCORES, Column("ssim_shown", "SSIM to what was trained on")),
         plot=Plot(("psnr",), split=0),
         judge=judge_composed,
     ),

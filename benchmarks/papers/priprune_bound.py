@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, falls, rank_correlation, worst
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Size, Sweep, curves
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, falls, rank_correlation, worst
 from prunella.benchmarks.papers.bounded import BOUNDED, START
 
 PAPER = "PriPrune"
@@ -64,22 +64,14 @@ def by_all(size: Size) -> list[Settings]:
     return [*rates, *batches, *(cell(size, ONE, rounds=rounds) for rounds in ROUNDS[size][1:])]
 
 
-def judge_batch(points: Sequence[Point]) -> Verdict:
+def judge_batch(points: Sequence[Point]) -> Judgement:
     """P2: NMI of SGI falls as the batch grows, for every scheme."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        scheme, batch, _ = point.label
-        curves.setdefault(scheme, []).append((float(batch), point.mean("nmi"), point.spread("nmi")))
-    return falls(curves, "NMI over batch")
+    return falls(curves(points, "nmi", 1), "NMI over batch")
 
 
-def judge_rounds(points: Sequence[Point]) -> Verdict:
+def judge_rounds(points: Sequence[Point]) -> Judgement:
     """P5: NMI of SGI grows with the rounds, for every scheme: it falls from the last round to the first."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        scheme, rounds, _ = point.label
-        curves.setdefault(scheme, []).append((-float(rounds), point.mean("nmi"), point.spread("nmi")))
-    return falls(curves, "NMI from the last round back to the first")
+    return falls(curves(points, "nmi", 1, sign=-1.0), "NMI from the last round back to the first")
 
 
 def axes(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -92,7 +84,7 @@ def axes(points: Sequence[Point]) -> dict[str, list[Point]]:
     return found
 
 
-def judge_bound(points: Sequence[Point]) -> Verdict:
+def judge_bound(points: Sequence[Point]) -> Judgement:
     """P10: over rate, batch and rounds the printed bound is ordered as NMI is (rank correlation 0.9 or more); in trend,
     the correlation is above 0 for each. The corrected bound is reported beside it."""
     printed, text = [], []
@@ -102,21 +94,21 @@ def judge_bound(points: Sequence[Point]) -> Verdict:
         printed.append(both[0])
         text.append(f"{name} {both[0]:+.2f} (corrected {both[1]:+.2f})")
     word = HOLDS if min(printed) >= ALIKE else TREND if min(printed) > 0 else NOT
-    return Verdict(word, f"rank correlation of the printed bound and NMI over {', '.join(text)}")
+    return Judgement(word, f"rank correlation of the printed bound and NMI over {', '.join(text)}")
 
 
 METRICS = (
-    Metric("nmi", "NMI", 3),
-    Metric("nmi_random", "NMI of noise", 3),
-    Metric("psnr", "PSNR in dB", 1),
-    Metric("printed", "bound as printed, bits", 0),
-    Metric("corrected", "corrected, bits", 0),
-    Metric("rank", "rank d*", 0),
+    Column("nmi", "NMI", 3),
+    Column("nmi_random", "NMI of noise", 3),
+    Column("psnr", "PSNR in dB", 1),
+    Column("printed", "bound as printed, bits", 0),
+    Column("corrected", "corrected, bits", 0),
+    Column("rank", "rank d*", 0),
 )
 
 
 def experiment(
-    cells: Callable[[Size], list[Settings]], keys: tuple[str, ...], plot: Plot, judge: Callable[..., Verdict]
+    cells: Callable[[Size], list[Settings]], keys: tuple[str, ...], plot: Plot, judge: Callable[..., Judgement]
 ) -> Experiment:
     sizes: tuple[Size, ...] = ("small", "paper")
     sweeps: Mapping[Size, Sweep] = {size: Sweep(tuple(cells(size)), note=NOTE[size]) for size in sizes}
@@ -185,19 +177,19 @@ def by_model(size: Size) -> list[Settings]:
     ]
 
 
-def judge_size(points: Sequence[Point]) -> Verdict:
+def judge_size(points: Sequence[Point]) -> Judgement:
     """P4: in every family NMI grows with the parameters, from the first model to the last by a smaller factor than they
     do."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
+    sizes: dict[str, list[tuple[float, float, float]]] = {}
     factors = []
     for family in dict.fromkeys(p.label[:2] for p in points):
         line = [p for p in points if p.label[:2] == family]
-        curves[", ".join(family)] = [(-p.mean("parameters"), p.mean("nmi"), p.spread("nmi")) for p in line]
+        sizes[", ".join(family)] = [(-p.mean("parameters"), p.mean("nmi"), p.spread("nmi")) for p in line]
         first, last = (line[i].mean("nmi") / line[i].mean("parameters") for i in (0, -1))
         factors.append(last < first)
-    grown = falls(curves, "NMI from the largest model down")
+    grown = falls(sizes, "NMI from the largest model down")
     word = HOLDS if all(factors) else NOT
-    slow = Verdict(word, f"NMI per parameter is lower at the largest model for {sum(factors)} of {len(factors)}")
+    slow = Judgement(word, f"NMI per parameter is lower at the largest model for {sum(factors)} of {len(factors)}")
     return worst([grown, slow])
 
 
@@ -221,7 +213,7 @@ P4 = Claim(
         },
         ("dataset", "scheme", "model"),
         "attack",
-        (*METRICS, Metric("parameters", "parameters", 0)),
+        (*METRICS, Column("parameters", "parameters", 0)),
         Plot(("nmi",), split=0),
         judge_size,
     ),

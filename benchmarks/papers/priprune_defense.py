@@ -3,8 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Label, Metric, Plot, Point, Settings, Size, Sweep
-from prunella.benchmarks.engine.verdict import Verdict, at_least, at_most, falls, worst
+from prunella.benchmarks.engine.claim import (
+    Claim,
+    Column,
+    Experiment,
+    Label,
+    Plot,
+    Point,
+    Settings,
+    Size,
+    Sweep,
+    curves,
+)
+from prunella.benchmarks.engine.rules import Judgement, at_least, at_most, falls, worst
 from prunella.benchmarks.papers.tradeoff import TRADEOFF
 
 PAPER = "PriPrune"
@@ -93,7 +104,7 @@ def drop(points: Sequence[Point], defended: str) -> dict[str, float]:
     return {scheme: by[scheme, NONE] - by[scheme, defended] for scheme, arm in by if arm == defended}
 
 
-def judge_planes(points: Sequence[Point]) -> Verdict:
+def judge_planes(points: Sequence[Point]) -> Judgement:
     """P6: of real pruning, Largest leaks least and is least accurate; pseudo-pruning of each is more accurate and leaks
     no more. NMI of the better attack; seeds in pairs."""
     nmi, accuracy = seeds_of(points, "nmi_strongest"), seeds_of(points, "accuracy")
@@ -111,7 +122,7 @@ def judge_planes(points: Sequence[Point]) -> Verdict:
     )
 
 
-def judge_adaptive(points: Sequence[Point]) -> Verdict:
+def judge_adaptive(points: Sequence[Point]) -> Judgement:
     """P7: PriPrune loses at most 0.02 of accuracy, and its NMI is at most 0.02 above that of Largest at 60 %."""
     by = {point.label[1]: point.mean("nmi_strongest") for point in points}
     over = {"priprune": by[PRIPRUNE] - by[fixed("largest", 0.6, True)]}
@@ -123,7 +134,7 @@ def judge_adaptive(points: Sequence[Point]) -> Verdict:
     )
 
 
-def judge_table(points: Sequence[Point]) -> Verdict:
+def judge_table(points: Sequence[Point]) -> Judgement:
     """P8: NMI of the better attack is not higher behind PriPrune for any scheme, accuracy at most 0.02 lower."""
     nmi = seeds_of(points, "nmi_strongest")
     both = {scheme: list(zip(nmi[scheme, NONE], nmi[scheme, PRIPRUNE], strict=True)) for scheme in SCHEMES}
@@ -142,13 +153,13 @@ def experiment(
         keys=keys,
         series="defense",
         metrics=(
-            Metric("accuracy", "accuracy", 3),
-            Metric("nmi", "NMI, SGI", 3, published),
-            Metric("nmi_strongest", "NMI, better attack", 3),
-            Metric("nmi_random", "NMI of noise", 3),
-            Metric("psnr_strongest", "PSNR, better attack, dB", 1),
-            Metric("withheld", "withheld", 2),
-            Metric("mib_up", "MiB up", 1),
+            Column("accuracy", "accuracy", 3),
+            Column("nmi", "NMI, SGI", 3, published),
+            Column("nmi_strongest", "NMI, better attack", 3),
+            Column("nmi_random", "NMI of noise", 3),
+            Column("psnr_strongest", "PSNR, better attack, dB", 1),
+            Column("withheld", "withheld", 2),
+            Column("mib_up", "MiB up", 1),
         ),
         plot=Plot(("nmi_strongest", "accuracy"), split=0 if published and len(keys) == 1 else None),
         judge=judge,
@@ -244,14 +255,10 @@ def weighted(size: Size) -> list[Settings]:
     return cells
 
 
-def judge_weights(points: Sequence[Point]) -> Verdict:
+def judge_weights(points: Sequence[Point]) -> Judgement:
     """P9: NMI of the better attack falls with lambda_pri at every other pair of weights."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        pri, acc, sha, _ = point.label
-        row = (float(pri), point.mean("nmi_strongest"), point.spread("nmi_strongest"))
-        curves.setdefault(f"lambda_acc {acc}, lambda_sha {sha}", []).append(row)
-    return falls(curves, "NMI over lambda_pri")
+    lines = curves(points, "nmi_strongest", 0, lambda label: f"lambda_acc {label[1]}, lambda_sha {label[2]}")
+    return falls(lines, "NMI over lambda_pri")
 
 
 P9 = Claim(

@@ -3,7 +3,7 @@
 A cell is one method and partition, in process, real client and server code: DP-Fed and Fed-SPA are FedAvg under
 ``dp-fed`` and ``fed-spa``, Fed-LTP prunes on public examples first and trains under ``fed-ltp-client``. Public examples
 are a quarter of the test set; accuracy is on at most a thousand of the others
-(``benchmarks.papers.leakage.data_kept``).
+(``benchmarks.engine.images.TESTED``).
 
 ``ABLATED`` (L4) has Fed-LTP less a part of it: without a ticket, and with the validation that picks a round by the
 clients' noisy counts of held-out examples (Laplace noise of ``LAPLACE`` examples). A cell with validation has two more
@@ -28,9 +28,8 @@ import torch
 
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.claim import Found, Settings
-from prunella.benchmarks.engine.inprocess import run_in_process, watched
-from prunella.benchmarks.papers.inversion import place
-from prunella.benchmarks.papers.leakage import data_kept
+from prunella.benchmarks.engine.images import TESTED, place
+from prunella.benchmarks.engine.inprocess import accuracies, failures, run_in_process
 from prunella.client.accounts import FILE, Accounts
 from prunella.core.files import read_tree
 from prunella.core.trees import Tree
@@ -71,7 +70,7 @@ def advanced(charges: Sequence[Charge], delta: float) -> float:
     return math.sqrt(2 * steps * math.log(2 / delta)) * step + steps * step * math.expm1(step)
 
 
-def run_settings(settings: Settings, seed: int, data: Path | None) -> dict[str, object]:
+def run_settings(settings: Settings, seed: int, data: Path | None) -> Settings:
     """The run's settings; clip and noise are those of whichever defense the method has."""
     chosen = {**METHODS, **ABLATED}[settings["method"]]
     section = str(chosen["defenses"]).replace("-", "_")
@@ -106,7 +105,6 @@ def charged(home: Path) -> tuple[Charge, ...]:
 
 def private_training(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: the partition."""
-    torch.set_num_threads(1)
     clients, tested = settings["clients"], list[float]()
 
     def test(federation: Federation, params: Tree, buffers: Tree) -> None:
@@ -114,13 +112,13 @@ def private_training(settings: Settings, seed: int, data: Path | None) -> Found:
             images = federation.test
             tested.append(evaluate(federation.model.module, params, buffers, images.x, images.y).accuracy)
 
-    with tempfile.TemporaryDirectory() as folder, data_kept(), watched(test):
-        done = run_in_process(Path(folder), clients, **run_settings(settings, seed, data))
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_in_process(Path(folder), clients, tested=TESTED, look=test, **run_settings(settings, seed, data))
         charges = [charged(Path(folder) / "nodes" / str(client)) for client in range(clients)]
         zcdp = max(epsilon(each, settings["delta"], "zcdp") for each in charges)
-        accuracy = [line["value"] for line in done.store.metrics() if line["metric"] == "accuracy_ratio"]
+        accuracy = list(accuracies(done).values())
         spent = [float(line["epsilon"]) for line in done.ledgers.values() if "epsilon" in line]
-    failed = sum(v for name, v in done.counters.items() if name.startswith("client_failures_total"))
+    failed = failures(done)
     if failed or len(spent) != len(done.ledgers):
         raise RuntimeError(f"{settings['method']}: {failed:.0f} replies failed, {len(spent)} clients have an epsilon")
     sent = done.counters["wire_bytes_total|up"] + done.counters["wire_bytes_total|down"]

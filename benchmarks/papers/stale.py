@@ -23,25 +23,35 @@ from typing import Any
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import Leakage, score
-from prunella.benchmarks.engine.claim import Claim, Experiment, Found, Measure, Metric, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.verdict import Verdict, at_least
-from prunella.benchmarks.engine.views import Draw, Sender, seen
+from prunella.benchmarks.engine.claim import (
+    Claim,
+    Column,
+    Experiment,
+    Found,
+    Measure,
+    Plot,
+    Point,
+    Settings,
+    Sweep,
+    rebuilds,
+)
+from prunella.benchmarks.engine.images import drawn, means, part, place
+from prunella.benchmarks.engine.rules import Judgement, at_least
+from prunella.benchmarks.engine.views import Draw, Sender, attack_settings, draws, seen
 from prunella.benchmarks.papers import tradeoff
-from prunella.benchmarks.papers.inversion import place
 from prunella.benchmarks.papers.priprune_defense import FIXED, PRIPRUNE, RATE, cell, fixed_cell
-from prunella.core.randomness import PrivateGenerator, rehearsal, stream
+from prunella.core.randomness import stream
 from prunella.core.trees import map_trees
 from prunella.core.types import PrivateBatch
 from prunella.privacy.chain import compose
 from prunella.tasks.data import Examples, make_task
 
 SGI, EXPECTATION, TOLD = "sgi", "expectation", "told"
-ARMS = (SGI, EXPECTATION, TOLD)
+ARMS = {SGI: SGI, EXPECTATION: EXPECTATION, TOLD: SGI}
 
 
-def known(one: Sender, draw: Draw) -> Sender:
+def told(one: Sender, draw: Draw) -> Sender:
     """The same client as the server would see it if it had sent the weights that the client trains from."""
     start, _ = compose(one.procedure.chain, one.received.params, one.state, draw("defense"))
     state: Any = {
@@ -51,63 +61,47 @@ def known(one: Sender, draw: Draw) -> Sender:
     return dataclasses.replace(one, received=dataclasses.replace(one.received, params=start), state=state)
 
 
-def attack_settings(arm: str, iterations: int) -> Any:
-    return dataclasses.replace(ATTACKS[EXPECTATION if arm == EXPECTATION else SGI].settings(), iterations=iterations)  # type: ignore[type-var]
-
-
 def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[str, list[Leakage]]:
     """Scores of every image, by attack; the images of the other claims."""
     found: dict[str, list[Leakage]] = {arm: [] for arm in ARMS}
-    order = torch.randperm(len(own), generator=stream(seed, purpose="claim-images"))[: settings["images"]]
-    for number, index in enumerate(order.tolist()):
-        private = Examples(own.x[index : index + 1], own.y[index : index + 1])
-
-        def draw(purpose: str, number: int = number) -> PrivateGenerator:
-            return rehearsal(seed, round=number, purpose=f"claim-{purpose}")
-
-        for arm in ARMS:
-            view = seen(known(one, draw) if arm == TOLD else one, private, draw).view
-            how = attack_settings(arm, settings["iterations"])
-            attack = ATTACKS[EXPECTATION if arm == EXPECTATION else SGI]
-            rebuilt = attack.reconstruct(view, one.task, how, stream(seed, round=number, purpose="claim-attack"))
+    for number, index in enumerate(drawn(own, seed)[: settings["images"]].tolist()):
+        private, draw = part(own, index), draws(seed, number)
+        for arm, name in ARMS.items():
+            view = seen(told(one, draw) if arm == TOLD else one, private, draw).view
+            how = attack_settings(name, one.task.model, settings["iterations"])
+            generator = stream(seed, round=number, purpose="claim-attack")
+            rebuilt = ATTACKS[name].reconstruct(view, one.task, how, generator)
             found[arm].append(score(rebuilt, PrivateBatch(private.x, private.y)))
     return found
 
 
 def stale(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: every attack."""
-    torch.set_num_threads(1)
     trained = tradeoff.federation(settings, seed, data)
     own = tradeoff.examples_of(settings, 0, seed, data)
     task = make_task(settings["model"], place(settings["dataset"], data), None)
     one = tradeoff.next_sender(settings, task, trained, own)
-    return {
-        arm: {
-            "psnr": statistics.fmean(row.psnr.mean for row in rows),
-            "nmi": statistics.fmean(row.nmi.mean for row in rows),
-            "nmi_random": statistics.fmean(row.nmi.random for row in rows),
-        }
-        for arm, rows in attacked(settings, one, own, seed).items()
-    }
+    found = attacked(settings, one, own, seed)
+    return {arm: means(rows, "psnr", "nmi", "nmi_random") for arm, rows in found.items()}
 
 
 def works(found: Found) -> bool:
     """SGI rebuilds the images of an undefended, dense client."""
-    return found[SGI]["psnr"] >= PSNR_FLOOR
+    return rebuilds({SGI: found[SGI]})
 
 
 CELLS = (*(fixed_cell("small", name, RATE, pseudo=True) for name in FIXED), cell("small", "prunefl", PRIPRUNE))
 
 
-def judge_stale(points: Sequence[Point]) -> Verdict:
+def judge_stale(points: Sequence[Point]) -> Judgement:
     """X4: the attack in expectation rebuilds at least as much as SGI behind every such defense; by PSNR, seeds in
     pairs. What it would be with the client's weights is said beside it."""
     psnr = {point.label: point.values["psnr"] for point in points}
     defenses = list(dict.fromkeys(arm for arm, _ in psnr))
     pairs = {name: list(zip(psnr[name, EXPECTATION], psnr[name, SGI], strict=True)) for name in defenses}
     verdict = at_least(pairs, "PSNR, expectation over SGI")
-    told = ", ".join(f"{statistics.fmean(psnr[name, TOLD]):.1f} behind {name}" for name in defenses)
-    return Verdict(verdict.word, f"{verdict.reason}; SGI that is told the client's weights reaches {told}")
+    reached = ", ".join(f"{statistics.fmean(psnr[name, TOLD]):.1f} behind {name}" for name in defenses)
+    return Judgement(verdict.word, f"{verdict.reason}; SGI that is told the client's weights reaches {reached}")
 
 
 X4 = Claim(
@@ -117,7 +111,7 @@ X4 = Claim(
     "behind pseudo-pruning and PriPrune an attack that allows for the client's own weights rebuilds more than SGI",
     "nothing",
     experiment=Experiment(
-        measure=Measure("stale", stale, control=tradeoff.control, works=works),
+        measure=Measure("stale", stale, control=tradeoff.CONTROL, names=tradeoff.NAMES, works=works),
         sweeps={
             "small": Sweep(
                 CELLS,
@@ -128,7 +122,7 @@ X4 = Claim(
         },
         keys=("arm",),
         series="attack",
-        metrics=(Metric("psnr", "PSNR in dB", 1), Metric("nmi", "NMI", 3), Metric("nmi_random", "NMI of noise", 3)),
+        metrics=(Column("psnr", "PSNR in dB", 1), Column("nmi", "NMI", 3), Column("nmi_random", "NMI of noise", 3)),
         plot=Plot(("psnr", "nmi"), split=0),
         judge=judge_stale,
     ),

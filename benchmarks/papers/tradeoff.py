@@ -21,7 +21,6 @@ its images to ``PSNR_FLOOR`` in the mean.
 """
 
 import dataclasses
-import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,30 +29,28 @@ from typing import Any, NamedTuple
 import torch
 
 from prunella.attacks.engine.inversion import reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.inprocess import run_in_process
-from prunella.benchmarks.engine.views import Sender, seen, sender
-from prunella.benchmarks.papers.inversion import ARMS, DENSE, attack_settings, place
-from prunella.benchmarks.papers.leakage import data_kept, few_of
+from prunella.benchmarks.engine.images import TESTED, client_images, drawn, first, part, place
+from prunella.benchmarks.engine.images import means as mean_scores
+from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, failures, run_in_process
+from prunella.benchmarks.engine.views import NONE, Sender, attack_settings, draws, received_of, seen, sender
+from prunella.benchmarks.papers.scheme_inversion import ARMS, DENSE, RUN
 from prunella.client.state import ClientStore
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import count
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy.chain import ChainState, start
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.strategies.round.local import Received
-from prunella.tasks.data import Examples, Partition, load_client, make_task
+from prunella.tasks.data import Examples, Partition, make_task
 from prunella.tasks.task import Task
 
 MIB = 2**20
 ALPHA = 1.0
 NAMES = ("kappa", "strength")  # settings that only name a point
-RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
 
 
-class Trained(NamedTuple):
+class AfterTraining(NamedTuple):
     """What a federation left: the server's checkpoint, client 0's defense state, what was measured."""
 
     saved: Checkpoint
@@ -62,31 +59,33 @@ class Trained(NamedTuple):
     mib_up: float
 
 
-def as_keyword(name: str) -> str:
-    """A setting's name as ``run_in_process`` takes it.
-
-    >>> as_keyword("channel-natural.kappa")
-    'channel_natural__kappa'
-    """
-    return name.replace(".", "__").replace("-", "_")
-
-
-def federation(settings: Settings, seed: int, data: Path | None) -> Trained:
+def federation(settings: Settings, seed: int, data: Path | None) -> AfterTraining:
     """One whole run. Raises ``RuntimeError`` when a client failed: its accuracy would be that of another federation."""
-    fixed = {"partition": "dirichlet", "alpha": ALPHA, "audit_every": 0, "dataset": place(settings["dataset"], data)}
-    own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": settings["defenses"], "seed": seed}
-    own |= {key: settings[key] for key in RUN} | {as_keyword(k): v for k, v in settings["options"].items()}
-    with tempfile.TemporaryDirectory() as folder, data_kept(settings.get("examples", 0)):
-        done = run_in_process(Path(folder), settings["clients"], evaluate_every=settings["rounds"], **fixed, **own)
+    fixed: Settings = {
+        "partition": "dirichlet",
+        "alpha": ALPHA,
+        "audit_every": 0,
+        "dataset": place(settings["dataset"], data),
+    }
+    own: Settings = {
+        "strategy": settings["scheme"],
+        "rate": settings["rate"],
+        "defenses": settings["defenses"],
+        "seed": seed,
+    }
+    own |= {key: settings[key] for key in RUN} | as_keywords(settings["options"])
+    some: Any = {"evaluate_every": settings["rounds"], "examples": settings.get("examples", 0), "tested": TESTED}
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_in_process(Path(folder), settings["clients"], **some, **fixed, **own)
         saved = load(done.folder / "checkpoint")
         state = ClientStore(Path(folder) / "nodes" / "0", "run").load(settings["rounds"] + 1).state
-        accuracy = [line["value"] for line in done.store.metrics() if line["metric"] == "accuracy_ratio"]
-    failed = sum(value for name, value in done.counters.items() if name.startswith("client_failures_total"))
+        accuracy = list(accuracies(done).values())
+    failed = failures(done)
     if saved is None or failed or not accuracy:
         raise RuntimeError(
             f"the federation of {settings['scheme']} and {settings['defenses']} failed {failed:.0f} times"
         )
-    return Trained(saved, state, accuracy[-1], done.counters["wire_bytes_total|up"] / MIB)
+    return AfterTraining(saved, state, accuracy[-1], done.counters["wire_bytes_total|up"] / MIB)
 
 
 def withheld(state: ChainState, mask: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -95,25 +94,21 @@ def withheld(state: ChainState, mask: Mapping[str, torch.Tensor]) -> dict[str, f
     return {"withheld": sum(count(tree) for tree in held) / count(dict(mask))} if held else {}
 
 
-def next_sender(settings: Settings, task: Task, trained: Trained, own: Examples) -> Sender:
+def next_sender(settings: Settings, task: Task, trained: AfterTraining, own: Examples) -> Sender:
     """Client 0 at the beginning of the round after the last."""
-    saved = trained.saved
-    params = {name: saved.tree[name] for name in saved.mask}
-    buffers = {name: t for name, t in saved.tree.items() if name not in params}
-    one = sender(task, Received(params, saved.mask, buffers), settings["defenses"], settings["options"], own.x, 1)
-    fit = rehearsal(0, purpose="fit")
-    return dataclasses.replace(one, state=start(one.procedure.chain, own.x, params, trained.state, fit))
+    received, fit = received_of(trained.saved), rehearsal(0, purpose="fit")
+    one = sender(task, received, settings["defenses"], settings["options"], own.x, 1)
+    return dataclasses.replace(one, state=start(one.procedure.chain, own.x, received.params, trained.state, fit))
 
 
 def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[str, list[Leakage]]:
     """Scores of every image, by attack."""
     found: dict[str, list[Leakage]] = {arm: [] for arm in ARMS}
-    order = torch.randperm(len(own), generator=stream(seed, purpose="claim-images"))[: settings["images"]]
-    for number, index in enumerate(order.tolist()):
-        private = Examples(own.x[index : index + 1], own.y[index : index + 1])
-        got = seen(one, private, lambda purpose, n=number: rehearsal(seed, round=n, purpose=f"claim-{purpose}"))  # type: ignore[misc]
-        for arm in ARMS:
-            how = attack_settings(arm, one.task.model, settings["iterations"])
+    for number, index in enumerate(drawn(own, seed)[: settings["images"]].tolist()):
+        private = part(own, index)
+        got = seen(one, private, draws(seed, number))
+        for arm, name in ARMS.items():
+            how = attack_settings(name, one.task.model, settings["iterations"])
             rebuilt = guess(got.view, one.task, how, stream(seed, round=number, purpose="claim-attack"))
             found[arm].append(score(rebuilt, PrivateBatch(private.x, private.y)))
     return found
@@ -131,22 +126,17 @@ def means(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
     best = [max(pair, key=lambda row: row.psnr.mean) for pair in zip(*rows.values(), strict=True)]
     found: dict[str, float] = {}
     for suffix, which in (("", rows["sgi"]), ("_gi", rows["gi"]), ("_strongest", best)):
-        found[f"nmi{suffix}"] = statistics.fmean(row.nmi.mean for row in which)
-        found[f"psnr{suffix}"] = statistics.fmean(row.psnr.mean for row in which)
-        found[f"mse{suffix}"] = statistics.fmean(row.mse.mean for row in which)
-    found["nmi_random"] = statistics.fmean(row.nmi.random for row in rows["sgi"])
-    return found
+        found |= {f"{name}{suffix}": value for name, value in mean_scores(which, "nmi", "psnr", "mse").items()}
+    return found | mean_scores(rows["sgi"], "nmi_random")
 
 
 def examples_of(settings: Settings, client: int, seed: int, data: Path | None) -> Examples:
     """What a client of the federation trained on."""
-    name = settings["dataset"]
-    root: Any = data / name if data is not None and (data / name).is_dir() else None
-    own = load_client(name, Partition("dirichlet", settings["clients"], ALPHA, seed), client, root)
-    return few_of(own, settings.get("examples", 0))
+    partition = Partition("dirichlet", settings["clients"], ALPHA, seed)
+    return first(client_images(settings["dataset"], data, partition, client), settings.get("examples", 0))
 
 
-def weighed(settings: Settings, seed: int, data: Path | None, trained: Trained) -> dict[str, float]:
+def weighed(settings: Settings, seed: int, data: Path | None, trained: AfterTraining) -> dict[str, float]:
     """What stands in a cell of a federation."""
     own = examples_of(settings, 0, seed, data)
     task = make_task(settings["model"], place(settings["dataset"], data), None)
@@ -157,19 +147,8 @@ def weighed(settings: Settings, seed: int, data: Path | None, trained: Trained) 
 
 def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: ``arm``."""
-    torch.set_num_threads(1)
     return {settings["arm"]: weighed(settings, seed, data, federation(settings, seed, data))}
 
 
-def control(settings: Settings) -> Settings:
-    """The dense federation without a defense; ``NAMES`` are left out."""
-    kept = {key: value for key, value in settings.items() if key not in NAMES}
-    return {**kept, "scheme": DENSE, "rate": 0.0, "defenses": "none", "options": {}, "arm": "control"}
-
-
-def works(found: Found) -> bool:
-    """SGI rebuilds the images of an undefended, dense client."""
-    return all(row["psnr"] >= PSNR_FLOOR for row in found.values())
-
-
-TRADEOFF = Measure("tradeoff", tradeoff, control=control, works=works)
+CONTROL: Settings = {"scheme": DENSE, "rate": 0.0, "defenses": NONE, "options": {}, "arm": "control"}
+TRADEOFF = Measure("tradeoff", tradeoff, control=CONTROL, names=NAMES)

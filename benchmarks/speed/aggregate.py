@@ -37,7 +37,7 @@ from rich.table import Table
 from torch import nn
 
 from prunella.benchmarks.engine.machine import machine
-from prunella.benchmarks.speed.updates import KINDS, Training, Update, examples, real_update
+from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.core.config import Run
 from prunella.core.parallel import threads
 from prunella.core.trees import Mask, Tree, apply_mask, count, size
@@ -209,7 +209,7 @@ def main() -> None:
     options = parser.parse_args()
     images, _ = examples(None, options.seed)
     made = [
-        real_update(options.model, options.kind, images, Training(seed, steps=1, batch=8))
+        real_update(options.model, options.kind, images, LocalTraining(seed, steps=1, batch=8))
         for seed in range(options.seed, options.seed + 3)
     ]
     if options.kind == "magnitude":  # one base mask, three updates under it

@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from prunella.attacks.engine.inversion import Inversion, descend_together
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import split
 from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr
 from prunella.core.randomness import stream
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch
@@ -110,10 +112,6 @@ def breaching(given: Case, place: int, iterations: int) -> tuple[float, Tensor]:
     return (time.process_time() - begin) / iterations, found
 
 
-def psnr(found: Tensor, truth: Tensor) -> float:
-    return float((-10 * (found - truth).square().flatten(1).mean(1).clamp_min(1e-10).log10()).mean())
-
-
 def compare(model: str, images: int, iterations: int) -> str:
     given = case(model, MODELS[model], images)
     theirs, one, many = list[tuple[float, Tensor]](), list[tuple[float, Tensor]](), list[tuple[float, Tensor]]()
@@ -123,7 +121,7 @@ def compare(model: str, images: int, iterations: int) -> str:
         if place % 2 == 0:
             many.append(ours(given, images, iterations))
     base, single, each = min(t for t, _ in theirs), min(t for t, _ in one), min(t for t, _ in many)
-    scores = psnr(torch.cat([x for _, x in theirs]), given.truth), psnr(many[0][1], given.truth)
+    scores = [fmean(psnr(given.truth, x)) for x in (torch.cat([x for _, x in theirs]), many[0][1])]
     return (
         f"{model:<10} {base * 1e3:10.1f} {single * 1e3:8.1f} {base / single:6.1f}x {each * 1e3:8.1f} "
         f"{base / each:6.1f}x {scores[0]:9.1f} {scores[1]:6.1f}"

@@ -14,8 +14,6 @@ channel (once per client) is not in an epoch; its seconds are printed apart.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
+from prunella.benchmarks.engine.machine import machine
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
 from prunella.privacy import DEFENSES
@@ -117,7 +116,8 @@ def _opacus(task: Task, data: Examples, steps: int) -> Work:
     def work() -> None:
         for i in range(steps):
             optimizer.zero_grad()
-            cross_entropy(model(data.x[i * BATCH :][:BATCH]), data.y[i * BATCH :][:BATCH]).backward()
+            loss = cross_entropy(model(data.x[i * BATCH :][:BATCH]), data.y[i * BATCH :][:BATCH])
+            torch.autograd.backward(loss)
             optimizer.step()
 
     return work
@@ -166,7 +166,7 @@ def main() -> None:
         "selection": {name: selection(size, options.repeat) for name, size in SIZES.items()},
         "epochs": {name: epochs(name, options.steps, options.repeat) for name in names},
         "repeat": options.repeat,
-        "machine": {"processors": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__},
+        "machine": {**machine(), "torch": torch.__version__},
     }
     print(json.dumps(result)) if options.json else show(result)
 

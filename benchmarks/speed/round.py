@@ -1,4 +1,4 @@
-"""What a round costs beyond its work: Flower's own processes beside the warm launcher's, same app, same machine.
+"""What a round costs beyond its work: Flower's own processes beside those of ``prunella run``, same app and machine.
 
 The app is as small as an app can be that trains: a model of 50 kB, one step of SGD on every client, so that what is
 left is starting processes, importing, polling and moving messages. Stock means Flower's own commands, unpatched, and
@@ -11,8 +11,6 @@ last reply, the median of those after the first; ``total`` is the whole command.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -23,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from prunella.benchmarks.engine.machine import machine
 from prunella.deploy.console.progress import Line
 from prunella.deploy.local.launcher import launch
 from prunella.deploy.runtime.request import RunRequest
@@ -130,7 +129,7 @@ def write_app(directory: Path) -> Path:
     return directory
 
 
-class Silent:
+class RecordingView:
     """A view that keeps the lines it is shown."""
 
     def __init__(self) -> None:
@@ -148,11 +147,11 @@ class Silent:
 
 def measure(request: RunRequest) -> dict[str, Any]:
     """One federation: seconds until round 1 has ended, seconds of each later round, seconds in all."""
-    begin, silent = time.time(), Silent()
-    outcome = launch(request, silent)
+    begin, view = time.time(), RecordingView()
+    outcome = launch(request, view)
     if outcome.status != "completed":
         raise RuntimeError(f"the federation failed: {outcome.error}; see {outcome.run.path}/logs")
-    ended = [line for line in silent.lines if line["metric"] == "round_seconds"]
+    ended = [line for line in view.lines if line["metric"] == "round_seconds"]
     rounds = [float(line["value"]) for line in ended]
     return {"first": ended[0]["time"] - begin, "rounds": rounds[1:], "total": time.time() - begin}
 
@@ -193,8 +192,7 @@ def main() -> None:
         ours = measure(RunRequest(app, runs, settings, options.supernodes))
         slow = {**settings, "poll-seconds": 0.0}  # Flower's own Grid
         stock = measure(RunRequest(app, runs, slow, options.supernodes, stock=True))
-    machine = {"processors": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-    result = {"supernodes": options.supernodes, "rounds": options.rounds, **compare(ours, stock), "machine": machine}
+    result = {"supernodes": options.supernodes, "rounds": options.rounds, **compare(ours, stock), "machine": machine()}
     if options.json:
         print(json.dumps(result))
     else:

@@ -25,7 +25,7 @@ SHAPE, CLASSES = (3, 32, 32), 10
 
 
 @dataclass(frozen=True)
-class Training:
+class LocalTraining:
     """How the updates come about."""
 
     seed: int = 0
@@ -53,7 +53,7 @@ def examples(data: Path | None, seed: int) -> tuple[Examples, str]:
     return Examples(x, torch.randint(CLASSES, (500,), generator=generator)), "synthetic"
 
 
-def real_update(model: str, kind: str, images: Examples, training: Training) -> Update:
+def real_update(model: str, kind: str, images: Examples, training: LocalTraining) -> Update:
     """One client's round."""
     task = Task(model, SHAPE, CLASSES)
     params, buffers = initial(task, training.seed)

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prunella.benchmarks.engine.machine import machine
-from prunella.benchmarks.speed.updates import KINDS, Training, Update, examples, real_update
+from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.core.parallel import threads
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask, count, size
@@ -102,7 +102,7 @@ def measure(update: Update, repeat: int) -> dict[str, Any]:
     }
 
 
-def compare(models: Sequence[str], data: Path | None, training: Training, repeat: int) -> dict[str, Any]:
+def compare(models: Sequence[str], data: Path | None, training: LocalTraining, repeat: int) -> dict[str, Any]:
     """Every model, pruned every way, and Gaussian noise of the first model's shapes."""
     images, source = examples(data, training.seed)
     results = {}
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    result = compare(options.models.split(","), options.data, Training(options.seed), options.repeat)
+    result = compare(options.models.split(","), options.data, LocalTraining(options.seed), options.repeat)
     if options.json:
         print(json.dumps(result))
     else:

@@ -47,7 +47,9 @@ def read_tensors(path: Path, names: Sequence[str]) -> Tree:
         raise UsageError(f"{path} is not a safetensors file with the tensors {', '.join(names)}") from None
 
 
-def attack_keywords(name: str, known: Path | None, earlier: Sequence[ServerView], resume: ResumeStore) -> dict[str, Any]:
+def attack_keywords(
+    name: str, known: Path | None, earlier: Sequence[ServerView], resume: ResumeStore
+) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     attack = find_attack(name)
     takes = inspect.signature(attack.reconstruct).parameters

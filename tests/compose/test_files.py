@@ -195,7 +195,7 @@ def test_everything_that_is_installed_reaches_the_build_and_nothing_else() -> No
 
 FOLDERS = (
     "", "keys", "deploy", "deploy/kubernetes", "deploy/kubernetes/keys", "docker", "docker/keys", "client/state",
-    "core", "core/keys", "server", "tasks/models", "tasks/datasets/keys", "benchmarks/claims", "runs/r-1/traces",
+    "core", "core/keys", "server", "tasks/models", "tasks/datasets/keys", "benchmarks/papers", "runs/r-1/traces",
     "superlink", "north/state", "a/b/c",
 )  # fmt: skip
 SECRETS = (

@@ -25,9 +25,9 @@ def test_what_runs_has_seeds_cells_metrics_and_published_numbers_of_its_own_labe
     for size, sweep in experiment.sweeps.items():
         assert len(sweep.seeds) >= 3
         cells = cells_of(experiment, size)
-        change = experiment.measure.control
+        measure = experiment.measure
         wanted = {str(settings) for settings in sweep.cells}
-        wanted |= {str(change(settings)) for settings in sweep.cells} if change is not None else set()
+        wanted |= {str(measure.control_of(settings)) for settings in sweep.cells} if measure.control else set()
         assert len(cells) == len(sweep.seeds) * len(wanted)
         assert all(set(experiment.keys) <= set(settings) for settings in sweep.cells)
     every = [settings for sweep in experiment.sweeps.values() for settings in sweep.cells]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from prunella.benchmarks.engine import reproduce as engine
-from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Metric, Plot, Sweep
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Sweep
 from prunella.benchmarks.engine.results import as_json, listing, write
-from prunella.benchmarks.engine.verdict import HOLDS, REFUSED, Verdict, falls
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement, falls
+from prunella.benchmarks.papers import CLAIMS, TABLES
 
 
 class Laboratory:
@@ -29,21 +29,21 @@ class Laboratory:
         return {"sgi": {"psnr": self.rebuilt - 20 * settings["rate"] + 0.1 * seed}}
 
     def claim(self, metrics: dict[tuple[str, ...], float] | None = None) -> Claim:
-        measure = Measure("toy", self.make, 1, lambda s: {**s, "rate": 0.0}, lambda f: f["sgi"]["psnr"] >= 20)
+        measure = Measure("toy", self.make, 1, {"rate": 0.0})
         sweep = Sweep(tuple({"rate": rate} for rate in (0.1, 0.5, 0.9)), note="a toy")
         experiment = Experiment(
             measure,
             {"small": sweep},
             ("rate",),
             "attack",
-            (Metric("psnr", "PSNR", 1, metrics or {}),),
+            (Column("psnr", "PSNR", 1, metrics or {}),),
             Plot(("psnr",), x=0, x_name="rate"),
             lambda points: falls({"toy": [(float(p.label[0]), p.mean("psnr"), p.spread("psnr")) for p in points]}, "x"),
         )
         return Claim("T1", "Toy", "Table 1", "falls", "nothing", experiment=experiment)
 
 
-def run(claim: Claim, cache: Path) -> engine.Result:
+def run(claim: Claim, cache: Path) -> engine.Measured:
     return engine.reproduce(claim, "small", cache, None, lambda line: None)
 
 
@@ -121,8 +121,8 @@ def test_pages_are_written_anew_from_their_numbers_unless_the_settings_changed(
 def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine.main(["--list"]) == 0
     listed = capsys.readouterr().out
-    assert listed.strip() == listing(CLAIMS.values())
-    for claim in CLAIMS.values():
+    assert listed.strip() == listing([*CLAIMS.values(), *TABLES.values()])
+    for claim in (*CLAIMS.values(), *TABLES.values()):
         assert claim.says in listed
     assert "small (mnist), paper (femnist; wants a GPU)" in listed and "small (no images)" in listed
 
@@ -180,4 +180,4 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.C
         said = capsys.readouterr().err
         assert word in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    assert Verdict(HOLDS, "x").word == "holds"
+    assert Judgement(HOLDS, "x").word == "holds"

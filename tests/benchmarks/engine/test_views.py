@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from prunella.benchmarks.engine.views import RATE, Sender, seen, sender, warmed
+from prunella.attacks import ATTACKS
+from prunella.benchmarks.engine.views import RATE, Sender, after_rounds, attack_settings, seen, sender
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, full_mask, map_trees
@@ -13,6 +14,7 @@ from prunella.tasks.task import Task, initial
 from prunella.tasks.training import loss_and_gradient
 
 TASK = Task("cnn", (1, 8, 8), 10)
+OWN = ATTACKS["sgi"]  # somebody's own is asked for by its import path
 BATCH = Examples(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 7]))
 
 
@@ -61,7 +63,7 @@ def test_nothing_is_seen_outside_the_mask() -> None:
 
 def test_a_warmed_client_keeps_its_weights_and_changes_its_state() -> None:
     fresh = client("dgp")
-    one = warmed(fresh, [BATCH], lambda turn: rehearsal(0, round=turn, purpose="warm"))
+    one = after_rounds(fresh, [BATCH], lambda turn: rehearsal(0, round=turn, purpose="warm"))
     assert one.received is fresh.received
     assert not any(bool(t.any()) for t in fresh.state["dgp"]["error"].values())
     assert any(bool(t.any()) for t in one.state["dgp"]["error"].values())
@@ -72,3 +74,11 @@ def test_the_guard_noises_what_its_attack_rebuilds() -> None:
     plain, guarded = (seen(client(name), single, draw).view for name in ("none", "leakage-guard"))
     name = max(plain.update, key=lambda n: plain.update[n].numel())
     assert not torch.equal(plain.update[name], guarded.update[name]) and guarded.defenses == ("leakage-guard",)
+
+
+@pytest.mark.parametrize(("attack", "model"), [("ig", "lenet-zhu"), ("r-gap", "lenet-zhu"), ("gradinversion", "cnn")])
+def test_zhus_network_is_attacked_with_its_own_settings(attack: str, model: str) -> None:
+    how = attack_settings(attack, model, 7, tolerance=None)
+    assert how.iterations == 7 and getattr(how, "optimizer", "auto") == ("lbfgs" if attack == "ig" else "auto")
+    assert attack_settings("ig", model).iterations != 7 and attack_settings("rog", "cnn", prior="here").prior == "here"
+    assert attack_settings(f"{__name__}:OWN", "cnn", 7).iterations == 7

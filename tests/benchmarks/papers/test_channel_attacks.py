@@ -3,7 +3,7 @@
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.channel_attacks import (
     BATCHES,
     C4,

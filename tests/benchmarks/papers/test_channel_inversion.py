@@ -6,16 +6,17 @@ import numpy as np
 import torch
 
 from prunella.benchmarks.papers import channel_inversion
+from prunella.benchmarks.papers.channel_inversion import MEASURE
 
 TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 10, "images": 1, "iterations": 120}
 
 
 def test_a_narrow_channel_hides_what_the_control_rebuilds() -> None:
-    clear = channel_inversion.rebuilt(channel_inversion.control({**TINY, "channel": "natural", "kappa": 5}), 0, None)
-    assert channel_inversion.works(clear) and clear["ig"]["noise"] == 0
+    clear = MEASURE.make(MEASURE.control_of({**TINY, "channel": "natural", "kappa": 5}), 0, None)
+    assert MEASURE.works(clear) and clear["ig"]["noise"] == 0
     noisy = channel_inversion.rebuilt({**TINY, "channel": "natural", "kappa": 5}, 0, None)
     assert noisy["ig"]["mse"] > 10 * clear["ig"]["mse"] and noisy["ig"]["noise"] > 0
-    assert not channel_inversion.works(noisy)
+    assert not MEASURE.works(noisy)
 
 
 def test_a_direction_that_was_removed_has_no_variance_and_the_others_keep_theirs() -> None:
@@ -28,7 +29,7 @@ def test_a_direction_that_was_removed_has_no_variance_and_the_others_keep_theirs
 
 def test_scores_are_against_the_image_as_it_was() -> None:
     cell = {**TINY, "channel": "none", "kappa": "none", "removed": 0}
-    whole = channel_inversion.rebuilt(channel_inversion.control(cell), 0, None)["ig"]
+    whole = MEASURE.make(MEASURE.control_of(cell), 0, None)["ig"]
     less = channel_inversion.rebuilt(cell, 0, None)["ig"]
     assert whole["noise"] == whole["eigenvalue"] == 0 and less["eigenvalue"] > 0
     assert less["mse"] > 0.5 * less["noise"] > whole["mse"]

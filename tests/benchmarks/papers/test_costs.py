@@ -8,10 +8,10 @@ import torch
 
 from prunella.benchmarks.engine.claim import numbers
 from prunella.benchmarks.papers import costs
-from prunella.benchmarks.papers.dgp import TABLE_3
+from prunella.benchmarks.papers.dgp_claims import TABLE_3
 from prunella.core.randomness import stream
 from prunella.core.trees import count
-from prunella.tasks.examples import Examples
+from prunella.tasks.data import Examples, Partition
 from prunella.tasks.task import Task, initial
 
 
@@ -25,11 +25,11 @@ def test_the_accounting_is_the_papers_to_its_last_digit(model: str) -> None:
 
 
 def test_a_cell_has_every_scheme_and_adgp_is_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def images(dataset: str, seed: int, client: int, data: Path | None) -> Examples:
-        g = stream(seed, client=client, purpose="images")
+    def images(dataset: str, data: Path | None, partition: Partition, client: int) -> Examples:
+        g = stream(partition.seed, client=client, purpose="images")
         return Examples(torch.rand(8, 3, 32, 32, generator=g), torch.randint(10, (8,), generator=g))
 
-    monkeypatch.setattr(costs, "images", images)
+    monkeypatch.setattr(costs, "client_images", images)
     settings: dict[str, Any] = {"model": "lenet-zhu", "dataset": "none", "steps": 1, "batch": 8, "learning_rate": 0.1}
     found = costs.traffic(settings, 0, None)
     for kind in ("paper_mib", "wire_mib"):

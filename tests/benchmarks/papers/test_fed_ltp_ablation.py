@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT
+from prunella.benchmarks.engine.rules import HOLDS, NOT
 from prunella.benchmarks.papers.fed_ltp_ablation import (
     NO_TICKET,
     PARTITIONS,

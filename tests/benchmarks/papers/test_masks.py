@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import masks
 
 FEW: dict[str, Any] = {"dataset": "digits", "model": "cnn", "known": 80, "victims": 40}

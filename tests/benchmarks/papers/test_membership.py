@@ -29,8 +29,8 @@ def test_a_cell_has_an_auc_beside_accuracy_and_error() -> None:
 
 
 def test_the_control_is_one_for_all_strengths_and_needs_both_attacks() -> None:
-    assert membership.MEMBERSHIP.control is not None
-    assert membership.MEMBERSHIP.control(TINY) == membership.MEMBERSHIP.control({**TINY, "strength": 0.2})
+    measure = membership.MEMBERSHIP
+    assert measure.control_of(TINY) == measure.control_of({**TINY, "strength": 0.2}) != TINY
     good = {"psnr": 30.0, "auc": 0.6}
     assert membership.works({"control": good})
     assert not membership.works({"control": {**good, "auc": 0.5}})

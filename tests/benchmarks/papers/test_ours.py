@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT
+from prunella.benchmarks.engine.rules import HOLDS, NOT
 from prunella.benchmarks.papers import CLAIMS
 from prunella.benchmarks.papers.ours import CLAIMS as DECLARED
 from prunella.benchmarks.papers.ours import HIDEABLE, PRUNING, X1, X2, judge_aware, judge_composed, stronger

@@ -3,7 +3,7 @@
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT
+from prunella.benchmarks.engine.rules import HOLDS, NOT
 from prunella.benchmarks.papers.priprune_defense import (
     FIXED,
     NONE,

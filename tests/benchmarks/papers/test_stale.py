@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT
+from prunella.benchmarks.engine.rules import HOLDS, NOT
 from prunella.benchmarks.engine.views import seen
 from prunella.benchmarks.papers import stale, tradeoff
 from prunella.core.randomness import PrivateGenerator, rehearsal
@@ -25,7 +25,7 @@ def test_told_is_the_same_client_with_the_step_alone() -> None:
     trained, own = tradeoff.federation(TINY, 0, None), tradeoff.examples_of(TINY, 0, 0, None)
     one = tradeoff.next_sender(TINY, make_task("cnn", "digits", None), trained, own)
     private = Examples(own.x[:1], own.y[:1])
-    told = stale.known(one, draw)
+    told = stale.told(one, draw)
     held, kept = one.state["largest"]["held"], one.state["largest"]["withheld"]
     for name, weights in told.received.params.items():
         assert torch.equal(weights[held[name]], kept[name][held[name]])
@@ -41,7 +41,7 @@ def test_told_is_the_same_client_with_the_step_alone() -> None:
 
 
 def test_without_a_defense_all_three_see_the_same() -> None:
-    found = stale.stale(tradeoff.control(TINY), 0, None)
+    found = stale.stale(tradeoff.TRADEOFF.control_of(TINY), 0, None)
     assert stale.works(found) and found[stale.TOLD] == found[stale.SGI]
     # The mean over draws of one and the same gradient is that gradient but for its last bit, which a descent enlarges.
     assert found[stale.EXPECTATION]["psnr"] == pytest.approx(found[stale.SGI]["psnr"], abs=5.0)

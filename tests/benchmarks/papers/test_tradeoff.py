@@ -15,15 +15,15 @@ TINY |= {"defenses": "largest", "options": {"largest.rate": 0.4}, "arm": "larges
 
 
 @pytest.fixture(scope="module")
-def defended() -> tradeoff.Trained:
+def defended() -> tradeoff.AfterTraining:
     return tradeoff.federation(TINY, 0, None)
 
 
-def test_the_state_is_what_the_client_kept_and_the_mask_the_schemes(defended: tradeoff.Trained) -> None:
+def test_the_state_is_what_the_client_kept_and_the_mask_the_schemes(defended: tradeoff.AfterTraining) -> None:
     share = tradeoff.withheld(defended.state, defended.saved.mask)["withheld"]
     assert 0.39 < share < 0.41 and defended.mib_up > 0 and 0 <= defended.accuracy <= 1
     task = make_task("cnn", "digits", None)
-    own = tradeoff.load_client("digits", tradeoff.Partition("dirichlet", 2, 1.0, 0), 0, None)
+    own = tradeoff.examples_of(TINY, 0, 0, None)
     one = tradeoff.next_sender(TINY, task, defended, own)
     held = defended.state["largest"]["held"]
     assert all(torch.equal(one.state["largest"]["held"][name], held[name]) for name in held)
@@ -31,12 +31,10 @@ def test_the_state_is_what_the_client_kept_and_the_mask_the_schemes(defended: tr
 
 
 def test_a_control_is_dense_undefended_and_rebuilt() -> None:
-    settings = tradeoff.control(TINY)
+    settings = tradeoff.TRADEOFF.control_of({**TINY, "kappa": 50})
     assert (settings["scheme"], settings["defenses"], settings["options"]) == ("fedavg", "none", {})
     found = tradeoff.tradeoff(settings, 0, None)
-    assert tradeoff.works(found) and "withheld" not in found["control"]
-    found["control"]["psnr"] = 19.9
-    assert not tradeoff.works(found)
+    assert tradeoff.TRADEOFF.works(found) and "withheld" not in found["control"] and "kappa" not in settings
 
 
 def test_nothing_is_withheld_without_a_defense_that_keeps_it() -> None:

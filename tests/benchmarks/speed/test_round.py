@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prunella.benchmarks.speed.round import Silent, compare, write_app
+from prunella.benchmarks.speed.round import RecordingView, compare, write_app
 from prunella.deploy.runtime.settings import defaults, is_prunella, read_app
 
 
@@ -26,9 +26,9 @@ def test_ratios_are_of_medians() -> None:
 
 
 def test_a_silent_view_keeps_the_lines() -> None:
-    silent = Silent()
-    silent.say("nothing")
-    silent.show(iter([{"round": 1}]))
-    silent.show([{"round": 2}])
-    silent.close()
-    assert [line["round"] for line in silent.lines] == [1, 2]
+    view = RecordingView()
+    view.say("nothing")
+    view.show(iter([{"round": 1}]))
+    view.show([{"round": 2}])
+    view.close()
+    assert [line["round"] for line in view.lines] == [1, 2]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from prunella.benchmarks.speed.updates import KINDS, Training, examples, real_update
+from prunella.benchmarks.speed.updates import KINDS, LocalTraining, examples, real_update
 from prunella.core.trees import apply_mask, density
 
-QUICK = Training(seed=1, steps=1, batch=4)
+QUICK = LocalTraining(seed=1, steps=1, batch=4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,10 +3,17 @@
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import CLAIMS
-from prunella.benchmarks.papers.channel import CLAIMS as DECLARED
-from prunella.benchmarks.papers.channel import KAPPAS, ROUNDS, judge_inversion, judge_kappa, judge_rounds, judge_time
+from prunella.benchmarks.papers.channel_claims import CLAIMS as DECLARED
+from prunella.benchmarks.papers.channel_claims import (
+    KAPPAS,
+    ROUNDS,
+    judge_inversion,
+    judge_kappa,
+    judge_rounds,
+    judge_time,
+)
 from prunella.benchmarks.papers.channel_time import OPACUS
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Metric, Plot, Point, Settings, Size, Sweep
-from prunella.benchmarks.engine.verdict import Verdict, at_least, falls, worst
-from prunella.benchmarks.papers.inversion import LEAKAGE
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Plot, Point, Settings, Size, Sweep, curves
+from prunella.benchmarks.engine.rules import Judgement, at_least, falls, worst
 from prunella.benchmarks.papers.priprune_bound import P2, P4, P5, P10
 from prunella.benchmarks.papers.priprune_defense import CLAIMS as DEFENSES
+from prunella.benchmarks.papers.scheme_inversion import LEAKAGE
 
 PAPER = "PriPrune"
 SCHEMES = ("random", "snip", "synflow", "grasp", "feddst", "prunefl")
@@ -48,22 +48,13 @@ def sweep(size: Size) -> Sweep:
     return Sweep(cells, note=NOTE[size])
 
 
-def curves(points: Sequence[Point], metric: str, arm: str) -> dict[str, list[tuple[float, float, float]]]:
-    """(rate, mean, spread) by scheme."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        scheme, rate, series = point.label
-        if series == arm:
-            found.setdefault(scheme, []).append((float(rate), point.mean(metric), point.spread(metric)))
-    return found
-
-
-def judge_rate(points: Sequence[Point]) -> Verdict:
+def judge_rate(points: Sequence[Point]) -> Judgement:
     """P1: NMI and PSNR of SGI fall with the rate for every scheme."""
-    return worst([falls(curves(points, metric, "sgi"), metric.upper()) for metric in ("nmi", "psnr")])
+    sgi = [point for point in points if point.label[2] == "sgi"]
+    return worst([falls(curves(sgi, metric, 1), metric.upper()) for metric in ("nmi", "psnr")])
 
 
-def judge_sgi(points: Sequence[Point]) -> Verdict:
+def judge_sgi(points: Sequence[Point]) -> Judgement:
     """P3: SGI infers at least as much as GI at every rate and scheme, by NMI; seeds in pairs."""
     by = {point.label: point for point in points}
     pairs = {}
@@ -74,19 +65,19 @@ def judge_sgi(points: Sequence[Point]) -> Verdict:
     return at_least(pairs, "NMI, SGI over GI")
 
 
-def experiment(judge: Callable[[Sequence[Point]], Verdict]) -> Experiment:
+def experiment(judge: Callable[[Sequence[Point]], Judgement]) -> Experiment:
     return Experiment(
         measure=LEAKAGE,
         sweeps={"small": sweep("small"), "paper": sweep("paper")},
         keys=("scheme", "rate"),
         series="attack",
         metrics=(
-            Metric("nmi", "NMI"),
-            Metric("nmi_random", "NMI of noise"),
-            Metric("psnr", "PSNR in dB", 1),
-            Metric("psnr_worst", "worst image, dB", 1),
-            Metric("psnr_other", "dB of a flat or another image", 1),
-            Metric("kept", "kept", 2),
+            Column("nmi", "NMI"),
+            Column("nmi_random", "NMI of noise"),
+            Column("psnr", "PSNR in dB", 1),
+            Column("psnr_worst", "worst image, dB", 1),
+            Column("psnr_other", "dB of a flat or another image", 1),
+            Column("kept", "kept", 2),
         ),
         plot=Plot(("nmi", "psnr"), x=1, x_name="base rate", split=0),
         judge=judge,

@@ -1,8 +1,8 @@
 """DGP's declarations: the printed tables, and verdicts on what would be measured."""
 
 from prunella.benchmarks.engine.claim import Point, numbers
-from prunella.benchmarks.engine.verdict import HOLDS, NOT
-from prunella.benchmarks.papers.dgp import RATIOS, TABLE_3, judge_search, judge_traffic
+from prunella.benchmarks.engine.rules import HOLDS, NOT
+from prunella.benchmarks.papers.dgp_claims import RATIOS, TABLE_3, judge_search, judge_traffic
 
 
 def traffic(factor: float) -> list[Point]:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from prunella.benchmarks.engine.claim import (
     Claim,
+    Column,
     Experiment,
     Found,
     Measure,
-    Metric,
     Plot,
     Point,
     Settings,
     Sweep,
     numbers,
 )
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, at_least, at_most, within, worst
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, at_most, within, worst
 from prunella.benchmarks.papers.fed_ltp_ablation import TRAINING, ablation
 from prunella.benchmarks.papers.private import METHODS
 from prunella.pruning.ltp import further_masks, ticket_mask
@@ -78,20 +78,22 @@ def retention(settings: Settings, seed: int, data: Path | None) -> Found:
     return found
 
 
-def judge_retention(points: Sequence[Point]) -> Verdict:
+def judge_retention(points: Sequence[Point]) -> Judgement:
     """The formula to the weight, and the printed numbers to their two digits; in trend, within 2 % of each."""
     off = max(max(p.values["off"]) for p in points)
     word = HOLDS if off < 1 else NOT
-    counted = Verdict(word, f"masks keep (1 - P1)(1 - P2)^i of every layer to {off:.2f} of a weight (under 1 is exact)")
+    counted = Judgement(
+        word, f"masks keep (1 - P1)(1 - P2)^i of every layer to {off:.2f} of a weight (under 1 is exact)"
+    )
     pairs = {"/".join(p.label): (p.mean("retention"), PRINTED[p.label]) for p in points}
     wrong = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) > HALF}
     text = f"{len(pairs) - len(wrong)} of {len(pairs)} printed numbers agree to their two digits"
     for name, (measured, printed) in wrong.items():
         text += f"; {name} is {measured:.4f}, printed {printed:.2f}"
     if not wrong:
-        return worst([counted, Verdict(HOLDS, text)])
+        return worst([counted, Judgement(HOLDS, text)])
     near = within(pairs, 0.1)
-    return worst([counted, Verdict(TREND if near.word == HOLDS else NOT, text)])
+    return worst([counted, Judgement(TREND if near.word == HOLDS else NOT, text)])
 
 
 CELLS = tuple({"public": public, "further": further} for public in FIRST for further in FURTHER)
@@ -108,9 +110,9 @@ L3 = Claim(
         keys=("public", "further"),
         series="model",
         metrics=(
-            Metric("retention", "kept", 4, PRINTED),
-            Metric("formula", "(1 - P1)(1 - P2)^i", 4),
-            Metric("off", "off, in weights of a layer", 2),
+            Column("retention", "kept", 4, PRINTED),
+            Column("formula", "(1 - P1)(1 - P2)^i", 4),
+            Column("off", "off, in weights of a layer", 2),
         ),
         plot=Plot(("retention",), x=2, x_name="model i", split=0),
         judge=judge_retention,
@@ -166,7 +168,7 @@ def iid(table: dict[str, float]) -> dict[tuple[str, ...], float]:
     return {(method, "iid"): value for method, value in table.items()}
 
 
-def judge_private(points: Sequence[Point]) -> Verdict:
+def judge_private(points: Sequence[Point]) -> Judgement:
     """L2: megabytes and epsilon at most 0.551 of DP-Fed's, accuracy not under it; seeds in pairs."""
     by = {point.label: point for point in points}
     pairs, ratios = {}, {"mib": {}, "epsilon": {}}  # type: ignore[var-annotated]
@@ -206,11 +208,11 @@ L2 = Claim(
         keys=("method",),
         series="partition",
         metrics=(
-            Metric("best", "best accuracy", 4, iid(ACCURACY)),
-            Metric("last", "last accuracy", 4),
-            Metric("mib", "MiB a client, both ways", 2),
-            Metric("epsilon", "epsilon, RDP accountant", 3),
-            Metric("zcdp", "epsilon, zCDP without sampling", 1),
+            Column("best", "best accuracy", 4, iid(ACCURACY)),
+            Column("last", "last accuracy", 4),
+            Column("mib", "MiB a client, both ways", 2),
+            Column("epsilon", "epsilon, RDP accountant", 3),
+            Column("zcdp", "epsilon, zCDP without sampling", 1),
         ),
         plot=Plot(("best", "mib", "epsilon")),
         judge=judge_private,
@@ -231,7 +233,7 @@ L2 = Claim(
 BASELINES = ("dp-fed", "fed-spa, p = 1")
 
 
-def judge_utility(points: Sequence[Point]) -> Verdict:
+def judge_utility(points: Sequence[Point]) -> Judgement:
     """L1: both variants are at least as accurate as both baselines, IID and not, at one epsilon; seeds in pairs."""
     by = {point.label: point.values["best"] for point in points}
     pairs = {
@@ -265,9 +267,9 @@ L1 = Claim(
         keys=("method",),
         series="partition",
         metrics=(
-            Metric("best", "best accuracy", 3),
-            Metric("last", "last accuracy", 3),
-            Metric("epsilon", "epsilon, RDP accountant", 3),
+            Column("best", "best accuracy", 3),
+            Column("last", "last accuracy", 3),
+            Column("epsilon", "epsilon, RDP accountant", 3),
         ),
         plot=Plot(("best",), split=1),
         judge=judge_utility,

@@ -1,8 +1,8 @@
 """PriPrune's claims on leakage: the sweep, and verdicts on made-up curves."""
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.verdict import HOLDS, NOT
-from prunella.benchmarks.papers.priprune import RATES, SCHEMES, judge_rate, judge_sgi, sweep
+from prunella.benchmarks.engine.rules import HOLDS, NOT
+from prunella.benchmarks.papers.priprune_claims import RATES, SCHEMES, judge_rate, judge_sgi, sweep
 
 
 def curves(slope: float, lead: float) -> list[Point]:

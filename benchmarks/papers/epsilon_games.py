@@ -10,26 +10,22 @@ scores become a lower bound on ε is ``privacy/ledger/empirical.py``.
 Every game is played against broken builds, too, while the ledger is told nothing of it: there a bound has to come out
 above the ledger's ε, and from a game without an example none at all.
 
-    python -m prunella.benchmarks.papers.empirical [--trials 20000] [--canaries 2000]
-        [--defenses dp-sgd,fed-spa] [--seed 0] [--json]
+    prunella reproduce epsilon
 """
 
-import argparse
-import json
-import logging
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Settings, Sweep
+from prunella.benchmarks.engine.inprocess import quiet
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import full_mask
 from prunella.privacy import DEFENSES
@@ -216,57 +212,57 @@ def guess(
 # ---- all of it
 
 
-def measure(name: str, setting: Setting, trials: int, canaries: int, seed: int) -> dict[str, Any]:
-    """Everything about one defense at one setting, bounds at 95 %; broken builds get a fifth of the trials."""
-    row: dict[str, Any] = {"defense": name, "noise": setting.noise, "rate": 1 / setting.rows, "steps": setting.steps}
-    row["ledger"] = {a: {str(d): claimed(setting, d, a) for d in (DELTA, COARSE)} for a in ("rdp", "pld")}
-    row["builds"] = {}
-    for label, build in BUILDS.items():
-        if build.whole and setting.rows == 1:
-            continue
-        scores = play(name, setting, build, trials if build == Build() else max(4, trials // 5), seed)
-        found: dict[str, Any] = {"game": {str(d): from_game(*scores, d) for d in (DELTA, COARSE)}}
-        if setting.rows == 1:
-            found["if_normal"] = if_normal(*scores, DELTA)
-        if not build.reused:
-            found["one_run"] = guess(name, setting, build, canaries, seed)
-        row["builds"][label] = found
-    return row
+def measure(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell: every build of one defense at one setting, bounds at 95 %; broken builds get a fifth of the trials."""
+    del data
+    name, setting = settings["defense"], Setting(settings["noise"], settings["rows"], settings["steps"])
+    trials, canaries = settings["trials"], settings["canaries"]
+    with quiet():  # an accountant names the orders that it leaves out
+        ledger = {"rdp": claimed(setting, DELTA, "rdp")}
+        ledger |= {"pld": claimed(setting, DELTA, "pld"), "pld_coarse": claimed(setting, COARSE, "pld")}
+        found: Found = {}
+        for label, build in BUILDS.items():
+            if build.whole and setting.rows == 1:
+                continue
+            scores = play(name, setting, build, trials if build == Build() else max(4, trials // 5), seed)
+            row = {**ledger, "game": from_game(*scores, DELTA), "game_coarse": from_game(*scores, COARSE)}
+            if setting.rows == 1:
+                row["if_normal"] = if_normal(*scores, DELTA)
+            if not build.reused:
+                run = guess(name, setting, build, canaries, seed)
+                row |= {f"one_run_{key}" if key == "if_normal" else key: value for key, value in run.items()}
+                row["one_run"] = row.pop("epsilon")
+            found[label] = row
+    return found
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    columns = ("build", "ε rdp", "ε pld", "game", "if normal", "one run", "ε pld, 0.1", "game, 0.1")
-    title = f"ε at δ = {DELTA} (last two: {COARSE}), and the least that was proven at 95 %"
-    table = Table("defense", "σ, q, T", *columns, title=title)
-    for row in rows:
-        setting = f"{row['noise']:g}, {row['rate']:g}, {row['steps']}"
-        for label, found in row["builds"].items():
-            ledger = [row["ledger"][a][str(DELTA)] for a in ("rdp", "pld")]
-            told = [*ledger, found["game"][str(DELTA)], found.get("if_normal"), found.get("one_run", {}).get("epsilon")]
-            told += [row["ledger"]["pld"][str(COARSE)], found["game"][str(COARSE)]]
-            numbers = ["–" if n is None else f"{n:.2f}" if n < 100 else "> 100" for n in told]
-            table.add_row(row["defense"], setting, label, *numbers)
-    Console(width=140).print(table)
+def table(
+    defenses: Sequence[str] = PRIVATE, trials: int = 20_000, canaries: int = 2000, name: str = "epsilon"
+) -> Claim:
+    """A table of these defenses."""
+    common = {"trials": trials, "canaries": canaries}
+    cells = tuple({"defense": d, **dataclasses.asdict(s), **common} for d in defenses for s in SETTINGS)
+    columns = (
+        Column("rdp", "ε rdp"),
+        Column("pld", "ε pld"),
+        Column("game", "game"),
+        Column("if_normal", "game, if normal"),
+        Column("one_run", "one run"),
+        Column("one_run_if_normal", "one run, if normal"),
+        Column("pld_coarse", "ε pld, δ 0.1"),
+        Column("game_coarse", "game, δ 0.1"),
+    )
+    note = f"ε at δ = {DELTA} (last two columns: {COARSE}), and the least that was proven at 95 %."
+    experiment = Experiment(
+        Measure("epsilon-games", measure),
+        {"small": Sweep(cells, seeds=(0,), note=note)},
+        ("defense", "noise", "rows", "steps"),
+        "build",
+        columns,
+        Plot(("game",), split=0),
+    )
+    says = "what an attacker can prove of every defense with an ε, beside what the ledger prints"
+    return Claim(name, "Prunella", "docs/defenses.md", says, "nothing", experiment)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=20_000)
-    parser.add_argument("--canaries", type=int, default=2000)
-    parser.add_argument("--defenses", default=",".join(PRIVATE))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    names = [name for name in options.defenses.split(",") if name]
-    unknown = sorted(set(names) - set(PRIVATE))
-    if unknown or not names or options.trials < 4 or options.canaries < 2 * GUESSES[0]:
-        parser.error(f"--defenses of {', '.join(PRIVATE)}, --trials from 4, --canaries from {2 * GUESSES[0]}")
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orders that an accountant leaves out
-    torch.set_num_threads(1)
-    rows = [measure(name, s, options.trials, options.canaries, options.seed) for name in names for s in SETTINGS]
-    told = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed, "confidence": 0.95}
-    print(json.dumps({"rows": rows, **told, "machine": machine()})) if options.json else show(rows)
-
-
-if __name__ == "__main__":
-    main()
+EPSILON_TABLE = table()

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Metric, Plot, Point, Sweep, numbers
-from prunella.benchmarks.engine.verdict import Verdict, at_most, within, worst
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Point, Sweep, numbers
+from prunella.benchmarks.engine.rules import Judgement, at_most, within, worst
 from prunella.benchmarks.papers.costs import search_time, traffic
 from prunella.benchmarks.papers.dgp_attacks import D1, D2, D6
 from prunella.benchmarks.papers.dgp_top_k import D7
@@ -33,7 +33,7 @@ RATIOS = {(model, arm): found / SECONDS[model, "top-k"] for (model, arm), found 
 TOLERANCE = 0.02
 
 
-def judge_traffic(points: Sequence[Point]) -> Verdict:
+def judge_traffic(points: Sequence[Point]) -> Judgement:
     """Every published number within 2 %, and DGP's saving with them; the wire's own saving is reported beside."""
     published = numbers(TABLE_3)
     pairs = {"/".join(p.label): (p.mean("paper_mib"), published[p.label]) for p in points}
@@ -44,10 +44,10 @@ def judge_traffic(points: Sequence[Point]) -> Verdict:
     wire = [p.mean("saved") for p in points if p.label[1] == "dgp"]
     note = f"on our wire DGP saves {min(wire):.1%} to {max(wire):.1%} of the dense bytes"
     verdict = within({**pairs, **printed}, TOLERANCE)
-    return Verdict(verdict.word, f"{verdict.reason}; {note}")
+    return Judgement(verdict.word, f"{verdict.reason}; {note}")
 
 
-def judge_search(points: Sequence[Point]) -> Verdict:
+def judge_search(points: Sequence[Point]) -> Judgement:
     """DGP's and ADGP's search cost at most the largest ratio of the paper's own table."""
     parts = []
     for arm in ("dgp", "adgp"):
@@ -78,9 +78,9 @@ D3 = Claim(
         keys=("model",),
         series="scheme",
         metrics=(
-            Metric("paper_mib", "MiB, the paper's accounting", 3, numbers(TABLE_3)),
-            Metric("wire_mib", "MiB on our wire", 3),
-            Metric("saved", "saved on our wire", 3),
+            Column("paper_mib", "MiB, the paper's accounting", 3, numbers(TABLE_3)),
+            Column("wire_mib", "MiB on our wire", 3),
+            Column("saved", "saved on our wire", 3),
         ),
         plot=Plot(("paper_mib", "saved"), split=0),
         judge=judge_traffic,
@@ -104,8 +104,8 @@ D4 = Claim(
         keys=("model",),
         series="scheme",
         metrics=(
-            Metric("ratio", "time over Top-k", 2, {k: r for k, r in RATIOS.items() if k[1] != "top-k"}),
-            Metric("milliseconds", "ms a search", 2),
+            Column("ratio", "time over Top-k", 2, {k: r for k, r in RATIOS.items() if k[1] != "top-k"}),
+            Column("milliseconds", "ms a search", 2),
         ),
         plot=Plot(("ratio",), split=0),
         judge=judge_search,

@@ -5,15 +5,14 @@ thousand fresh seeds at most; one run's has 99.9 %, and is never that close. Bro
 are fixed. The slow tests have the trials to see a clip that is twice too long.
 """
 
-import json
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from prunella.benchmarks.papers import empirical as bench
-from prunella.benchmarks.papers.empirical import (
+from prunella.benchmarks.engine.reproduce import reproduce
+from prunella.benchmarks.papers import epsilon_games as bench
+from prunella.benchmarks.papers.epsilon_games import (
     BUILDS,
     COARSE,
     DELTA,
@@ -119,22 +118,10 @@ def test_a_game_without_an_example_seldom_finds_an_epsilon() -> None:
     assert sum(bound > 0 for bound in bounds) <= 22  # of 200 at 95 %: 10 on the average at most, 22 once in 5000
 
 
-def test_the_last_line_is_one_json_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    arguments = ["--json", "--trials", "20", "--canaries", "20", "--defenses", "dp-sgd"]
-    monkeypatch.setattr(sys, "argv", ["empirical", *arguments])
-    bench.main()
-    torch.set_num_threads(threads)
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [row["defense"] for row in result["rows"]] == ["dp-sgd"] * 2
-    assert set(result["rows"][1]["builds"]) == set(BUILDS)
-    assert set(result["rows"][0]["builds"]) == set(BUILDS) - {"no sampling"}
-    bench.show(result["rows"])
-    assert "no sampling" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("wrong", [["--trials", "3"], ["--canaries", "5"], ["--defenses", "dgp"], ["--defenses", ""]])
-def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: list[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["empirical", *wrong])
-    with pytest.raises(SystemExit):
-        bench.main()
+def test_every_build_is_a_row_of_the_table(tmp_path: Path) -> None:
+    claim = bench.table(("dp-sgd",), trials=20, canaries=20)
+    points = reproduce(claim, "small", tmp_path, None, lambda line: None).points
+    sampled = {point.label[-1] for point in points if point.label[2] == "4"}
+    assert sampled == set(BUILDS) and {p.label[-1] for p in points if p.label[2] == "1"} == sampled - {"no sampling"}
+    noiseless = next(point for point in points if point.label[-1] == "no noise")
+    assert noiseless.values["right"] == noiseless.values["guesses"] and "one_run_if_normal" in noiseless.values

@@ -2,14 +2,26 @@
 
 from collections.abc import Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Metric, Plot, Point, Settings, Sweep, numbers
-from prunella.benchmarks.engine.verdict import HOLDS, NOT, TREND, Verdict, at_least, falls, worst
+from prunella.benchmarks.engine.claim import (
+    Claim,
+    Column,
+    Experiment,
+    Label,
+    Measure,
+    Plot,
+    Point,
+    Settings,
+    Sweep,
+    curves,
+    numbers,
+)
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, worst
+from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers import channel_inversion
 from prunella.benchmarks.papers.channel_attacks import C4, C6, C7, LENET, LENET_NOTE, PATIENT
-from prunella.benchmarks.papers.channel_inversion import NONE
 from prunella.benchmarks.papers.channel_time import CHANNELS, OPACUS, training_time
-from prunella.benchmarks.papers.inversion import DENSE
 from prunella.benchmarks.papers.priprune_defense import SMALL as TRADED
+from prunella.benchmarks.papers.scheme_inversion import DENSE
 from prunella.benchmarks.papers.tradeoff import TRADEOFF
 
 PAPER = "Channel"
@@ -23,7 +35,9 @@ white        0.7496 0.7083 0.5276 0.4704
 personalized 0.7134 0.7172 0.686  0.6544
 """
 KAPPAS = (50, 100, 200, 300)
-MSE = {(channel, kappa, channel_inversion.SERIES): value for (channel, kappa), value in numbers(FIGURE_14).items()}
+MSE: dict[Label, float] = {
+    (channel, kappa, channel_inversion.SERIES): value for (channel, kappa), value in numbers(FIGURE_14).items()
+}
 MSE[NONE, NONE, channel_inversion.SERIES] = 0.1448
 INVERSION: Settings = {"dataset": "cifar10", "model": "lenet-zhu", "clients": 40, "images": 2, "iterations": 300}
 INVERSION_CELLS = (
@@ -32,18 +46,20 @@ INVERSION_CELLS = (
 )
 
 
-def judge_inversion(points: Sequence[Point]) -> Verdict:
+def judge_inversion(points: Sequence[Point]) -> Judgement:
     """C3: MSE falls with kappa for every channel, and White and Personalized are not under Natural; seeds in pairs."""
     by = {point.label[:2]: point for point in points if point.label[0] != NONE}
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for (channel, kappa), point in by.items():
-        curves.setdefault(channel, []).append((float(kappa), point.mean("mse"), point.spread("mse")))
     pairs = {
         f"{channel} {kappa}": list(zip(point.values["mse"], by["natural", kappa].values["mse"], strict=True))
         for (channel, kappa), point in by.items()
         if channel != "natural"
     }
-    return worst([falls(curves, "MSE over kappa"), at_least(pairs, "MSE, White and Personalized over Natural")])
+    return worst(
+        [
+            falls(curves(by.values(), "mse", 1), "MSE over kappa"),
+            at_least(pairs, "MSE, White and Personalized over Natural"),
+        ]
+    )
 
 
 C3 = Claim(
@@ -68,12 +84,12 @@ C3 = Claim(
         keys=("channel", "kappa"),
         series="attack",
         metrics=(
-            Metric("mse", "MSE", 4, MSE),
-            Metric("mse_least", "MSE of the worst image", 4),
-            Metric("mse_other", "MSE of a flat image", 4),
-            Metric("psnr", "PSNR in dB", 1),
-            Metric("ssim", "SSIM", 2),
-            Metric("noise", "variance of the noise", 3),
+            Column("mse", "MSE", 4, MSE),
+            Column("mse_least", "MSE of the worst image", 4),
+            Column("mse_other", "MSE of a flat image", 4),
+            Column("psnr", "PSNR in dB", 1),
+            Column("ssim", "SSIM", 2),
+            Column("noise", "variance of the noise", 3),
         ),
         plot=Plot(("mse", "psnr"), split=0),
         judge=judge_inversion,
@@ -91,7 +107,7 @@ C3 = Claim(
 )
 
 # Table 2: training time over plain SGD's. The paper does not say which channel "Ours" is.
-TABLE_2 = {
+TABLE_2: dict[Label, float] = {
     ("lenet", "channel-natural"): 1.1043,
     ("resnet10", "channel-natural"): 1.0433,
     ("lenet", OPACUS): 1.5716,
@@ -100,7 +116,7 @@ TABLE_2 = {
 CHANNEL_MOST, PRIVATE_LEAST = 1.1043, 1.5716
 
 
-def judge_time(points: Sequence[Point]) -> Verdict:
+def judge_time(points: Sequence[Point]) -> Judgement:
     """C5: every channel at most +10.43 %, Opacus at least +57.16 %, the paper's extremes; in trend, every channel adds
     less than half of what Opacus adds."""
     channels = {"/".join(p.label): p.mean("ratio") for p in points if p.label[1] in CHANNELS}
@@ -109,9 +125,9 @@ def judge_time(points: Sequence[Point]) -> Verdict:
     text = f"the dearest channel adds {channels[dearest] - 1:.1%} ({dearest}; the paper's adds 10.4 % at most), "
     text += f"DP-SGD at least {private[cheapest] - 1:.1%} ({cheapest}; the paper's 57.2 %)"
     if channels[dearest] <= CHANNEL_MOST and private[cheapest] >= PRIVATE_LEAST:
-        return Verdict(HOLDS, text)
+        return Judgement(HOLDS, text)
     less = all(ratio - 1 < (private[name.split("/")[0]] - 1) / 2 for name, ratio in channels.items())
-    return Verdict(TREND if less else NOT, text)
+    return Judgement(TREND if less else NOT, text)
 
 
 C5 = Claim(
@@ -136,9 +152,9 @@ C5 = Claim(
         keys=("model",),
         series="defense",
         metrics=(
-            Metric("ratio", "time over plain SGD", 3, TABLE_2),
-            Metric("milliseconds", "ms a step", 1),
-            Metric("fit_seconds", "s to fit, once", 2),
+            Column("ratio", "time over plain SGD", 3, TABLE_2),
+            Column("milliseconds", "ms a step", 1),
+            Column("fit_seconds", "s to fit, once", 2),
         ),
         plot=Plot(("ratio",), split=0),
         judge=judge_time,
@@ -172,20 +188,25 @@ KAPPA_CELLS, PAPER_CELLS = kappa_cells(TRADED), kappa_cells(LENET)
 
 
 KAPPA_METRICS = (
-    Metric("accuracy", "accuracy", 3),
-    Metric("mse_strongest", "MSE, better attack", 4),
-    Metric("psnr_strongest", "PSNR, better attack, dB", 1),
-    Metric("nmi_strongest", "NMI, better attack", 3),
-    Metric("nmi_random", "NMI of noise", 3),
+    Column("accuracy", "accuracy", 3),
+    Column("mse_strongest", "MSE, better attack", 4),
+    Column("psnr_strongest", "PSNR, better attack, dB", 1),
+    Column("nmi_strongest", "NMI, better attack", 3),
+    Column("nmi_random", "NMI of noise", 3),
 )
 
 
-def judge_kappa(points: Sequence[Point]) -> Verdict:
+def grows_and_leaks(points: Sequence[Point], down: str, over: str) -> Judgement:
+    """Over the first entry of the label accuracy grows and MSE of the better attack falls."""
+    rows = [point for point in points if point.label[0] != NONE]
+    grows = curves(rows, "accuracy", 0, lambda _: "accuracy", -1.0)
+    leaks = curves(rows, "mse_strongest", 0, lambda _: "MSE")
+    return worst([falls(grows, f"from the {down} down, accuracy"), falls(leaks, f"over {over}, MSE")])
+
+
+def judge_kappa(points: Sequence[Point]) -> Judgement:
     """C1: over kappa accuracy grows and MSE of the better attack falls."""
-    rows = [(float(p.label[0]), p) for p in points if p.label[0] != NONE]
-    grows = {"accuracy": [(-kappa, p.mean("accuracy"), p.spread("accuracy")) for kappa, p in rows]}
-    leaks = {"MSE": [(kappa, p.mean("mse_strongest"), p.spread("mse_strongest")) for kappa, p in rows]}
-    return worst([falls(grows, "from the largest kappa down, accuracy"), falls(leaks, "over kappa, MSE")])
+    return grows_and_leaks(points, "largest kappa", "kappa")
 
 
 C1 = Claim(
@@ -222,12 +243,9 @@ ROUND_CELLS = tuple({**KAPPA_CELLS[KAPPAS.index(KAPPA_N)], "rounds": n} for n in
 PAPER_ROUND_CELLS = tuple({**PAPER_CELLS[KAPPAS.index(KAPPA_N)], "rounds": n} for n in PAPER_ROUNDS)
 
 
-def judge_rounds(points: Sequence[Point]) -> Verdict:
+def judge_rounds(points: Sequence[Point]) -> Judgement:
     """C2: over n accuracy grows and MSE of the better attack falls."""
-    rows = [(float(p.label[0]), p) for p in points]
-    grows = {"accuracy": [(-n, p.mean("accuracy"), p.spread("accuracy")) for n, p in rows]}
-    leaks = {"MSE": [(n, p.mean("mse_strongest"), p.spread("mse_strongest")) for n, p in rows]}
-    return worst([falls(grows, "from the most rounds down, accuracy"), falls(leaks, "over n, MSE")])
+    return grows_and_leaks(points, "most rounds", "n")
 
 
 C2 = Claim(

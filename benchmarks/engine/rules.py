@@ -9,6 +9,7 @@ Every verdict carries its reason in words.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,18 +26,18 @@ _SAME_ORDER = 0.9  # rank correlation from which two columns count as ordered al
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     word: Word
     reason: str
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[Judgement]) -> Judgement:
     """All parts of a claim together: the worst word, every reason.
 
-    >>> worst([Verdict("holds", "A"), Verdict("does not hold", "B")])
-    Verdict(word='does not hold', reason='A; B')
+    >>> worst([Judgement("holds", "A"), Judgement("does not hold", "B")])
+    Judgement(word='does not hold', reason='A; B')
     """
-    return Verdict(max((v.word for v in verdicts), key=_ORDER.index), "; ".join(v.reason for v in verdicts))
+    return Judgement(max((v.word for v in verdicts), key=_ORDER.index), "; ".join(v.reason for v in verdicts))
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -45,7 +46,7 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return found
 
 
-def within(pairs: Mapping[str, tuple[float, float]], tolerance: float) -> Verdict:
+def within(pairs: Mapping[str, tuple[float, float]], tolerance: float) -> Judgement:
     """(measured, published): every one within a relative tolerance, or at least in the published order.
 
     >>> within({"a": (1.01, 1.0), "b": (2.0, 2.0)}, 0.02).word, within({"a": (3.0, 1.0), "b": (9.0, 2.0)}, 0.02).word
@@ -55,12 +56,12 @@ def within(pairs: Mapping[str, tuple[float, float]], tolerance: float) -> Verdic
     name = max(off, key=lambda key: off[key])
     text = f"largest deviation {off[name]:.2%} ({name}) of {len(off)} numbers, {tolerance:.0%} allowed"
     if off[name] <= tolerance:
-        return Verdict(HOLDS, text)
+        return Judgement(HOLDS, text)
     alike = rank_correlation(*zip(*pairs.values(), strict=True)) >= _SAME_ORDER
-    return Verdict(TREND if alike else NOT, text + (", the order is the published one" if alike else ""))
+    return Judgement(TREND if alike else NOT, text + (", the order is the published one" if alike else ""))
 
 
-def falls(series: Mapping[str, Sequence[tuple[float, float, float]]], what: str) -> Verdict:
+def falls(series: Mapping[str, Sequence[tuple[float, float, float]]], what: str) -> Judgement:
     """(x, mean, spread) by series: falling at every step; in trend, rank correlation below 0 and an end below the
     beginning by more than the larger spread of the two.
 
@@ -80,10 +81,10 @@ def falls(series: Mapping[str, Sequence[tuple[float, float, float]]], what: str)
     text = f"{what} falls at every step for {len(strict)} of {len(series)}"
     text += f", from end to end for {', '.join(trend)}" if trend else ""
     text += f", not for {', '.join(rest)}" if rest else ""
-    return Verdict(NOT if rest else TREND if trend else HOLDS, text)
+    return Judgement(NOT if rest else TREND if trend else HOLDS, text)
 
 
-def at_least(pairs: Mapping[str, Sequence[tuple[float, float]]], what: str) -> Verdict:
+def at_least(pairs: Mapping[str, Sequence[tuple[float, float]]], what: str) -> Judgement:
     """(a, b) of every seed by comparison: a's mean is not under b's; in trend, under it nowhere by more than the spread
     of the differences, and not in the mean over all.
 
@@ -101,12 +102,29 @@ def at_least(pairs: Mapping[str, Sequence[tuple[float, float]]], what: str) -> V
     overall = math.fsum(means.values()) / len(means)
     text = f"{what}: not under in {len(means) - len(under)} of {len(means)} comparisons, {overall:+.3g} in the mean"
     if not under:
-        return Verdict(HOLDS, text)
+        return Judgement(HOLDS, text)
     text += f"; under at {', '.join(under)}"
-    return Verdict(TREND if not clear and overall >= 0 else NOT, text)
+    return Judgement(TREND if not clear and overall >= 0 else NOT, text)
 
 
-def at_most(measured: Mapping[str, float], bound: float, what: str) -> Verdict:
+def above(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Judgement:
+    """Of every pair the first is larger, seed by seed: the mean of the differences is beyond twice its standard error.
+    In trend: some are and none is smaller.
+
+    >>> above({"a": ([0.9, 0.8, 0.9], [0.1, 0.2, 0.1]), "b": ([0.1, 0.2], [0.2, 0.1])})
+    Judgement(word='holds in trend', reason='holds: a; undecided: b')
+    """
+    said: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": []}
+    for name, sides in pairs.items():
+        gaps = [a - b for a, b in zip(*sides, strict=True)]
+        mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+        said["undecided" if abs(mean) <= 2 * error else "holds" if mean > 0 else "fails"].append(name)
+    text = "; ".join(f"{outcome}: {', '.join(names)}" for outcome, names in said.items() if names)
+    every, some = len(said["holds"]) == len(pairs), bool(said["holds"]) and not said["fails"]
+    return Judgement(HOLDS if every else TREND if some else NOT, text)
+
+
+def at_most(measured: Mapping[str, float], bound: float, what: str) -> Judgement:
     """Every number at or under a bound; in trend, their mean.
 
     >>> at_most({"a": 1.0, "b": 2.5}, 2.0, "time").word
@@ -115,5 +133,5 @@ def at_most(measured: Mapping[str, float], bound: float, what: str) -> Verdict:
     name = max(measured, key=lambda key: measured[key])
     text = f"{what}: most {measured[name]:.2f} ({name}), bound {bound:.2f}"
     if measured[name] <= bound:
-        return Verdict(HOLDS, text)
-    return Verdict(TREND if math.fsum(measured.values()) / len(measured) <= bound else NOT, text)
+        return Judgement(HOLDS, text)
+    return Judgement(TREND if math.fsum(measured.values()) / len(measured) <= bound else NOT, text)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from prunella.benchmarks.engine.verdict import (
+from prunella.benchmarks.engine.rules import (
     HOLDS,
     NOT,
     REFUSED,
     TREND,
-    Verdict,
+    Judgement,
     at_least,
     at_most,
     falls,
@@ -53,6 +53,6 @@ def test_at_most() -> None:
 
 
 def test_the_worst_part_decides_and_no_reason_is_lost() -> None:
-    parts = [Verdict(word, word) for word in (TREND, HOLDS, NOT)]
+    parts = [Judgement(word, word) for word in (TREND, HOLDS, NOT)]
     assert worst(parts).word == NOT and all(part.reason in worst(parts).reason for part in parts)
-    assert worst([*parts, Verdict(REFUSED, "control")]).word == REFUSED
+    assert worst([*parts, Judgement(REFUSED, "control")]).word == REFUSED

@@ -1,0 +1,67 @@
+"""The images of a cell: where they lie, which ones are attacked, and their scores."""
+
+import functools
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from prunella.attacks.score.leakage import Leakage
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import stream
+from prunella.tasks.data import Examples, Partition, load_client, load_test
+
+TESTED = 1000  # test images that a federation's model is tried on, where it is measured often
+cached_test = functools.lru_cache(maxsize=2)(load_test)
+cached_client = functools.lru_cache(maxsize=16)(load_client)
+
+
+def place(dataset: str, data: Path | None) -> str:
+    """The dataset's name with its local copy, where there is one."""
+    return f"{dataset}:{data / dataset}" if data is not None and (data / dataset).is_dir() else dataset
+
+
+def part(images: Examples, start: int, length: int = 1) -> Examples:
+    """``length`` images from ``start`` on."""
+    return Examples(images.x[start : start + length], images.y[start : start + length])
+
+
+def first(own: Examples, many: int) -> Examples:
+    """The first ``many``, or all of them where that is 0."""
+    return own.take(torch.arange(min(many, len(own)))) if many else own
+
+
+def every_test_image(dataset: str, data: Path | None) -> Examples:
+    """Raises ``ConfigError`` where there are none."""
+    test = cached_test(place(dataset, data), None)
+    if test is None:
+        raise ConfigError(f"{dataset} has no test examples")
+    return test
+
+
+def drawn(images: Examples, seed: int, purpose: str = "claim-images") -> torch.Tensor:
+    """Positions in the seed's order."""
+    return torch.randperm(len(images), generator=stream(seed, purpose=purpose))
+
+
+def chosen_images(dataset: str, data: Path | None, seed: int, many: int, purpose: str = "claim-images") -> Examples:
+    """The seed's first ``many`` test images."""
+    test = every_test_image(dataset, data)
+    chosen = drawn(test, seed, purpose)[:many]
+    return Examples(test.x[chosen], test.y[chosen])
+
+
+def client_images(dataset: str, data: Path | None, partition: Partition, client: int = 0) -> Examples:
+    """What one client has."""
+    return cached_client(place(dataset, data), partition, client, None)
+
+
+def means(rows: Sequence[Leakage], *columns: str) -> dict[str, float]:
+    """Of scores by name: ``psnr`` is the attack's, ``psnr_other`` that of a flat or another image, ``nmi_random`` that
+    of noise."""
+    found = {}
+    for column in columns:
+        name, _, which = column.partition("_")
+        found[column] = statistics.fmean(getattr(getattr(row, name), which or "mean") for row in rows)
+    return found
