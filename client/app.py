@@ -1,6 +1,6 @@
 """The ClientApp: receive, train under the defenses, reply; answer consented audits.
 
-Message types: ``train`` (a round), ``train.initial`` (PruneFL's first mask), ``evaluate``, ``query.hello`` (who is
+Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``evaluate``, ``query.hello`` (who is
 this), ``query.audit`` (score a reconstruction). What leaves is built field by field from an allow-list: arrays of the
 update, an example count, a time, the names of the defenses, the ledger line. An exception becomes an error reply whose
 text the server reads, so nothing below formats a value of a tensor.
@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,25 +28,19 @@ from prunella.client.budget import (
     require_coverable,
     require_uncovered_is_allowed,
 )
-from prunella.client.download import proposed, receive_locations, receive_model
+from prunella.client.download import keep_model, proposal, receive_locations, receive_model
 from prunella.client.guard import after_training, before_training
 from prunella.client.policy import check_first_mask, check_model
 from prunella.client.session import Request, Session
 from prunella.client.state import Memory, TrainedRound
-from prunella.core.config import parse_section
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device, zeros_like
-from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import flatten_state, start
 from prunella.privacy.imprint import refuse_imprint
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
-from prunella.pruning.prunefl import weight_cost
-from prunella.strategies import STRATEGIES
-from prunella.strategies.prunefl import Schedule, initial_mask, with_limit
 from prunella.strategies.round.local import NOTHING, LocalResult, Received, local_update
-from prunella.strategies.round.locations import RECORD
 from prunella.strategies.round.plan import Here, Plan
 from prunella.strategies.round.replies import build_reply
 from prunella.tasks.data import class_names, require_same_classes
@@ -132,10 +125,9 @@ def _asked(session: Session, kind: str, round: int, received: Received, memory: 
 
 def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> Plan:
     """What the run's scheme changes in this round, if it has a client half."""
-    scheme = STRATEGIES[session.run.strategy]
-    if scheme.plan is None or scheme.settings is None:
+    plan = session.scheme.client.plan
+    if plan is None:
         return NOTHING
-    settings: Any = parse_section(session.raw, scheme.section or session.run.strategy, scheme.settings)
     module = session.procedure.module
 
     def accuracy(params: Tree) -> float:
@@ -145,16 +137,14 @@ def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree
     def fresh() -> Tree:
         return to_device(initial_weights(session.task, session.run.seed)[0], session.device)
 
-    here = Here(session.run, settings, round, received.params, received.mask, prunable(module), kept, fresh, accuracy)
-    return scheme.plan(here)
+    names, settings = prunable(module), session.scheme_settings
+    return plan(Here(session.run, settings, round, received.params, received.mask, names, kept, fresh, accuracy))
 
 
 def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
     """Tensors whose squared gradients leave: those asked for, in the rounds in which the scheme uses them, or none."""
-    wanted = content.config_records["config"].get("importance")
-    if session.run.strategy != "prunefl" or not isinstance(wanted, list):
-        return frozenset()
-    if _round_of(content) % parse_section(session.raw, "prunefl", Schedule).adjust_interval:
+    sends, wanted = session.scheme.client.sends_importance, content.config_records["config"].get("importance")
+    if sends is None or not isinstance(wanted, list) or not sends(session.scheme_settings, _round_of(content)):
         return frozenset()
     return prunable(session.procedure.module) & {str(name) for name in wanted}
 
@@ -210,13 +200,9 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         trained = TrainedRound(request.digest, session.trained_under)
         session.store.save(round, Memory(result.state, tally, plan.keep), trained)
         session.store.save_mask(result.base)
-        if ADGP in result.applied:
-            locations = to_device(result.state[ADGP]["locations"], "cpu")
-            session.store.save_model(to_device(received.params, "cpu"), locations)
+        keep_model(session.store, session.procedure.chain, result.state, received.params)
         reply = _reply(session, round, result, mask, names, seconds)
-        proposal = proposed(session.procedure.chain, result.state, content)
-        if proposal is not None:
-            reply[RECORD] = mask_to_coded(proposal, mask)
+        reply.update(proposal(session.procedure.chain, result.state, content, mask))
     reply["ledger"] = ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
     return reply
 
@@ -224,21 +210,21 @@ def train(content: RecordDict, session: Session) -> RecordDict:
 @app.train("initial")
 @alone
 def initial(content: RecordDict, session: Session) -> RecordDict:
-    """PruneFL's initial pruning: this client's first mask, and nothing else. It counts as steps in the ledger."""
+    """The run's first mask, of this client's making, and nothing else. It counts as steps in the ledger."""
     check_first_mask(session.node.policy)
+    if session.scheme.client.first_mask is None:
+        raise ConfigError(f"no client makes the first mask with strategy={session.run.strategy}: choose prunefl")
     received, _ = _receive(session, content)
     memory = _remember(session, 1)
-    module = session.procedure.module
-    scheme = with_limit(parse_section(session.raw, "prunefl", Schedule), session.run.rate)
-    cost = weight_cost(session.task.build(), session.task.shape, prunable(module), scheme.cost)
+    first = session.scheme.client.first_mask(session.run, session.scheme_settings, session.task)
     require_coverable(session, received.buffers)
     request = _asked(session, "initial", 0, received, memory)
-    price, _ = account(session, request, scheme.initial_steps)
+    price, _ = account(session, request, first.steps)
     with charged(session):
-        batches, draws = session.batches(request, scheme.initial_steps), request.generator("defense")
-        mask = initial_mask(session.procedure, received, batches, memory.state, draws, (scheme, cost))
+        batches, draws = session.batches(request, first.steps), request.generator("defense")
+        mask = first.make(session.procedure, received, batches, memory.state, draws)
         confirm(session, request, price, [mask])
-        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, scheme.initial_steps)))
+        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, first.steps)))
         return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})
 
 

@@ -4,15 +4,15 @@ A change is laid over the weights of the round before, which lie on this client'
 be what the server says; otherwise the round is refused, and the server, which then has no reply, sends the whole next.
 """
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 
 from prunella.client.state import ClientStore
 from prunella.core.errors import DefenseError, WireError
-from prunella.core.trees import Mask, Tree, intersect, where
+from prunella.core.trees import Mask, Tree, intersect, to_device, where
 from prunella.privacy.adgp import NAME, with_locations
 from prunella.privacy.chain import Chain, ChainState
 from prunella.strategies.round.locations import ASKED, CHANGE, DIGEST, RECORD, digest_of
-from prunella.wire.records import from_coded, mask_from_coded
+from prunella.wire.records import from_coded, mask_from_coded, mask_to_coded
 
 
 def receive_model(store: ClientStore, content: RecordDict, like: Tree) -> tuple[Tree, Mask]:
@@ -45,8 +45,14 @@ def receive_locations(chain: Chain, state: ChainState, content: RecordDict, mask
     return {**state, NAME: with_locations(state[NAME], found, inside, link.settings)}
 
 
-def proposed(chain: Chain, state: ChainState, content: RecordDict) -> Mask | None:
-    """The set this client was asked to name, or None: only with ADGP, and only when asked."""
+def keep_model(store: ClientStore, chain: Chain, state: ChainState, params: Tree) -> None:
+    """Keep the received weights and the round's location set, over which the next change is laid: only with ADGP."""
+    if NAME in chain.names:
+        store.save_model(to_device(params, "cpu"), to_device(state[NAME]["locations"], "cpu"))
+
+
+def proposal(chain: Chain, state: ChainState, content: RecordDict, mask: Mask) -> dict[str, ArrayRecord]:
+    """The record of the set that this client was asked to name: only with ADGP, and only when asked."""
     if NAME not in chain.names or content.config_records["config"].get(ASKED) is not True:
-        return None
-    return {name: t.cpu() for name, t in state[NAME]["proposal"].items()}
+        return {}
+    return {RECORD: mask_to_coded(to_device(state[NAME]["proposal"], "cpu"), mask)}

@@ -234,7 +234,7 @@ def _check_beside(policy: Policy, run: Run, privacy: Privacy) -> None:
         raise _refused(wanted, f"evaluation={run.evaluation}")
     if validates(run.strategy):
         raise _refused("a strategy without scores of held-out examples, as magnitude", run.strategy)
-    if not policy.covers_gradients and run.strategy in STRATEGIES and STRATEGIES[run.strategy].plan is not None:
+    if not policy.covers_gradients and run.strategy in STRATEGIES and STRATEGIES[run.strategy].client.plan is not None:
         raise _refused("a strategy whose clients send no masks of their own, as magnitude", run.strategy)
 
 
@@ -246,7 +246,7 @@ def check_model(policy: Policy, model: str, buffers: Collection[str]) -> None:
 
 
 def check_first_mask(policy: Policy) -> None:
-    """Refuse PruneFL's initial pruning where a mask would pass by what is required, or come of more steps than anybody
+    """Refuse to make the run's first mask where it would pass by what is required, or come of more steps than anybody
     counts."""
     if policy.defenses and not (policy.epsilon_budget and policy.covers_gradients):
         raise ConfigError("this client's owner lets no mask of this client's making leave; the run asks for one")

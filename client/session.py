@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -31,7 +32,7 @@ from prunella.core.trees import Tree
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.ledger.ledger import digest
-from prunella.strategies import validates
+from prunella.strategies import Scheme, find, scheme_settings, validates
 from prunella.strategies.round.local import Procedure
 from prunella.strategies.round.roster import CONSENTS, Consent
 from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
@@ -133,6 +134,15 @@ class Session:
     def privacy(self) -> Privacy:
         """The run's, under this node's own budget where that is smaller."""
         return within(self.node.policy, self._privacy)
+
+    @cached_property
+    def scheme(self) -> Scheme:
+        """What the run's strategy has clients do. Raises ``ConfigError`` for a strategy that is not of this release."""
+        return find(self.run.strategy)
+
+    @cached_property
+    def scheme_settings(self) -> Any:
+        return scheme_settings(self.run.strategy, self.raw)
 
     @cached_property
     def task(self) -> Task:

@@ -21,8 +21,8 @@ from prunella.server.rounds import Federation, federate, set_threads
 from prunella.server.store import RunStore, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.strategies import build_strategy, uses_public
-from prunella.strategies.round.masked import Model
 from prunella.strategies.round.numbering import Numbering
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import class_names, load_test, make_task
 from prunella.tasks.public import set_apart
 from prunella.tasks.task import initial, prunable, require_fit
@@ -74,7 +74,7 @@ def assemble(run: Run, raw: Raw) -> Federation:
     check_model(build_chain(run.defense_names, raw), buffers)
     canary = Canary(run, dict(raw), task, test)
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
-    model = Model(module, task.shape, tuple(params), prunable(module), public, task)
+    model = ServerModel(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
     strategy.roster.classes = class_names(run.dataset, None)
     strategy.roster.numbering = Numbering(numbers(folder) if run.registered_keys else None)

@@ -21,10 +21,11 @@ from prunella.core.config import Rate, Run
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.ltp import further_masks
-from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.personal import to_bytes, to_tensor
 from prunella.strategies.round.replies import Listener
 from prunella.strategies.round.roster import Member, selected
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.tickets import Tickets, winning_ticket
 from prunella.wire.encode import encode_mask
 
@@ -55,7 +56,7 @@ def deal(newcomers: list[int], taken: set[int], slots: int, generator: torch.Gen
 class FedLTPIterative(MaskedMean):
     """``settings`` is an ``Iterative``."""
 
-    def __init__(self, run: Run, model: Model, settings: Iterative, listener: Listener | None = None) -> None:
+    def __init__(self, run: Run, model: ServerModel, settings: Iterative, listener: Listener | None = None) -> None:
         super().__init__(run, model, settings, listener)
         self._slots: list[bytes] = []
         self._slot_of: dict[int, int] = {}
@@ -76,7 +77,7 @@ class FedLTPIterative(MaskedMean):
         generator = stream(self.run.seed, round=server_round, purpose="slots")
         for client, slot in deal(newcomers, taken, len(self._slots), generator).items():
             self._slot_of[client] = slot
-            self.personal.put_coded(client, self._slots[slot])
+            self.downlink.personal.put_coded(client, self._slots[slot])
 
     def remembered(self) -> Tree:
         models = {f"slot/{number}": to_tensor(data) for number, data in enumerate(self._slots)}
@@ -88,4 +89,4 @@ class FedLTPIterative(MaskedMean):
         for name in (name for name in saved if name.startswith("client/")):
             client, slot = int(name.removeprefix("client/")), int(saved[name])
             self._slot_of[client] = slot
-            self.personal.put_coded(client, self._slots[slot])
+            self.downlink.personal.put_coded(client, self._slots[slot])

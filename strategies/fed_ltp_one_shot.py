@@ -8,8 +8,8 @@ scored highest (Eq. 19): ``server.best``.
 from flwr.serverapp import Grid
 
 from prunella.core.trees import Mask, Tree
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.tickets import winning_ticket
 
 

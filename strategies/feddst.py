@@ -23,10 +23,12 @@ from prunella.pruning.erk import erk_counts, uniform_counts
 from prunella.pruning.feddst import decayed, prune_and_regrow, vote
 from prunella.pruning.scores import random
 from prunella.pruning.selection import keep_counts, kept_count
-from prunella.strategies.round.masked import MaskedMean, Model
+from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.plan import Here, Plan
 from prunella.strategies.round.replies import Contribution, Listener
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,13 @@ def plan(here: Here) -> Plan:
     return Plan(readjust=readjust, before=max(1, int(settings.train_first * here.run.local_steps)))
 
 
+CLIENT = ClientPart(plan=plan)
+
+
 class FedDST(MaskedMean):
     """``settings`` is a ``Readjustment``."""
 
-    def __init__(self, run: Run, model: Model, settings: Readjustment, listener: Listener | None = None) -> None:
+    def __init__(self, run: Run, model: ServerModel, settings: Readjustment, listener: Listener | None = None) -> None:
         super().__init__(run, model, settings, listener)
         self._holders: Mask | None = None
 
@@ -82,7 +87,7 @@ class FedDST(MaskedMean):
         return full_mask(mask) if adjusts(self.settings, server_round) else None
 
     def note(self, contribution: Contribution) -> None:
-        if adjusts(self.settings, self.expected().round):
+        if adjusts(self.settings, self.downlink.expected().round):
             base = contribution.base
             self._holders = base if self._holders is None else map_trees(torch.logical_or, self._holders, base)
 

@@ -12,9 +12,9 @@ from prunella.core.config import Count, Positive
 from prunella.core.trees import Mask, Tree, scale
 from prunella.pruning.grasp import grasp
 from prunella.pruning.selection import Scope, keep_by_score
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.public import loss_on, public_batch
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from prunella.core.config import Rate, Share
 from prunella.core.trees import Mask, Tree, apply_mask, count, intersect, map_trees
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import Scope, density, keep_by_score
-from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.plan import Here, Plan
 from prunella.strategies.round.replies import Contribution, Expected
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.task import initial
 
 
@@ -55,6 +56,9 @@ def plan(here: Here) -> Plan:
     return Plan(start=apply_mask(start, after), mask=after, keep={"mask": after})
 
 
+CLIENT = ClientPart(plan=plan, validates=True)
+
+
 class LotteryFL(MaskedMean):
     """``settings`` is a ``Lottery``. The global mask stays full; every client has its own."""
 
@@ -62,9 +66,9 @@ class LotteryFL(MaskedMean):
         return mask
 
     def note(self, contribution: Contribution) -> None:
-        member = self.member(contribution.node)
+        member = self.downlink.asked.get(contribution.node)
         if member is not None:
-            self.personal.put(member.client, contribution.base)
+            self.downlink.personal.put(member.client, contribution.base)
 
     def view_start(self, expected: Expected, contribution: Contribution) -> Tree:
         """A client whose mask shrank has gone back to the run's first weights, which the server knows."""

@@ -12,7 +12,7 @@ from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree, map_trees
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import Granularity, Scope, keep_by_score, keep_filters
-from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.scores import random
 from prunella.pruning.selection import Scope, keep_by_score
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)

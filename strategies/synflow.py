@@ -11,8 +11,8 @@ from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import Scope
 from prunella.pruning.synflow import synflow_mask
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from prunella.pruning.erk import erk_counts
 from prunella.pruning.selection import kept_count
 from prunella.server.app import assemble
 from prunella.strategies.feddst import FedDST, Readjustment, adjusts, plan
-from prunella.strategies.round.masked import Model
 from prunella.strategies.round.plan import Here
 from prunella.strategies.round.replies import ReplyError, read_reply
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import from_coded, mask_from_coded, to_dense
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
 PARAMS, _ = initial(TASK, 0)
-MODEL = Model(TASK.build(), TASK.shape, tuple(PARAMS), prunable(TASK.build()))
+MODEL = ServerModel(TASK.build(), TASK.shape, tuple(PARAMS), prunable(TASK.build()))
 
 
 def test_the_first_mask_is_random_with_erk_counts() -> None:
@@ -56,7 +56,7 @@ def exchange(tmp_path: Path):
         strategy.listener = None
         grid = LocalGrid(prunella.client.app.app, 1, raw, tmp_path / "nodes")
         messages = list(strategy.configure_train(round, to_dense(PARAMS), prunella.client.app.ConfigRecord(), grid))
-        return grid.send_and_receive(messages)[0], strategy.expected(), strategy
+        return grid.send_and_receive(messages)[0], strategy.downlink.expected(), strategy
 
     return make
 

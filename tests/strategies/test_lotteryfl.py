@@ -81,15 +81,15 @@ def test_the_server_sends_each_client_what_it_last_reported_and_averages_by_hold
         grid.offline = away
         messages = list(strategy.configure_train(round, arrays, ConfigRecord(), grid))
         nodes = [message.metadata.dst_node_id for message in messages]
-        sent.append({node: density(strategy.expected(node).mask, NAMES) for node in nodes})
+        sent.append({node: density(strategy.downlink.expected(node).mask, NAMES) for node in nodes})
         replies = grid.send_and_receive(messages)
-        before, expected = from_dense(arrays), strategy.expected(100)
+        before, expected = from_dense(arrays), strategy.downlink.expected(100)
         arrays, _ = strategy.aggregate_train(round, replies)
         assert strategy.stats.failures == {}
         if round == 2:  # client 0 no longer holds these, client 1 does: its weights alone count
-            mine = decode_mask(strategy.personal.coded(0), before)
-            theirs = decode_mask(strategy.personal.coded(1), before)
-            reply = read_reply(replies[1], strategy.expected(101))
+            mine = decode_mask(strategy.downlink.personal.coded(0), before)
+            theirs = decode_mask(strategy.downlink.personal.coded(1), before)
+            reply = read_reply(replies[1], strategy.downlink.expected(101))
             for name in NAMES:
                 alone = ~mine[name] & theirs[name]
                 gone = ~mine[name] & ~theirs[name]
@@ -100,4 +100,4 @@ def test_the_server_sends_each_client_what_it_last_reported_and_averages_by_hold
     assert sent[0] == {100: 1.0}
     assert sent[1] == {100: pytest.approx(0.5, abs=1e-3), 101: 1.0}
     assert sent[2] == {100: pytest.approx(0.4, abs=1e-3), 101: pytest.approx(0.5, abs=1e-3)}
-    assert strategy.density() == pytest.approx(0.4, abs=1e-3)
+    assert strategy.downlink.density(strategy.mask) == pytest.approx(0.4, abs=1e-3)

@@ -4,11 +4,11 @@ from torch import nn
 from prunella.core.config import Run
 from prunella.pruning.selection import density
 from prunella.strategies.magnitude import Magnitude, Schedule
-from prunella.strategies.round.masked import Model
+from prunella.strategies.round.server_model import ServerModel
 
 NET = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}
-MODEL = Model(NET, (1, 1, 10), tuple(PARAMS), frozenset({"0.weight", "1.weight"}))
+MODEL = ServerModel(NET, (1, 1, 10), tuple(PARAMS), frozenset({"0.weight", "1.weight"}))
 
 
 def test_the_rate_ramps_up_to_the_runs_and_the_smallest_go_first() -> None:

@@ -89,7 +89,7 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     aggregated, _ = strategy.aggregate_train(1, replies)
     total = sum(weight for _, weight in got)
     assert len(got) == 3 and len({weight for _, weight in got}) > 1
-    params = strategy.expected().params
+    params = strategy.downlink.expected().params
     mean = {n: sum(t[n].double() * w for t, w in got) / total for n in got[0][0]}
     assert aggregated is not None
     full = {**zeros_like(params), **mean}

@@ -4,14 +4,14 @@ from torch import nn
 from prunella.core.config import Run
 from prunella.pruning.selection import kept_count
 from prunella.pruning.snip import snip
-from prunella.strategies.round.masked import Model
 from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.snip import Sensitivity, Snip
 from prunella.tasks.data import load_test
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}
-MODEL = Model(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "3.weight"}), load_test("digits", None))
+MODEL = ServerModel(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "3.weight"}), load_test("digits", None))
 
 
 def first(rate: float = 0.5, seed: int = 0, **settings):

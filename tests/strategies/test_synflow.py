@@ -2,7 +2,7 @@ import torch
 
 from prunella.core.config import Run
 from prunella.pruning.selection import kept_count
-from prunella.strategies.round.masked import Model
+from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.synflow import Flow, SynFlow
 from prunella.tasks.task import Task, initial, prunable
 
@@ -12,7 +12,7 @@ NET = TASK.build()
 
 def first(rate: float, **settings):
     params, _ = initial(TASK, 0)
-    model = Model(NET, TASK.shape, tuple(params), prunable(NET))
+    model = ServerModel(NET, TASK.shape, tuple(params), prunable(NET))
     return SynFlow(Run(rate=rate), model, Flow(**settings)).first_mask(params, None, [])
 
 

@@ -34,7 +34,7 @@ def exchange(tmp_path: Path) -> Callable[..., tuple[Message, object]]:
 
         params, buffers = initial(federation.task, 0)
         messages = list(federation.strategy.configure_train(1, to_dense({**params, **buffers}), ConfigRecord(), grid))
-        return grid.send_and_receive(messages)[0], federation.strategy.expected()
+        return grid.send_and_receive(messages)[0], federation.strategy.downlink.expected()
 
     return make
 
