@@ -8,9 +8,9 @@ and those of an example that was not in every set are counted too high. Answers 
 by the same rule. A server that cuts one dataset in ever other ways makes ever more sets: beyond ``SETS`` they become
 one.
 
-The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.Request``). It
-lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would be
-answered twice. Beside other files of a client, a missing or unreadable account stops it: ``DefenseError``.
+The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.ServerRequest``).
+It lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would
+be answered twice. Beside other files of a client, a missing or unreadable account stops it: ``DefenseError``.
 
     account.safetensors     tensors: the digests of each set; metadata: the key, charges and answers by set
 """

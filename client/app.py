@@ -17,10 +17,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from prunella.client.audit import answer
-from prunella.client.budget import (
+from prunella.client.charging import (
     account,
     account_for_count,
     account_for_scores,
+    caveats,
     charged,
     confirm,
     epsilon_next,
@@ -29,9 +30,9 @@ from prunella.client.budget import (
     require_uncovered_is_allowed,
 )
 from prunella.client.download import keep_model, proposal, receive_locations, receive_model
-from prunella.client.guard import after_training, before_training
 from prunella.client.policy import check_first_mask, check_model
-from prunella.client.session import Request, Session
+from prunella.client.self_attack import after_training, before_training
+from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
@@ -40,8 +41,8 @@ from prunella.privacy.chain import flatten_state, start
 from prunella.privacy.imprint import refuse_imprint
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
-from prunella.strategies.round.local import NOTHING, LocalResult, Received, local_update
-from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
+from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.task import initial as initial_weights
@@ -89,7 +90,7 @@ def alone(handler: Callable[[RecordDict, Session], RecordDict]) -> Handler:
 def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One that would copy
     images into the update is refused."""
-    params_like, buffers_like = session.like
+    params_like, buffers_like = session.data.like
     check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
@@ -110,35 +111,37 @@ def _round_of(content: RecordDict, name: str = "config") -> int:
 
 def _remember(session: Session, round: int) -> Memory:
     memory = session.store.load(round)
-    like = to_device(session.like[0], session.device)
+    like = to_device(session.data.like[0], session.device)
     fitting = session.request("fit", 0).generator("fit")
-    state = start(session.procedure.chain, session.examples.x, like, memory.state, fitting)
+    state = start(session.procedure.chain, session.data.examples.x, like, memory.state, fitting)
     return Memory(state, memory.tally, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
 
 
-def _asked(session: Session, kind: str, round: int, received: Received, memory: Memory) -> Request:
+def _asked(session: Session, kind: str, round: int, received: Received, memory: Memory) -> ServerRequest:
     """The request: all that the answer depends on, but for what the session's own digests cover. What the server wants
     to be told of the answer (importances, ADGP's proposal) is no part of it: it all comes from the same draws."""
     remembered = flatten_state({**memory.state, "scheme": memory.scheme})
     return session.request(kind, round, [received.params, received.mask, received.buffers, remembered])
 
 
-def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> Plan:
+def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> LocalPlan:
     """What the run's scheme changes in this round, if it has a client half."""
     plan = session.scheme.client.plan
     if plan is None:
-        return NOTHING
+        return PLAIN
     module = session.procedure.module
 
     def accuracy(params: Tree) -> float:
-        held_out = session.held_out
+        held_out = session.data.held_out
         return evaluate_model(module, params, received.buffers, held_out.x, held_out.y).accuracy
 
     def fresh() -> Tree:
-        return to_device(initial_weights(session.task, session.run.seed)[0], session.device)
+        return to_device(initial_weights(session.data.task, session.run.seed)[0], session.device)
 
     names, settings = prunable(module), session.scheme_settings
-    return plan(Here(session.run, settings, round, received.params, received.mask, names, kept, fresh, accuracy))
+    return plan(
+        RoundContext(session.run, settings, round, received.params, received.mask, names, kept, fresh, accuracy)
+    )
 
 
 def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
@@ -165,7 +168,7 @@ def _reply(
         result = replace(result, importance=zeros_like(result.importance))
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     provenance["values"] = session.run.values
-    metrics = MetricRecord({"num-examples": len(session.examples.y)})
+    metrics = MetricRecord({"num-examples": len(session.data.examples.y)})
     # Under an ε the time would tell how large the Poisson batches were.
     if session.procedure.chain.private is None and not session.node.policy.conditions:
         metrics["train-seconds"] = seconds
@@ -196,7 +199,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         seconds = time.perf_counter() - begin
         require_charged(session, result.steps, session.run.local_steps)
         confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
-        tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, session.caveats)
+        tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, caveats(session))
         trained = TrainedRound(request.digest, session.trained_under)
         session.store.save(round, Memory(result.state, tally, plan.keep), trained)
         session.store.save_mask(result.base)
@@ -216,7 +219,7 @@ def initial(content: RecordDict, session: Session) -> RecordDict:
         raise ConfigError(f"no client makes the first mask with strategy={session.run.strategy}: choose prunefl")
     received, _ = _receive(session, content)
     memory = _remember(session, 1)
-    first = session.scheme.client.first_mask(session.run, session.scheme_settings, session.task)
+    first = session.scheme.client.first_mask(session.run, session.scheme_settings, session.data.task)
     require_coverable(session, received.buffers)
     request = _asked(session, "initial", 0, received, memory)
     price, _ = account(session, request, first.steps)
@@ -246,7 +249,7 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
     private = session.procedure.chain.private is not None
     scale = account_for_count(session, question) if private else account_for_scores(session)
     with charged(session):
-        held_out = session.held_out
+        held_out = session.data.held_out
         x, y = held_out.x.to(session.device), held_out.y.to(session.device)
         result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
         if private:
@@ -267,7 +270,7 @@ def hello(message: Message, context: Context) -> Message:
     session = Session(context)
     node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
     classes = asked.get("classes")
-    check_model(node.policy, session.run.model, session.like[1])
+    check_model(node.policy, session.run.model, session.data.like[1])
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     record = ConfigRecord({"client": node.client, "audit": node.consent})

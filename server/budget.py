@@ -1,7 +1,7 @@
 """The server's side of ``privacy.epsilon-budget``: clients whose next round would pass it are not asked any more.
 
 Each reply tells what epsilon one more such round would bring, and the client's budget, which may be its owner's and
-smaller than the run's (``client.budget.epsilon_next``, ``client.policy``). The client refuses that round itself,
+smaller than the run's (``client.charging.epsilon_next``, ``client.policy``). The client refuses that round itself,
 whatever a server does; here it is only not asked in vain, and a run that has too few clients left ends there, with what
 it has learned.
 """

@@ -26,7 +26,6 @@ from prunella.strategies import (
 )
 from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.locations import LocationSets
-from prunella.strategies.round.replies import Listener
 from prunella.strategies.round.robust import SECTIONS as ROBUST_SECTIONS
 from prunella.strategies.round.robust import build_aggregator
 from prunella.strategies.round.server_model import ServerModel
@@ -50,18 +49,18 @@ class Scheme(NamedTuple):
 
 STRATEGIES: dict[str, Scheme] = {
     "fedavg": Scheme(MaskedMean),
-    "random": Scheme(random.Random, random.Draw, "random-mask"),
-    "magnitude": Scheme(magnitude.Magnitude, magnitude.Schedule),
-    "snip": Scheme(snip.Snip, snip.Sensitivity, public=True),
-    "synflow": Scheme(synflow.SynFlow, synflow.Flow),
-    "grasp": Scheme(grasp.GraSP, grasp.Preservation, public=True),
-    "prunefl": Scheme(prunefl.PruneFL, prunefl.Schedule, client=prunefl.CLIENT),
-    "feddst": Scheme(feddst.FedDST, feddst.Readjustment, client=feddst.CLIENT),
-    "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.Tickets, public=True),
+    "random": Scheme(random.Random, random.RandomSettings, "random-mask"),
+    "magnitude": Scheme(magnitude.Magnitude, magnitude.MagnitudeSettings),
+    "snip": Scheme(snip.Snip, snip.SnipSettings, public=True),
+    "synflow": Scheme(synflow.SynFlow, synflow.SynFlowSettings),
+    "grasp": Scheme(grasp.GraSP, grasp.GraSPSettings, public=True),
+    "prunefl": Scheme(prunefl.PruneFL, prunefl.PruneFLSettings, client=prunefl.CLIENT),
+    "feddst": Scheme(feddst.FedDST, feddst.FedDSTSettings, client=feddst.CLIENT),
+    "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.TicketSettings, public=True),
     "fed-ltp-iterative": Scheme(
-        fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.Iterative, public=True, personal=True
+        fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.IterativeSettings, public=True, personal=True
     ),
-    "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.Lottery, client=lotteryfl.CLIENT),
+    "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.LotteryFLSettings, client=lotteryfl.CLIENT),
 }
 
 SECTIONS: dict[str, type] = {
@@ -93,10 +92,10 @@ def scheme_settings(name: str, raw: Raw) -> Any:
     return None if scheme.settings is None else parse_section(raw, scheme.section or name, scheme.settings)
 
 
-def build_strategy(run: Run, raw: Raw, model: ServerModel, listener: Listener | None = None) -> MaskedMean:
+def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
     scheme = find(run.strategy)
-    made = scheme.strategy(run, model, scheme_settings(run.strategy, raw), listener)
+    made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
     made.aggregator = build_aggregator(run, raw)
     if ADGP in run.defense_names:
         if scheme.client.plan is not None or scheme.personal:

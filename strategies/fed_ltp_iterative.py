@@ -22,16 +22,15 @@ from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.ltp import further_masks
 from prunella.strategies.round.personal import to_bytes, to_tensor
-from prunella.strategies.round.replies import Listener
 from prunella.strategies.round.roster import Member, selected
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
-from prunella.strategies.tickets import Tickets, winning_ticket
+from prunella.strategies.tickets import TicketSettings, winning_ticket
 from prunella.wire.encode import encode_mask
 
 
 @dataclass(frozen=True)
-class Iterative(Tickets):
+class IterativeSettings(TicketSettings):
     """``further`` is P2; ``slots`` is how many models there are, 0 for as many as clients are selected at a time."""
 
     further: Rate = 0.1
@@ -54,10 +53,10 @@ def deal(newcomers: list[int], taken: set[int], slots: int, generator: torch.Gen
 
 
 class FedLTPIterative(MaskedMean):
-    """``settings`` is an ``Iterative``."""
+    """``settings`` is an ``IterativeSettings``."""
 
-    def __init__(self, run: Run, model: ServerModel, settings: Iterative, listener: Listener | None = None) -> None:
-        super().__init__(run, model, settings, listener)
+    def __init__(self, run: Run, model: ServerModel, settings: IterativeSettings) -> None:
+        super().__init__(run, model, settings)
         self._slots: list[bytes] = []
         self._slot_of: dict[int, int] = {}
 

@@ -14,7 +14,7 @@ from prunella.strategies.tickets import winning_ticket
 
 
 class FedLTPOneShot(MaskedMean):
-    """``settings`` is a ``Tickets``."""
+    """``settings`` is a ``TicketSettings``."""
 
     def first_model(self, params: Tree, grid: Grid, members: list[Member]) -> tuple[Tree, Mask]:
         ticket = winning_ticket(self.model, self.run, self.settings)

@@ -32,7 +32,7 @@ from prunella.pruning.prunefl import Reconfiguration, reconfigure, weight_cost
 from prunella.pruning.selection import density
 from prunella.strategies.round.client_part import ClientPart, FirstMask
 from prunella.strategies.round.local import Procedure, Received, train
-from prunella.strategies.round.replies import Contribution, Listener
+from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
@@ -45,7 +45,7 @@ SETTLED = 0.1  # the size moved by less than this share: the paper's stopping ru
 
 
 @dataclass(frozen=True)
-class Schedule(Reconfiguration):
+class PruneFLSettings(Reconfiguration):
     """When to reconfigure. The first client trains ``initial_steps`` steps at most, reconfiguring every
     ``initial_interval`` until the mask's size moves by less than 10 %."""
 
@@ -54,13 +54,13 @@ class Schedule(Reconfiguration):
     initial_interval: Count = 5
 
 
-def with_limit(settings: Schedule, rate: float) -> Schedule:
+def with_limit(settings: PruneFLSettings, rate: float) -> PruneFLSettings:
     """The schedule with ``max_density`` filled in from the run's rate where it was left at 0."""
-    return settings if settings.max_density else Schedule(**{**settings.__dict__, "max_density": 1 - rate})
+    return settings if settings.max_density else PruneFLSettings(**{**settings.__dict__, "max_density": 1 - rate})
 
 
 def initial_mask(
-    scheme: tuple[Schedule, Mapping[str, float]],
+    scheme: tuple[PruneFLSettings, Mapping[str, float]],
     procedure: Procedure,
     received: Received,
     batches: Iterator[Examples],
@@ -81,14 +81,14 @@ def initial_mask(
     return mask
 
 
-def first_mask(run: Run, settings: Schedule, task: Task) -> FirstMask:
+def first_mask(run: Run, settings: PruneFLSettings, task: Task) -> FirstMask:
     """The client's half of initial pruning."""
     limited, module = with_limit(settings, run.rate), task.build()
     cost = weight_cost(module, task.shape, prunable(module), limited.cost)
     return FirstMask(limited.initial_steps, partial(initial_mask, (limited, cost)))
 
 
-def sends_importance(settings: Schedule, round: int) -> bool:
+def sends_importance(settings: PruneFLSettings, round: int) -> bool:
     """Whether the mask is reconfigured after this round, and clients send squared gradients for it."""
     return round % settings.adjust_interval == 0
 
@@ -97,10 +97,10 @@ CLIENT = ClientPart(first_mask=first_mask, sends_importance=sends_importance)
 
 
 class PruneFL(MaskedMean):
-    """``settings`` is a ``Schedule``."""
+    """``settings`` is a ``PruneFLSettings``."""
 
-    def __init__(self, run: Run, model: ServerModel, settings: Schedule, listener: Listener | None = None) -> None:
-        super().__init__(run, model, with_limit(settings, run.rate), listener)
+    def __init__(self, run: Run, model: ServerModel, settings: PruneFLSettings) -> None:
+        super().__init__(run, model, with_limit(settings, run.rate))
         self._importance: Tree | None = None
         self._weight: Tree | None = None
 

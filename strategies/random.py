@@ -20,7 +20,7 @@ from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomSettings:
     """``ramp_rounds``: rounds until the full rate, 0 for all before the first; ``scope``: the rate holds over all
     layers together, or within each."""
 
@@ -29,7 +29,7 @@ class Draw:
 
 
 class Random(MaskedMean):
-    """``settings`` is a ``Draw``."""
+    """``settings`` is a ``RandomSettings``."""
 
     def _cut(self, params: Tree, rounds_done: int) -> Mask:
         ramp = self.settings.ramp_rounds

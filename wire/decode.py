@@ -16,7 +16,6 @@ from prunella.core.errors import WireError
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree
 from prunella.wire.coding import Places, Reader, places_of, unpack_bits, unpack_numbers, unpack_places
-from prunella.wire.kept import Kept, zeros
 from prunella.wire.layout import (
     DTYPES,
     HAS_REFERENCE,
@@ -37,6 +36,7 @@ from prunella.wire.layout import (
     plan,
 )
 from prunella.wire.rounding import CODES, WIDE, restore
+from prunella.wire.sparse import SparseTree, zeros
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _mask_of(message: _Message, like: Tree) -> Mask:
     }
 
 
-def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> Kept:
+def decode_sparse(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> SparseTree:
     """What a blob carries, from bytes. ``like`` declares names, shapes and dtypes."""
     message = _open(data, like, held(reference), values=True)
     frames, counts = _read_all_masks(message)
@@ -261,7 +261,7 @@ def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = No
         else:
             flat = torch.empty(0, dtype=dtype)
         values[name] = flat if row.scale is None else restore(flat, row.scale, like[name].dtype)
-    return Kept(_mask_of(message, like), {name: values[name] for name in like})
+    return SparseTree(_mask_of(message, like), {name: values[name] for name in like})
 
 
 def _read_dense(message: _Message, reader: Reader, frame: Frame, flat: dict[str, Numbers]) -> None:
@@ -283,7 +283,7 @@ def _read_dense(message: _Message, reader: Reader, frame: Frame, flat: dict[str,
 
 
 def decode(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> tuple[Tree, Mask]:
-    """Tree and mask from bytes, as of ``decode_kept``; zero outside the mask. Tensors may share one memory."""
+    """Tree and mask from bytes, as of ``decode_sparse``; zero outside the mask. Tensors may share one memory."""
     message = _open(data, like, held(reference), values=True)
     rows = message.rows
     flat = zeros({n: like[n].numel() for n in rows}, {name: _width(row.kind) for name, row in rows.items()})

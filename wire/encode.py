@@ -34,7 +34,7 @@ from prunella.core.errors import WireError
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree, require_same_names
 from prunella.wire.coding import Parts, Places, pack_bits, pack_numbers, places_of, prefixed
-from prunella.wire.decode import decode, decode_kept, decode_mask
+from prunella.wire.decode import decode, decode_mask, decode_sparse
 from prunella.wire.layout import (
     HAS_REFERENCE,
     HAS_VALUES,
@@ -63,7 +63,7 @@ __all__ = [
     "Reference",
     "Values",
     "decode",
-    "decode_kept",
+    "decode_sparse",
     "decode_mask",
     "dense_bytes",
     "encode",

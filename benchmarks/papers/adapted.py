@@ -35,7 +35,7 @@ from prunella.benchmarks.engine.machine import machine
 from prunella.benchmarks.engine.views import Sender, seen, sender, warmed
 from prunella.benchmarks.papers.orderings import masked, verdict
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import add, apply_mask, full_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.strategies.round.local import Received

@@ -29,7 +29,7 @@ from prunella.benchmarks.papers.defended import NONE
 from prunella.benchmarks.papers.inversion import place
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, add, full_mask
-from prunella.strategies.lotteryfl import Lottery, shrink
+from prunella.strategies.lotteryfl import LotteryFLSettings, shrink
 from prunella.strategies.round.local import Received, local_update
 from prunella.tasks.data import Examples, load_test, make_task
 from prunella.tasks.task import initial, prunable
@@ -66,7 +66,7 @@ def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[lis
         draw = rehearsal(seed, round=number, purpose="masks-tickets")
         done = local_update(client.procedure, client.received, steps, client.state, draw)
         trained = add(params, done.outgoing.update)
-        masks.append(shrink(trained, client.received.mask, names, PRUNED, Lottery(step=PRUNED)))
+        masks.append(shrink(trained, client.received.mask, names, PRUNED, LotteryFLSettings(step=PRUNED)))
         labels.append(label)
     return masks, torch.tensor(labels)
 

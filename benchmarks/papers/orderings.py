@@ -28,7 +28,7 @@ from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import mse, ssim
 from prunella.benchmarks.engine.machine import machine
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, apply_mask, full_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import build_chain, present, start

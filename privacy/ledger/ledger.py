@@ -1,9 +1,9 @@
 """What a client's answers have let through of its examples: charges, each under the digest of the question it answers.
 
 The digest covers everything an answer depends on, and the same digest keys the noise of the answer
-(``client.session.Request``). So the same question gets the same answer and costs nothing more, and every other one
-gets fresh noise and a charge of its own, in whichever run and round it is asked. A charge is written down BEFORE the
-answer is computed, and never taken back.
+(``client.session.ServerRequest``). So the same question gets the same answer and costs nothing more, and every other
+one gets fresh noise and a charge of its own, in whichever run and round it is asked. A charge is written down BEFORE
+the answer is computed, and never taken back.
 
 ``epsilon`` composes clipping and noise (``accounting.py``): every local step, the sampling, the Laplace answers.
 ``nats`` adds the channels' bounds (CHN Theorem 2 and Eq. 16: n steps leak at most n kappa). One answer without such a

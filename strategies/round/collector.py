@@ -63,7 +63,7 @@ class Collector:
             return None
 
     def _add(self, contribution: Contribution, expected: Expected) -> None:
-        self._params.add_kept(contribution.kept, contribution.spoken, contribution.weight)
+        self._params.add_sparse(contribution.sparse, contribution.participation, contribution.weight)
         if expected.buffers:
             change = subtract(contribution.buffers, expected.buffers)
             self._buffers.add(change, full_mask(change), contribution.weight)
@@ -73,7 +73,7 @@ class Collector:
         stats.up += contribution.bytes
         stats.train_seconds += min(contribution.seconds, self._run.round_seconds)  # what the client says it took
         kept = expected.kept if base is expected.mask else count(base)
-        stats.withheld += 1 - size(contribution.kept.values) / kept if kept else 0.0
+        stats.withheld += 1 - size(contribution.sparse.values) / kept if kept else 0.0
         stats.ledgers.append(contribution.ledger)
 
     def merged(self) -> tuple[Tree, Tree]:

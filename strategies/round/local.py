@@ -15,13 +15,13 @@ from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
 from prunella.privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
 from prunella.privacy.defense import Outgoing, Step
-from prunella.strategies.round.plan import Plan
+from prunella.strategies.round.plan import LocalPlan
 from prunella.tasks.data import Examples
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 from prunella.tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
 
-NOTHING = Plan()
+PLAIN = LocalPlan()
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def train(
 def _train_as_planned(
     procedure: Procedure,
     received: Received,
-    plan: Plan,
+    plan: LocalPlan,
     batches: Iterator[Examples],
     state: ChainState,
     generator: PrivateGenerator,
@@ -141,7 +141,7 @@ def local_update(
     batches: Iterator[Examples],
     state: ChainState,
     generator: PrivateGenerator,
-    plan: Plan = NOTHING,
+    plan: LocalPlan = PLAIN,
 ) -> LocalResult:
     """One round of a client. The chain's base mask is the one training ended under.
 

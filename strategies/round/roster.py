@@ -67,7 +67,7 @@ class Roster:
         self.spent: frozenset[int] = frozenset()
         self.classes: tuple[str, ...] = ()
         self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
-        self._vain: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
+        self._unanswered: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
 
     def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
         """Members online now, ordered by client number. New nodes are asked who they are and given ``timeout`` seconds;
@@ -86,8 +86,8 @@ class Roster:
         """Send a question to every node that has none open and is not put off; returns those sent."""
         now = time.monotonic()
         waiting = {node for node, _ in self._open.values()} | self.members.keys()
-        fresh = [node for node in online if node not in waiting and self._vain.get(node, (0, now))[1] <= now]
-        lives = [HELLO_LIFE * 2.0 ** min(self._vain.get(node, (0, 0.0))[0], LONGEST) for node in fresh]
+        fresh = [node for node in online if node not in waiting and self._unanswered.get(node, (0, now))[1] <= now]
+        lives = [HELLO_LIFE * 2.0 ** min(self._unanswered.get(node, (0, 0.0))[0], LONGEST) for node in fresh]
         questions = [_hello(node, life, self.classes) for node, life in zip(fresh, lives, strict=True)]
         ids = grid.push_messages(questions) if questions else ()
         sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
@@ -132,9 +132,9 @@ class Roster:
 
     def _put_off(self, node: int, pause: bool) -> None:
         """Whoever gave no valid answer is asked again: later and later from the second time on, where he gave one."""
-        times = self._vain.get(node, (0, 0.0))[0] + 1
+        times = self._unanswered.get(node, (0, 0.0))[0] + 1
         seconds = min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0) if pause else 0.0
-        self._vain[node] = (times, time.monotonic() + seconds)
+        self._unanswered[node] = (times, time.monotonic() + seconds)
 
     def wait_for(
         self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None, least: int = 0

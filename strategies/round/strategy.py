@@ -31,11 +31,12 @@ from prunella.wire.records import from_dense, to_dense
 class MaskedMean(FedAvg):
     """Averages what clients share under a mask that stays as it is (here: full, which is FedAvg)."""
 
-    def __init__(self, run: Run, model: ServerModel, settings: Any = None, listener: Listener | None = None) -> None:
+    def __init__(self, run: Run, model: ServerModel, settings: Any = None) -> None:
         super().__init__(fraction_train=run.fraction, min_train_nodes=run.min_clients)
         # Not in the constructor: Flower warns there about a choice that is meant.
         self.fraction_evaluate = 1.0 if run.evaluation == "clients" else 0.0
-        self.run, self.model, self.settings, self.listener = run, model, settings, listener
+        self.run, self.model, self.settings = run, model, settings
+        self.listener: Listener | None = None  # told of every valid reply
         self.roster = Roster()
         self.downlink = Downlink(run, model.prunable, self.allowed)
         self.aggregator: Aggregator = MEAN

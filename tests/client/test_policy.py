@@ -23,7 +23,7 @@ from prunella.tasks.task import initial, prunable
 from prunella.wire.records import from_coded, to_coded
 from tests.client.test_app import TASK, model, send
 from tests.client.test_audit import question
-from tests.client.test_budget import RUN
+from tests.client.test_charging import RUN
 
 
 def against(config: dict[str, object], **raw: object) -> None:

@@ -4,8 +4,8 @@ from torch import nn
 from prunella.core.config import Run
 from prunella.pruning.grasp import grasp
 from prunella.pruning.selection import kept_count
-from prunella.strategies.grasp import GraSP, Preservation
-from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.grasp import GraSP, GraSPSettings
+from prunella.strategies.round.public_loss import loss_on, public_batch
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import load_test
 
@@ -15,7 +15,7 @@ MODEL = ServerModel(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "3.wei
 
 
 def first(rate: float = 0.5, seed: int = 0, **settings):
-    return GraSP(Run(rate=rate, seed=seed), MODEL, Preservation(**settings)).first_mask(PARAMS, None, [])
+    return GraSP(Run(rate=rate, seed=seed), MODEL, GraSPSettings(**settings)).first_mask(PARAMS, None, [])
 
 
 def test_the_mask_has_the_exact_count_and_follows_the_scores() -> None:

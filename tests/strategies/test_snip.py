@@ -4,9 +4,9 @@ from torch import nn
 from prunella.core.config import Run
 from prunella.pruning.selection import kept_count
 from prunella.pruning.snip import snip
-from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.round.public_loss import loss_on, public_batch
 from prunella.strategies.round.server_model import ServerModel
-from prunella.strategies.snip import Sensitivity, Snip
+from prunella.strategies.snip import Snip, SnipSettings
 from prunella.tasks.data import load_test
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -15,7 +15,7 @@ MODEL = ServerModel(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "3.wei
 
 
 def first(rate: float = 0.5, seed: int = 0, **settings):
-    return Snip(Run(rate=rate, seed=seed), MODEL, Sensitivity(**settings)).first_mask(PARAMS, None, [])
+    return Snip(Run(rate=rate, seed=seed), MODEL, SnipSettings(**settings)).first_mask(PARAMS, None, [])
 
 
 def test_the_mask_has_the_exact_count_and_follows_the_scores() -> None:

@@ -8,7 +8,7 @@ from prunella.core.trees import apply_mask
 from prunella.pruning.ltp import ticket_mask
 from prunella.pruning.selection import kept_count
 from prunella.strategies.round.server_model import ServerModel
-from prunella.strategies.tickets import Ticket, Tickets, make_ticket, winning_ticket
+from prunella.strategies.tickets import Ticket, TicketSettings, make_ticket, winning_ticket
 from prunella.tasks.data import batches, load_test
 from prunella.tasks.task import Task, initial, prunable
 
@@ -16,7 +16,7 @@ TASK = Task("cnn", (1, 8, 8), 10)
 NET = TASK.build()
 PARAMS, _ = initial(TASK, 0)
 MODEL = ServerModel(NET, TASK.shape, tuple(PARAMS), prunable(NET), load_test("digits", None), TASK)
-SMALL = Tickets(tickets=2, iterations=40)
+SMALL = TicketSettings(tickets=2, iterations=40)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 At 80 % removed the values are a fifth of the dense tree, and a mask that is held already costs nothing more.
 
->>> kept = Kept({"w": torch.tensor([[True, False], [False, True]])}, {"w": torch.tensor([1.0, 4.0])})
+>>> kept = SparseTree({"w": torch.tensor([[True, False], [False, True]])}, {"w": torch.tensor([1.0, 4.0])})
 >>> kept.dense()["w"].tolist()
 [[1.0, 0.0], [0.0, 4.0]]
 """
@@ -38,7 +38,7 @@ def zeros(sizes: Mapping[str, int], widths: Mapping[str, int]) -> dict[str, Numb
 
 
 @dataclass(frozen=True)
-class Kept:
+class SparseTree:
     """``values`` are for every name the coordinates inside ``mask``, flat [kept], in row-major order."""
 
     mask: Mask

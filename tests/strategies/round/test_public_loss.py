@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from prunella.core.errors import PrunellaError
-from prunella.strategies.round.public import loss_on, public_batch, public_examples
+from prunella.strategies.round.public_loss import loss_on, public_batch, public_examples
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import Examples, load_test
 
