@@ -238,8 +238,8 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
     only the accuracy, of a noisy count."""
     of = _round_of(content)
     if not session.privacy.validation_noise:
-        mend = "set evaluation=server, or privacy.validation-noise for noisy counts"
-        require_uncovered_is_allowed(session, "evaluation=clients", mend)
+        fix = "set evaluation=server, or privacy.validation-noise for noisy counts"
+        require_uncovered_is_allowed(session, "evaluation=clients", fix)
     if session.run.evaluation != "clients":
         raise ConfigError("this run evaluates on the server: set evaluation=clients to ask clients")
     received, _ = _receive(session, content)
@@ -257,7 +257,7 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
             session.accounts.confirm(question.digest, str(told))
             share = min(max(told / result.examples, 0.0), 1.0)
             return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "accuracy": share})})
-    # Rounded: every further digit would only serve somebody who asks about single examples.
+    # Rounded: further digits would only help an attack on single examples.
     loss, accuracy = round(result.loss, 3), round(result.accuracy, 3)
     return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})})
 

@@ -111,7 +111,7 @@ def require_coverable(session: Session, buffers: Tree) -> None:
 
 
 def _drawn() -> tuple[bytes, ...]:
-    """Where PyTorch's and NumPy's global generators stand. Not Python's: threads of Flower's draw from that."""
+    """The state of PyTorch's and NumPy's global generators. Not of Python's, from which Flower's threads draw."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     numpy_state: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - the global one is what is watched
     place = str(numpy_state["pos"]).encode()
@@ -147,7 +147,7 @@ def require_charged(session: Session, done: int, charged: int) -> None:
         raise DefenseError(f"{done} local steps were taken where {charged} were charged")
 
 
-def require_uncovered_is_allowed(session: Session, what: str, mend: str) -> None:
-    """Refuse evaluation on a client under an epsilon: exact scores of private examples would leave without noise."""
+def require_uncovered_is_allowed(session: Session, what: str, fix: str) -> None:
+    """Refuse, under an epsilon, what would let exact scores of private examples leave without noise."""
     if session.procedure.chain.private is not None:
-        raise DefenseError(f"{what} uses exact scores of private examples, which ε does not cover: {mend}")
+        raise DefenseError(f"{what} uses exact scores of private examples, which ε does not cover: {fix}")

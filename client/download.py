@@ -1,7 +1,8 @@
 """The model as a client receives it: whole, or (ADGP) only the values in the last round's location set.
 
-A change is laid over the weights of the round before, which lie on this client's disk, and the digest of the whole must
-be what the server says; otherwise the round is refused, and the server, which then has no reply, sends the whole next.
+A change is applied to the weights of the round before, which are on this client's disk, and the digest of the result
+must be what the server says. If it is not, the round is refused; the server then has no reply and sends the whole model
+in the next round.
 """
 
 from flwr.app import ArrayRecord, RecordDict
@@ -21,13 +22,13 @@ def receive_model(store: ClientStore, content: RecordDict, like: Tree) -> tuple[
         return from_coded(content.array_records["model"], like, store.mask())
     kept, mask = store.model(), store.mask()
     if kept is None or mask is None:
-        raise WireError("malformed", "only a change of the model came, and this client has nothing to lay it over")
+        raise WireError("malformed", "only a change of the model came, and this client has no model to apply it to")
     params, locations = kept
     places = intersect(locations, mask)
     change, sent = from_coded(content.array_records[CHANGE], like, places)
     whole = where(sent, change, params)
     if digest_of(whole) != content.config_records["config"].get(DIGEST):
-        raise WireError("malformed", "the model does not come out as the server says")
+        raise WireError("malformed", "the changed model is not the one that the server has")
     return whole, mask
 
 
@@ -46,7 +47,7 @@ def receive_locations(chain: Chain, state: ChainState, content: RecordDict, mask
 
 
 def keep_model(store: ClientStore, chain: Chain, state: ChainState, params: Tree) -> None:
-    """Keep the received weights and the round's location set, over which the next change is laid: only with ADGP."""
+    """Keep the received weights and the round's location set, to which the next change applies: only with ADGP."""
     if NAME in chain.names:
         store.save_model(to_device(params, "cpu"), to_device(state[NAME]["locations"], "cpu"))
 

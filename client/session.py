@@ -161,7 +161,10 @@ class Session:
         """What all runs have let through of this client's examples, those it trains on and those held out."""
         raw = self.data.all.raw
         if raw is None:
-            raise ConfigError(f"dataset {self.run.dataset!r} does not tell its examples apart: no account can be kept")
+            raise ConfigError(
+                f"dataset {self.run.dataset!r} does not tell its examples apart, so no account can be kept: choose "
+                "another dataset"
+            )
         return Accounts(self.store.home, raw)
 
     @cached_property
@@ -194,7 +197,7 @@ class Session:
     @cached_property
     def settings(self) -> str:
         """A digest of the run's settings, its places left out, and of the model's code. A machine or a release that
-        rounds otherwise gives another answer to the same question: it is not sent (``client.charging.confirm``)."""
+        rounds differently gives another answer to the same question: it is not sent (``client.charging.confirm``)."""
         plain = self.run.model_dump(exclude=PLACES)
         sections = {key: value for key, value in self.raw.items() if "." in key}
         model = identity(self.data.task, self.procedure.module)

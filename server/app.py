@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import Raw, Run, check_sections, parse_run
 from prunella.core.errors import ConfigError
-from prunella.core.stranger import clean
+from prunella.core.untrusted import clean
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
 from prunella.server.audit.canary import Canary

@@ -2,12 +2,12 @@
 
 LTP Eqs. (12) to (14), Alg. 2 lines 30-35. From the winning ticket the server makes as many models as clients are
 selected at a time; model i keeps p_i = (1 − P1)(1 − P2)^i, with P1 the run's ``rate`` and P2 ``further``. At its first
-selection a client is dealt a model, shuffled without replacement among those that nobody selected in that round has;
-it keeps it for good. Weights are averaged over the clients that hold them, and the global model has the structure of
-model 1, the largest.
+selection a client is given a model at random, without replacement, among those that no other client of that round has,
+and keeps it for the rest of the run. Weights are averaged over the clients that hold them, and the global model has the
+structure of model 1, the largest.
 
 Readings: the models' masks are made once, from the weights the ticket starts with, so that a client's structure does
-not change under it. More new clients than free models begin a new shuffle of all models.
+not change under it. If there are more new clients than free models, all models are shuffled anew.
 """
 
 from dataclasses import dataclass

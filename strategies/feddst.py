@@ -6,7 +6,7 @@ its update; the server averages by holders and prunes back to the densities. The
 mask as its base mask. Masks that clients report tell which of their weights grew: they leave outside the defenses.
 
 Departures: ``adjust_interval`` and ``end_round`` are scaled to short runs; RigL's α. ERK counts are exact over all
-layers. In a round nobody answers the mask stays.
+layers. In a round without a valid reply the mask stays.
 """
 
 from dataclasses import dataclass

@@ -122,7 +122,7 @@ class PruneFL(MaskedMean):
                 if mask is not None:
                     return mask
             log(WARNING, "initial pruning: client %d gave no valid mask, asking the next", member.client)
-        log(WARNING, "initial pruning: nobody gave a mask; the first round is dense")
+        log(WARNING, "initial pruning: no client gave a valid mask; the first round is dense")
         return everything
 
     def _read_mask(self, reply: Message, everything: Mask) -> Mask | None:

@@ -32,9 +32,9 @@ from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.installation import IMPORT_ROOT
-from prunella.core.stranger import clean, figure
 from prunella.core.trees import Tree, add, apply_mask, subtract
 from prunella.core.types import ServerView
+from prunella.core.untrusted import clean, figure
 from prunella.server.audit.canary import Canary, Sent
 from prunella.server.audit.worker import JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
 from prunella.strategies.round.replies import Contribution, Expected

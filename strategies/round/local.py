@@ -121,17 +121,17 @@ def _train_as_planned(
     state: ChainState,
     generator: PrivateGenerator,
 ) -> tuple[Trained, Mask]:
-    """Compose and train; where the plan turns half-way, the mask moves and the optimiser's velocity starts anew."""
+    """Compose and train. Where the plan readjusts, the mask moves half-way and the velocity starts from zero."""
     mask = received.mask if plan.mask is None else plan.mask
     begin = received.params if plan.start is None else plan.start
     composed, state = compose(procedure.chain, begin, state, generator)
-    start, here = apply_mask(composed, mask), replace(received, mask=mask)
+    start, under = apply_mask(composed, mask), replace(received, mask=mask)
     if plan.readjust is None:
-        return train(procedure, start, here, batches, state, generator), mask
-    first = train(procedure, start, here, islice(batches, plan.before), state, generator)
+        return train(procedure, start, under, batches, state, generator), mask
+    first = train(procedure, start, under, islice(batches, plan.before), state, generator)
     params, mask = plan.readjust(first.params, first.squares, mask)
-    here = Received(received.params, mask, first.buffers)
-    second = train(procedure, params, here, batches, first.state, generator)
+    under = Received(received.params, mask, first.buffers)
+    second = train(procedure, params, under, batches, first.state, generator)
     return replace(second, steps=first.steps + second.steps), mask
 
 

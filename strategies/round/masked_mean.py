@@ -126,7 +126,7 @@ class MaskedSum:
         self._pending = 0.0
 
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree:
-        """The next global weights, in the dtype of ``previous``; ``previous`` itself when nobody replied."""
+        """The next global weights, in the dtype of ``previous``; ``previous`` itself if there was no reply."""
         if self.weight <= 0:
             return previous
         self._flush_sum()

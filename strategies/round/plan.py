@@ -1,4 +1,4 @@
-"""What a scheme may change in a client's round: where it starts, under which mask, and a turn half-way.
+"""What a scheme may change in a client's round: where it starts, under which mask, and the mask half-way.
 
 A scheme whose clients prune (PRI Table 1, "who prunes") gives a function from ``RoundContext`` to ``LocalPlan``. The
 function is pure: what it wants to remember is in ``LocalPlan.keep``, which the client writes to its own disk and finds

@@ -15,8 +15,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from prunella.core.errors import PrunellaError, WireError
-from prunella.core.stranger import clean, figure, whole
 from prunella.core.trees import Mask, Tree, all_finite, count, full_mask, same_masks
+from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.local import LocalResult
 from prunella.tasks.training import Evaluation
 from prunella.wire.encode import REASONS as WIRE_REASONS

@@ -123,7 +123,7 @@ class Ordered:
         self.add(update.dense(), participation, weight)
 
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree:
-        """The next global weights, in the dtype of ``previous``; ``previous`` itself when nobody replied."""
+        """The next global weights, in the dtype of ``previous``; ``previous`` itself if there was no reply."""
         if not self._updates:
             return previous
         return {name: self._merge(name, w) for name, w in previous.items()}

@@ -74,7 +74,7 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
         ({"require": "dgp.bottom=much"}, "dgp.bottom"),
         ({"require": "dgp.top=0.5"}, "must stay under 1"),
         ({"require": "rounds=0"}, "rounds"),
-        ({"require": "dgp.top=0.1, dgp.top=0"}, "dgp.top stands twice"),
+        ({"require": "dgp.top=0.1, dgp.top=0"}, "dgp.top is given twice"),
         ({"require": "dp-sgd, gaussian"}, "only gradient defense"),
         ({"require": "none"}, "none is no defense"),
         ({"require": "defenses=dgp"}, "name the defenses themselves"),

@@ -79,11 +79,11 @@ def test_what_is_kept_are_the_dense_values_inside_the_mask(
 
 def test_a_mask_both_sides_hold_is_neither_copied_nor_fingerprinted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tree, mask = random_tree(LIKE, 1), random_mask(LIKE, 2)
-    known = Reference(mask)
-    assert encode(tree, mask, known) == encode(tree, {n: m.clone() for n, m in mask.items()}, mask)
-    data = encode(tree, mask, known)
+    base = Reference(mask)
+    assert encode(tree, mask, base) == encode(tree, {n: m.clone() for n, m in mask.items()}, mask)
+    data = encode(tree, mask, base)
     monkeypatch.setattr(wire_layout, "fingerprint", None)
-    got, bits = decode(data, LIKE, known)
+    got, bits = decode(data, LIKE, base)
     assert same_bits(got, apply_mask(tree, mask)) and all(bits[name] is mask[name] for name in mask)
 
 
