@@ -8,9 +8,9 @@ and those of an example that was not in every set are counted too high. Answers 
 by the same rule. A server that cuts one dataset in ever other ways makes ever more sets: beyond ``SETS`` they become
 one.
 
-The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.Request``). It
-lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would be
-answered twice. Beside other files of a client, a missing or unreadable account stops it: ``DefenseError``.
+The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.ServerRequest``).
+It lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would
+be answered twice. Beside other files of a client, a missing or unreadable account stops it: ``DefenseError``.
 
     account.safetensors     tensors: the digests of each set; metadata: the key, charges and answers by set
 """
@@ -54,7 +54,7 @@ class _Book:
 
 
 def begin(home: Path, key: bytes) -> None:
-    """An empty account with a key of somebody's choice: for clients of a benchmark, which protect nobody's data."""
+    """An empty account with a given key: for clients of a benchmark, which protect no private data."""
     write_tree(home / FILE, {}, _metadata(_Book(key)))
 
 
@@ -82,15 +82,18 @@ class Accounts:
     def charge(self, new: Charge) -> None:
         """Write a charge down; on the disk when this returns."""
         with self._changed() as book:
-            known = Ledger(tuple(self._charges(book, self.name)))
-            book.charges[self.name] = to_json(add(known, new).charges)
+            before = Ledger(tuple(self._charges(book, self.name)))
+            book.charges[self.name] = to_json(add(before, new).charges)
 
     def confirm(self, question: str, answer: str) -> None:
-        """Note the digest of an answer. ``DefenseError`` where the same question was answered otherwise before: the two
-        would differ under one noise, as after a move to a machine that rounds otherwise."""
+        """Note the digest of an answer. Raises ``DefenseError`` if the same question had another answer before: the
+        two would differ under one noise, as after a move to a machine that rounds differently."""
         with self._changed() as book:
             if book.told.setdefault(question, answer) != answer:
-                raise DefenseError("this question was answered before, and the answer would be another now")
+                raise DefenseError(
+                    "this question was answered before, and the answer would be another now: run this client on the "
+                    "machine and release that answered it"
+                )
 
     def claim(self, kind: str, question: str, limit: int, total: int) -> bool:
         """True, and counted, while ``question`` was answered fewer than ``limit`` times and all questions of its kind

@@ -1,6 +1,6 @@
 """The ClientApp: receive, train under the defenses, reply; answer consented audits.
 
-Message types: ``train`` (a round), ``train.initial`` (PruneFL's first mask), ``evaluate``, ``query.hello`` (who is
+Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``evaluate``, ``query.hello`` (who is
 this), ``query.audit`` (score a reconstruction). What leaves is built field by field from an allow-list: arrays of the
 update, an example count, a time, the names of the defenses, the ledger line. An exception becomes an error reply whose
 text the server reads, so nothing below formats a value of a tensor.
@@ -12,16 +12,16 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from prunella.client.audit import answer
-from prunella.client.budget import (
+from prunella.client.charging import (
     account,
     account_for_count,
     account_for_scores,
+    caveats,
     charged,
     confirm,
     epsilon_next,
@@ -29,26 +29,20 @@ from prunella.client.budget import (
     require_coverable,
     require_uncovered_is_allowed,
 )
-from prunella.client.download import proposed, receive_locations, receive_model
-from prunella.client.guard import after_training, before_training
+from prunella.client.download import keep_model, proposal, receive_locations, receive_model
 from prunella.client.policy import check_first_mask, check_model
-from prunella.client.session import Request, Session
+from prunella.client.self_attack import after_training, before_training
+from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
-from prunella.core.config import parse_section
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device, zeros_like
-from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import flatten_state, start
 from prunella.privacy.imprint import refuse_imprint
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
-from prunella.pruning.prunefl import weight_cost
-from prunella.strategies import STRATEGIES
-from prunella.strategies.prunefl import Schedule, initial_mask, with_limit
-from prunella.strategies.round.local import NOTHING, LocalResult, Received, local_update
-from prunella.strategies.round.locations import RECORD
-from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
+from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.task import initial as initial_weights
@@ -96,7 +90,7 @@ def alone(handler: Callable[[RecordDict, Session], RecordDict]) -> Handler:
 def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One that would copy
     images into the update is refused."""
-    params_like, buffers_like = session.like
+    params_like, buffers_like = session.data.like
     check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
@@ -117,44 +111,43 @@ def _round_of(content: RecordDict, name: str = "config") -> int:
 
 def _remember(session: Session, round: int) -> Memory:
     memory = session.store.load(round)
-    like = to_device(session.like[0], session.device)
+    like = to_device(session.data.like[0], session.device)
     fitting = session.request("fit", 0).generator("fit")
-    state = start(session.procedure.chain, session.examples.x, like, memory.state, fitting)
+    state = start(session.procedure.chain, session.data.examples.x, like, memory.state, fitting)
     return Memory(state, memory.tally, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
 
 
-def _asked(session: Session, kind: str, round: int, received: Received, memory: Memory) -> Request:
+def _asked(session: Session, kind: str, round: int, received: Received, memory: Memory) -> ServerRequest:
     """The request: all that the answer depends on, but for what the session's own digests cover. What the server wants
     to be told of the answer (importances, ADGP's proposal) is no part of it: it all comes from the same draws."""
     remembered = flatten_state({**memory.state, "scheme": memory.scheme})
     return session.request(kind, round, [received.params, received.mask, received.buffers, remembered])
 
 
-def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> Plan:
+def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> LocalPlan:
     """What the run's scheme changes in this round, if it has a client half."""
-    scheme = STRATEGIES[session.run.strategy]
-    if scheme.plan is None or scheme.settings is None:
-        return NOTHING
-    settings: Any = parse_section(session.raw, scheme.section or session.run.strategy, scheme.settings)
+    plan = session.scheme.client.plan
+    if plan is None:
+        return PLAIN
     module = session.procedure.module
 
     def accuracy(params: Tree) -> float:
-        held_out = session.held_out
+        held_out = session.data.held_out
         return evaluate_model(module, params, received.buffers, held_out.x, held_out.y).accuracy
 
     def fresh() -> Tree:
-        return to_device(initial_weights(session.task, session.run.seed)[0], session.device)
+        return to_device(initial_weights(session.data.task, session.run.seed)[0], session.device)
 
-    here = Here(session.run, settings, round, received.params, received.mask, prunable(module), kept, fresh, accuracy)
-    return scheme.plan(here)
+    names, settings = prunable(module), session.scheme_settings
+    return plan(
+        RoundContext(session.run, settings, round, received.params, received.mask, names, kept, fresh, accuracy)
+    )
 
 
 def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
     """Tensors whose squared gradients leave: those asked for, in the rounds in which the scheme uses them, or none."""
-    wanted = content.config_records["config"].get("importance")
-    if session.run.strategy != "prunefl" or not isinstance(wanted, list):
-        return frozenset()
-    if _round_of(content) % parse_section(session.raw, "prunefl", Schedule).adjust_interval:
+    sends, wanted = session.scheme.client.sends_importance, content.config_records["config"].get("importance")
+    if sends is None or not isinstance(wanted, list) or not sends(session.scheme_settings, _round_of(content)):
         return frozenset()
     return prunable(session.procedure.module) & {str(name) for name in wanted}
 
@@ -175,7 +168,7 @@ def _reply(
         result = replace(result, importance=zeros_like(result.importance))
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     provenance["values"] = session.run.values
-    metrics = MetricRecord({"num-examples": len(session.examples.y)})
+    metrics = MetricRecord({"num-examples": len(session.data.examples.y)})
     # Under an ε the time would tell how large the Poisson batches were.
     if session.procedure.chain.private is None and not session.node.policy.conditions:
         metrics["train-seconds"] = seconds
@@ -206,17 +199,13 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         seconds = time.perf_counter() - begin
         require_charged(session, result.steps, session.run.local_steps)
         confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
-        tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, session.caveats)
+        tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, caveats(session))
         trained = TrainedRound(request.digest, session.trained_under)
         session.store.save(round, Memory(result.state, tally, plan.keep), trained)
         session.store.save_mask(result.base)
-        if ADGP in result.applied:
-            locations = to_device(result.state[ADGP]["locations"], "cpu")
-            session.store.save_model(to_device(received.params, "cpu"), locations)
+        keep_model(session.store, session.procedure.chain, result.state, received.params)
         reply = _reply(session, round, result, mask, names, seconds)
-        proposal = proposed(session.procedure.chain, result.state, content)
-        if proposal is not None:
-            reply[RECORD] = mask_to_coded(proposal, mask)
+        reply.update(proposal(session.procedure.chain, result.state, content, mask))
     reply["ledger"] = ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
     return reply
 
@@ -224,21 +213,21 @@ def train(content: RecordDict, session: Session) -> RecordDict:
 @app.train("initial")
 @alone
 def initial(content: RecordDict, session: Session) -> RecordDict:
-    """PruneFL's initial pruning: this client's first mask, and nothing else. It counts as steps in the ledger."""
+    """The run's first mask, of this client's making, and nothing else. It counts as steps in the ledger."""
     check_first_mask(session.node.policy)
+    if session.scheme.client.first_mask is None:
+        raise ConfigError(f"no client makes the first mask with strategy={session.run.strategy}: choose prunefl")
     received, _ = _receive(session, content)
     memory = _remember(session, 1)
-    module = session.procedure.module
-    scheme = with_limit(parse_section(session.raw, "prunefl", Schedule), session.run.rate)
-    cost = weight_cost(session.task.build(), session.task.shape, prunable(module), scheme.cost)
+    first = session.scheme.client.first_mask(session.run, session.scheme_settings, session.data.task)
     require_coverable(session, received.buffers)
     request = _asked(session, "initial", 0, received, memory)
-    price, _ = account(session, request, scheme.initial_steps)
+    price, _ = account(session, request, first.steps)
     with charged(session):
-        batches, draws = session.batches(request, scheme.initial_steps), request.generator("defense")
-        mask = initial_mask(session.procedure, received, batches, memory.state, draws, (scheme, cost))
+        batches, draws = session.batches(request, first.steps), request.generator("defense")
+        mask = first.make(session.procedure, received, batches, memory.state, draws)
         confirm(session, request, price, [mask])
-        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, scheme.initial_steps)))
+        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, first.steps)))
         return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})
 
 
@@ -249,8 +238,8 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
     only the accuracy, of a noisy count."""
     of = _round_of(content)
     if not session.privacy.validation_noise:
-        mend = "set evaluation=server, or privacy.validation-noise for noisy counts"
-        require_uncovered_is_allowed(session, "evaluation=clients", mend)
+        fix = "set evaluation=server, or privacy.validation-noise for noisy counts"
+        require_uncovered_is_allowed(session, "evaluation=clients", fix)
     if session.run.evaluation != "clients":
         raise ConfigError("this run evaluates on the server: set evaluation=clients to ask clients")
     received, _ = _receive(session, content)
@@ -260,7 +249,7 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
     private = session.procedure.chain.private is not None
     scale = account_for_count(session, question) if private else account_for_scores(session)
     with charged(session):
-        held_out = session.held_out
+        held_out = session.data.held_out
         x, y = held_out.x.to(session.device), held_out.y.to(session.device)
         result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
         if private:
@@ -268,7 +257,7 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
             session.accounts.confirm(question.digest, str(told))
             share = min(max(told / result.examples, 0.0), 1.0)
             return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "accuracy": share})})
-    # Rounded: every further digit would only serve somebody who asks about single examples.
+    # Rounded: further digits would only help an attack on single examples.
     loss, accuracy = round(result.loss, 3), round(result.accuracy, 3)
     return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})})
 
@@ -281,7 +270,7 @@ def hello(message: Message, context: Context) -> Message:
     session = Session(context)
     node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
     classes = asked.get("classes")
-    check_model(node.policy, session.run.model, session.like[1])
+    check_model(node.policy, session.run.model, session.data.like[1])
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     record = ConfigRecord({"client": node.client, "audit": node.consent})

@@ -21,7 +21,7 @@ more images than were used is refused.
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from prunella.client.session import Request, Session
+from prunella.client.session import ServerRequest, Session
 from prunella.core.errors import WireError
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.task import Task, are_classes
@@ -38,7 +38,7 @@ def _outcome(word: str, **records: ArrayRecord | MetricRecord) -> RecordDict:
     return RecordDict({"audit": ConfigRecord({"outcome": word}), **records})
 
 
-def truth(session: Session, request: Request) -> PrivateBatch:
+def truth(session: Session, request: ServerRequest) -> PrivateBatch:
     """The images [N, C, H, W] and labels [N] of a round, as they were before any defense."""
     used = list(session.batches(request))
     return PrivateBatch(torch.cat([b.x for b in used]).cpu(), torch.cat([b.y for b in used]).cpu())
@@ -71,7 +71,7 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     if not session.accounts.claim("audits", trained.request, ANSWERS_PER_ROUND, AUDITS):
         return _outcome("refused")
     private = truth(session, session.trained(trained.request))
-    rebuilt = _reconstruction(content.array_records["reconstruction"], session.task, len(private.y))
+    rebuilt = _reconstruction(content.array_records["reconstruction"], session.data.task, len(private.y))
     if rebuilt is None:
         return _outcome("refused")
     from prunella.attacks.score.leakage import paired, score  # most messages are no audit, and each is a new process

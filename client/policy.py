@@ -1,4 +1,4 @@
-"""What a client's owner asks of a run before the client takes part in it: conditions of the node, not of the server.
+"""What a client's owner requires of a run before the client takes part in it: the node sets it, not the server.
 
 A run's settings come from the server, and the server is whom the defenses are against. In the node's configuration
 
@@ -34,8 +34,8 @@ so it can wear a heuristic down; an ``epsilon-budget`` counts every answer.
 A run that does not fit is refused before any example is read, and so is one with a defense that is not of this release
 (``package.module:NAME``), since what follows a required defense could undo it, or with such a model that ``require``
 does not name: the server would choose what is imported and called here. The conditions are looked at by the code that
-runs here, so they are worth something only if that is the owner's: ``prunella supernode`` then takes no code of the
-server's (``deploy.runtime.own_code``).
+runs here, so they are worth something only if that code is the owner's: ``prunella supernode`` then takes no code of
+the server's (``deploy.runtime.own_code``).
 
 Errors: ``ConfigError``, which the server is told; it names settings.
 
@@ -94,7 +94,7 @@ def _parts(text: str) -> list[str]:
     try:
         return [part.strip() for part in words if part.strip()]
     except ValueError:
-        raise ConfigError("require in the node configuration lacks a quotation mark") from None
+        raise ConfigError("require in the node configuration lacks a quotation mark: close the quotation") from None
 
 
 def _value(text: str) -> Any:
@@ -105,7 +105,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _known() -> set[str]:
+def _setting_names() -> set[str]:
     own = {key for name, settings in SECTIONS.items() for key in section_defaults(name, settings)}
     return own | {kebab(name) for name in Run.model_fields}
 
@@ -116,7 +116,7 @@ def _amount(config: Mapping[str, object], key: str, default: float) -> float:
     except ValueError:
         found = math.nan
     if not 0 <= found < math.inf:
-        raise ConfigError(f"{key} in the node configuration is no number that is not negative")
+        raise ConfigError(f"{key} in the node configuration must be a number of at least 0")
     return found
 
 
@@ -127,12 +127,12 @@ def _read_require(text: str) -> tuple[tuple[str, ...], dict[str, Any]]:
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals and key not in DEFENSES:
             raise unknown("defense in require", key, DEFENSES)
-        if equals and key not in _known():
-            raise unknown("setting in require", key, _known())
+        if equals and key not in _setting_names():
+            raise unknown("setting in require", key, _setting_names())
         if key == "defenses":
             raise ConfigError("require: defenses=... says nothing of their settings: name the defenses themselves")
         if key in settings:
-            raise ConfigError(f"require: {key} stands twice")
+            raise ConfigError(f"require: {key} is given twice: leave one out")
         if equals:
             settings[key] = _value(value)
         name = key.partition(".")[0]
@@ -234,7 +234,7 @@ def _check_beside(policy: Policy, run: Run, privacy: Privacy) -> None:
         raise _refused(wanted, f"evaluation={run.evaluation}")
     if validates(run.strategy):
         raise _refused("a strategy without scores of held-out examples, as magnitude", run.strategy)
-    if not policy.covers_gradients and run.strategy in STRATEGIES and STRATEGIES[run.strategy].plan is not None:
+    if not policy.covers_gradients and run.strategy in STRATEGIES and STRATEGIES[run.strategy].client.plan is not None:
         raise _refused("a strategy whose clients send no masks of their own, as magnitude", run.strategy)
 
 
@@ -246,7 +246,7 @@ def check_model(policy: Policy, model: str, buffers: Collection[str]) -> None:
 
 
 def check_first_mask(policy: Policy) -> None:
-    """Refuse PruneFL's initial pruning where a mask would pass by what is required, or come of more steps than anybody
+    """Refuse to make the run's first mask where it would pass by what is required, or come of more steps than anybody
     counts."""
     if policy.defenses and not (policy.epsilon_budget and policy.covers_gradients):
         raise ConfigError("this client's owner lets no mask of this client's making leave; the run asks for one")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -31,7 +32,7 @@ from prunella.core.trees import Tree
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.ledger.ledger import digest
-from prunella.strategies import validates
+from prunella.strategies import Scheme, find, scheme_settings, validates
 from prunella.strategies.round.local import Procedure
 from prunella.strategies.round.roster import CONSENTS, Consent
 from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
@@ -46,7 +47,7 @@ PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeSettings:
     """The node's own configuration."""
 
     client: int
@@ -66,7 +67,7 @@ def _state_dir(config: Mapping[str, object], client: int) -> Path:
     return Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "prunella" / str(client)
 
 
-def read_node(config: Mapping[str, object]) -> Node:
+def read_node(config: Mapping[str, object]) -> NodeSettings:
     """The node's configuration, checked. Raises ``ConfigError``."""
     client = config.get("client-id", config.get("partition-id"))
     if not isinstance(client, int) or client < 0:
@@ -77,7 +78,7 @@ def read_node(config: Mapping[str, object]) -> Node:
     if consent not in CONSENTS:
         raise ConfigError(f"audit={consent!r} in the node configuration: choose one of {', '.join(CONSENTS)}")
     seed = config.get("client-seed")
-    return Node(
+    return NodeSettings(
         client=client,
         clients=int(str(config.get("num-partitions", client + 1))),
         state_dir=_state_dir(config, client),
@@ -89,7 +90,7 @@ def read_node(config: Mapping[str, object]) -> Node:
 
 
 @dataclass(frozen=True)
-class Request:
+class ServerRequest:
     """One question of the server, named by a digest of all that its answer depends on.
 
     The digest keys every draw behind the answer, and it is what the account charges: the same question gets the same
@@ -104,6 +105,43 @@ class Request:
         return PrivateGenerator(derived(self.key, self.digest, purpose))
 
 
+class LocalData:
+    """A client's examples, and the task they are for; each read when first used."""
+
+    def __init__(self, run: Run, node: NodeSettings, load: Loader) -> None:
+        self._run, self._node, self._load = run, node, load
+
+    @cached_property
+    def task(self) -> Task:
+        return make_task(self._run.model, self._run.dataset, self._node.data)
+
+    @cached_property
+    def like(self) -> tuple[Tree, Tree]:
+        """Parameters and buffers as the model declares them; the values are not used."""
+        return initial(self.task, 0)
+
+    @cached_property
+    def all(self) -> Examples:
+        partition = Partition(self._run.partition, self._node.clients, self._run.alpha, self._run.seed)
+        return self._load(self._run.dataset, partition, self._node.client, self._node.data)
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The examples to train on: all, or four fifths when clients evaluate or the scheme validates."""
+        if self._run.evaluation == "server" and not validates(self._run.strategy):
+            return self.all
+        return self.all.take(torch.arange(len(self.all)) % HELD_OUT != 0)
+
+    @cached_property
+    def held_out(self) -> Examples:
+        return self.all.take(torch.arange(len(self.all)) % HELD_OUT == 0)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of all examples and their order."""
+        return digest([{"x": self.all.x, "y": self.all.y}], "")
+
+
 class Session:
     """What a message handler needs, made when first used."""
 
@@ -111,9 +149,10 @@ class Session:
         self.raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
-        self._load: Loader = getattr(context, "load_client", load_client)  # a federation inside one process has its own
         check_run(self.node.policy, self.run, self.raw, self._privacy)
         self.device = pick_device(self.run.device)
+        # A federation inside one process brings a loader of its own.
+        self.data = LocalData(self.run, self.node, getattr(context, "load_client", load_client))
 
     @cached_property
     def store(self) -> ClientStore:
@@ -122,9 +161,12 @@ class Session:
     @cached_property
     def accounts(self) -> Accounts:
         """What all runs have let through of this client's examples, those it trains on and those held out."""
-        raw = self._all.raw
+        raw = self.data.all.raw
         if raw is None:
-            raise ConfigError(f"dataset {self.run.dataset!r} does not tell its examples apart: no account can be kept")
+            raise ConfigError(
+                f"dataset {self.run.dataset!r} does not tell its examples apart, so no account can be kept: choose "
+                "another dataset"
+            )
         return Accounts(self.store.home, raw)
 
     @cached_property
@@ -137,55 +179,31 @@ class Session:
         return within(self.node.policy, self._privacy)
 
     @cached_property
-    def task(self) -> Task:
-        return make_task(self.run.model, self.run.dataset, self.node.data)
+    def scheme(self) -> Scheme:
+        """What the run's strategy has clients do. Raises ``ConfigError`` for a strategy that is not of this release."""
+        return find(self.run.strategy)
 
     @cached_property
-    def like(self) -> tuple[Tree, Tree]:
-        """Parameters and buffers as the model declares them; the values are not used."""
-        return initial(self.task, 0)
-
-    @cached_property
-    def _all(self) -> Examples:
-        partition = Partition(self.run.partition, self.node.clients, self.run.alpha, self.run.seed)
-        return self._load(self.run.dataset, partition, self.node.client, self.node.data)
-
-    @cached_property
-    def examples(self) -> Examples:
-        """The examples to train on: all, or four fifths when clients evaluate or the scheme validates."""
-        if self.run.evaluation == "server" and not validates(self.run.strategy):
-            return self._all
-        return self._all.take(torch.arange(len(self._all)) % HELD_OUT != 0)
-
-    @cached_property
-    def held_out(self) -> Examples:
-        return self._all.take(torch.arange(len(self._all)) % HELD_OUT == 0)
+    def scheme_settings(self) -> Any:
+        return scheme_settings(self.run.strategy, self.raw)
 
     @cached_property
     def procedure(self) -> Procedure:
         run = self.run
         chain: Chain = build_chain(run.defense_names, self.raw)
         sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
-        return Procedure(self.task.build().to(self.device), sgd, chain, min(run.batch_size, len(self.examples)))
+        return Procedure(
+            self.data.task.build().to(self.device), sgd, chain, min(run.batch_size, len(self.data.examples))
+        )
 
     @cached_property
     def settings(self) -> str:
         """A digest of the run's settings, its places left out, and of the model's code. A machine or a release that
-        rounds otherwise gives another answer to the same question: it is not sent (``client.budget.confirm``)."""
+        rounds differently gives another answer to the same question: it is not sent (``client.charging.confirm``)."""
         plain = self.run.model_dump(exclude=PLACES)
         sections = {key: value for key, value in self.raw.items() if "." in key}
-        model = identity(self.task, self.procedure.module)
+        model = identity(self.data.task, self.procedure.module)
         return digest([], json.dumps([plain, sections, model], sort_keys=True))
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """What takes from the claims of this run's defenses."""
-        return () if self.node.seed is None else ("client-seed: noise that can be drawn again, no ε and no nats",)
-
-    @cached_property
-    def _data(self) -> str:
-        """A digest of the examples and their order."""
-        return digest([{"x": self._all.x, "y": self._all.y}], "")
 
     @cached_property
     def _key(self) -> bytes:
@@ -195,19 +213,19 @@ class Session:
     @property
     def trained_under(self) -> str:
         """What an audit of a round must find as it was: settings, the model's code and the examples."""
-        return digest([], f"{self.settings} {self._data}")
+        return digest([], f"{self.settings} {self.data.digest}")
 
-    def request(self, kind: str, round: int, trees: Iterable[Tree] = ()) -> Request:
+    def request(self, kind: str, round: int, trees: Iterable[Tree] = ()) -> ServerRequest:
         """The question ``kind`` about ``round`` that came with ``trees`` and met this client in the state they say."""
-        return Request(digest(trees, json.dumps([kind, round, self.settings, self._data])), self._key)
+        return ServerRequest(digest(trees, json.dumps([kind, round, self.settings, self.data.digest])), self._key)
 
-    def trained(self, request: str) -> Request:
+    def trained(self, request: str) -> ServerRequest:
         """The request of an earlier round, by its digest."""
-        return Request(request, self._key)
+        return ServerRequest(request, self._key)
 
-    def batches(self, request: Request, steps: int | None = None) -> Iterator[Examples]:
+    def batches(self, request: ServerRequest, steps: int | None = None) -> Iterator[Examples]:
         """The batches of a request; asked again, the same ones, so that an audit needs no copy of private data."""
         count = self.run.local_steps if steps is None else steps
         draw = batches if self.procedure.chain.private is None else poisson_batches
-        for batch in draw(self.examples, self.run.batch_size, count, request.generator("batches")):
+        for batch in draw(self.data.examples, self.run.batch_size, count, request.generator("batches")):
             yield Examples(batch.x.to(self.device), batch.y.to(self.device))

@@ -80,8 +80,8 @@ class ClientStore:
         return self.folder / f"round-{round:08d}.safetensors"
 
     def load(self, round: int) -> Memory:
-        """What was known before ``round``. A file that cannot be read stops the client: forgetting what was withheld is
-        not a safe default."""
+        """The memory as it was before ``round``. A file that cannot be read stops the client: forgetting what was
+        withheld is not a safe default."""
         earlier = [r for r in self._rounds() if r < round]
         if not earlier:
             return Memory({}, Tally())
@@ -106,9 +106,9 @@ class ClientStore:
         for old in stale:
             self._path(old).unlink(missing_ok=True)
         if trained is not None:
-            known = self._trained() | {round: trained}
-            kept = sorted(known)[-AUDITABLE_ROUNDS:]
-            write_json(self._trained_path, {r: dataclasses.asdict(known[r]) for r in kept}, mode=0o600)
+            rounds_trained = self._trained() | {round: trained}
+            kept = sorted(rounds_trained)[-AUDITABLE_ROUNDS:]
+            write_json(self._trained_path, {r: dataclasses.asdict(rounds_trained[r]) for r in kept}, mode=0o600)
 
     @property
     def _trained_path(self) -> Path:

@@ -1,1 +1,1 @@
-"""Shared ground of every room: trees, masks, settings, randomness, metrics, errors."""
+"""What every package shares: trees, masks, settings, randomness, metrics, errors."""

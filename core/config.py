@@ -32,7 +32,7 @@ def kebab(name: str) -> str:
 
 
 class Run(BaseModel):
-    """What every room must agree on. Field ``learning_rate`` is the setting ``learning-rate``, and so on."""
+    """What all parts of a run must agree on. Field ``learning_rate`` is the setting ``learning-rate``, and so on."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True, protected_namespaces=()
@@ -126,7 +126,7 @@ def parse_section(raw: Raw, name: str, settings: type[T]) -> T:
 
 
 def check_sections(raw: Raw, sections: Mapping[str, type]) -> None:
-    """Parse every dotted key into its section, so that a mistake in one nobody uses today is found today."""
+    """Parse every dotted key into its section, so that mistakes in sections without use in this run are found too."""
     names = {key.split(".", 1)[0] for key in raw if "." in key}
     for name in sorted(names):
         if name not in sections:
@@ -135,5 +135,5 @@ def check_sections(raw: Raw, sections: Mapping[str, type]) -> None:
 
 
 def section_defaults(name: str, settings: type) -> dict[str, Any]:
-    """The flat keys and defaults of a section, as they stand in ``pyproject.toml``."""
+    """The flat keys and defaults of a section, as ``pyproject.toml`` lists them."""
     return {f"{name}.{kebab(f.name)}": f.default for f in dataclasses.fields(settings)}

@@ -14,5 +14,7 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"device {name!r} is not one PyTorch knows: use auto, cpu or cuda") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} of them; use auto")
+        raise ConfigError(
+            f"device {name!r} is not on this machine: PyTorch sees {torch.cuda.device_count()} of them; use auto"
+        )
     return device

@@ -1,6 +1,6 @@
-"""Entries by name: those of a visible dict, and somebody's own by import path, ``"package.module:NAME"``.
+"""Entries by name: those of a visible dict, and a user's own by import path, ``"package.module:NAME"``.
 
-Somebody's own is imported, and so its code runs, where it is looked up: it must be installed there, or stand in a
+A user's own entry is imported, and so its code runs, where it is looked up: it must be installed there, or be in a
 directory of ``PYTHONPATH``. Errors: ``ConfigError``.
 
 >>> lookup("number", "one", {"one": 1}), lookup("number", "math:pi", {"one": 1})
@@ -27,7 +27,7 @@ def is_foreign(name: str) -> bool:
 
 
 def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
-    """The entry of that name, or what stands under it in somebody's own module."""
+    """The entry of that name in the registry, or the object at that import path."""
     if name in registry:
         return registry[name]
     if not is_foreign(name):
@@ -36,17 +36,17 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
     try:
         module = importlib.import_module(path)
     except (ImportError, TypeError, ValueError) as error:  # the last two: "", and a relative path
-        # Which module is missing was asked for; any other text may hold a path of this machine.
+        # The name of a missing module may be told; any other text may hold a path of this machine.
         why = error if isinstance(error, ModuleNotFoundError) else type(error).__name__
-        mend = "install its package on every machine, or have PYTHONPATH name its folder"
-        raise ConfigError(f"{kind} {name!r} cannot be imported here ({why}): {mend}") from None
+        fix = "install its package on every machine, or have PYTHONPATH name its folder"
+        raise ConfigError(f"{kind} {name!r} cannot be imported here ({why}): {fix}") from None
     if not hasattr(module, attribute):
         raise unknown(f"name in {path}", attribute, (each for each in vars(module) if not each.startswith("_")))
     return getattr(module, attribute)
 
 
 def digest(name: str) -> str:
-    """Of the file that somebody's own entry stands in: another one once it was edited."""
+    """Of the file that holds a user's own entry; it changes when the file is edited."""
     lookup("module", name, {})
     file = importlib.import_module(name.partition(":")[0]).__file__
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""

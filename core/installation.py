@@ -1,4 +1,4 @@
-"""Where this code lies: in a checkout or an app's bundle the rooms are beside the folder ``prunella``, else inside."""
+"""Where this code is: a checkout or an app's bundle has the packages beside the folder ``prunella``, else inside it."""
 
 from pathlib import Path
 

@@ -40,14 +40,15 @@ _WORD = 2**63 - 1
 def stream(seed: int, *, round: int = 0, client: int = 0, purpose: str) -> torch.Generator:
     """A CPU generator that depends on every argument through SHA-256, so that two purposes never share a stream.
 
-    Public: whoever knows ``seed`` draws the same numbers, and 32 bits are all it keeps. Nothing private may rest on it.
+    Public: anybody who knows ``seed`` draws the same numbers, and it keeps 32 bits only. Nothing private may rest on
+    it.
     """
     digest = hashlib.sha256(f"{seed}|{round}|{client}|{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 class PrivateGenerator:
-    """Draws that nobody repeats who lacks ``key`` (32 bytes). One key gives one sequence, on every machine.
+    """Draws that cannot be repeated without ``key`` (32 bytes). One key gives one sequence, on every machine.
 
     Every method returns CPU tensors. Raises ``ValueError`` for a key of another length.
     """
@@ -112,7 +113,7 @@ def derived(key: bytes, *context: str) -> bytes:
 
 
 def rehearsal(seed: int, *, round: int = 0, client: int = 0, purpose: str) -> PrivateGenerator:
-    """The draws of a defense from a public seed: for canaries, benchmarks and tests, which protect nobody's data.
+    """The draws of a defense from a public seed: for canaries, benchmarks and tests, which protect no private data.
 
     >>> bool((rehearsal(0, purpose="a").uniform(2) == rehearsal(0, purpose="a").uniform(2)).all())
     True

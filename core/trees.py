@@ -89,6 +89,11 @@ def intersect(a: Mask, b: Mask) -> Mask:
     return map_trees(torch.logical_and, a, b)
 
 
+def same_masks(a: Mask, b: Mask) -> bool:
+    """Whether two masks with the same names keep the same coordinates."""
+    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
+
+
 def size(tree: Tree) -> int:
     """Number of coordinates."""
     return sum(t.numel() for t in tree.values())

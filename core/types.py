@@ -51,8 +51,8 @@ class ServerView:
     def describe(self) -> str:
         """The threat model in one line: which fields the server had."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        known = [name for name, value in values.items() if isinstance(value, Tensor) or value]
-        return "honest-but-curious server; saw " + ", ".join(name.replace("_", " ") for name in known)
+        seen = [name for name, value in values.items() if isinstance(value, Tensor) or value]
+        return "honest-but-curious server; saw " + ", ".join(name.replace("_", " ") for name in seen)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from torch import Tensor
 from prunella.core.config import Rate, Share
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.selection import keep_among, part_of
+from prunella.core.ranking import keep_among, part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, full_mask, intersect, map_trees, subtract, zeros_like
 from prunella.privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 from prunella.privacy.top_k import top_mask

@@ -26,7 +26,7 @@ from torch import Tensor
 from prunella.core.config import Rate
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.selection import keep_between, part_of
+from prunella.core.ranking import keep_between, part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
 from prunella.privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from prunella.core.config import Positive, Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.selection import keep_largest, part_of
+from prunella.core.ranking import keep_largest, part_of
 from prunella.core.trees import Mask, Tree, full_mask, intersect, map_trees
 from prunella.privacy.defense import Equal, Larger, State, Step, StepDefense
 from prunella.privacy.dp_sgd import Mechanism, flat_weight, noisy_mean

@@ -23,7 +23,7 @@ from torch import Tensor
 from prunella.core.config import Rate, Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.selection import keep_largest, keep_smallest, part_of
+from prunella.core.ranking import keep_largest, keep_smallest, part_of
 from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, zeros_like
 from prunella.privacy.defense import Larger, Smaller, State, Step, StepDefense
 from prunella.privacy.dp_sgd import no_state

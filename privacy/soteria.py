@@ -22,7 +22,7 @@ from torch import Tensor
 from prunella.core.config import Rate
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.selection import keep_smallest, part_of
+from prunella.core.ranking import keep_smallest, part_of
 from prunella.core.trees import Tree
 from prunella.privacy.defense import Larger, State, Step, StepDefense
 from prunella.privacy.dp_sgd import no_state

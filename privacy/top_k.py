@@ -22,7 +22,7 @@ from torch import Tensor
 from prunella.core.config import Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.selection import keep_largest, part_of
+from prunella.core.ranking import keep_largest, part_of
 from prunella.core.trees import Tree, add, apply_mask, map_trees, subtract, zeros_like
 from prunella.privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 

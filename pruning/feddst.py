@@ -13,7 +13,7 @@ from collections.abc import Mapping, Set
 
 import torch
 
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, Tree, apply_mask
 
 Counts = Mapping[str, int]

@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, Tree, full_mask
 
 Rule = Literal["rate", "as_printed"]

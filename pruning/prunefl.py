@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from prunella.core.config import Positive, Share
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, Tree, map_trees, require_same_names
 from prunella.pruning.selection import best_first, split
 

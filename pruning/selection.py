@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from prunella.core.errors import KeyMismatch
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, Tree, count
 
 Scope = Literal["global", "layer"]

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import Raw, Run, check_sections, parse_run
 from prunella.core.errors import ConfigError
-from prunella.core.stranger import clean
+from prunella.core.untrusted import clean
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
 from prunella.server.audit.canary import Canary
@@ -22,8 +22,8 @@ from prunella.server.rounds import Federation, federate, set_threads
 from prunella.server.store.write import RunStore, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.strategies import build_strategy, uses_public
-from prunella.strategies.round.masked import Model
 from prunella.strategies.round.numbering import Numbering
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import class_names, load_test, make_task
 from prunella.tasks.examples import Examples
 from prunella.tasks.public import set_apart
@@ -79,7 +79,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     check_model(build_chain(run.defense_names, raw), buffers)
     canary = Canary(run, dict(raw), task, test)
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
-    model = Model(module, task.shape, tuple(params), prunable(module), public, task)
+    model = ServerModel(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
     strategy.roster.classes = class_names(run.dataset, None)
     strategy.roster.numbering = Numbering(numbering_file(folder) if run.registered_keys else None)

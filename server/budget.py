@@ -1,7 +1,7 @@
 """The server's side of ``privacy.epsilon-budget``: a client whose next round would exceed it is not asked any more.
 
 Each reply says which epsilon one more such round would reach, and the client's budget, which its owner may have set
-below the run's (``client.budget.epsilon_next``, ``client.policy``). The client itself refuses such a round, whatever
+below the run's (``client.charging.epsilon_next``, ``client.policy``). The client itself refuses such a round, whatever
 the server does; the server only avoids asking for nothing. A run with too few clients left ends with what it has
 learned.
 """

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.core.trees import Tree
+from prunella.core.trees import Mask, Tree
 from prunella.privacy.accounting import Privacy
 from prunella.server import checkpoint as checkpoints
 from prunella.server.audit.queue import Auditor
@@ -24,8 +24,9 @@ from prunella.server.exporter import Exporter
 from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
 from prunella.server.store.schema import Row, row
 from prunella.server.store.write import RunStore
-from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.replies import Contribution
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation, evaluate
@@ -41,7 +42,7 @@ class Federation:
     run: Run
     raw: Raw
     task: Task
-    model: Model
+    model: ServerModel
     strategy: MaskedMean
     auditor: Auditor
     store: RunStore
@@ -55,10 +56,10 @@ class Federation:
 
     def on_reply(self, contribution: Contribution) -> None:
         """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""
-        member = self.strategy.member(contribution.node)
+        member = self.strategy.downlink.asked.get(contribution.node)
         if member is not None:
             self.ledgers[str(member.client)] = contribution.ledger
-        expected = self.strategy.expected(contribution.node)
+        expected = self.strategy.downlink.expected(contribution.node)
         if self.auditor.due(expected.round):
             start = self.strategy.view_start(expected, contribution)
             self.auditor.file_client(expected, contribution, member, start)
@@ -122,9 +123,14 @@ def _count(federation: Federation) -> None:
         counters[name] = counters.get(name, 0.0) + amount
 
 
-def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evaluation | None) -> None:
+def _mask(federation: Federation) -> Mask:
     mask = federation.strategy.mask
     assert mask is not None
+    return mask
+
+
+def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evaluation | None) -> None:
+    mask = _mask(federation)
     settings = dict(federation.raw)
     scheme = federation.strategy.remembered()
     saved = Checkpoint(round, from_dense(arrays), mask, settings, federation.counters, federation.ledgers, scheme)
@@ -159,13 +165,13 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
     if federation.auditor.due(round):  # while the clients train: the messages are on their way
-        federation.auditor.file_controls(strategy.expected())
+        federation.auditor.file_controls(strategy.downlink.expected())
     aggregated, _ = strategy.aggregate_train(round, replies)
     arrays = aggregated if aggregated is not None else arrays
     result = evaluate_round(federation, round, arrays, grid)
     _count(federation)
     _save(federation, round, arrays, result)
-    kept = strategy.density()
+    kept = strategy.downlink.density(_mask(federation))
     seconds = time.perf_counter() - begin_time
     rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))

@@ -1,9 +1,11 @@
 """Flower server strategies, one per federated pruning scheme, and the client's half of each.
 
-``STRATEGIES`` maps a name to the strategy class and the frozen settings its section of the configuration parses into.
+``STRATEGIES`` maps a name to the strategy class, the frozen settings that its section of the configuration parses into,
+and what clients do for it. A new scheme is a module, its test and a line here; one with settings also has a section in
+``pyproject.toml``.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, unknown
@@ -22,41 +24,43 @@ from prunella.strategies import (
     synflow,
     tickets,
 )
+from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.locations import LocationSets
-from prunella.strategies.round.masked import MaskedMean, Model
-from prunella.strategies.round.plan import Planner
-from prunella.strategies.round.replies import Listener
 from prunella.strategies.round.robust import SECTIONS as ROBUST_SECTIONS
 from prunella.strategies.round.robust import build_aggregator
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 
 
 class Scheme(NamedTuple):
     """A line of ``STRATEGIES``: the strategy, its settings or None, their section where it is not the name.
 
-    ``public``: the server must set public examples apart; ``plan``: the client's half; ``validates``: clients hold
-    examples out for it.
+    ``public``: the server must set public examples apart; ``client``: what clients do; ``personal``: the server gives
+    clients masks of their own.
     """
 
     strategy: type[MaskedMean]
     settings: type | None = None
     section: str = ""
     public: bool = False
-    plan: Planner | None = None
-    validates: bool = False
+    client: ClientPart = ClientPart()
+    personal: bool = False
 
 
 STRATEGIES: dict[str, Scheme] = {
     "fedavg": Scheme(MaskedMean),
-    "random": Scheme(random.Random, random.Draw, "random-mask"),
-    "magnitude": Scheme(magnitude.Magnitude, magnitude.Schedule),
-    "snip": Scheme(snip.Snip, snip.Sensitivity, public=True),
-    "synflow": Scheme(synflow.SynFlow, synflow.Flow),
-    "grasp": Scheme(grasp.GraSP, grasp.Preservation, public=True),
-    "prunefl": Scheme(prunefl.PruneFL, prunefl.Schedule),
-    "feddst": Scheme(feddst.FedDST, feddst.Readjustment, plan=feddst.plan),
-    "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.Tickets, public=True),
-    "fed-ltp-iterative": Scheme(fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.Iterative, public=True),
-    "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.Lottery, plan=lotteryfl.plan, validates=True),
+    "random": Scheme(random.Random, random.RandomSettings, "random-mask"),
+    "magnitude": Scheme(magnitude.Magnitude, magnitude.MagnitudeSettings),
+    "snip": Scheme(snip.Snip, snip.SnipSettings, public=True),
+    "synflow": Scheme(synflow.SynFlow, synflow.SynFlowSettings),
+    "grasp": Scheme(grasp.GraSP, grasp.GraSPSettings, public=True),
+    "prunefl": Scheme(prunefl.PruneFL, prunefl.PruneFLSettings, client=prunefl.CLIENT),
+    "feddst": Scheme(feddst.FedDST, feddst.FedDSTSettings, client=feddst.CLIENT),
+    "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.TicketSettings, public=True),
+    "fed-ltp-iterative": Scheme(
+        fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.IterativeSettings, public=True, personal=True
+    ),
+    "lotteryfl": Scheme(lotteryfl.LotteryFL, lotteryfl.LotteryFLSettings, client=lotteryfl.CLIENT),
 }
 
 SECTIONS: dict[str, type] = {
@@ -72,19 +76,29 @@ def uses_public(name: str) -> bool:
 
 def validates(name: str) -> bool:
     """Whether clients hold examples out for the strategy."""
-    return name in STRATEGIES and STRATEGIES[name].validates
+    return name in STRATEGIES and STRATEGIES[name].client.validates
 
 
-def build_strategy(run: Run, raw: Raw, model: Model, listener: Listener | None = None) -> MaskedMean:
+def find(name: str) -> Scheme:
+    """The scheme of this name. Raises ``ConfigError`` listing the valid names."""
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+    return STRATEGIES[name]
+
+
+def scheme_settings(name: str, raw: Raw) -> Any:
+    """The scheme's section of a run's settings, or None where it has none."""
+    scheme = find(name)
+    return None if scheme.settings is None else parse_section(raw, scheme.section or name, scheme.settings)
+
+
+def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
-    if run.strategy not in STRATEGIES:
-        raise unknown("strategy", run.strategy, STRATEGIES)
-    scheme = STRATEGIES[run.strategy]
-    settings = parse_section(raw, scheme.section or run.strategy, scheme.settings) if scheme.settings else None
-    made = scheme.strategy(run, model, settings, listener)
+    scheme = find(run.strategy)
+    made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
     made.aggregator = build_aggregator(run, raw)
     if ADGP in run.defense_names:
-        if scheme.plan is not None or run.strategy == "fed-ltp-iterative":
+        if scheme.client.plan is not None or scheme.personal:
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")
-        made.locations = LocationSets(parse_section(raw, ADGP, AlignedPruning), run.seed)
+        made.downlink.locations = LocationSets(parse_section(raw, ADGP, AlignedPruning), run.seed)
     return made

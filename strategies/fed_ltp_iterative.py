@@ -2,12 +2,12 @@
 
 LTP Eqs. (12) to (14), Alg. 2 lines 30-35. From the winning ticket the server makes as many models as clients are
 selected at a time; model i keeps p_i = (1 − P1)(1 − P2)^i, with P1 the run's ``rate`` and P2 ``further``. At its first
-selection a client is dealt a model, shuffled without replacement among those that nobody selected in that round has;
-it keeps it for good. Weights are averaged over the clients that hold them, and the global model has the structure of
-model 1, the largest.
+selection a client is given a model at random, without replacement, among those that no other client of that round has,
+and keeps it for the rest of the run. Weights are averaged over the clients that hold them, and the global model has the
+structure of model 1, the largest.
 
 Readings: the models' masks are made once, from the weights the ticket starts with, so that a client's structure does
-not change under it. More new clients than free models begin a new shuffle of all models.
+not change under it. If there are more new clients than free models, all models are shuffled anew.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from prunella.core.config import Rate, Run
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.ltp import further_masks
-from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.personal import to_bytes, to_tensor
-from prunella.strategies.round.replies import Listener
 from prunella.strategies.round.roster import Member, selected
-from prunella.strategies.tickets import Tickets, winning_ticket
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
+from prunella.strategies.tickets import TicketSettings, winning_ticket
 from prunella.wire.encode import encode_mask
 
 
 @dataclass(frozen=True)
-class Iterative(Tickets):
+class IterativeSettings(TicketSettings):
     """``further`` is P2; ``slots`` is how many models there are, 0 for as many as clients are selected at a time."""
 
     further: Rate = 0.1
@@ -53,10 +53,10 @@ def deal(newcomers: list[int], taken: set[int], slots: int, generator: torch.Gen
 
 
 class FedLTPIterative(MaskedMean):
-    """``settings`` is an ``Iterative``."""
+    """``settings`` is an ``IterativeSettings``."""
 
-    def __init__(self, run: Run, model: Model, settings: Iterative, listener: Listener | None = None) -> None:
-        super().__init__(run, model, settings, listener)
+    def __init__(self, run: Run, model: ServerModel, settings: IterativeSettings) -> None:
+        super().__init__(run, model, settings)
         self._slots: list[bytes] = []
         self._slot_of: dict[int, int] = {}
 
@@ -76,7 +76,7 @@ class FedLTPIterative(MaskedMean):
         generator = stream(self.run.seed, round=server_round, purpose="slots")
         for client, slot in deal(newcomers, taken, len(self._slots), generator).items():
             self._slot_of[client] = slot
-            self.personal.put_coded(client, self._slots[slot])
+            self.downlink.personal.put_coded(client, self._slots[slot])
 
     def remembered(self) -> Tree:
         models = {f"slot/{number}": to_tensor(data) for number, data in enumerate(self._slots)}
@@ -88,4 +88,4 @@ class FedLTPIterative(MaskedMean):
         for name in (name for name in saved if name.startswith("client/")):
             client, slot = int(name.removeprefix("client/")), int(saved[name])
             self._slot_of[client] = slot
-            self.personal.put_coded(client, self._slots[slot])
+            self.downlink.personal.put_coded(client, self._slots[slot])

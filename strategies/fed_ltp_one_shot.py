@@ -8,13 +8,13 @@ scored highest (Eq. 19): ``server.best``.
 from flwr.serverapp import Grid
 
 from prunella.core.trees import Mask, Tree
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.tickets import winning_ticket
 
 
 class FedLTPOneShot(MaskedMean):
-    """``settings`` is a ``Tickets``."""
+    """``settings`` is a ``TicketSettings``."""
 
     def first_model(self, params: Tree, grid: Grid, members: list[Member]) -> tuple[Tree, Mask]:
         ticket = winning_ticket(self.model, self.run, self.settings)

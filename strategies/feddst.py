@@ -6,7 +6,7 @@ its update; the server averages by holders and prunes back to the densities. The
 mask as its base mask. Masks that clients report tell which of their weights grew: they leave outside the defenses.
 
 Departures: ``adjust_interval`` and ``end_round`` are scaled to short runs; RigL's α. ERK counts are exact over all
-layers. In a round nobody answers the mask stays.
+layers. In a round without a valid reply the mask stays.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,16 @@ from prunella.pruning.erk import erk_counts, uniform_counts
 from prunella.pruning.feddst import decayed, prune_and_regrow, vote
 from prunella.pruning.scores import random
 from prunella.pruning.selection import keep_counts, kept_count
-from prunella.strategies.round.masked import MaskedMean, Model
-from prunella.strategies.round.plan import Here, Plan
-from prunella.strategies.round.replies import Contribution, Listener
+from prunella.strategies.round.client_part import ClientPart
+from prunella.strategies.round.plan import LocalPlan, RoundContext
+from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Readjustment:
+class FedDSTSettings:
     """``alpha``: share of a layer that moves at first; ``train_first``: share of the local steps before it moves."""
 
     adjust_interval: Count = 4
@@ -40,33 +42,36 @@ class Readjustment:
     distribution: Literal["erk", "uniform"] = "erk"
 
 
-def adjusts(settings: Readjustment, round: int) -> bool:
+def adjusts(settings: FedDSTSettings, round: int) -> bool:
     """Whether masks move in this round.
 
-    >>> [r for r in range(1, 14) if adjusts(Readjustment(adjust_interval=4, end_round=12), r)]
+    >>> [r for r in range(1, 14) if adjusts(FedDSTSettings(adjust_interval=4, end_round=12), r)]
     [4, 8]
     """
     return round % settings.adjust_interval == 0 and round < settings.end_round
 
 
-def plan(here: Here) -> Plan:
+def plan(context: RoundContext) -> LocalPlan:
     """The client's half."""
-    settings = here.settings
-    if not adjusts(settings, here.round):
-        return Plan()
-    alpha = decayed(settings.alpha, here.round, settings.end_round)
+    settings = context.settings
+    if not adjusts(settings, context.round):
+        return LocalPlan()
+    alpha = decayed(settings.alpha, context.round, settings.end_round)
 
     def readjust(params: Tree, squares: Tree, mask: Mask) -> tuple[Tree, Mask]:
-        return prune_and_regrow(params, squares, mask, alpha, here.prunable)
+        return prune_and_regrow(params, squares, mask, alpha, context.prunable)
 
-    return Plan(readjust=readjust, before=max(1, int(settings.train_first * here.run.local_steps)))
+    return LocalPlan(readjust=readjust, before=max(1, int(settings.train_first * context.run.local_steps)))
+
+
+CLIENT = ClientPart(plan=plan)
 
 
 class FedDST(MaskedMean):
-    """``settings`` is a ``Readjustment``."""
+    """``settings`` is a ``FedDSTSettings``."""
 
-    def __init__(self, run: Run, model: Model, settings: Readjustment, listener: Listener | None = None) -> None:
-        super().__init__(run, model, settings, listener)
+    def __init__(self, run: Run, model: ServerModel, settings: FedDSTSettings) -> None:
+        super().__init__(run, model, settings)
         self._holders: Mask | None = None
 
     def _counts(self, like: Tree) -> dict[str, int]:
@@ -82,7 +87,7 @@ class FedDST(MaskedMean):
         return full_mask(mask) if adjusts(self.settings, server_round) else None
 
     def note(self, contribution: Contribution) -> None:
-        if adjusts(self.settings, self.expected().round):
+        if adjusts(self.settings, self.downlink.expected().round):
             base = contribution.base
             self._holders = base if self._holders is None else map_trees(torch.logical_or, self._holders, base)
 

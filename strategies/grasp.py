@@ -12,13 +12,13 @@ from prunella.core.config import Count, Positive
 from prunella.core.trees import Mask, Tree, scale
 from prunella.pruning.grasp import grasp
 from prunella.pruning.selection import Scope, keep_by_score
-from prunella.strategies.round.masked import MaskedMean
-from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.round.public_loss import loss_on, public_batch
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Preservation:
+class GraSPSettings:
     """``batch``: public examples in the one batch (the paper: ten of each class); ``scope``: the paper's is global."""
 
     batch: Count = 100
@@ -27,7 +27,7 @@ class Preservation:
 
 
 class GraSP(MaskedMean):
-    """``settings`` is a ``Preservation``."""
+    """``settings`` is a ``GraSPSettings``."""
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         batch = public_batch(self.model, self.settings.batch, self.run.seed)

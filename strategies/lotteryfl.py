@@ -19,14 +19,15 @@ from prunella.core.config import Rate, Share
 from prunella.core.trees import Mask, Tree, apply_mask, count, intersect, map_trees
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import Scope, density, keep_by_score
-from prunella.strategies.round.masked import MaskedMean
-from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.round.client_part import ClientPart
+from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import Contribution, Expected
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.task import initial
 
 
 @dataclass(frozen=True)
-class Lottery:
+class LotteryFLSettings:
     """``accuracy``: prune above it; ``step``: share of the remaining weights a pruning removes."""
 
     accuracy: Rate = 0.5
@@ -35,7 +36,7 @@ class Lottery:
     scope: Scope = "global"
 
 
-def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, settings: Lottery) -> Mask:
+def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, settings: LotteryFLSettings) -> Mask:
     """The next mask on the way to ``rate``: inside ``mask``, or ``mask`` itself once the rate is reached."""
     removed = 1 - density(mask, prunable)
     target = min(rate, 1 - (1 - removed) * (1 - settings.step))
@@ -44,27 +45,30 @@ def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, sett
     return smaller if count(smaller) < count(mask) else mask
 
 
-def plan(here: Here) -> Plan:
+def plan(context: RoundContext) -> LocalPlan:
     """The client's half."""
-    mine = intersect(here.kept["mask"], here.mask) if "mask" in here.kept else here.mask
-    weights, after = apply_mask(here.params, mine), mine
-    if here.accuracy(weights) > here.settings.accuracy:
-        after = shrink(weights, mine, here.prunable, here.run.rate, here.settings)
+    mine = intersect(context.kept["mask"], context.mask) if "mask" in context.kept else context.mask
+    weights, after = apply_mask(context.params, mine), mine
+    if context.accuracy(weights) > context.settings.accuracy:
+        after = shrink(weights, mine, context.prunable, context.run.rate, context.settings)
     pruned = after is not mine
-    start = here.fresh() if pruned and here.settings.rewind else here.params
-    return Plan(start=apply_mask(start, after), mask=after, keep={"mask": after})
+    start = context.fresh() if pruned and context.settings.rewind else context.params
+    return LocalPlan(start=apply_mask(start, after), mask=after, keep={"mask": after})
+
+
+CLIENT = ClientPart(plan=plan, validates=True)
 
 
 class LotteryFL(MaskedMean):
-    """``settings`` is a ``Lottery``. The global mask stays full; every client has its own."""
+    """``settings`` is a ``LotteryFLSettings``. The global mask stays full; every client has its own."""
 
     def allowed(self, server_round: int, mask: Mask) -> Mask | None:
         return mask
 
     def note(self, contribution: Contribution) -> None:
-        member = self.member(contribution.node)
+        member = self.downlink.asked.get(contribution.node)
         if member is not None:
-            self.personal.put(member.client, contribution.base)
+            self.downlink.personal.put(member.client, contribution.base)
 
     def view_start(self, expected: Expected, contribution: Contribution) -> Tree:
         """A client whose mask shrank has gone back to the run's first weights, which the server knows."""

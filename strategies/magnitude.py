@@ -12,11 +12,11 @@ from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree, map_trees
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import Granularity, Scope, keep_by_score, keep_filters
-from prunella.strategies.round.masked import MaskedMean
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Schedule:
+class MagnitudeSettings:
     """``ramp_rounds``: rounds until the full rate; ``scope``: rank over all layers together, or within each;
     ``granularity``: what goes at once, a weight or a whole filter (or neuron)."""
 
@@ -26,7 +26,7 @@ class Schedule:
 
 
 class Magnitude(MaskedMean):
-    """``settings`` is a ``Schedule``."""
+    """``settings`` is a ``MagnitudeSettings``."""
 
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
         rate = self.run.rate * min(1.0, server_round / self.settings.ramp_rounds)

@@ -14,6 +14,7 @@ Departure: the paper reconfigures every 50 rounds of a 10 000-round run; ``adjus
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from logging import WARNING
 
@@ -29,11 +30,14 @@ from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, map_tr
 from prunella.privacy.chain import ChainState
 from prunella.pruning.prunefl import Reconfiguration, reconfigure, weight_cost
 from prunella.pruning.selection import density
+from prunella.strategies.round.client_part import ClientPart, FirstMask
 from prunella.strategies.round.local import Procedure, Received, train
-from prunella.strategies.round.masked import MaskedMean, Model
-from prunella.strategies.round.replies import Contribution, Listener
+from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.data import Examples
+from prunella.tasks.task import Task, prunable
 from prunella.wire.records import mask_from_coded, record_bytes, to_coded, to_dense
 
 INITIAL = "train.initial"
@@ -41,7 +45,7 @@ SETTLED = 0.1  # the size moved by less than this share: the paper's stopping ru
 
 
 @dataclass(frozen=True)
-class Schedule(Reconfiguration):
+class PruneFLSettings(Reconfiguration):
     """When to reconfigure. The first client trains ``initial_steps`` steps at most, reconfiguring every
     ``initial_interval`` until the mask's size moves by less than 10 %."""
 
@@ -50,25 +54,25 @@ class Schedule(Reconfiguration):
     initial_interval: Count = 5
 
 
-def with_limit(settings: Schedule, rate: float) -> Schedule:
+def with_limit(settings: PruneFLSettings, rate: float) -> PruneFLSettings:
     """The schedule with ``max_density`` filled in from the run's rate where it was left at 0."""
-    return settings if settings.max_density else Schedule(**{**settings.__dict__, "max_density": 1 - rate})
+    return settings if settings.max_density else PruneFLSettings(**{**settings.__dict__, "max_density": 1 - rate})
 
 
 def initial_mask(
+    scheme: tuple[PruneFLSettings, Mapping[str, float]],
     procedure: Procedure,
     received: Received,
     batches: Iterator[Examples],
     state: ChainState,
     generator: PrivateGenerator,
-    scheme: tuple[Schedule, Mapping[str, float]],
 ) -> Mask:
-    """The client's half of initial pruning: train, reconfigure on its own squared gradients, repeat until settled."""
+    """Initial pruning on a client: train, reconfigure on its own squared gradients, repeat until settled."""
     settings, cost = scheme
     params, mask = received.params, received.mask
     for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
-        here = Received(params, mask, received.buffers)
-        done = train(procedure, params, here, islice(batches, settings.initial_interval), state, generator)
+        start = Received(params, mask, received.buffers)
+        done = train(procedure, params, start, islice(batches, settings.initial_interval), state, generator)
         before = count(mask)
         mask = reconfigure(done.params, done.squares, mask, cost, settings)
         params, state = apply_mask(done.params, mask), done.state
@@ -77,11 +81,26 @@ def initial_mask(
     return mask
 
 
-class PruneFL(MaskedMean):
-    """``settings`` is a ``Schedule``."""
+def first_mask(run: Run, settings: PruneFLSettings, task: Task) -> FirstMask:
+    """The client's half of initial pruning."""
+    limited, module = with_limit(settings, run.rate), task.build()
+    cost = weight_cost(module, task.shape, prunable(module), limited.cost)
+    return FirstMask(limited.initial_steps, partial(initial_mask, (limited, cost)))
 
-    def __init__(self, run: Run, model: Model, settings: Schedule, listener: Listener | None = None) -> None:
-        super().__init__(run, model, with_limit(settings, run.rate), listener)
+
+def sends_importance(settings: PruneFLSettings, round: int) -> bool:
+    """Whether the mask is reconfigured after this round, and clients send squared gradients for it."""
+    return round % settings.adjust_interval == 0
+
+
+CLIENT = ClientPart(first_mask=first_mask, sends_importance=sends_importance)
+
+
+class PruneFL(MaskedMean):
+    """``settings`` is a ``PruneFLSettings``."""
+
+    def __init__(self, run: Run, model: ServerModel, settings: PruneFLSettings) -> None:
+        super().__init__(run, model, with_limit(settings, run.rate))
         self._importance: Tree | None = None
         self._weight: Tree | None = None
 
@@ -103,7 +122,7 @@ class PruneFL(MaskedMean):
                 if mask is not None:
                     return mask
             log(WARNING, "initial pruning: client %d gave no valid mask, asking the next", member.client)
-        log(WARNING, "initial pruning: nobody gave a mask; the first round is dense")
+        log(WARNING, "initial pruning: no client gave a valid mask; the first round is dense")
         return everything
 
     def _read_mask(self, reply: Message, everything: Mask) -> Mask | None:
@@ -121,7 +140,7 @@ class PruneFL(MaskedMean):
         return mask if whole and alive and density(mask, self.model.prunable) <= self.settings.max_density else None
 
     def importance_names(self, server_round: int) -> frozenset[str]:
-        return self.model.prunable if server_round % self.settings.adjust_interval == 0 else frozenset()
+        return self.model.prunable if sends_importance(self.settings, server_round) else frozenset()
 
     def note(self, contribution: Contribution) -> None:
         """Add importances up. One that a defense or an owner withheld came as zero and does not count at all."""

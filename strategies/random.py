@@ -15,12 +15,12 @@ from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.scores import random
 from prunella.pruning.selection import Scope, keep_by_score
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomSettings:
     """``ramp_rounds``: rounds until the full rate, 0 for all before the first; ``scope``: the rate holds over all
     layers together, or within each."""
 
@@ -29,7 +29,7 @@ class Draw:
 
 
 class Random(MaskedMean):
-    """``settings`` is a ``Draw``."""
+    """``settings`` is a ``RandomSettings``."""
 
     def _cut(self, params: Tree, rounds_done: int) -> Mask:
         ramp = self.settings.ramp_rounds

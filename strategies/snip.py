@@ -12,13 +12,13 @@ from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import Scope, keep_by_score
 from prunella.pruning.snip import snip
-from prunella.strategies.round.masked import MaskedMean
-from prunella.strategies.round.public import loss_on, public_batch
+from prunella.strategies.round.public_loss import loss_on, public_batch
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class SnipSettings:
     """``batch``: public examples in the one batch (128 in the paper on CIFAR); ``scope``: the paper ranks globally."""
 
     batch: Count = 128
@@ -26,7 +26,7 @@ class Sensitivity:
 
 
 class Snip(MaskedMean):
-    """``settings`` is a ``Sensitivity``."""
+    """``settings`` is a ``SnipSettings``."""
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         batch = public_batch(self.model, self.settings.batch, self.run.seed)

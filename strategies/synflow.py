@@ -11,12 +11,12 @@ from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import Scope
 from prunella.pruning.synflow import synflow_mask
-from prunella.strategies.round.masked import MaskedMean
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.strategy import MaskedMean
 
 
 @dataclass(frozen=True)
-class Flow:
+class SynFlowSettings:
     """``steps``: how often scores are taken anew on the way to the rate; ``scope``: the paper ranks globally."""
 
     steps: Count = 100
@@ -24,7 +24,7 @@ class Flow:
 
 
 class SynFlow(MaskedMean):
-    """``settings`` is a ``Flow``."""
+    """``settings`` is a ``SynFlowSettings``."""
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         model, plan = self.model, (self.settings.steps, self.settings.scope)

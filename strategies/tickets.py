@@ -15,15 +15,15 @@ from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.ltp import Rule, softmax_choice, ticket_mask
-from prunella.strategies.round.masked import Model
-from prunella.strategies.round.public import public_examples
+from prunella.strategies.round.public_loss import public_examples
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import batches
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
 
 
 @dataclass(frozen=True)
-class Tickets:
+class TicketSettings:
     """``tickets`` is the paper's M, ``iterations`` its k."""
 
     tickets: Count = 3
@@ -42,13 +42,13 @@ class Ticket:
     score: int
 
 
-def _task(model: Model) -> Task:
+def _task(model: ServerModel) -> Task:
     if model.task is None:
         raise PrunellaError("tickets start from fresh weights, and the server was given no task to draw them from")
     return model.task
 
 
-def make_ticket(model: Model, run: Run, settings: Tickets, number: int) -> Ticket:
+def make_ticket(model: ServerModel, run: Run, settings: TicketSettings, number: int) -> Ticket:
     """Ticket ``number``, the same for the same seed."""
     public = public_examples(model)
     fresh, buffers = initial(_task(model), stream(run.seed, client=number, purpose="ticket").initial_seed())
@@ -62,7 +62,7 @@ def make_ticket(model: Model, run: Run, settings: Tickets, number: int) -> Ticke
     return Ticket(apply_mask(fresh, mask), mask, round(result.accuracy * len(public)))
 
 
-def winning_ticket(model: Model, run: Run, settings: Tickets) -> Ticket:
+def winning_ticket(model: ServerModel, run: Run, settings: TicketSettings) -> Ticket:
     """The one that was picked."""
     tickets = [make_ticket(model, run, settings, number) for number in range(settings.tickets)]
     scores = [ticket.score for ticket in tickets]

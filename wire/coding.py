@@ -151,7 +151,7 @@ def _gaps(places: Places, width: int) -> NDArray[np.unsignedinteger]:
 def pack_bits(bits: NDArray[np.bool_], places: Places | None = None) -> Parts:
     """A section with one bit for every flag, the last byte padded with zeros; or the gaps, where few flags are set.
 
-    ``places`` are those of the set flags, where somebody has them already.
+    ``places`` are those of the set flags, if the caller has them already.
     """
     raw, kept = (bits.size + 7) // 8, int(np.count_nonzero(bits)) if places is None else places.size
     width = 1 if kept * LONG_GAP > bits.size else 2

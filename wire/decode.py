@@ -16,7 +16,6 @@ from prunella.core.errors import WireError
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree
 from prunella.wire.coding import Places, Reader, places_of, unpack_bits, unpack_numbers, unpack_places
-from prunella.wire.kept import Kept, zeros
 from prunella.wire.layout import (
     DTYPES,
     HAS_REFERENCE,
@@ -32,11 +31,12 @@ from prunella.wire.layout import (
     Numbers,
     Piece,
     Reference,
+    as_reference,
     flat_bits,
-    held,
-    plan,
+    frames_of,
 )
 from prunella.wire.rounding import CODES, WIDE, restore
+from prunella.wire.sparse import SparseTree, zeros
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _open(data: bytes, like: Tree, reference: Reference | None, values: bool) ->
     names = sorted(like)
     rows = {name: _check_row(row, name, like[name], values) for row, name in zip(header, names, strict=True)}
     sizes = {name: like[name].numel() for name in names}
-    frames = plan(sizes, {name: row.kind for name, row in rows.items()})
+    frames = frames_of(sizes, {name: row.kind for name, row in rows.items()})
     readers = [Reader(reader.take(reader.length())) for _ in frames]
     reader.end()
     return _Message(rows, _bits(rows, sizes, base.mask if base else {}), base, frames, readers)
@@ -247,9 +247,9 @@ def _mask_of(message: _Message, like: Tree) -> Mask:
     }
 
 
-def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> Kept:
+def decode_sparse(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> SparseTree:
     """What a blob carries, from bytes. ``like`` declares names, shapes and dtypes."""
-    message = _open(data, like, held(reference), values=True)
+    message = _open(data, like, as_reference(reference), values=True)
     frames, counts = _read_all_masks(message)
     numbers = _read_values(message, frames)
     at, values = dict.fromkeys(numbers, 0), {}
@@ -261,7 +261,7 @@ def decode_kept(data: bytes, like: Tree, reference: Mask | Reference | None = No
         else:
             flat = torch.empty(0, dtype=dtype)
         values[name] = flat if row.scale is None else restore(flat, row.scale, like[name].dtype)
-    return Kept(_mask_of(message, like), {name: values[name] for name in like})
+    return SparseTree(_mask_of(message, like), {name: values[name] for name in like})
 
 
 def _read_dense(message: _Message, reader: Reader, frame: Frame, flat: dict[str, Numbers]) -> None:
@@ -283,8 +283,8 @@ def _read_dense(message: _Message, reader: Reader, frame: Frame, flat: dict[str,
 
 
 def decode(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> tuple[Tree, Mask]:
-    """Tree and mask from bytes, as of ``decode_kept``; zero outside the mask. Tensors may share one memory."""
-    message = _open(data, like, held(reference), values=True)
+    """Tree and mask from bytes, as of ``decode_sparse``; zero outside the mask. Tensors may share one memory."""
+    message = _open(data, like, as_reference(reference), values=True)
     rows = message.rows
     flat = zeros({n: like[n].numel() for n in rows}, {name: _width(row.kind) for name, row in rows.items()})
     each(lambda part: _read_dense(message, *part, flat), list(zip(message.readers, message.frames, strict=True)))
@@ -297,7 +297,7 @@ def decode(data: bytes, like: Tree, reference: Mask | Reference | None = None) -
 
 def decode_mask(data: bytes, like: Tree, reference: Mask | Reference | None = None) -> Mask:
     """A mask coded by ``encode_mask``, with the names and shapes of ``like``."""
-    message = _open(data, like, held(reference), values=False)
+    message = _open(data, like, as_reference(reference), values=False)
     _read_all_masks(message)
     for reader in message.readers:
         reader.end()

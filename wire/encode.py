@@ -34,7 +34,7 @@ from prunella.core.errors import WireError
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree, require_same_names
 from prunella.wire.coding import Parts, Places, pack_bits, pack_numbers, places_of, prefixed
-from prunella.wire.decode import decode, decode_kept, decode_mask
+from prunella.wire.decode import decode, decode_mask, decode_sparse
 from prunella.wire.layout import (
     HAS_REFERENCE,
     HAS_VALUES,
@@ -50,11 +50,11 @@ from prunella.wire.layout import (
     Piece,
     Reference,
     Scalar,
+    as_reference,
     fingerprint,
     flat_bits,
     flat_numbers,
-    held,
-    plan,
+    frames_of,
 )
 from prunella.wire.rounding import Values, round_tree
 
@@ -63,7 +63,7 @@ __all__ = [
     "Reference",
     "Values",
     "decode",
-    "decode_kept",
+    "decode_sparse",
     "decode_mask",
     "dense_bytes",
     "encode",
@@ -160,7 +160,9 @@ def _join(source: _Source, rows: dict[str, list[object]], reference: Reference |
     text = json.dumps([rows[name] for name in sorted(rows)], separators=(",", ":")).encode()
     mark = reference.mark if uses_reference and reference is not None else b""
     sizes = {name: bits.size for name, bits in source.bits.items()}
-    frames = each(lambda frame: _frame(frame, source), plan(sizes, {name: str(row[1]) for name, row in rows.items()}))
+    frames = each(
+        lambda frame: _frame(frame, source), frames_of(sizes, {name: str(row[1]) for name, row in rows.items()})
+    )
     head = [PREFIX.pack(MAGIC, VERSION, flags, len(text)), mark, text]
     return b"".join([*head, *(part for parts in frames for part in parts)])
 
@@ -174,23 +176,23 @@ def encode(tree: Tree, mask: Mask, reference: Mask | Reference | None = None, va
         if tensor.dtype not in NAMES:
             raise WireError("dtype", f"{name}: {tensor.dtype} has no code on the wire")
     codes, scales = round_tree(tree, mask, values)
-    known = held(reference)
-    source = _source(codes, mask, known, values=True)
+    base = as_reference(reference)
+    source = _source(codes, mask, base, values=True)
     rows: dict[str, list[object]] = {}
     for name, tensor in tree.items():
         kind = NAMES[tensor.dtype] + (f"/{NAMES[codes[name].dtype]}" if name in scales else "")
         rows[name] = [name, kind, list(tensor.shape), source.modes[name], *([scales[name]] if name in scales else [])]
-    return _join(source, rows, known)
+    return _join(source, rows, base)
 
 
 def encode_mask(mask: Mask, reference: Mask | Reference | None = None) -> bytes:
     """A mask without values."""
-    known = held(reference)
-    source = _source(mask, mask, known, values=False)
+    base = as_reference(reference)
+    source = _source(mask, mask, base, values=False)
     rows: dict[str, list[object]] = {
         name: [name, MASK_ONLY, list(bits.shape), source.modes[name]] for name, bits in mask.items()
     }
-    return _join(source, rows, known)
+    return _join(source, rows, base)
 
 
 def dense_bytes(tree: Tree) -> int:

@@ -1,6 +1,6 @@
 """How a coded tree is laid out, for both halves of the codec: names of types, mask modes, frames, fingerprints.
 
->>> plan({"b": 3, "a": FRAME}, {"a": "f4", "b": "f4"})
+>>> frames_of({"b": 3, "a": FRAME}, {"a": "f4", "b": "f4"})
 [(Piece(name='a', start=0, stop=524288),), (Piece(name='b', start=0, stop=3),)]
 """
 
@@ -76,7 +76,7 @@ def fingerprint(mask: Mask) -> bytes:
 
 
 class Reference:
-    """A mask both sides hold. Whoever codes or decodes many trees against one makes this once."""
+    """A mask both sides hold. To code or decode many trees against one, make this once."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
@@ -94,23 +94,23 @@ class Reference:
         return fingerprint(self.mask)
 
 
-def held(reference: "Mask | Reference | None") -> Reference | None:
+def as_reference(reference: "Mask | Reference | None") -> Reference | None:
     return Reference(reference) if isinstance(reference, dict) else reference
 
 
-def plan(sizes: Mapping[str, int], kinds: Mapping[str, str]) -> list[Frame]:
+def frames_of(sizes: Mapping[str, int], kinds: Mapping[str, str]) -> list[Frame]:
     """The frames of a tree with these coordinates and wire types: both sides derive them alike."""
     frames: list[Frame] = []
     pieces: list[Piece] = []
-    room = FRAME
+    left = FRAME
     for name in sorted(sizes):
         if pieces and kinds[pieces[-1].name] != kinds[name]:
-            frames, pieces, room = [*frames, tuple(pieces)], [], FRAME
+            frames, pieces, left = [*frames, tuple(pieces)], [], FRAME
         start = 0
         while start < sizes[name]:
-            stop = min(sizes[name], start + room)
+            stop = min(sizes[name], start + left)
             pieces.append(Piece(name, start, stop))
-            start, room = stop, room - (stop - start)
-            if not room:
-                frames, pieces, room = [*frames, tuple(pieces)], [], FRAME
+            start, left = stop, left - (stop - start)
+            if not left:
+                frames, pieces, left = [*frames, tuple(pieces)], [], FRAME
     return [*frames, tuple(pieces)] if pieces else frames

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord
 
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree
-from prunella.wire.encode import Reference, Values, decode, decode_kept, decode_mask, encode, encode_mask
-from prunella.wire.kept import Kept
+from prunella.wire.encode import Reference, Values, decode, decode_mask, decode_sparse, encode, encode_mask
+from prunella.wire.sparse import SparseTree
 
 STYPE = "prunella.tree.v3"
 KEY = "tree"
@@ -43,8 +43,8 @@ def from_coded(record: ArrayRecord, like: Tree, reference: Mask | Reference | No
     return decode(unpack(record), like, reference)
 
 
-def kept_from_coded(record: ArrayRecord, like: Tree, reference: Mask | Reference | None = None) -> Kept:
-    return decode_kept(unpack(record), like, reference)
+def sparse_from_coded(record: ArrayRecord, like: Tree, reference: Mask | Reference | None = None) -> SparseTree:
+    return decode_sparse(unpack(record), like, reference)
 
 
 def mask_to_coded(mask: Mask, reference: Mask | Reference | None = None) -> ArrayRecord:

@@ -29,7 +29,7 @@ from prunella.benchmarks.engine.rules import Judgement, above
 from prunella.benchmarks.engine.views import NONE, Sender, after_rounds, attack_settings, initial_sender, seen
 from prunella.benchmarks.papers.orderings import image_of, masked, undefended
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import add, apply_mask, full_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.data import Examples, Partition

@@ -21,7 +21,7 @@ from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.engine.images import client_images
 from prunella.benchmarks.speed.defenses import turns
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.selection import part_of
+from prunella.core.ranking import part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, count, full_mask, map_trees, size
 from prunella.privacy.adgp import AlignedPruning, aligned_mask, location_set
 from prunella.privacy.chain import build_chain, start

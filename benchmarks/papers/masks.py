@@ -28,7 +28,7 @@ from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement
 from prunella.benchmarks.engine.views import NONE, Sender, initial_sender
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, add
-from prunella.strategies.lotteryfl import Lottery, shrink
+from prunella.strategies.lotteryfl import LotteryFLSettings, shrink
 from prunella.strategies.round.local import local_update
 from prunella.tasks.data import Examples, make_task
 from prunella.tasks.task import prunable
@@ -64,7 +64,7 @@ def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[lis
         draw = rehearsal(seed, round=number, purpose="masks-tickets")
         done = local_update(client.procedure, client.received, steps, client.state, draw)
         trained = add(params, done.outgoing.update)
-        masks.append(shrink(trained, client.received.mask, names, PRUNED, Lottery(step=PRUNED)))
+        masks.append(shrink(trained, client.received.mask, names, PRUNED, LotteryFLSettings(step=PRUNED)))
         labels.append(label)
     return masks, torch.tensor(labels)
 

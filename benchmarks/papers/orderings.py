@@ -24,7 +24,7 @@ from prunella.benchmarks.engine.images import every_test_image, part, place
 from prunella.benchmarks.engine.rules import Judgement, above
 from prunella.benchmarks.engine.views import NONE, attack_settings
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, apply_mask, full_mask
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import build_chain, present, start

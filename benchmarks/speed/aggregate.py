@@ -41,8 +41,9 @@ from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, exam
 from prunella.core.config import Run
 from prunella.core.parallel import threads
 from prunella.core.trees import Mask, Tree, apply_mask, count, size
-from prunella.strategies.round.masked import MaskedMean, Model
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.strategy import MaskedMean
 from prunella.wire.encode import dense_bytes, fingerprint
 from prunella.wire.records import from_dense, record_bytes, to_coded, to_dense
 
@@ -127,7 +128,7 @@ def prepare(updates: list[Update], replies: int) -> tuple[Fixed, Tree, list[Mess
     first = updates[0]
     params = apply_mask({name: torch.ones_like(t) for name, t in first.update.items()}, first.base)
     names = tuple(params)
-    strategy = Fixed(Run(defenses="none"), Model(nn.Identity(), (3, 32, 32), names, frozenset(names)))
+    strategy = Fixed(Run(defenses="none"), ServerModel(nn.Identity(), (3, 32, 32), names, frozenset(names)))
     strategy.base = first.base
     strategy.roster.members = {node: Member(node, node) for node in range(1, replies + 1)}
     list(strategy.configure_train(1, to_dense(params), ConfigRecord(), cast(Grid, Nodes(replies))))

@@ -1,7 +1,7 @@
 """What a client's answers have let through of its examples: charges, each under the digest of the question it answers.
 
 The digest covers everything an answer depends on, and the same digest keys the noise of the answer
-(``client.session.Request``). So the same question gets the same answer and costs nothing more, and every other
+(``client.session.ServerRequest``). So the same question gets the same answer and costs nothing more, and every other
 question gets fresh noise and a charge of its own, in whichever run and round it is asked. A charge is saved before the
 answer is computed, and never removed.
 

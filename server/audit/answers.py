@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
 from prunella.core.errors import AttackError
-from prunella.core.stranger import figure
+from prunella.core.untrusted import figure
 from prunella.wire.records import from_dense, unflatten
 
 # The scores of ``attacks.score.leakage`` and the ranges they have; rounding may pass them by a little.

@@ -33,9 +33,9 @@ from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import read_tree, write_json, write_tree
-from prunella.core.stranger import clean
 from prunella.core.trees import Tree, add, apply_mask, subtract
 from prunella.core.types import ServerView
+from prunella.core.untrusted import clean
 from prunella.server.audit.answers import read_pictures, read_scores
 from prunella.server.audit.canary import Canary, Sent
 from prunella.server.audit.job import JOB, REBUILT, RESULT, TRUTH, VIEW, Job

@@ -6,7 +6,7 @@ from typing import Any
 
 from prunella.core.metrics import METRICS
 from prunella.server.store.schema import Row, row
-from prunella.strategies.round.masked import RoundStats
+from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
 _SCORES = {

@@ -15,13 +15,13 @@ from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
 from prunella.privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
 from prunella.privacy.defense import Outgoing, Step
-from prunella.strategies.round.plan import Plan
+from prunella.strategies.round.plan import LocalPlan
 from prunella.tasks.data import Examples
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 from prunella.tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
 
-NOTHING = Plan()
+PLAIN = LocalPlan()
 
 
 @dataclass(frozen=True)
@@ -116,22 +116,22 @@ def train(
 def _train_as_planned(
     procedure: Procedure,
     received: Received,
-    plan: Plan,
+    plan: LocalPlan,
     batches: Iterator[Examples],
     state: ChainState,
     generator: PrivateGenerator,
 ) -> tuple[Trained, Mask]:
-    """Compose and train; where the plan turns half-way, the mask moves and the optimiser's velocity starts anew."""
+    """Compose and train. Where the plan readjusts, the mask moves half-way and the velocity starts from zero."""
     mask = received.mask if plan.mask is None else plan.mask
     begin = received.params if plan.start is None else plan.start
     composed, state = compose(procedure.chain, begin, state, generator)
-    start, here = apply_mask(composed, mask), replace(received, mask=mask)
+    start, under = apply_mask(composed, mask), replace(received, mask=mask)
     if plan.readjust is None:
-        return train(procedure, start, here, batches, state, generator), mask
-    first = train(procedure, start, here, islice(batches, plan.before), state, generator)
+        return train(procedure, start, under, batches, state, generator), mask
+    first = train(procedure, start, under, islice(batches, plan.before), state, generator)
     params, mask = plan.readjust(first.params, first.squares, mask)
-    here = Received(received.params, mask, first.buffers)
-    second = train(procedure, params, here, batches, first.state, generator)
+    under = Received(received.params, mask, first.buffers)
+    second = train(procedure, params, under, batches, first.state, generator)
     return replace(second, steps=first.steps + second.steps), mask
 
 
@@ -141,7 +141,7 @@ def local_update(
     batches: Iterator[Examples],
     state: ChainState,
     generator: PrivateGenerator,
-    plan: Plan = NOTHING,
+    plan: LocalPlan = PLAIN,
 ) -> LocalResult:
     """One round of a client. The chain's base mask is the one training ended under.
 

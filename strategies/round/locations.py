@@ -3,9 +3,9 @@
 Every round one of the clients that were asked is chosen by seed and round to name its top-2k beside its reply; the set
 is checked (``privacy.adgp.check_locations``, against every set of the run so far that is still remembered) and is in
 force in the next round. Where there is no valid one (the first round, a lost reply, a refused set, a mask that moved
-meanwhile) the server draws one at random, which depends on nobody's data. A client that answered the round before holds
-the weights of that round, and all that has changed since lies in that round's set: it is sent those values alone, and
-a digest of the whole, so that a mistake stops it.
+meanwhile) the server draws one at random, which depends on no client's data. A client that answered the round before
+holds the weights of that round, and all that has changed since is inside that round's set: it is sent those values
+alone, and a digest of the whole, so that a mistake stops it.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ from flwr.common.logger import log
 
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.stranger import clean
 from prunella.core.trees import Mask, Tree, apply_mask, intersect, map_trees
+from prunella.core.untrusted import clean
 from prunella.privacy.adgp import AlignedPruning, check_locations, drawn_set
 from prunella.privacy.ledger.ledger import digest
 from prunella.strategies.round.replies import Expected
@@ -33,7 +33,7 @@ ASKED, RECORD, CHANGE, DIGEST = "locations", "locations", "change", "model-diges
 
 @dataclass
 class LocationSets:
-    """State of one run. ``ready`` are the nodes that answered the last round; all they lack lies in ``places``."""
+    """State of one run. ``ready`` are the nodes that answered the last round; all they lack is inside ``places``."""
 
     settings: AlignedPruning
     seed: int
@@ -72,7 +72,7 @@ class LocationSets:
     def _changed(self, mask: Mask, params: Tree) -> Mask | None:
         if self.current is None or self.held is None:
             return None
-        outside = map_trees(lambda new, old, here: (new != old) & ~here, params, self.held, self.current)
+        outside = map_trees(lambda new, old, inside: (new != old) & ~inside, params, self.held, self.current)
         inside = all(not bool(t.any()) for t in outside.values())
         return intersect(self.current, mask) if inside else None
 

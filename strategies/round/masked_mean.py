@@ -1,9 +1,9 @@
 """Mask-aware averaging: the mathematics, without Flower. PRI Alg. 1 line 11.
 
-Client i trained from w and sends Δ_i on the coordinates it *speaks* for. With weights n_i:
+Client i trained from w and *participates* in the mean at some coordinates, where it sends Δ_i. With weights n_i:
 
-* ``holders`` (default): w + Σ n_i Δ_i / Σ_{i speaks} n_i where somebody speaks, w elsewhere.
-* ``as_printed``: Σ n_i (w + Δ_i)·[i speaks] / Σ n_i. A withheld weight counts as zero, which shrinks the model.
+* ``holders`` (default): w + Σ n_i Δ_i / Σ_{i participates} n_i where at least one client participates, w elsewhere.
+* ``as_printed``: Σ n_i (w + Δ_i)·[i participates] / Σ n_i. A withheld weight counts as zero, which shrinks the model.
 
 A full mask makes both FedAvg. The sum runs in float64, one reply at a time: memory is two trees of doubles and one
 mask, however many clients. Each coordinate's sum runs over the replies in the order of ``add``, whatever threads do.
@@ -17,26 +17,26 @@ import torch
 from torch import Tensor
 
 from prunella.core.parallel import each
-from prunella.core.trees import Mask, Tree, require_same_names
-from prunella.wire import layout as wire_layout
+from prunella.core.trees import Mask, Tree, require_same_names, same_masks
 from prunella.wire.coding import Places
-from prunella.wire.kept import Kept
+from prunella.wire.layout import Piece
+from prunella.wire.sparse import SparseTree
 
 Aggregation = Literal["holders", "as_printed"]
 # Coordinates added at a time: temporaries stay in a core's second-level cache. Whole tensors of them would be fresh
 # memory for every reply, whose first touch takes several times longer than the sum.
-PIECE = 2**15
+CHUNK = 2**15
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     name: str
     at: slice
 
 
-def _pieces(like: Tree) -> list[tuple[Piece, ...]]:
-    """Pieces in bundles of 16, one call of a thread each."""
-    all_pieces = [Piece(n, slice(i, i + PIECE)) for n, t in like.items() for i in range(0, t.numel(), PIECE)]
-    return [tuple(all_pieces[i : i + 16]) for i in range(0, len(all_pieces), 16)]
+def _chunks(like: Tree) -> list[tuple[Chunk, ...]]:
+    """Chunks in bundles of 16, one call of a thread each."""
+    every = [Chunk(n, slice(i, i + CHUNK)) for n, t in like.items() for i in range(0, t.numel(), CHUNK)]
+    return [tuple(every[i : i + 16]) for i in range(0, len(every), 16)]
 
 
 def _doubles(tensor: Tensor) -> Tensor:
@@ -48,91 +48,85 @@ def _flat(tree: Tree) -> Tree:
     return {name: tensor.detach().reshape(-1) for name, tensor in tree.items()}
 
 
-def _same(a: Mask, b: Mask) -> bool:
-    return all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
-
-
 class MaskedSum:
-    """Running sums of one round. ``add`` and ``add_kept`` in a fixed order give the same bits every time.
+    """Running sums of one round. ``add`` and ``add_sparse`` in a fixed order give the same bits every time.
 
-    Replies in a row that share the same coordinates, which is every reply of a scheme without withholding, are added up
-    over these alone, and only their sum moves into the dense one. Replies in a row that speak for the same coordinates
-    have their weights added up first. The masks of the last reply are kept, not copied.
+    Consecutive replies that share the same coordinates, which is every reply of a scheme without withholding, are added
+    up over these alone, and only their sum moves into the dense one. Consecutive replies that participate at the same
+    coordinates have their weights added up first. The masks of the last reply are kept, not copied.
     """
 
     def __init__(self, like: Tree) -> None:
         self.total = {name: _doubles(t) for name, t in like.items()}
-        self._speaking = {name: _doubles(t) for name, t in like.items()}
-        self._pieces = _pieces(like)
-        self._spoken: Mask | None = None
+        self._weight_at = {name: _doubles(t) for name, t in like.items()}
+        self._chunks = _chunks(like)
+        self._participation: Mask | None = None
         self._pending = 0.0
-        self._sum: Kept | None = None
+        self._sum: SparseTree | None = None
         self.weight = 0.0
-        self.replies = 0
 
-    def add(self, update: Tree, spoken: Mask, weight: float) -> None:
-        """A dense update. What lies outside ``spoken`` does not count."""
-        require_same_names(self.total, update, spoken)
-        values, mask = _flat(update), _flat(spoken)
+    def add(self, update: Tree, participation: Mask, weight: float) -> None:
+        """A dense update. What lies outside ``participation`` does not count."""
+        require_same_names(self.total, update, participation)
+        values, mask = _flat(update), _flat(participation)
 
-        def add_bundle(bundle: tuple[Piece, ...]) -> None:
+        def add_bundle(bundle: tuple[Chunk, ...]) -> None:
             for name, at in bundle:
                 self.total[name][at].add_(torch.where(mask[name][at], values[name][at], 0.0), alpha=weight)
 
-        each(add_bundle, self._pieces)
-        self._speak(spoken, weight)
+        each(add_bundle, self._chunks)
+        self._participate(participation, weight)
 
-    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None:
-        """An update as it came. Its coordinates are all ``spoken``; the caller has checked that."""
-        require_same_names(self.total, kept.mask, kept.values, spoken)
-        if self._sum is None or not _same(self._sum.mask, kept.mask):
+    def add_sparse(self, update: SparseTree, participation: Mask, weight: float) -> None:
+        """An update as it came. The client participates at all its coordinates; the caller has checked that."""
+        require_same_names(self.total, update.mask, update.values, participation)
+        if self._sum is None or not same_masks(self._sum.mask, update.mask):
             self._flush_sum()
-            self._sum = Kept(kept.mask, {name: _doubles(t) for name, t in kept.values.items()})
+            self._sum = SparseTree(update.mask, {name: _doubles(t) for name, t in update.values.items()})
         sums = self._sum.values
 
-        def add_bundle(bundle: tuple[Piece, ...]) -> None:
+        def add_bundle(bundle: tuple[Chunk, ...]) -> None:
             for name, at in bundle:
-                sums[name][at].add_(kept.values[name][at], alpha=weight)
+                sums[name][at].add_(update.values[name][at], alpha=weight)
 
-        each(add_bundle, _pieces(kept.values))
-        self._speak(spoken, weight)
+        each(add_bundle, _chunks(update.values))
+        self._participate(participation, weight)
 
-    def _speak(self, spoken: Mask, weight: float) -> None:
-        if self._spoken is None or not _same(self._spoken, spoken):
+    def _participate(self, participation: Mask, weight: float) -> None:
+        if self._participation is None or not same_masks(self._participation, participation):
             self._flush_weights()
-            self._spoken = spoken
+            self._participation = participation
         self._pending += weight
         self.weight += weight
-        self.replies += 1
 
     def _flush_sum(self) -> None:
-        """The sum over the last replies' coordinates, to where these are."""
+        """Add the sum over the last replies' coordinates to the dense one."""
         last, self._sum = self._sum, None
         if last is None:
             return
         total = {name: tensor.numpy() for name, tensor in self.total.items()}
         sums = {name: tensor.numpy() for name, tensor in last.values.items()}
 
-        def move(piece: wire_layout.Piece, places: Places | slice, at: slice) -> None:
+        def move(piece: Piece, places: Places | slice, at: slice) -> None:
             piece.of(total)[places] += sums[piece.name][at]
 
         last.visit(move)
 
     def _flush_weights(self) -> None:
-        """The weight of the last replies, where they spoke."""
-        if self._spoken is None:
+        """Add the weight of the last replies where they participate."""
+        if self._participation is None:
             return
-        spoken, weight = _flat(self._spoken), self._pending
+        participation, weight = _flat(self._participation), self._pending
 
-        def add_bundle(bundle: tuple[Piece, ...]) -> None:
+        def add_bundle(bundle: tuple[Chunk, ...]) -> None:
             for name, at in bundle:
-                self._speaking[name][at].add_(spoken[name][at], alpha=weight)
+                self._weight_at[name][at].add_(participation[name][at], alpha=weight)
 
-        each(add_bundle, self._pieces)
+        each(add_bundle, self._chunks)
         self._pending = 0.0
 
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree:
-        """The next global weights, in the dtype of ``previous``; ``previous`` itself when nobody replied."""
+        """The next global weights, in the dtype of ``previous``; ``previous`` itself if there was no reply."""
         if self.weight <= 0:
             return previous
         self._flush_sum()
@@ -142,22 +136,26 @@ class MaskedSum:
         new = {name: torch.empty_like(tensor) for name, tensor in old.items()}
         flat, out = _flat(old), _flat(new)
 
-        def combine_bundle(bundle: tuple[Piece, ...]) -> None:
+        def combine_bundle(bundle: tuple[Chunk, ...]) -> None:
             for name, at in bundle:
-                out[name][at] = combine(flat[name][at].double(), self.total[name][at], self._speaking[name][at])
+                out[name][at] = combine(flat[name][at].double(), self.total[name][at], self._weight_at[name][at])
 
-        each(combine_bundle, self._pieces)
+        each(combine_bundle, self._chunks)
         return new
 
-    def _holders(self, w: Tensor, total: Tensor, speaking: Tensor) -> Tensor:
-        return torch.where(speaking > 0, w + total / speaking.clamp(min=torch.finfo(torch.float64).tiny), w)
+    def _holders(self, w: Tensor, total: Tensor, weight_at: Tensor) -> Tensor:
+        return torch.where(weight_at > 0, w + total / weight_at.clamp(min=torch.finfo(torch.float64).tiny), w)
 
-    def _as_printed(self, w: Tensor, total: Tensor, speaking: Tensor) -> Tensor:
-        return (total + speaking * w) / self.weight
+    def _as_printed(self, w: Tensor, total: Tensor, weight_at: Tensor) -> Tensor:
+        return (total + weight_at * w) / self.weight
 
 
 def masked_mean(
-    updates: Sequence[Tree], spoken: Sequence[Mask], weights: Sequence[float], previous: Tree, aggregation: Aggregation
+    updates: Sequence[Tree],
+    participation: Sequence[Mask],
+    weights: Sequence[float],
+    previous: Tree,
+    aggregation: Aggregation,
 ) -> Tree:
     """The mean of several updates at once.
 
@@ -166,6 +164,6 @@ def masked_mean(
     {'w': tensor([3., 2.])}
     """
     total = MaskedSum(previous)
-    for update, mask, weight in zip(updates, spoken, weights, strict=True):
+    for update, mask, weight in zip(updates, participation, weights, strict=True):
         total.add(update, mask, weight)
     return total.result(previous, aggregation)

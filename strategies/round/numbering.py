@@ -1,12 +1,12 @@
-"""Which node has which client number: with registered keys a node id is a key's for good, and so then is its number.
+"""Which node has which client number: a registered key has the same node id for good, and so the same client number.
 
 Flower 1.39 gives a registered public key one node id, which is the same however often its SuperNode starts, and takes
 no request in the name of a node without its key's signature. The first node that states a number has it from then on,
-in this run and every other one that shares the file: ``client-numbers.json``, beside what else the SuperLink's machine
-keeps, number to node id. Nobody else is believed to be that client, whether it is there or away, and no node is two.
+in this run and in every other that shares the file: ``client-numbers.json``, beside what else the SuperLink's machine
+keeps, number to node id. No other node is accepted as that client, whether it is online or not, and no node is two.
 
-What this cannot know is which key *should* have a number: whoever came first has it. Delete a line of the file, or the
-file, to give a number to a new key.
+Which key *should* have a number is not known: the first that states it has it. Delete a line of the file, or the file,
+to give a number to a new key.
 """
 
 import fcntl
@@ -21,14 +21,14 @@ from prunella.core.files import write_json
 
 
 class Numbering:
-    """Claims on client numbers, in ``file``; without one (no registered keys) nobody holds any."""
+    """Claims on client numbers, in ``file``; without one (no registered keys) there are none."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
 
     def claim(self, client: int, node: int) -> str:
-        """Give ``client`` to ``node`` if it is free or its own; else why not. Raises ``PrunellaError`` where the file
-        cannot be read as what it is."""
+        """Give ``client`` to ``node`` if it is free or its own; else say why not. Raises ``PrunellaError`` if the file
+        cannot be read."""
         if self._file is None:
             return ""
         with _alone(self._file):
@@ -61,5 +61,5 @@ def _read(file: Path) -> dict[int, int]:
         if any(type(owner) is not int for owner in owners.values()) or len(set(owners.values())) < len(owners):
             raise ValueError("no node ids")
     except (AttributeError, ValueError):
-        raise PrunellaError(f"{file} says not which node is which client: restore it, or delete it") from None
+        raise PrunellaError(f"{file} does not say which node is which client: restore it, or delete it") from None
     return owners

@@ -25,7 +25,7 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 class PersonalMasks:
-    """Whoever has no mask here trains under everybody's."""
+    """A client without an entry trains under everybody's mask."""
 
     def __init__(self) -> None:
         self._coded: dict[int, bytes] = {}

@@ -1,7 +1,8 @@
-"""What a scheme may change in a client's round: where it starts, under which mask, and a turn half-way.
+"""What a scheme may change in a client's round: where it starts, under which mask, and the mask half-way.
 
-A scheme whose clients prune (PRI Table 1, "who prunes") gives a function from ``Here`` to ``Plan``. It is pure: what it
-wants to remember is in ``Plan.keep``, which the client writes to its own disk and finds in ``Here.kept`` next time.
+A scheme whose clients prune (PRI Table 1, "who prunes") gives a function from ``RoundContext`` to ``LocalPlan``. The
+function is pure: what it wants to remember is in ``LocalPlan.keep``, which the client writes to its own disk and finds
+in ``RoundContext.kept`` in the next round.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ Readjust = Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]
 
 
 @dataclass(frozen=True)
-class Here:
+class RoundContext:
     """What a client knows when it plans a round.
 
     ``params`` and ``mask`` are as received; ``settings`` is the scheme's section; ``fresh`` makes the weights the run
@@ -34,7 +35,7 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LocalPlan:
     """The default changes nothing.
 
     ``mask`` must lie inside the received one. After ``before`` local steps ``readjust`` maps weights, mean squared
@@ -48,4 +49,4 @@ class Plan:
     keep: dict[str, Tree] = field(default_factory=dict)
 
 
-Planner = Callable[[Here], Plan]
+Planner = Callable[[RoundContext], LocalPlan]

@@ -15,14 +15,14 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from prunella.core.errors import PrunellaError, WireError
-from prunella.core.stranger import clean, figure, whole
-from prunella.core.trees import Mask, Tree, all_finite, count, full_mask
+from prunella.core.trees import Mask, Tree, all_finite, count, full_mask, same_masks
+from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.local import LocalResult
 from prunella.tasks.training import Evaluation
 from prunella.wire.encode import REASONS as WIRE_REASONS
 from prunella.wire.encode import Reference, Values
-from prunella.wire.kept import Kept
-from prunella.wire.records import from_coded, kept_from_coded, mask_from_coded, mask_to_coded, record_bytes, to_coded
+from prunella.wire.records import from_coded, mask_from_coded, mask_to_coded, record_bytes, sparse_from_coded, to_coded
+from prunella.wire.sparse import SparseTree
 
 REASONS = (
     *WIRE_REASONS,
@@ -98,13 +98,14 @@ class Expected:
 class Contribution:
     """A checked reply: all the server learns from one client in one round. ``base`` is the mask it trained under.
 
-    ``kept`` is the update as it came: the shared coordinates and their values.
+    ``sparse`` is the update as it came: the shared coordinates and their values. At the coordinates of
+    ``participation`` the client takes part in the mean; what it did not send there counts as zero.
     """
 
     node: int
     base: Mask
-    kept: Kept
-    spoken: Mask
+    sparse: SparseTree
+    participation: Mask
     weight: int
     seconds: float
     bytes: int
@@ -116,16 +117,12 @@ class Contribution:
     @property
     def shared(self) -> Mask:
         """The coordinates the client sent."""
-        return self.kept.mask
+        return self.sparse.mask
 
     @cached_property
     def update(self) -> Tree:
         """The dense update, zero where nothing was shared; made when first asked for."""
-        return self.kept.dense()
-
-
-def same_mask(a: Mask, b: Mask) -> bool:
-    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
+        return self.sparse.dense()
 
 
 def build_reply(
@@ -137,9 +134,9 @@ def build_reply(
     """
     outgoing = result.outgoing
     records = {"update": to_coded(outgoing.update, outgoing.shared, mask, values)}
-    if not same_mask(outgoing.participates, outgoing.shared):
+    if not same_masks(outgoing.participates, outgoing.shared):
         records["spoken"] = mask_to_coded(outgoing.participates, mask)
-    if not same_mask(result.base, mask):
+    if not same_masks(result.base, mask):
         records["base"] = mask_to_coded(result.base, mask)
     if importance_of:
         wanted = {name: result.importance[name] for name in sorted(importance_of)}
@@ -226,12 +223,14 @@ def _base(content: RecordDict, expected: Expected) -> Mask:
     return base
 
 
-def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[Kept, Mask, Tree | None]:
+def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> tuple[SparseTree, Mask, Tree | None]:
     arrays = content.array_records
     _check("update" in arrays, "malformed", "the update is missing")
-    kept = kept_from_coded(arrays["update"], expected.params, expected.reference)
-    spoken = mask_from_coded(arrays["spoken"], expected.params, expected.reference) if "spoken" in arrays else kept.mask
-    return kept, spoken, _importance(content, expected, names)
+    update = sparse_from_coded(arrays["update"], expected.params, expected.reference)
+    participation = update.mask
+    if "spoken" in arrays:
+        participation = mask_from_coded(arrays["spoken"], expected.params, expected.reference)
+    return update, participation, _importance(content, expected, names)
 
 
 def _answered(reply: Message) -> None:
@@ -248,14 +247,15 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
     _check(provenance.get("mask") == expected.mark, "stale", "the reply was trained on another mask")
     try:
-        kept, spoken, importance = _decode(content, expected, importance_of)
+        update, participation, importance = _decode(content, expected, importance_of)
         base = _base(content, expected)
         buffers = _buffers(content, expected.buffers)
     except WireError as error:
         raise ReplyError(error.reason, str(error)) from error
-    _check(all_finite(kept.values), "nan", "the update is not finite")
-    _check(_inside(kept.mask, spoken) and _inside(spoken, base), "mask", "the reply's mask is not inside the model's")
-    inside = expected.locations is None or _inside(kept.mask, expected.locations)
+    _check(all_finite(update.values), "nan", "the update is not finite")
+    inside = _inside(update.mask, participation) and _inside(participation, base)
+    _check(inside, "mask", "the reply's mask is not inside the model's")
+    inside = expected.locations is None or _inside(update.mask, expected.locations)
     _check(inside, "mask", "values outside the location set")
     _check(
         provenance.get("applied") == list(expected.defenses), "metrics", "other defenses were applied than the run's"
@@ -264,8 +264,8 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     return Contribution(
         node=reply.metadata.src_node_id,
         base=base,
-        kept=kept,
-        spoken=spoken,
+        sparse=update,
+        participation=participation,
         weight=examples,
         seconds=seconds,
         bytes=sum(record_bytes(record) for record in content.array_records.values()),

@@ -2,23 +2,23 @@
 
 f, the setting ``liars``, is how many of a round's clients may lie, in whatever they send. Yin et al.,
 "Byzantine-Robust Distributed Learning" (ICML 2018), Definitions 1 and 2, per coordinate and over the k clients that
-*speak* for it, Δ_(1) ≤ … ≤ Δ_(k) their values in order:
+*participate* in its mean, Δ_(1) ≤ … ≤ Δ_(k) their values in order:
 
 * ``median``: w + the middle value, or the mean of the middle two.
 * ``trimmed-mean``: w + the mean of Δ_(t+1) … Δ_(k-t), t = max(f, ⌊share · k⌋).
 
 A coordinate moves only where k ≥ 2f+1, and stays as it was elsewhere. So whatever f clients send, and wherever they
-choose to speak, it moves by no more than the honest clients that speak for it say, neither up nor down: a client
-speaks once for a coordinate, so at most f of the k values are lies, fewer than lie on either side of what is kept.
-What f liars can do is keep a coordinate where it is, by silence, where fewer than 2f+1 others speak: a run that goes
-on whatever they do needs 3f+1 clients a round. More than f liars are outside the promise.
+choose to participate, it moves by no more than the honest participants say, neither up nor down: a client sends one
+value for a coordinate, so at most f of the k values are lies, fewer than lie on either side of what is kept. What f
+liars can do is withhold a coordinate and so keep it where it is, where fewer than 2f+1 others participate: a run that
+no f liars can halt needs 3f+1 clients a round. More than f liars are outside the promise.
 
 Sun et al., "Can You Really Backdoor Federated Learning?" (2019), Section 4:
 
-* ``norm-bound``: the mean of Δ_i · min(1, norm / ‖Δ_i‖₂), the norm over all that client i speaks for.
+* ``norm-bound``: the mean of Δ_i · min(1, norm / ‖Δ_i‖₂), the norm over all coordinates where client i participates.
 
 It tolerates no liar (f = 0): every liar moves the weights where it wants, by ``norm`` at most in a round, and by all of
-that where it speaks alone. It bounds the damage, and asks for no quorum.
+that where it participates alone. It bounds the damage, and asks for no quorum.
 
 Buffers are merged by their median, with the f of the rule; under ``norm-bound`` with f = 1. So are the accuracies that
 clients measure (``pooled``).
@@ -44,8 +44,8 @@ from torch import Tensor
 from prunella.core.config import Count, Positive, Raw, Run, parse_section
 from prunella.core.errors import ConfigError, unknown
 from prunella.core.trees import Mask, Tree, map_trees, require_same_names
-from prunella.strategies.round.masked_mean import PIECE, Aggregation, MaskedSum
-from prunella.wire.kept import Kept
+from prunella.strategies.round.masked_mean import CHUNK, Aggregation, MaskedSum
+from prunella.wire.sparse import SparseTree
 
 BESIDE_NORM_BOUND = 1  # liars that buffers and accuracies withstand under the rule that has no such number
 
@@ -59,7 +59,7 @@ class Median:
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """``liars``: f above, and ``share`` of a coordinate's speakers: the larger number is left out at either end."""
+    """``liars``: f above, and ``share`` of a coordinate's participants: the larger number is left out at either end."""
 
     liars: Count = 1
     share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
@@ -75,28 +75,28 @@ class NormBound:
 class Sum(Protocol):
     """What a strategy needs of an aggregation: replies in, weights out."""
 
-    def add(self, update: Tree, spoken: Mask, weight: float) -> None: ...
-    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None: ...
+    def add(self, update: Tree, participation: Mask, weight: float) -> None: ...
+    def add_sparse(self, update: SparseTree, participation: Mask, weight: float) -> None: ...
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree: ...
 
 
-def middle(values: Tensor, spoken: Tensor, cut: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def middle(values: Tensor, participation: Tensor, cut: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Per coordinate, the mean of what ``cut(k)`` at either end leaves of ``values`` [clients, coordinates], and k.
 
     >>> mean, k = middle(torch.tensor([[1.0], [9.0], [2.0]]), torch.ones(3, 1).bool(), lambda k: (k - 1) // 2)
     >>> mean.tolist(), k.tolist()
     ([2.0], [3])
     """
-    speakers = spoken.sum(0)
-    ordered = torch.where(spoken, values, torch.inf).sort(0).values  # the silent stand behind the last speaker
-    left_out = cut(speakers)
+    participants = participation.sum(0)
+    ordered = torch.where(participation, values, torch.inf).sort(0).values  # absent clients come last
+    left_out = cut(participants)
     rank = torch.arange(len(values)).unsqueeze(1)
-    kept = (rank >= left_out) & (rank < speakers - left_out)
-    return torch.where(kept, ordered, 0.0).sum(0) / kept.sum(0).clamp(min=1), speakers
+    kept = (rank >= left_out) & (rank < participants - left_out)
+    return torch.where(kept, ordered, 0.0).sum(0) / kept.sum(0).clamp(min=1), participants
 
 
 def quorum(liars: int) -> int:
-    """The fewest speakers among whom ``liars`` are outvoted.
+    """The fewest participants among whom ``liars`` are outvoted.
 
     >>> quorum(1), quorum(2)
     (3, 5)
@@ -105,25 +105,25 @@ def quorum(liars: int) -> int:
 
 
 class Ordered:
-    """Every update of a round, and per coordinate the mean of those in the middle; no coordinate moves for whom fewer
-    than ``quorum(liars)`` speak."""
+    """Every update of a round, and per coordinate the mean of those in the middle. A coordinate moves only where at
+    least ``quorum(liars)`` clients participate."""
 
     def __init__(self, like: Tree, cut: Callable[[Tensor], Tensor], liars: int) -> None:
         self._like, self._cut, self._quorum = like, cut, quorum(liars)
         self._updates: list[Tree] = []
-        self._spoken: list[Mask] = []
+        self._participation: list[Mask] = []
 
-    def add(self, update: Tree, spoken: Mask, weight: float) -> None:
+    def add(self, update: Tree, participation: Mask, weight: float) -> None:
         """``weight`` is the client's own word and does not count."""
-        require_same_names(self._like, update, spoken)
+        require_same_names(self._like, update, participation)
         self._updates.append({name: tensor.detach() for name, tensor in update.items()})
-        self._spoken.append(spoken)
+        self._participation.append(participation)
 
-    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None:
-        self.add(kept.dense(), spoken, weight)
+    def add_sparse(self, update: SparseTree, participation: Mask, weight: float) -> None:
+        self.add(update.dense(), participation, weight)
 
     def result(self, previous: Tree, aggregation: Aggregation) -> Tree:
-        """The next global weights, in the dtype of ``previous``; ``previous`` itself when nobody replied."""
+        """The next global weights, in the dtype of ``previous``; ``previous`` itself if there was no reply."""
         if not self._updates:
             return previous
         return {name: self._merge(name, w) for name, w in previous.items()}
@@ -131,12 +131,12 @@ class Ordered:
     def _merge(self, name: str, w: Tensor) -> Tensor:
         before = w.reshape(-1).double()
         updates = [update[name].reshape(-1) for update in self._updates]
-        masks = [mask[name].reshape(-1) for mask in self._spoken]
+        masks = [mask[name].reshape(-1) for mask in self._participation]
         merged = [before[:0]]
-        for at in (slice(i, i + PIECE) for i in range(0, before.numel(), PIECE)):
+        for at in (slice(i, i + CHUNK) for i in range(0, before.numel(), CHUNK)):
             values = torch.stack([update[at].double() for update in updates])
-            mean, speakers = middle(values, torch.stack([mask[at] for mask in masks]), self._cut)
-            merged.append(torch.where(speakers >= self._quorum, before[at] + mean, before[at]))
+            mean, participants = middle(values, torch.stack([mask[at] for mask in masks]), self._cut)
+            merged.append(torch.where(participants >= self._quorum, before[at] + mean, before[at]))
         return torch.cat(merged).reshape(w.shape).to(w.dtype)
 
 
@@ -147,16 +147,16 @@ class Bounded(MaskedSum):
         super().__init__(like)
         self._norm = norm
 
-    def add(self, update: Tree, spoken: Mask, weight: float) -> None:
-        require_same_names(self.total, update, spoken)
-        heard = map_trees(lambda u, s: torch.where(s, u.detach().double(), 0.0), update, spoken)
-        size = float(torch.sqrt(sum((t.square().sum() for t in heard.values()), torch.zeros((), dtype=torch.float64))))
+    def add(self, update: Tree, participation: Mask, weight: float) -> None:
+        require_same_names(self.total, update, participation)
+        sent = map_trees(lambda u, s: torch.where(s, u.detach().double(), 0.0), update, participation)
+        size = float(torch.sqrt(sum((t.square().sum() for t in sent.values()), torch.zeros((), dtype=torch.float64))))
         factor = min(1.0, self._norm / size) if size else 1.0
-        super().add(map_trees(lambda t: t * factor, heard), spoken, 1.0)
+        super().add(map_trees(lambda t: t * factor, sent), participation, 1.0)
 
-    def add_kept(self, kept: Kept, spoken: Mask, weight: float) -> None:
+    def add_sparse(self, update: SparseTree, participation: Mask, weight: float) -> None:
         """Through ``add``: the mean's own way of adding kept values cuts nothing."""
-        self.add(kept.dense(), spoken, weight)
+        self.add(update.dense(), participation, weight)
 
 
 def by_median(like: Tree, settings: Median) -> Ordered:
@@ -223,7 +223,7 @@ def build_aggregator(run: Run, raw: Raw) -> Aggregator:
     if run.robust not in ROBUST:
         raise unknown("robust aggregation", run.robust, (NONE, *ROBUST))
     if run.aggregation != "holders":
-        raise ConfigError(f"robust={run.robust} asks those who speak: set aggregation=holders")
+        raise ConfigError(f"robust={run.robust} merges the values of participants only: set aggregation=holders")
     rule = ROBUST[run.robust]
     settings: Any = parse_section(raw, run.robust, rule.settings)
     liars = getattr(settings, "liars", BESIDE_NORM_BOUND)

@@ -1,9 +1,9 @@
-"""Who is there: Flower's node ids, and behind each the stable client number and audit consent it stated.
+"""The members of a run: Flower's node ids, and for each the stable client number and audit consent that it stated.
 
 Node ids change at every start of an unauthenticated SuperNode. Order of aggregation, sampling and resume need a name
-that does not, so every new node is asked once (``query.hello``). What it answers is its own word. A number that a node
-has is refused to any other: with registered keys for good (``numbering``), without them for as long as that node is
-there, since a SuperNode that was started again is a new node.
+that does not, so every new node is asked once (``query.hello``). Its answer is not verified. A number that a node has
+is refused to any other: for good with registered keys (``numbering``), else for as long as that node is online, since a
+restarted SuperNode is a new node.
 """
 
 import re
@@ -20,15 +20,15 @@ from flwr.serverapp import Grid
 
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
-from prunella.core.stranger import clean, whole
+from prunella.core.untrusted import clean, whole
 from prunella.strategies.round.numbering import Numbering
 
 Consent = Literal["deny", "scores", "numbers", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
 HELLO = "query.hello"
 HELLO_SECONDS = 20.0  # a round waits for the answer of a node that is new
-HELLO_LIFE = 120.0  # a question stands, the first time; twice as long every time it was in vain
-LONGEST = 5  # doublings
+HELLO_LIFE = 120.0  # a first question stays open; every further one twice as long
+MAX_DOUBLINGS = 5
 POLL_SECONDS = 0.2
 REFUSED_SECONDS = 60.0
 MAX_CLIENT = 2**31 - 1  # the highest client number
@@ -45,19 +45,22 @@ class Member:
 
 
 def read_hello(reply: Message, node: int) -> Member:
-    """The member behind the reply of ``node`` to ``query.hello``; whatever is missing or odd becomes no consent."""
+    """The member behind the reply of ``node`` to ``query.hello``; what is missing or invalid becomes no consent."""
     record = reply.content.config_records.get("hello", ConfigRecord())
     number, consent = whole(record.get("client"), 0, MAX_CLIENT), record.get("audit")
     return Member(node if number is None else number, node, consent if consent in CONSENTS else "deny")
 
 
 class Roster:
-    """The members of a run, refreshed before every round. ``spent`` are client numbers that are asked nothing more,
-    ``refusals`` what nodes say that do not take part in this run, ``classes`` the names that theirs must have, if any,
-    ``numbering`` whose the client numbers are, ``impostors`` who stated one that is another's, and what about it.
+    """The members of a run, refreshed before every round.
 
-    A question waits for its answer however late that comes: where many clients start on one machine, the last answers
-    after minutes, and asked anew every time somebody stopped waiting, all of them would be late for ever."""
+    ``spent`` are client numbers that are asked nothing more; ``refusals`` is, by node, why it does not take part in
+    this run; ``classes`` are the names that the clients' classes must have, if any; ``numbering`` says which node has
+    which client number; ``impostors`` is, by node, why its client number was not accepted.
+
+    A question stays open however late its answer comes: where many clients start on one machine, the last answers after
+    minutes, and if it were asked again every time the server stopped waiting, it would always be late.
+    """
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
@@ -67,11 +70,11 @@ class Roster:
         self.spent: frozenset[int] = frozenset()
         self.classes: tuple[str, ...] = ()
         self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
-        self._vain: dict[int, tuple[int, float]] = {}  # node -> times asked in vain, not again before
+        self._unanswered: dict[int, tuple[int, float]] = {}  # node -> times asked, not again before
 
     def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
         """Members online now, ordered by client number. New nodes are asked who they are and given ``timeout`` seconds;
-        whoever answers later is a member from the next time on."""
+        a node that answers later is a member from the next call on."""
         online = list(grid.get_node_ids())
         asked = self._ask(grid, online)
         end = time.monotonic() + timeout
@@ -86,8 +89,8 @@ class Roster:
         """Send a question to every node that has none open and is not put off; returns those sent."""
         now = time.monotonic()
         waiting = {node for node, _ in self._open.values()} | self.members.keys()
-        fresh = [node for node in online if node not in waiting and self._vain.get(node, (0, now))[1] <= now]
-        lives = [HELLO_LIFE * 2.0 ** min(self._vain.get(node, (0, 0.0))[0], LONGEST) for node in fresh]
+        fresh = [node for node in online if node not in waiting and self._unanswered.get(node, (0, now))[1] <= now]
+        lives = [HELLO_LIFE * 2.0 ** min(self._unanswered.get(node, (0, 0.0))[0], MAX_DOUBLINGS) for node in fresh]
         questions = [_hello(node, life, self.classes) for node, life in zip(fresh, lives, strict=True)]
         ids = grid.push_messages(questions) if questions else ()
         sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
@@ -116,7 +119,7 @@ class Roster:
         return next((member for member in self.members.values() if member.client == client), None)
 
     def _admit(self, member: Member, online: list[int]) -> None:
-        """A client number belongs to the first node that states it, for as long as that node is there, or for good."""
+        """A client number belongs to the first node that states it: while it is online, or for good with keys."""
         holders = [m.node for m in self.members.values() if m.client == member.client]
         taken = f"client {member.client} is another node's" if set(holders) & set(online) else ""
         if why := taken or self.numbering.claim(member.client, member.node):
@@ -131,28 +134,28 @@ class Roster:
             told.pop(member.node, None)
 
     def _put_off(self, node: int, pause: bool) -> None:
-        """Whoever gave no valid answer is asked again: later and later from the second time on, where he gave one."""
-        times = self._vain.get(node, (0, 0.0))[0] + 1
+        """Ask a node without a valid answer again later; ``pause``: it did answer, so wait longer each time."""
+        times = self._unanswered.get(node, (0, 0.0))[0] + 1
         seconds = min(HELLO_SECONDS * (2 ** (times - 1) - 1), 3600.0) if pause else 0.0
-        self._vain[node] = (times, time.monotonic() + seconds)
+        self._unanswered[node] = (times, time.monotonic() + seconds)
 
     def wait_for(
         self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None, least: int = 0
     ) -> list[Member]:
-        """At least ``count`` members, or ``least`` (0: as many) where every other of them refuses this run; else
-        ``PrunellaError`` saying how many came. ``tell`` hears of every change."""
+        """At least ``count`` members, or ``least`` (0: ``count``) if all others refuse this run. Raises
+        ``PrunellaError`` saying how many came. ``tell`` is called with every new number."""
         begin = changed = time.monotonic()
-        known = 0
+        seen = 0
         while len(members := self.refresh(grid)) < count:
             now = time.monotonic()
-            if len(members) != known:
-                known, changed = len(members), now
-                tell(known)
+            if len(members) != seen:
+                seen, changed = len(members), now
+                tell(seen)
             no = self.refusals.keys() & set(grid.get_node_ids())
             if least and len(members) >= least and len(members) + len(no) >= count:
                 break
             said = self.refused()
-            # Where somebody refuses this run, waiting for him to think otherwise is in vain; others may be on the way.
+            # A client that refuses this run will not change its mind, but others may be on the way.
             if now > begin + timeout or (self.refusals and now > changed + REFUSED_SECONDS):
                 raise PrunellaError(
                     f"{len(members)} of {count} clients came within {now - begin:.0f} s: start more SuperNodes, "
@@ -162,8 +165,8 @@ class Roster:
         return members
 
     def refused(self) -> str:
-        """Who is not in this run though he is there, and why: those who said no, and those who said that they are
-        somebody else; "" where nobody did."""
+        """Which nodes are online and not in this run, and why: those that refused it, and those whose client number
+        is another's; "" if there are none."""
         parts = []
         for told, what in ((self.refusals, "said no to this run"), (self.impostors, "left out")):
             if told:

@@ -10,7 +10,7 @@ from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
-from prunella.core.selection import keep_largest
+from prunella.core.ranking import keep_largest
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.task import Task, initial
 from tests.attacks.conftest import SHAPES

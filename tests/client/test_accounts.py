@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
 from prunella.client.accounts import FILE, Accounts
-from prunella.client.budget import FAILED
+from prunella.client.charging import FAILED
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import full_mask
@@ -21,7 +21,7 @@ from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.task import Task, initial
 from prunella.wire.records import to_coded
 from tests.client.test_app import model, send
-from tests.client.test_budget import update_of
+from tests.client.test_charging import update_of
 from tests.client.test_session import session
 
 PRIVATE: dict[str, Any] = {"defenses": "dp-sgd", "local_steps": 2, "node": {"client-seed": None}}
@@ -109,7 +109,7 @@ def test_a_damaged_or_lost_account_stops_the_client(tmp_path: Path, damage: str)
 
 def test_a_renamed_run_neither_resets_epsilon_nor_pays_twice_for_one_answer(tmp_path: Path) -> None:
     node = session(tmp_path / "like", {"partition-id": 0})
-    rate = node.run.batch_size / len(node.examples)
+    rate = node.run.batch_size / len(node.data.examples)
     one, same = (send(tmp_path, "train", model(1), **PRIVATE, run_dir=f"/x/{name}").content for name in "ab")
     assert torch.equal(update_of(one), update_of(same)) and one["ledger"]["epsilon"] == same["ledger"]["epsilon"]
     other = send(tmp_path, "train", model(2), **PRIVATE, run_dir="/x/c").content

@@ -131,6 +131,20 @@ def test_initial_pruning_answers_with_a_mask_inside_the_limit(tmp_path: Path) ->
     assert 0 < kept <= 0.5 * sum(params[n].numel() for n in prunable(TASK.build()))
 
 
+def test_no_first_mask_is_made_for_a_scheme_without_one(tmp_path: Path) -> None:
+    params, _ = initial(TASK, 0)
+    content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 0})})
+    with pytest.raises(ConfigError, match="no client makes the first mask with strategy=snip"):
+        send(tmp_path, "train.initial", content, strategy="snip", rate=0.5)
+    assert not list(tmp_path.rglob("round-*"))
+
+
+def test_a_strategy_of_another_release_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'snip'"):
+        send(tmp_path, "train", model(), strategy="snp")
+    assert not list(tmp_path.rglob("account*"))
+
+
 def test_evaluation_tells_loss_accuracy_and_count(tmp_path: Path) -> None:
     reply = send(tmp_path, "evaluate", model(), evaluation="clients").content
     assert list(reply) == ["metrics"]

@@ -1,4 +1,4 @@
-"""A change laid over the last round's weights, on real handlers; whatever does not come out right is refused."""
+"""A change laid over the last round's weights, on real handlers; what does not fit is refused."""
 
 from pathlib import Path
 
@@ -51,7 +51,12 @@ def test_a_change_and_the_whole_give_the_same_answer_and_the_set_that_was_asked_
 
 
 @pytest.mark.parametrize(
-    "fault, words", [("nothing kept", "lay it over"), ("digest", "come out"), ("mask", "come out|reference|mask")]
+    "fault, words",
+    [
+        ("nothing kept", "no model to apply it to"),
+        ("digest", "not the one that the server has"),
+        ("mask", "come out|reference|mask"),
+    ],
 )
 def test_a_change_that_cannot_be_right_is_refused(tmp_path: Path, fault: str, words: str) -> None:
     if fault != "nothing kept":

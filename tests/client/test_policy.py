@@ -23,7 +23,7 @@ from prunella.tasks.task import initial, prunable
 from prunella.wire.records import from_coded, to_coded
 from tests.client.test_app import TASK, model, send
 from tests.client.test_audit import question
-from tests.client.test_budget import RUN
+from tests.client.test_charging import RUN
 
 
 def against(config: dict[str, object], **raw: object) -> None:
@@ -74,7 +74,7 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
         ({"require": "dgp.bottom=much"}, "dgp.bottom"),
         ({"require": "dgp.top=0.5"}, "must stay under 1"),
         ({"require": "rounds=0"}, "rounds"),
-        ({"require": "dgp.top=0.1, dgp.top=0"}, "dgp.top stands twice"),
+        ({"require": "dgp.top=0.1, dgp.top=0"}, "dgp.top is given twice"),
         ({"require": "dp-sgd, gaussian"}, "only gradient defense"),
         ({"require": "none"}, "none is no defense"),
         ({"require": "defenses=dgp"}, "name the defenses themselves"),

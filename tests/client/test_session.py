@@ -100,7 +100,7 @@ def test_kind_round_and_tensors_change_a_digest_and_places_do_not(tmp_path: Path
 
 def test_examples_held_out_for_evaluation_are_never_trained_on(tmp_path: Path) -> None:
     here = session(tmp_path, evaluation="clients")
-    everything = session(tmp_path).examples
-    assert len(here.examples.y) + len(here.held_out.y) == len(everything.y)
-    rows = {tuple(x.flatten().tolist()) for x in here.held_out.x}
-    assert not rows & {tuple(x.flatten().tolist()) for x in here.examples.x}
+    everything = session(tmp_path).data.examples
+    assert len(here.data.examples.y) + len(here.data.held_out.y) == len(everything.y)
+    rows = {tuple(x.flatten().tolist()) for x in here.data.held_out.x}
+    assert not rows & {tuple(x.flatten().tolist()) for x in here.data.examples.x}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prunella.client.accounts import Accounts
-from prunella.client.session import Request, Session
+from prunella.client.session import ServerRequest, Session
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator, derived
 from prunella.privacy.ledger.ledger import UNBOUNDED
@@ -31,7 +31,7 @@ class Twister(PrivateGenerator):
 @contextmanager
 def seeded_noise(bits: int = 32) -> Iterator[None]:
     """Every request's noise comes from a seed of so many bits."""
-    with patch.object(Request, "generator", lambda self, purpose: Twister(secrets.randbits(bits))):
+    with patch.object(ServerRequest, "generator", lambda self, purpose: Twister(secrets.randbits(bits))):
         yield
 
 
@@ -59,7 +59,7 @@ def late_charge() -> Iterator[None]:
 def thin_digest() -> Iterator[None]:
     """The noise of an answer knows of no more than the client's key and what the draws are for."""
     thin = lambda request, purpose: PrivateGenerator(derived(request.key, purpose))  # noqa: E731
-    with patch.object(Request, "generator", thin):
+    with patch.object(ServerRequest, "generator", thin):
         yield
 
 
@@ -72,8 +72,8 @@ def accounts_of_pixels() -> Iterator[None]:
         made(self, home / f"of-{by_pixels.side}", raw)  # type: ignore[attr-defined]
 
     def accounts(session: Session) -> Accounts:
-        by_pixels.side = session.task.shape[1]  # type: ignore[attr-defined]
-        return Accounts(session.store.home, session.examples.raw)  # type: ignore[arg-type]
+        by_pixels.side = session.data.task.shape[1]  # type: ignore[attr-defined]
+        return Accounts(session.store.home, session.data.examples.raw)  # type: ignore[arg-type]
 
     with patch.object(Accounts, "__init__", by_pixels), patch.object(Session, "accounts", property(accounts)):
         yield

@@ -385,7 +385,7 @@ def test_clients_evaluate_under_an_epsilon_by_noisy_counts_without_a_loss(tmp_pa
 def test_a_damaged_value_changes_the_result_so_the_checks_above_can_fail(tmp_path: Path) -> None:
     def scale(message: Message) -> Message:
         if "update" in message.content and message.metadata.src_node_id == 100:
-            expected = federation_box[0].strategy.expected()
+            expected = federation_box[0].strategy.downlink.expected()
             tree, mask = from_coded(message.content["update"], expected.params, expected.mask)
             message.content["update"] = to_coded(map_trees(lambda t: t * 2, tree), mask, expected.mask)
         return message

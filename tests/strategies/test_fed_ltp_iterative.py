@@ -48,7 +48,7 @@ def built(tmp_path: Path):
 
 def slot_densities(strategy: FedLTPIterative) -> dict[int, int]:
     """How many weights each client's own mask keeps."""
-    coded = {c: strategy.personal.coded(c) for c in range(6)}
+    coded = {c: strategy.downlink.personal.coded(c) for c in range(6)}
     return {c: sum(int(decode_mask(d, PARAMS)[n].sum()) for n in NAMES) for c, d in coded.items() if d is not None}
 
 

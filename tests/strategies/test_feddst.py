@@ -9,36 +9,36 @@ from prunella.core.trees import count, full_mask
 from prunella.pruning.erk import erk_counts
 from prunella.pruning.selection import kept_count
 from prunella.server.app import assemble
-from prunella.strategies.feddst import FedDST, Readjustment, adjusts, plan
-from prunella.strategies.round.masked import Model
-from prunella.strategies.round.plan import Here
+from prunella.strategies.feddst import FedDST, FedDSTSettings, adjusts, plan
+from prunella.strategies.round.plan import RoundContext
 from prunella.strategies.round.replies import ReplyError, read_reply
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import from_coded, mask_from_coded, to_dense
 from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
 PARAMS, _ = initial(TASK, 0)
-MODEL = Model(TASK.build(), TASK.shape, tuple(PARAMS), prunable(TASK.build()))
+MODEL = ServerModel(TASK.build(), TASK.shape, tuple(PARAMS), prunable(TASK.build()))
 
 
 def test_the_first_mask_is_random_with_erk_counts() -> None:
-    strategy = FedDST(Run(rate=0.8), MODEL, Readjustment())
+    strategy = FedDST(Run(rate=0.8), MODEL, FedDSTSettings())
     mask = strategy.first_mask(PARAMS, None, [])
     shapes = {n: tuple(PARAMS[n].shape) for n in PARAMS if n in MODEL.prunable}
     total = kept_count(sum(PARAMS[n].numel() for n in shapes), 0.8)
     assert {n: int(mask[n].sum()) for n in shapes} == erk_counts(shapes, total)
-    other = FedDST(Run(rate=0.8, seed=1), MODEL, Readjustment()).first_mask(PARAMS, None, [])
+    other = FedDST(Run(rate=0.8, seed=1), MODEL, FedDSTSettings()).first_mask(PARAMS, None, [])
     assert any(not torch.equal(mask[n], other[n]) for n in shapes)
 
 
 def test_masks_may_move_in_readjustment_rounds_only() -> None:
-    settings_ = Readjustment(adjust_interval=3, end_round=9)
+    settings_ = FedDSTSettings(adjust_interval=3, end_round=9)
     strategy = FedDST(Run(), MODEL, settings_)
     mask = full_mask(PARAMS)
     assert [r for r in range(1, 12) if strategy.allowed(r, mask) is not None] == [3, 6]
     for round in range(1, 12):
-        here = Here(Run(), settings_, round, PARAMS, mask, MODEL.prunable, {}, dict, lambda tree: 0.0)
+        here = RoundContext(Run(), settings_, round, PARAMS, mask, MODEL.prunable, {}, dict, lambda tree: 0.0)
         assert (plan(here).readjust is not None) == adjusts(settings_, round)
 
 
@@ -56,7 +56,7 @@ def exchange(tmp_path: Path):
         strategy.listener = None
         grid = LocalGrid(prunella.client.app.app, 1, raw, tmp_path / "nodes")
         messages = list(strategy.configure_train(round, to_dense(PARAMS), prunella.client.app.ConfigRecord(), grid))
-        return grid.send_and_receive(messages)[0], strategy.expected(), strategy
+        return grid.send_and_receive(messages)[0], strategy.downlink.expected(), strategy
 
     return make
 
@@ -69,7 +69,7 @@ def test_a_client_reports_a_moved_mask_and_shares_only_inside_it(exchange, defen
     assert all(torch.equal(got.base[n], base[n]) for n in base)
     assert count(base) == count(expected.mask)
     assert any(bool((base[n] & ~expected.mask[n]).any()) for n in base)
-    assert not any(bool((got.spoken[n] & ~base[n]).any()) for n in base)
+    assert not any(bool((got.participation[n] & ~base[n]).any()) for n in base)
     grown = {n: got.shared[n] & ~expected.mask[n] for n in base}
     assert any(bool(got.update[n][grown[n]].any()) for n in base)
 

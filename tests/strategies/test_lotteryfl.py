@@ -9,8 +9,8 @@ from prunella.core.config import Run, parse_run
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask
 from prunella.pruning.selection import density, kept_count
 from prunella.server.app import assemble
-from prunella.strategies.lotteryfl import Lottery, LotteryFL, plan, shrink
-from prunella.strategies.round.plan import Here, Plan
+from prunella.strategies.lotteryfl import LotteryFL, LotteryFLSettings, plan, shrink
+from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import read_reply
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.encode import decode_mask
@@ -24,11 +24,19 @@ NAMES = prunable(TASK.build())
 TOTAL = sum(PARAMS[n].numel() for n in NAMES)
 
 
-def planned(accuracy: float, kept: Mask | None = None, mask: Mask | None = None, **more: object) -> Plan:
+def planned(accuracy: float, kept: Mask | None = None, mask: Mask | None = None, **more: object) -> LocalPlan:
     memory: dict[str, Tree] = {} if kept is None else {"mask": kept}
     received = full_mask(PARAMS) if mask is None else mask
-    here = Here(
-        Run(rate=0.5), Lottery(**more), 1, PARAMS, received, NAMES, memory, lambda: FRESH, lambda tree: accuracy
+    here = RoundContext(
+        Run(rate=0.5),
+        LotteryFLSettings(**more),
+        1,
+        PARAMS,
+        received,
+        NAMES,
+        memory,
+        lambda: FRESH,
+        lambda tree: accuracy,
     )
     return plan(here)
 
@@ -54,7 +62,7 @@ def test_above_it_a_share_goes_by_magnitude_and_the_survivors_are_rewound() -> N
 def test_steps_end_at_the_rate_exactly_are_nested_and_then_stop(rate: float, scope: str) -> None:
     masks = [full_mask(PARAMS)]
     for _ in range(12):
-        masks.append(shrink(PARAMS, masks[-1], NAMES, rate, Lottery(step=0.2, scope=scope)))
+        masks.append(shrink(PARAMS, masks[-1], NAMES, rate, LotteryFLSettings(step=0.2, scope=scope)))
     wanted = kept_count(TOTAL, rate) if scope == "global" else sum(kept_count(PARAMS[n].numel(), rate) for n in NAMES)
     assert sum(int(masks[-1][n].sum()) for n in NAMES) == wanted
     assert masks[-1] is masks[-2]
@@ -62,7 +70,7 @@ def test_steps_end_at_the_rate_exactly_are_nested_and_then_stop(rate: float, sco
 
 
 def test_the_clients_own_mask_has_the_last_word() -> None:
-    mine = shrink(PARAMS, full_mask(PARAMS), NAMES, 0.3, Lottery(step=0.3))
+    mine = shrink(PARAMS, full_mask(PARAMS), NAMES, 0.3, LotteryFLSettings(step=0.3))
     found = planned(0.0, kept=mine)
     assert all(torch.equal(found.mask[n], mine[n]) for n in mine)
     assert all(torch.equal(found.keep["mask"][n], mine[n]) for n in mine)
@@ -81,15 +89,15 @@ def test_the_server_sends_each_client_what_it_last_reported_and_averages_by_hold
         grid.offline = away
         messages = list(strategy.configure_train(round, arrays, ConfigRecord(), grid))
         nodes = [message.metadata.dst_node_id for message in messages]
-        sent.append({node: density(strategy.expected(node).mask, NAMES) for node in nodes})
+        sent.append({node: density(strategy.downlink.expected(node).mask, NAMES) for node in nodes})
         replies = grid.send_and_receive(messages)
-        before, expected = from_dense(arrays), strategy.expected(100)
+        before, expected = from_dense(arrays), strategy.downlink.expected(100)
         arrays, _ = strategy.aggregate_train(round, replies)
         assert strategy.stats.failures == {}
         if round == 2:  # client 0 no longer holds these, client 1 does: its weights alone count
-            mine = decode_mask(strategy.personal.coded(0), before)
-            theirs = decode_mask(strategy.personal.coded(1), before)
-            reply = read_reply(replies[1], strategy.expected(101))
+            mine = decode_mask(strategy.downlink.personal.coded(0), before)
+            theirs = decode_mask(strategy.downlink.personal.coded(1), before)
+            reply = read_reply(replies[1], strategy.downlink.expected(101))
             for name in NAMES:
                 alone = ~mine[name] & theirs[name]
                 gone = ~mine[name] & ~theirs[name]
@@ -100,4 +108,4 @@ def test_the_server_sends_each_client_what_it_last_reported_and_averages_by_hold
     assert sent[0] == {100: 1.0}
     assert sent[1] == {100: pytest.approx(0.5, abs=1e-3), 101: 1.0}
     assert sent[2] == {100: pytest.approx(0.4, abs=1e-3), 101: pytest.approx(0.5, abs=1e-3)}
-    assert strategy.density() == pytest.approx(0.4, abs=1e-3)
+    assert strategy.downlink.density(strategy.mask) == pytest.approx(0.4, abs=1e-3)

@@ -11,7 +11,7 @@ from prunella.core.trees import Mask, Tree, full_mask, zeros_like
 from prunella.pruning.prunefl import reconfigure
 from prunella.pruning.selection import density
 from prunella.server.app import assemble
-from prunella.strategies.prunefl import PruneFL, Schedule, with_limit
+from prunella.strategies.prunefl import PruneFL, PruneFLSettings, with_limit
 from prunella.tasks.task import Task, initial
 from prunella.wire.records import mask_from_coded, mask_to_coded, to_dense
 from tests.local_grid import LocalGrid, settings
@@ -89,7 +89,7 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     aggregated, _ = strategy.aggregate_train(1, replies)
     total = sum(weight for _, weight in got)
     assert len(got) == 3 and len({weight for _, weight in got}) > 1
-    params = strategy.expected().params
+    params = strategy.downlink.expected().params
     mean = {n: sum(t[n].double() * w for t, w in got) / total for n in got[0][0]}
     assert aggregated is not None
     full = {**zeros_like(params), **mean}
@@ -123,5 +123,5 @@ def test_importances_are_asked_for_only_when_they_are_used(tmp_path: Path) -> No
 
 
 def test_the_limit_comes_from_the_rate_unless_it_is_set() -> None:
-    assert with_limit(Schedule(), 0.3).max_density == pytest.approx(0.7)
-    assert with_limit(Schedule(max_density=0.4), 0.3).max_density == 0.4
+    assert with_limit(PruneFLSettings(), 0.3).max_density == pytest.approx(0.7)
+    assert with_limit(PruneFLSettings(max_density=0.4), 0.3).max_density == 0.4

@@ -2,16 +2,16 @@ import torch
 from torch import nn
 
 from prunella.core.config import Run
-from prunella.strategies.random import Draw, Random
-from prunella.strategies.round.masked import Model
+from prunella.strategies.random import Random, RandomSettings
+from prunella.strategies.round.server_model import ServerModel
 
 NET = nn.Sequential(nn.Linear(20, 10), nn.Linear(10, 30))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}
-MODEL = Model(NET, (1, 1, 20), tuple(PARAMS), frozenset({"0.weight", "1.weight"}))
+MODEL = ServerModel(NET, (1, 1, 20), tuple(PARAMS), frozenset({"0.weight", "1.weight"}))
 
 
 def draw(seed: int, params: dict[str, torch.Tensor] = PARAMS) -> dict[str, torch.Tensor]:
-    return Random(Run(rate=0.3, seed=seed), MODEL, Draw()).first_mask(params, None, [])
+    return Random(Run(rate=0.3, seed=seed), MODEL, RandomSettings()).first_mask(params, None, [])
 
 
 def test_the_mask_depends_on_the_seed_alone_and_holds_the_rate_in_every_layer() -> None:
@@ -24,9 +24,9 @@ def test_the_mask_depends_on_the_seed_alone_and_holds_the_rate_in_every_layer() 
 
 def test_a_ramp_gives_nested_masks_that_end_where_the_one_shot_begins() -> None:
     params = {"w": torch.randn(1000)}
-    model = Model(None, (1, 1, 1), ("w",), frozenset({"w"}))
-    once = Random(Run(rate=0.6), model, Draw()).first_mask(params, None, [])
-    slow = Random(Run(rate=0.6), model, Draw(ramp_rounds=3))
+    model = ServerModel(None, (1, 1, 1), ("w",), frozenset({"w"}))
+    once = Random(Run(rate=0.6), model, RandomSettings()).first_mask(params, None, [])
+    slow = Random(Run(rate=0.6), model, RandomSettings(ramp_rounds=3))
     masks = [slow.first_mask(params, None, [])]
     for round in (1, 2, 3, 4):
         masks.append(slow.revise_mask(round, params, masks[-1]))

@@ -11,22 +11,24 @@ from prunella.core.trees import Mask, Tree
 from prunella.pruning.grasp import grasp
 from prunella.pruning.selection import kept_count
 from prunella.pruning.snip import snip
-from prunella.strategies.grasp import GraSP, Preservation
-from prunella.strategies.round.masked import Model
-from prunella.strategies.round.public import loss_on, public_batch
-from prunella.strategies.snip import Sensitivity, Snip
+from prunella.strategies.grasp import GraSP, GraSPSettings
+from prunella.strategies.round.public_loss import loss_on, public_batch
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.snip import Snip, SnipSettings
 from prunella.tasks.data import load_test
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 PARAMS = {n: p.detach() for n, p in NET.named_parameters()}
-MODEL = Model(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "3.weight"}), load_test("digits", None))
+MODEL = ServerModel(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "3.weight"}), load_test("digits", None))
 
 each = pytest.mark.parametrize("name", ["snip", "grasp"])
 
 
 def first(name: str, rate: float = 0.5, seed: int = 0, **settings: Any) -> Mask:
     run = Run(rate=rate, seed=seed)
-    rule = Snip(run, MODEL, Sensitivity(**settings)) if name == "snip" else GraSP(run, MODEL, Preservation(**settings))
+    rule = (
+        Snip(run, MODEL, SnipSettings(**settings)) if name == "snip" else GraSP(run, MODEL, GraSPSettings(**settings))
+    )
     return rule.first_mask(PARAMS, None, [])
 
 

@@ -2,8 +2,8 @@ import torch
 
 from prunella.core.config import Run
 from prunella.pruning.selection import kept_count
-from prunella.strategies.round.masked import Model
-from prunella.strategies.synflow import Flow, SynFlow
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.synflow import SynFlow, SynFlowSettings
 from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -12,8 +12,8 @@ NET = TASK.build()
 
 def first(rate: float, **settings):
     params, _ = initial(TASK, 0)
-    model = Model(NET, TASK.shape, tuple(params), prunable(NET))
-    return SynFlow(Run(rate=rate), model, Flow(**settings)).first_mask(params, None, [])
+    model = ServerModel(NET, TASK.shape, tuple(params), prunable(NET))
+    return SynFlow(Run(rate=rate), model, SynFlowSettings(**settings)).first_mask(params, None, [])
 
 
 def test_it_needs_no_data_and_keeps_the_exact_count_over_all_layers_or_within_each() -> None:

@@ -7,16 +7,16 @@ from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import apply_mask
 from prunella.pruning.ltp import ticket_mask
 from prunella.pruning.selection import kept_count
-from prunella.strategies.round.masked import Model
-from prunella.strategies.tickets import Ticket, Tickets, make_ticket, winning_ticket
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.tickets import Ticket, TicketSettings, make_ticket, winning_ticket
 from prunella.tasks.data import batches, load_test
 from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
 NET = TASK.build()
 PARAMS, _ = initial(TASK, 0)
-MODEL = Model(NET, TASK.shape, tuple(PARAMS), prunable(NET), load_test("digits", None), TASK)
-SMALL = Tickets(tickets=2, iterations=40)
+MODEL = ServerModel(NET, TASK.shape, tuple(PARAMS), prunable(NET), load_test("digits", None), TASK)
+SMALL = TicketSettings(tickets=2, iterations=40)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,6 @@ def test_tickets_differ_by_number_and_the_winner_is_one_of_them_by_seed() -> Non
 
 
 def test_without_a_task_it_says_so() -> None:
-    model = Model(NET, TASK.shape, tuple(PARAMS), prunable(NET), MODEL.public)
+    model = ServerModel(NET, TASK.shape, tuple(PARAMS), prunable(NET), MODEL.public)
     with pytest.raises(PrunellaError, match="no task"):
         make_ticket(model, Run(), SMALL, 0)

@@ -15,8 +15,8 @@ from prunella.wire.encode import (
     REASONS,
     Reference,
     decode,
-    decode_kept,
     decode_mask,
+    decode_sparse,
     dense_bytes,
     encode,
     encode_mask,
@@ -71,7 +71,7 @@ def test_what_is_kept_are_the_dense_values_inside_the_mask(
     tree, mask = random_tree(like, seed), random_mask(like, seed + 1, keep)
     reference = random_mask(like, seed + 2, 0.7) | {"long": mask["long"]} if with_reference else None
     data = encode(tree, mask, reference, values)
-    kept = decode_kept(data, like, reference)
+    kept = decode_sparse(data, like, reference)
     dense, bits = decode(data, like, reference)
     assert list(kept.values) == list(kept.mask) == list(like) and same_bits(kept.mask, bits) and same_bits(bits, mask)
     assert same_bits(kept.values, {name: t[bits[name]] for name, t in dense.items()})
@@ -79,11 +79,11 @@ def test_what_is_kept_are_the_dense_values_inside_the_mask(
 
 def test_a_mask_both_sides_hold_is_neither_copied_nor_fingerprinted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tree, mask = random_tree(LIKE, 1), random_mask(LIKE, 2)
-    known = Reference(mask)
-    assert encode(tree, mask, known) == encode(tree, {n: m.clone() for n, m in mask.items()}, mask)
-    data = encode(tree, mask, known)
+    base = Reference(mask)
+    assert encode(tree, mask, base) == encode(tree, {n: m.clone() for n, m in mask.items()}, mask)
+    data = encode(tree, mask, base)
     monkeypatch.setattr(wire_layout, "fingerprint", None)
-    got, bits = decode(data, LIKE, known)
+    got, bits = decode(data, LIKE, base)
     assert same_bits(got, apply_mask(tree, mask)) and all(bits[name] is mask[name] for name in mask)
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunella.wire import layout as wire_layout
-from prunella.wire.layout import Piece, Reference, fingerprint, flat_numbers, held, plan
+from prunella.wire.layout import Piece, Reference, as_reference, fingerprint, flat_numbers, frames_of
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 40), max_size=6), st.integers(1, 17), st.randoms())
@@ -12,7 +12,7 @@ def test_frames_cover_every_coordinate_once_in_order(sizes: dict[str, int], room
     kinds = {name: random.choice(["f4", "i8"]) for name in sizes}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire_layout, "FRAME", room)
-        frames = plan(sizes, kinds)
+        frames = frames_of(sizes, kinds)
     covered = [(piece.name, i) for frame in frames for piece in frame for i in range(piece.start, piece.stop)]
     assert covered == [(name, i) for name in sorted(sizes) for i in range(sizes[name])]
     assert all(0 < sum(piece.stop - piece.start for piece in frame) <= room for frame in frames)
@@ -37,7 +37,7 @@ def test_numbers_are_the_bytes_in_row_major_order(dtype: torch.dtype) -> None:
 
 def test_a_reference_is_its_mask_and_counts_it() -> None:
     mask = {"w": torch.tensor([[True, False], [True, True]])}
-    known = held(mask)
-    assert isinstance(known, Reference) and held(known) is known and held(None) is None
-    assert known.mark == fingerprint(mask)
-    assert [known.kept(Piece("w", *ends)) for ends in ((0, 4), (1, 3), (1, 3))] == [3, 1, 1]
+    base = as_reference(mask)
+    assert isinstance(base, Reference) and as_reference(base) is base and as_reference(None) is None
+    assert base.mark == fingerprint(mask)
+    assert [base.kept(Piece("w", *ends)) for ends in ((0, 4), (1, 3), (1, 3))] == [3, 1, 1]

@@ -74,7 +74,7 @@ def test_a_wrong_first_label_is_corrected_by_the_next(task, trained, batch) -> N
     """Withholding each layer's largest coordinates hides the label from the first guess; trying the classes in turn
     undoes that."""
     from prunella.attacks.score.control import undefended_view
-    from prunella.core.selection import keep_largest
+    from prunella.core.ranking import keep_largest
 
     settings, found = Inversion(iterations=100), {1: 0, 10: 0}
     for i in range(4):

@@ -258,7 +258,7 @@ def test_a_control_that_fails_is_called_so(tmp_path: Path) -> None:
 def test_the_view_is_what_was_received_and_knows_no_label(tmp_path: Path) -> None:
     federation, grid = go(tmp_path, "scores")
     view, task, extra = load_trace(tmp_path / "run" / "traces" / "round-000002-client-0" / "view.safetensors")
-    expected = federation.strategy.expected()
+    expected = federation.strategy.downlink.expected()
     assert extra["kind"] == "client" and task == federation.task
     assert all(torch.equal(view.params[n], expected.params[n]) for n in view.params)
     assert view.labels is None and view.steps == 1 and view.batch_size == 2

@@ -2,7 +2,7 @@ import pytest
 
 from prunella.core.metrics import METRICS
 from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
-from prunella.strategies.round.masked import RoundStats
+from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
 SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.25, "other": 0.5}

@@ -8,7 +8,7 @@ from prunella.core.trees import apply_mask, full_mask, l2, subtract
 from prunella.privacy import DEFENSES
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
-from prunella.strategies.round.plan import Plan
+from prunella.strategies.round.plan import LocalPlan
 from prunella.tasks.examples import Examples
 from prunella.tasks.models.precode import with_bottleneck
 from prunella.tasks.training import Sgd
@@ -94,7 +94,7 @@ def test_a_plan_that_turns_half_way_trains_what_it_grew_and_the_chain_sees_the_n
         moved = {n: ~m if m.dim() == 2 else m for n, m in mask.items()}
         return apply_mask(params, moved), moved
 
-    plan = Plan(readjust=readjust, before=1)
+    plan = LocalPlan(readjust=readjust, before=1)
     result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"), plan)
     moved = {n: ~m if m.dim() == 2 else m for n, m in received.mask.items()}
     assert all(torch.equal(result.base[n], moved[n]) for n in moved)
@@ -109,7 +109,7 @@ def test_a_plan_may_start_elsewhere_under_a_smaller_mask_and_the_update_is_again
     procedure, received, batches, state = setting(["none"])
     smaller = {n: torch.ones_like(m) if m.dim() == 1 else torch.eye(*m.shape).bool() for n, m in received.mask.items()}
     start_at = apply_mask({n: t * 2 for n, t in received.params.items()}, smaller)
-    plan = Plan(start=start_at, mask=smaller)
+    plan = LocalPlan(start=start_at, mask=smaller)
     result = local_update(procedure, received, iter([]), state, rehearsal(0, purpose="x"), plan)
     expected = apply_mask(subtract(start_at, received.params), smaller)
     assert all(torch.equal(result.outgoing.update[n], expected[n]) for n in expected)

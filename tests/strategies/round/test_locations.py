@@ -47,7 +47,7 @@ def test_the_download_is_restricted_and_the_model_stays_the_same_for_all(tmp_pat
     down = {name: f.counters["wire_bytes_total|down"] for name, f in (("adgp", federation), ("dgp", plain))}
     first = plain.counters["wire_bytes_total|down"] / 4  # the first round is whole for both
     assert down["adgp"] < first + 0.62 * (down["dgp"] - first)
-    sets = federation.strategy.locations
+    sets = federation.strategy.downlink.locations
     assert sets is not None and len(sets.past) == 4 and sets.refused == 0
     assert sum(int(t.sum()) for t in sets.past[0].values()) < 0.41 * sum(t.numel() for t in sets.past[0].values())
 
@@ -72,7 +72,7 @@ def test_a_liar_is_refused_counted_and_replaced(tmp_path: Path, lie: str) -> Non
 
     federation = run(tmp_path, tamper)
     assert failures(federation) == {"locations": 3.0 if lie == "repeated" else 4.0}
-    sets = federation.strategy.locations
+    sets = federation.strategy.downlink.locations
     assert sets is not None and len(sets.past) == 4
     assert all(any(not torch.equal(a[n], b[n]) for n in a) for a, b in zip(sets.past, sets.past[1:], strict=False))
 
@@ -93,7 +93,7 @@ def test_a_client_that_lost_its_model_costs_one_reply_and_gets_the_whole_next(tm
 
 def test_a_mask_that_moves_makes_the_server_draw_the_set_and_nobody_is_refused(tmp_path: Path) -> None:
     federation = run(tmp_path, strategy="prunefl", rounds=3, rate=0.5, prunefl__adjust_interval=1)
-    sets = federation.strategy.locations
+    sets = federation.strategy.downlink.locations
     assert sets is not None and sets.refused > 0 and not failures(federation)
 
 

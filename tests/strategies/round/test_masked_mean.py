@@ -4,7 +4,7 @@ import torch
 from prunella.core.errors import KeyMismatch
 from prunella.core.trees import Tree, apply_mask
 from prunella.strategies.round.masked_mean import MaskedSum, masked_mean
-from prunella.wire.kept import Kept
+from prunella.wire.sparse import SparseTree
 
 PREVIOUS = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}
 
@@ -66,8 +66,8 @@ def test_a_value_outside_the_spoken_mask_does_not_count() -> None:
 def test_large_tensors_repeated_masks_and_threads_change_nothing(
     monkeypatch: pytest.MonkeyPatch, aggregation: str
 ) -> None:
-    """Pieces of 7 coordinates in bundles, masks that repeat and change: the dense formula in float64, to the bit."""
-    monkeypatch.setattr("prunella.strategies.round.masked_mean.PIECE", 7)
+    """Chunks of 7 coordinates in bundles, masks that repeat and change: the dense formula in float64, to the bit."""
+    monkeypatch.setattr("prunella.strategies.round.masked_mean.CHUNK", 7)
     g = torch.Generator().manual_seed(3)
     previous = {"a": torch.randn(50, 9, generator=g), "b": torch.randn((), generator=g), "c": torch.zeros(0)}
     masks = [{n: torch.rand(t.shape, generator=g) < keep for n, t in previous.items()} for keep in (0.5, 0.5, 0.9)]
@@ -98,7 +98,7 @@ def test_kept_values_add_up_as_dense_updates_do(
     monkeypatch: pytest.MonkeyPatch, aggregation: str, workers: int
 ) -> None:
     """Masks that repeat, change, come back, are empty and full; some speak for more than they share."""
-    monkeypatch.setattr("prunella.strategies.round.masked_mean.PIECE", 7)
+    monkeypatch.setattr("prunella.strategies.round.masked_mean.CHUNK", 7)
     monkeypatch.setattr("prunella.wire.layout.FRAME", 50)
     monkeypatch.setattr("prunella.core.parallel.threads", lambda: workers)
     g = torch.Generator().manual_seed(4)
@@ -111,9 +111,9 @@ def test_kept_values_add_up_as_dense_updates_do(
         update = apply_mask({n: torch.randn(t.shape, generator=g) for n, t in previous.items()}, masks[shared])
         large.add(update, masks[spoken], weight)
         mask = {n: m.clone() for n, m in masks[shared].items()} if weight % 2 else masks[shared]
-        small.add_kept(Kept(mask, {n: t[mask[n]] for n, t in update.items()}), masks[spoken], weight)
+        small.add_sparse(SparseTree(mask, {n: t[mask[n]] for n, t in update.items()}), masks[spoken], weight)
     got, wanted = small.result(previous, aggregation), large.result(previous, aggregation)
-    assert small.replies == large.replies == 8
+    assert small.weight == large.weight == sum(range(1, 9))
     for name in previous:
         assert torch.allclose(got[name], wanted[name], rtol=1e-6, atol=1e-7) and got[name].dtype == torch.float32
     assert not torch.allclose(got["a"], previous["a"])
@@ -122,8 +122,8 @@ def test_kept_values_add_up_as_dense_updates_do(
 def test_a_dense_and_a_kept_update_add_up() -> None:
     mask = {"w": torch.tensor([True, False, True, False])}
     total = MaskedSum(PREVIOUS)
-    total.add_kept(Kept(mask, {"w": torch.tensor([1.0, 2.0])}), mask, 1)
+    total.add_sparse(SparseTree(mask, {"w": torch.tensor([1.0, 2.0])}), mask, 1)
     total.add({"w": torch.tensor([3.0, 0.0, 4.0, 5.0])}, {"w": torch.tensor([True, False, True, True])}, 1)
     assert total.result(PREVIOUS, "holders")["w"].tolist() == [3.0, 2.0, 6.0, 9.0]
     with pytest.raises(KeyMismatch):
-        total.add_kept(Kept({"v": mask["w"]}, {"v": torch.zeros(2)}), mask, 1)
+        total.add_sparse(SparseTree({"v": mask["w"]}, {"v": torch.zeros(2)}), mask, 1)

@@ -34,7 +34,7 @@ def exchange(tmp_path: Path) -> Callable[..., tuple[Message, object]]:
 
         params, buffers = initial(federation.task, 0)
         messages = list(federation.strategy.configure_train(1, to_dense({**params, **buffers}), ConfigRecord(), grid))
-        return grid.send_and_receive(messages)[0], federation.strategy.expected()
+        return grid.send_and_receive(messages)[0], federation.strategy.downlink.expected()
 
     return make
 
@@ -48,7 +48,7 @@ def test_an_honest_reply_is_read_whole(exchange) -> None:
     assert got.ledger["rounds"] == 1.0
     update, shared = from_coded(reply.content["update"], expected.params, expected.mask)
     assert all(torch.equal(got.update[n], update[n]) and torch.equal(got.shared[n], shared[n]) for n in update)
-    assert 0 < sum(t.numel() for t in got.kept.values.values()) < sum(t.numel() for t in update.values())
+    assert 0 < sum(t.numel() for t in got.sparse.values.values()) < sum(t.numel() for t in update.values())
 
 
 def damage_values(message: Message, expected, change) -> None:

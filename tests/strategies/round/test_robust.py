@@ -18,7 +18,7 @@ from prunella.core.trees import Tree, apply_mask, full_mask, map_trees
 from prunella.server.app import assemble
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import federate
-from prunella.strategies.round.masked_mean import PIECE, MaskedSum
+from prunella.strategies.round.masked_mean import CHUNK, MaskedSum
 from prunella.strategies.round.robust import (
     MEAN,
     ROBUST,
@@ -34,8 +34,8 @@ from prunella.strategies.round.robust import (
     pooled,
 )
 from prunella.tasks.task import initial
-from prunella.wire.kept import Kept
 from prunella.wire.records import from_coded, to_coded
+from prunella.wire.sparse import SparseTree
 from tests.local_grid import LocalGrid, settings
 
 PREVIOUS = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}
@@ -67,7 +67,7 @@ def test_every_rule_adds_kept_values_as_it_adds_dense_updates(rule: str) -> None
     updates[2] = {"w": updates[2]["w"] * 100}
     kept = make(PREVIOUS)
     for update, mask in zip(updates, masks, strict=True):
-        kept.add_kept(Kept(mask, {"w": update["w"][mask["w"]]}), mask, 7.0)
+        kept.add_sparse(SparseTree(mask, {"w": update["w"][mask["w"]]}), mask, 7.0)
     wanted = merged(make(PREVIOUS), updates, masks)
     assert torch.allclose(kept.result(PREVIOUS, "holders")["w"], wanted["w"], rtol=1e-6)
     assert not torch.equal(wanted["w"], PREVIOUS["w"])
@@ -201,7 +201,7 @@ def test_a_client_counts_once_whatever_it_claims(name: str) -> None:
 @pytest.mark.parametrize("name", ROBUST)
 def test_shapes_types_and_the_updates_stay_as_they_are(name: str) -> None:
     rule = ROBUST[name]
-    like = {"a": torch.randn(3, PIECE // 2 + 1), "b": torch.zeros(()), "n": torch.tensor(3), "e": torch.zeros(0)}
+    like = {"a": torch.randn(3, CHUNK // 2 + 1), "b": torch.zeros(()), "n": torch.tensor(3), "e": torch.zeros(0)}
     update = {n: torch.ones_like(t) for n, t in like.items()}
     before = {n: t.clone() for n, t in update.items()}
     total = rule.make(like, rule.settings())

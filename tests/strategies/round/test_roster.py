@@ -109,7 +109,7 @@ def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplo
     assert roster.refusals[9].startswith("only with dgp[31m xxx") and len(roster.refusals[9]) == 300
     assert "came within 0 s" in str(error.value) and "\x1b" not in str(error.value)
     grid.table[9] = {"client": 1}
-    roster._vain.clear()
+    roster._unanswered.clear()
     assert [member.client for member in roster.wait_for(grid, 2, timeout=60.0)] == [0, 1] and not roster.refusals
 
 
@@ -170,7 +170,7 @@ def test_a_second_live_node_does_not_get_a_number_and_the_first_not_back_what_it
         assert [m.node for m in roster.refresh(grid)] == [9]
     assert "client 0" in roster.refused() and "client 0" in caplog.text
     grid.online = [4]
-    roster._vain.clear()
+    roster._unanswered.clear()
     assert [m.node for m in roster.refresh(grid)] == [4] and roster.find(0) == Member(0, 4, "deny")
     assert roster.refused() == ""
     grid.online = [4, 9]

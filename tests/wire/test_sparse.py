@@ -4,7 +4,7 @@ import torch
 
 from prunella.core.errors import KeyMismatch
 from prunella.wire import layout as wire_layout
-from prunella.wire.kept import Kept, zeros
+from prunella.wire.sparse import SparseTree, zeros
 
 
 def example(seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -24,7 +24,7 @@ def test_dense_puts_every_value_where_the_mask_keeps_it(
     monkeypatch.setattr(wire_layout, "FRAME", frame)
     monkeypatch.setattr("prunella.core.parallel.threads", lambda: workers)
     tree, mask = example()
-    dense = Kept(mask, {name: t[mask[name]] for name, t in tree.items()}).dense()
+    dense = SparseTree(mask, {name: t[mask[name]] for name, t in tree.items()}).dense()
     assert list(dense) == list(tree)
     for name, t in tree.items():
         assert dense[name].dtype == t.dtype
@@ -35,9 +35,9 @@ def test_dense_puts_every_value_where_the_mask_keeps_it(
 def test_values_that_do_not_fit_the_mask_are_refused(odd: int) -> None:
     mask = {"w": torch.tensor([True, True, True, False])}
     with pytest.raises(KeyMismatch):
-        Kept(mask, {"w": torch.zeros(odd)}).dense()
+        SparseTree(mask, {"w": torch.zeros(odd)}).dense()
     with pytest.raises(KeyMismatch):
-        Kept(mask, {"v": torch.zeros(3)}).dense()
+        SparseTree(mask, {"v": torch.zeros(3)}).dense()
 
 
 def test_zeros_do_not_overlap_and_begin_at_cache_lines() -> None:

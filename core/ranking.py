@@ -72,9 +72,9 @@ def kth_values(flat: Tensor, ranks: Sequence[int]) -> list[float]:
     return [float(flat.kthvalue(rank).values) for rank in ranks]
 
 
-def _first(tied: Tensor, room: int, after: int = 0) -> Tensor:
-    """Indices of ``room`` True of a 1-d mask in order, leaving out the ``after`` first of them."""
-    return torch.nonzero(tied).reshape(-1)[after : after + room]
+def _first(tied: Tensor, count: int, after: int = 0) -> Tensor:
+    """Indices of ``count`` True of a 1-d mask in order, leaving out the ``after`` first of them."""
+    return torch.nonzero(tied).reshape(-1)[after : after + count]
 
 
 def _keep(scores: Tensor, count: int, rank: int, larger: bool) -> Tensor:

@@ -7,7 +7,7 @@ defense the attack rebuilds what was trained on, and is scored against the origi
 from dataclasses import replace
 
 from prunella.client.audit import truth
-from prunella.client.session import Request, Session
+from prunella.client.session import ServerRequest, Session
 from prunella.core.trees import to_device
 from prunella.core.types import ServerView
 from prunella.privacy.chain import ChainState
@@ -20,7 +20,7 @@ def before_training(session: Session, state: ChainState) -> ChainState:
     return {**state, NAME: unguarded(state[NAME])} if session.procedure.chain.guard is not None else state
 
 
-def after_training(session: Session, request: Request, received: Received, result: LocalResult) -> LocalResult:
+def after_training(session: Session, request: ServerRequest, received: Received, result: LocalResult) -> LocalResult:
     """The result with what may leave. Raises ``DefenseError`` when it must stay; then nothing is saved either."""
     settings = session.procedure.chain.guard
     if settings is None:
@@ -29,13 +29,13 @@ def after_training(session: Session, request: Request, received: Received, resul
 
     private, run = truth(session, request), session.run
     private = private.on(session.device)
-    batch = min(run.batch_size, len(session.examples))
+    batch = min(run.batch_size, len(session.data.examples))
     view = ServerView(
         params=received.params,
         update=result.outgoing.update,
         mask=result.base,
         buffers=to_device(received.buffers, session.device),
-        num_examples=min(run.local_steps * batch, len(session.examples)),
+        num_examples=min(run.local_steps * batch, len(session.data.examples)),
         steps=run.local_steps,
         batch_size=batch,
         learning_rate=run.learning_rate,
@@ -43,5 +43,5 @@ def after_training(session: Session, request: Request, received: Received, resul
         weight_decay=run.weight_decay,
         defenses=result.applied,
     )
-    outgoing = guarded(result.outgoing, view, private, session.task, settings, request.generator("guard"))
+    outgoing = guarded(result.outgoing, view, private, session.data.task, settings, request.generator("guard"))
     return replace(result, outgoing=outgoing)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunella.core.stranger import TEXT, clean, figure, whole
+from prunella.core.untrusted import TEXT, clean, figure, whole
 
 ODD = [True, False, None, "1", [1], b"1", math.nan, math.inf, -math.inf, -1, -0.5, 10**400, -(10**400), 2**63, 1.7e308]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from prunella.client.session import Request, Session
+from prunella.client.session import ServerRequest, Session
 from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree
 from prunella.privacy.accounting import LAPLACE, Charge
@@ -31,11 +31,11 @@ def _charge(session: Session, digest: str, steps: int) -> Charge:
     again bounds nothing."""
     if validates(session.run.strategy) or session.node.seed is not None:
         return UNBOUNDED
-    batch, count = min(session.run.batch_size, len(session.examples)), len(session.examples)
+    batch, count = min(session.run.batch_size, len(session.data.examples)), len(session.data.examples)
     return charge(session.procedure.chain, digest, steps, count, batch)
 
 
-def account(session: Session, request: Request, steps: int) -> tuple[Charge, Ledger]:
+def account(session: Session, request: ServerRequest, steps: int) -> tuple[Charge, Ledger]:
     """Charge ``steps`` local steps, on the disk when this returns. Raises ``DefenseError`` past the budget."""
     new = _charge(session, request.digest, steps)
     return new, _spend(session, new)
@@ -57,6 +57,11 @@ def _validation_charge(session: Session, digest: str) -> Charge | None:
     return Charge(digest, laplace=scale)
 
 
+def caveats(session: Session) -> tuple[str, ...]:
+    """What weakens the claims of this run's defenses."""
+    return () if session.node.seed is None else ("client-seed: noise that can be drawn again, no ε and no nats",)
+
+
 def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
     """What the ledger line tells the server of the next round: the epsilon it would bring and the budget, where there
     is one. So the server need not ask a client that would refuse."""
@@ -74,7 +79,7 @@ def account_for_scores(session: Session) -> float:
     return 0.0
 
 
-def account_for_count(session: Session, request: Request) -> float:
+def account_for_count(session: Session, request: ServerRequest) -> float:
     """Charge a noisy count of held-out examples, on the disk when this returns: the scale of its noise."""
     new = _validation_charge(session, request.digest)
     if new is None or session.node.seed is not None:
@@ -97,7 +102,7 @@ def require_coverable(session: Session, buffers: Tree) -> None:
     check_model(chain, buffers)
     before, own = _drawn(), random.getstate()
     with torch.no_grad(), mode(module, True):
-        module(torch.zeros(2, *session.task.shape, device=session.device))
+        module(torch.zeros(2, *session.data.task.shape, device=session.device))
     if _drawn() != before or random.getstate() != own:
         raise DefenseError(
             f"{type(module).__name__} draws random numbers while it trains (dropout, precode), which no ε covers: "
@@ -106,7 +111,7 @@ def require_coverable(session: Session, buffers: Tree) -> None:
 
 
 def _drawn() -> tuple[bytes, ...]:
-    """Where PyTorch's and NumPy's global generators stand. Not Python's: threads of Flower's draw from that."""
+    """The state of PyTorch's and NumPy's global generators. Not of Python's, from which Flower's threads draw."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     numpy_state: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - the global one is what is watched
     place = str(numpy_state["pos"]).encode()
@@ -130,7 +135,7 @@ def charged(session: Session) -> Iterator[None]:
         raise DefenseError(FAILED) from None
 
 
-def confirm(session: Session, request: Request, charged: Charge, trees: Iterable[Tree]) -> None:
+def confirm(session: Session, request: ServerRequest, charged: Charge, trees: Iterable[Tree]) -> None:
     """Refuse an answer that is not the one given before, where its noise is what protects it."""
     if charged != UNBOUNDED:
         session.accounts.confirm(request.digest, digest(trees, ""))
@@ -142,7 +147,7 @@ def require_charged(session: Session, done: int, charged: int) -> None:
         raise DefenseError(f"{done} local steps were taken where {charged} were charged")
 
 
-def require_uncovered_is_allowed(session: Session, what: str, mend: str) -> None:
-    """Refuse evaluation on a client under an epsilon: exact scores of private examples would leave without noise."""
+def require_uncovered_is_allowed(session: Session, what: str, fix: str) -> None:
+    """Refuse, under an epsilon, what would let exact scores of private examples leave without noise."""
     if session.procedure.chain.private is not None:
-        raise DefenseError(f"{what} uses exact scores of private examples, which ε does not cover: {mend}")
+        raise DefenseError(f"{what} uses exact scores of private examples, which ε does not cover: {fix}")

@@ -1,8 +1,8 @@
-"""A tree under a mask, held as what is kept: the mask, and the values inside it one after the other.
+"""A tree under a mask without its zeros: the mask, and the values inside it one after the other.
 
 At 80 % removed the values are a fifth of the dense tree, and a mask that is held already costs nothing more.
 
->>> kept = Kept({"w": torch.tensor([[True, False], [False, True]])}, {"w": torch.tensor([1.0, 4.0])})
+>>> kept = SparseTree({"w": torch.tensor([[True, False], [False, True]])}, {"w": torch.tensor([1.0, 4.0])})
 >>> kept.dense()["w"].tolist()
 [[1.0, 0.0], [0.0, 4.0]]
 """
@@ -18,7 +18,7 @@ from prunella.core.errors import KeyMismatch
 from prunella.core.parallel import each
 from prunella.core.trees import Mask, Tree, require_same_names
 from prunella.wire.coding import Places, places_of
-from prunella.wire.layout import Numbers, Piece, flat_bits, flat_numbers, plan
+from prunella.wire.layout import Numbers, Piece, flat_bits, flat_numbers, frames_of
 
 _ALIGNED = 64  # bytes of a cache line, where PyTorch lets its own tensors begin
 
@@ -38,7 +38,7 @@ def zeros(sizes: Mapping[str, int], widths: Mapping[str, int]) -> dict[str, Numb
 
 
 @dataclass(frozen=True)
-class Kept:
+class SparseTree:
     """``values`` are for every name the coordinates inside ``mask``, flat [kept], in row-major order."""
 
     mask: Mask
@@ -52,7 +52,7 @@ class Kept:
         """
         require_same_names(self.mask, self.values)
         bits = {name: flat_bits(mask) for name, mask in self.mask.items()}
-        frames = plan({name: flat.size for name, flat in bits.items()}, dict.fromkeys(bits, ""))
+        frames = frames_of({name: flat.size for name, flat in bits.items()}, dict.fromkeys(bits, ""))
         counts = each(lambda frame: [int(np.count_nonzero(piece.of(bits))) for piece in frame], frames)
         at, rows = dict.fromkeys(bits, 0), []
         for frame, found in zip(frames, counts, strict=True):

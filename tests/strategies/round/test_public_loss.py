@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from prunella.core.errors import PrunellaError
-from prunella.strategies.round.masked import Model
-from prunella.strategies.round.public import loss_on, public_batch, public_examples
+from prunella.strategies.round.public_loss import loss_on, public_batch, public_examples
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import Examples, load_test
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 10))
@@ -12,8 +12,8 @@ PARAMS = {n: p.detach() for n, p in NET.named_parameters()}
 PUBLIC = load_test("digits", None)
 
 
-def model(public: Examples | None) -> Model:
-    return Model(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "4.weight"}), public)
+def model(public: Examples | None) -> ServerModel:
+    return ServerModel(NET, (1, 8, 8), tuple(PARAMS), frozenset({"1.weight", "4.weight"}), public)
 
 
 def test_the_batch_is_drawn_by_seed_and_never_larger_than_what_is_public() -> None:

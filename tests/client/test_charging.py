@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from torch import nn
 
 from prunella.client.accounts import Accounts
-from prunella.client.budget import FAILED, charged, require_charged, require_coverable
+from prunella.client.charging import FAILED, charged, require_charged, require_coverable
 from prunella.core.errors import DefenseError
 from prunella.core.trees import full_mask
 from prunella.privacy.accounting import Charge, epsilon
@@ -41,7 +41,7 @@ def other_model(round: int) -> RecordDict:
 
 def test_the_ledger_line_is_what_the_accountant_says_of_every_step(tmp_path: Path) -> None:
     node = session(tmp_path, {"partition-id": 0})
-    rate = node.run.batch_size / len(node.examples)
+    rate = node.run.batch_size / len(node.data.examples)
     for round in (1, 2, 3):
         ledger = send(tmp_path, "train", model(round), **PRIVATE).content["ledger"]
         assert ledger["epsilon"] == pytest.approx(epsilon([Charge("", 1.0, rate, 2 * round)], 1e-5, "rdp"))
@@ -167,7 +167,7 @@ def test_models_that_draw_are_refused_under_an_epsilon_before_the_charge(tmp_pat
     for free in ({"model": "precode-cnn", "defenses": "dp-sgd"}, {"model": "resnet10", "defenses": "dp-sgd"}):
         one = session(tmp_path / "x", {"partition-id": 0}, **free)
         with pytest.raises(DefenseError):
-            require_coverable(one, one.like[1])
+            require_coverable(one, one.data.like[1])
     quiet = session(tmp_path / "y", {"partition-id": 0}, **RUN)
     require_coverable(quiet, {})
 
@@ -203,7 +203,7 @@ def test_under_an_epsilon_a_noisy_count_leaves_and_is_charged(tmp_path: Path) ->
     assert set(told) == {"num-examples", "accuracy"} and 0 <= told["accuracy"] <= 1
     spent = send(tmp_path, "train", model(2), **noise, **PRIVATE).content["ledger"]["epsilon"]
     node = session(tmp_path, {"partition-id": 0}, evaluation="clients")
-    rate = node.run.batch_size / len(node.examples)
+    rate = node.run.batch_size / len(node.data.examples)
     charges = [Charge("", 1.0, rate, 4), Charge("", laplace=2.0)]
     assert spent == pytest.approx(epsilon(charges, 1e-5, "rdp"))
 
@@ -229,7 +229,7 @@ def test_examples_that_were_only_held_out_are_in_the_account_of_their_scores(tmp
     counts(tmp_path)
     later = send(tmp_path, "train", model(1), **PRIVATE, run_dir="/x/later").content["ledger"]["epsilon"]
     node = session(tmp_path, {"partition-id": 0})
-    rate = node.run.batch_size / len(node.examples)
+    rate = node.run.batch_size / len(node.data.examples)
     charges = [Charge("", 1.0, rate, 2), Charge("", laplace=2.0)]
     assert later == pytest.approx(epsilon(charges, 1e-5, "rdp"))
 
@@ -257,7 +257,7 @@ def test_initial_pruning_is_charged(tmp_path: Path) -> None:
     content = model(0)
     send(tmp_path, "train.initial", content, strategy="prunefl", rate=0.5, **PRIVATE)
     node = session(tmp_path, {"partition-id": 0})
-    rate = node.run.batch_size / len(node.examples)
+    rate = node.run.batch_size / len(node.data.examples)
     spent = send(tmp_path, "train", model(1), **PRIVATE).content["ledger"]["epsilon"]
     assert spent == pytest.approx(epsilon([Charge("", 1.0, rate, 22)], 1e-5, "rdp"))
 

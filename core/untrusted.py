@@ -1,4 +1,4 @@
-"""What somebody else says: a number within bounds or none, and text that cannot do harm where it is logged or shown.
+"""Values from another machine: a number within bounds or None, and text that is safe to log and to show.
 
 >>> figure(0.5, 0.0, 1.0), figure(1.7e308, 0.0, 1.0), figure(True, 0.0, 1.0), whole(3, 0, 9), whole(3.0, 0, 9)
 (0.5, None, None, 3, None)
@@ -6,7 +6,7 @@
 '[31mround 9: all is well'
 """
 
-TEXT = 300  # characters of a stranger's text that are kept
+TEXT = 300  # characters of such a text that are kept
 
 
 def figure(value: object, least: float, most: float) -> float | None:

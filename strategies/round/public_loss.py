@@ -15,17 +15,17 @@ from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.pruning.snip import Loss
-from prunella.strategies.round.masked import Model
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import Examples
 
 
-def public_examples(model: Model) -> Examples:
+def public_examples(model: ServerModel) -> Examples:
     if model.public is None:
         raise PrunellaError("this scheme prunes on public examples, and the server was given none")
     return model.public
 
 
-def public_batch(model: Model, size: int, seed: int) -> Examples:
+def public_batch(model: ServerModel, size: int, seed: int) -> Examples:
     """Up to ``size`` public examples, drawn by seed."""
     public = public_examples(model)
     order = torch.randperm(len(public), generator=stream(seed, purpose="public-batch"))[:size]
@@ -41,7 +41,7 @@ def _still(module: nn.Module) -> nn.Module:
     return copied
 
 
-def loss_on(model: Model, batch: Examples, temperature: float = 1.0) -> Loss:
+def loss_on(model: ServerModel, batch: Examples, temperature: float = 1.0) -> Loss:
     """The loss with logits divided by ``temperature``."""
     module, x = _still(model.module), batch.x.double()
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import prunella.core.selection
-from prunella.core.selection import keep_among, keep_between, keep_largest, keep_smallest, kth_values, part_of
+import prunella.core.ranking
+from prunella.core.ranking import keep_among, keep_between, keep_largest, keep_smallest, kth_values, part_of
 
 values = st.lists(st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 2.0, torch.inf]), min_size=1, max_size=12)
 
@@ -79,9 +79,7 @@ def test_the_histogram_finds_what_a_sort_finds(seed: int, size: int, signed: boo
     flat = pool[torch.randint(len(pool), (size,), generator=g)] * (1 if signed else torch.ones(size))
     flat = flat if signed else flat.abs()
     ranks = [1, (size + 1) // 2, size]
-    assert prunella.core.selection._kth_by_bits(flat.numpy(), ranks) == [
-        float(flat.sort().values[r - 1]) for r in ranks
-    ]
+    assert prunella.core.ranking._kth_by_bits(flat.numpy(), ranks) == [float(flat.sort().values[r - 1]) for r in ranks]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

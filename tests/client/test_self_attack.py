@@ -11,7 +11,7 @@ from prunella.core.errors import DefenseError
 from prunella.tasks.task import initial
 from prunella.tasks.training import loss_and_gradient
 from tests.client.test_app import TASK, model, send
-from tests.client.test_budget import update_of
+from tests.client.test_charging import update_of
 from tests.client.test_session import session
 
 ONE: dict[str, Any] = {"local_steps": 1, "batch_size": 1, "leakage-guard.iterations": 40}

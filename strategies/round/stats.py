@@ -1,0 +1,32 @@
+"""What a round cost and lost, for metrics."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RoundStats:
+    """Clients that were there, chosen and asked; bytes in each direction; failures by reason; seconds; what clients
+    withheld, as the sum of their shares; their ledger lines.
+
+    >>> stats = RoundStats()
+    >>> stats.fail("timeout")
+    >>> stats.failures
+    {'timeout': 1}
+    """
+
+    available: int = 0
+    selected: int = 0
+    sent: int = 0
+    replies: int = 0
+    down: int = 0
+    up: int = 0
+    dense: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    train_seconds: float = 0.0
+    aggregate_seconds: float = 0.0
+    withheld: float = 0.0
+    ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
+
+    def fail(self, reason: str) -> None:
+        """Count one failure."""
+        self.failures[reason] = self.failures.get(reason, 0) + 1
