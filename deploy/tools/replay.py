@@ -227,8 +227,9 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     file, title = find_trace(sources.trace)
     batch = read_truth(sources.truth, file)
     view, task, earlier = sources.views()
-    report = tell and (lambda start, turn, loss: tell(start, turn, loss, settings.iterations))
-    resume = ResumeStore(sources.keep, tell=report)
+    resume = ResumeStore(sources.keep)
+    if tell is not None:
+        resume.tell = lambda start, turn, loss: tell(start, turn, loss, settings.iterations)
     attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, resume)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
