@@ -112,7 +112,7 @@ def test_the_capacity_of_an_epsilon_is_that_of_the_noise_the_gaussian_mechanism_
 def test_the_documentation_prints_the_capacities() -> None:
     text = " ".join((Path(__file__).parents[3] / "docs" / "defenses.md").read_text().split())
     assert f"a noise multiplier of 1 lets at most {dp_capacity(1.0, 1.0, 1):.2f} nats of an image" in text
-    assert f"for ε 1 at δ 1e-5 at most {dp_capacity_of_epsilon(1.0, 1e-5, 1):.3f};" in text
+    assert f"for ε 1 at δ 1e-5 lets through at most {dp_capacity_of_epsilon(1.0, 1e-5, 1):.3f};" in text
 
 
 def test_a_capacity_of_impossible_arguments_raises() -> None:
