@@ -52,9 +52,15 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def write_tree(path: Path, tree: Tree, metadata: dict[str, str] | None = None) -> None:
-    """A tree as safetensors, owner-readable only. Names may contain any character but NUL."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
-    write_atomically(path, lambda p: save_file(contiguous, p, metadata=metadata))
+    """A tree as safetensors, owner-readable only. Names may contain any character but NUL; tensors may share memory."""
+    memory: set[int] = set()
+    separate: Tree = {}
+    for name, tensor in tree.items():
+        plain = tensor.detach().cpu().contiguous()
+        address = plain.untyped_storage().data_ptr()
+        separate[name] = plain.clone() if address in memory else plain  # safetensors refuses what shares memory
+        memory.add(address)
+    write_atomically(path, lambda p: save_file(separate, p, metadata=metadata))
 
 
 def read_tree(path: Path) -> tuple[Tree, dict[str, str]]:

@@ -16,6 +16,14 @@ def test_tree_round_trips_with_metadata_and_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "x" / "state.safetensors").stat().st_mode) == 0o600
 
 
+def test_tensors_that_share_memory_are_written_both(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    tree = {"a": whole, "same": whole, "part": whole[2:4], "empty": whole[:0]}
+    write_tree(tmp_path / "state.safetensors", tree)
+    read, _ = read_tree(tmp_path / "state.safetensors")
+    assert all(torch.equal(read[n], tree[n]) for n in tree)
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_json(path, {"round": 1})

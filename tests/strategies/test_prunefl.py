@@ -37,9 +37,10 @@ def asked(grid: LocalGrid) -> list[int]:
     return [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train.initial"]
 
 
-def test_the_first_client_alone_prunes_first_and_sends_a_mask_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("defenses", ["none", "adgp", "dgp", "top-k"])
+def test_the_first_client_alone_prunes_first_and_sends_a_mask_only(tmp_path: Path, defenses: str) -> None:
     seen: list[Message] = []
-    strategy, grid, arrays = build(tmp_path, lambda m: seen.append(m) or m)
+    strategy, grid, arrays = build(tmp_path, lambda m: seen.append(m) or m, defenses=defenses)
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     assert asked(grid) == [100]
     (reply,) = [m for m in seen if "mask" in m.content]
