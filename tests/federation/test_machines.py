@@ -146,7 +146,7 @@ def refused(world: World, address: str, *arguments: str) -> str:
     """Start a SuperNode at the north that must not get in; what it says at last."""
     process = world.supernode("north", address, *arguments, "--stock", "--patience", "0", log="refused.log")
     try:
-        assert process.wait(60) == 1, world.said("north", "refused.log")
+        assert process.wait(180) == 1, world.said("north", "refused.log")
     finally:
         end(process)
     return world.said("north", "refused.log").splitlines()[-1]

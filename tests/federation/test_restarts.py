@@ -71,10 +71,10 @@ def test_a_run_goes_on_without_its_submitter_is_resumed_by_nobody_and_ends_when_
     run = place.folder / "runs" / "endless"
     wait_for(lambda: submit.poll() is not None or len(series(run, "round")) >= 1, "round 1")
     submit.send_signal(signal.SIGINT)
-    assert submit.wait(30) == 130 and "prunella stop endless" in place.said("submit.log")
+    assert submit.wait(180) == 130 and "prunella stop endless" in place.said("submit.log")
     before = len(series(run, "round"))
     again = place.start("again.log", "submit", "--superlink", place.control, "--resume", "endless")
-    assert again.wait(60) == 2 and "is still going on" in place.said("again.log")
+    assert again.wait(180) == 2 and "is still going on" in place.said("again.log")
     assert read_run(run)["status"] == "running" and len(series(run, "round")) > before
     stop = place.start("stop.log", "stop", "endless", "--superlink", place.control)
     assert stop.wait(90) == 0 and "run endless is stopped" in place.said("stop.log"), place.said("stop.log")
