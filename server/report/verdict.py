@@ -20,6 +20,7 @@ WORDS: dict[Level, str] = {
     "rebuilt": "an image rebuilt", "traces": "traces of an image", "baseline": "no more than another image shows",
     "unknown": "not judged",
 }  # fmt: skip
+FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
 Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
 
 
@@ -37,7 +38,7 @@ def control_state(control: Line | None) -> Control:
     """What the run recorded about its control or, if it recorded nothing, what the control's scores show."""
     if control is None:
         return "missing"
-    if control["outcome"] in ("failed", "control-failed") or control.get("ok") is False:
+    if control["outcome"] in FAILED or control.get("ok") is False:
         return "failed"
     return "rebuilt" if control.get("ok") or level(control) == "rebuilt" else "failed"
 
@@ -111,7 +112,7 @@ def _client_sentences(clients: Sequence[Line], controls: Sequence[Line]) -> list
     if unproven:
         sentences.append(f"{len(unproven)} of them rely on a control that failed or is missing, and prove nothing.")
     refused = sum(a["outcome"] == "no-consent" for a in clients)
-    broken = sum(a["outcome"] in ("failed", "control-failed") for a in clients)
+    broken = sum(a["outcome"] in FAILED for a in clients)
     if refused:
         sentences.append(f"{plural(refused, 'audit')} ended without a score, because the client did not consent.")
     if broken:
@@ -139,7 +140,8 @@ def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tupl
     return "unproven", "Clients unknown", f"{nobody}: all that is known is that the attack works without a defense."
 
 
-def _with_clients(scored: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
+def _with_clients(clients: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
+    scored = [a for a in clients if a["outcome"] == "scored"]
     proven = [a for a in scored if _is_evidence(a, controls)]
     if any(level(a) == "rebuilt" for a in scored):  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
@@ -153,25 +155,28 @@ def _with_clients(scored: Sequence[Line], controls: Sequence[Line], defended: Se
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
     if any(level(a) == "rebuilt" for a in defended):
         return "traces", "Defense weak", "Not the audited clients, but the defended control was rebuilt."
-    return (
-        "clear",
-        "Nothing rebuilt",
-        ("Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."),
-    )
+    if any(a["outcome"] in FAILED for a in (*clients, *defended)):
+        return "unproven", "Not judged", "Some audits failed, so it is unknown what a curious server could rebuild."
+    if not any(a["outcome"] == "scored" and _is_evidence(a, controls) for a in defended):
+        text = "This attack rebuilt nothing, but no defense was audited: a stronger attack may rebuild the images."
+        return "unproven", "Not defended", text
+    text = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
+    return "clear", "Nothing rebuilt", text
 
 
 def verdict(audits: Sequence[Line]) -> RunVerdict:
-    """The headline and its reasons. No audit, no answer; no control, no all-clear."""
+    """The headline and its reasons. No audit, no answer; no all-clear without a control, without a defense that was
+    audited on it, or beside an audit that failed."""
     if not audits:
         text = "Nothing was audited, so nothing is known about what a curious server could rebuild."
         return RunVerdict("silent", "Not audited", text, ())
     controls = [a for a in audits if a["kind"] == "control"]
     defended = [a for a in audits if a["kind"] == "control-defended"]
     clients = [a for a in audits if a["kind"] == "client"]
-    scored = [a for a in clients if a["outcome"] == "scored"]
-    tone, badge, headline = (
-        _with_clients(scored, controls, defended) if scored else _without_clients(controls, defended)
-    )
+    if any(a["outcome"] == "scored" for a in clients):
+        tone, badge, headline = _with_clients(clients, controls, defended)
+    else:
+        tone, badge, headline = _without_clients(controls, defended)
     sentences = [
         *_client_sentences(clients, controls), _control_sentence(controls), *_defended_sentence(defended, controls)
     ]  # fmt: skip

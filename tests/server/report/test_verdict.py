@@ -31,6 +31,7 @@ def audit(kind: str = "client", scores: Any = None, **changes: Any) -> Audit:
 
 
 CONTROL = audit("control", REBUILT)
+DEFENDED = audit("control-defended", NOTHING)
 FAILED = audit("control", NOTHING, outcome="control-failed", ok=False)
 
 
@@ -40,7 +41,10 @@ FAILED = audit("control", NOTHING, outcome="control-failed", ok=False)
         ([], "silent", "Nothing was audited"),
         ([CONTROL, audit(scores=REBUILT)], "leak", "could rebuild images"),
         ([CONTROL, audit(scores=TRACES)], "traces", "In part"),
-        ([CONTROL, audit(scores=NOTHING)], "clear", "Not with this attack"),
+        ([CONTROL, DEFENDED, audit(scores=NOTHING)], "clear", "Not with this attack"),
+        ([CONTROL, audit(scores=NOTHING)], "unproven", "no defense was audited"),
+        ([CONTROL, DEFENDED, audit(scores=NOTHING), audit(outcome="failed")], "unproven", "Some audits failed"),
+        ([CONTROL, audit("control-defended", outcome="failed"), audit(scores=NOTHING)], "unproven", "audits failed"),
         ([FAILED, audit(scores=NOTHING)], "unproven", "proves nothing: the attack failed"),
         ([FAILED, audit(scores=TRACES)], "unproven", "proves nothing: the attack failed"),
         ([FAILED, audit(scores=REBUILT)], "leak", "could rebuild images"),
@@ -69,12 +73,12 @@ def test_nothing_is_ever_called_private_or_safe(client: Any, control: Audit | No
 
 
 def test_an_all_clear_warns_of_stronger_attacks_and_names_its_control() -> None:
-    text = " ".join(verdict([CONTROL, audit(scores=NOTHING)]).sentences)
+    text = " ".join(verdict([CONTROL, DEFENDED, audit(scores=NOTHING)]).sentences)
     assert "stronger attack" in text and "without a defense the same attack works" in text
 
 
 def test_one_failed_control_taints_only_what_leans_on_it() -> None:
-    audits = [CONTROL, audit(scores=NOTHING), FAILED | {"round": 10}, audit(scores=NOTHING, round=10)]
+    audits = [CONTROL, DEFENDED, audit(scores=NOTHING), FAILED | {"round": 10}, audit(scores=NOTHING, round=10)]
     found = verdict(audits)
     text = " ".join(found.sentences)
     assert found.tone == "clear" and "1 of them rely" in text and "1 of 2 trials (round 10)" in text
