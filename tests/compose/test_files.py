@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,18 @@ def test_the_matcher_reads_patterns_as_docker_does() -> None:
         ("a?c", "abc", True),
     ]:
         assert (expression(pattern).fullmatch(path) is not None) is wanted, (pattern, path)
+
+
+def test_images_install_what_their_half_needs(tmp_path: Path) -> None:
+    """The step of the Dockerfile that writes the two lists, run as it stands there."""
+    (step,) = re.findall(r"^RUN python3 -c '(.*?)'$", (FILES / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL)
+    code = step.replace("\\\n", "").replace('"/client.txt"', '"client.txt"').replace('"/server.txt"', '"server.txt"')
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    client, server = ((tmp_path / name).read_text() for name in ("client.txt", "server.txt"))
+    assert {"torch>=2.6,<3", "flwr==1.39.*"} <= set(client.splitlines()) and "torchvision" in client
+    assert not [name for name in ("scikit-learn", "ray", "opacus", "matplotlib", "simulation") if name in client]
+    assert {"jinja2", "scikit-learn", "prometheus-client"} <= {re.split("[<>=]", line)[0] for line in server.split()}
 
 
 def installed() -> set[str]:
