@@ -53,12 +53,16 @@ def check_row(given: Row) -> Row:
 
 class AuditLine(BaseModel):
     """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``. ``level`` is what the client itself reports,
-    and the only result of a client that returns no numbers. ``ok`` says whether a control was rebuilt."""
+    and the only result of a client that returns no numbers. ``ok`` says whether a control was rebuilt, ``reason`` why
+    an audit failed, without a value of anybody's data, and ``found_by`` which attack of a portfolio rebuilt the most.
+
+    ``control`` and ``control-defended`` are public images trained on as the audited client trains; ``single`` and
+    ``single-defended`` one public image in one step, the worst that the server could have asked for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     round: int
-    kind: Literal["control", "control-defended", "client"]
+    kind: Literal["control", "control-defended", "single", "single-defended", "client"]
     client: int | None = None
     attack: str
     defense: str
@@ -71,6 +75,8 @@ class AuditLine(BaseModel):
     level: Level | None = None
     pictures: str | None = None
     ok: bool | None = None
+    reason: str | None = None
+    found_by: str | None = None
 
 
 def check_audit(audit: Mapping[str, Any]) -> StoreLine:
