@@ -7,8 +7,12 @@ slope in g is alpha g + beta t (``attacks.engine.objectives``), so that only pro
 
 |g|^2 = <a^T a, delta^T delta>,    g a = delta (a^T a),    g^T delta = a (delta^T delta)
 
-Where P is large, or g is compared on a support only, g itself costs less. The target of an undefended linear layer is
-an outer product too, so its two factors are used. Batch norm normalises every image by itself, as the client did.
+On a support M the same holds for P = 1, where g * M has the products a * a and delta * delta with M instead:
+
+|g * M|^2 = (delta * delta)^T M (a * a),    (g * M) a = delta * M (a * a),    (g * M)^T delta = a * M^T (delta * delta)
+
+Where P is large, or larger than one with a support, g itself costs less. The target of an undefended linear layer is an
+outer product too, so its two factors are used. Batch norm normalises every image by itself, as the client did.
 
 ``folded`` replaces the layers of a ``Network`` by such layers; its passes are the same. Their "gradient" is a tensor
 [2, B] of |g|^2 and <g, t> for every guess, and a direction of the weights is the two vectors alpha and beta, [B] each.
@@ -48,11 +52,13 @@ class Matrices:
 
     def times(self, a: Tensor) -> Tensor:
         """t a for a [B, K, P]."""
-        return self.dense @ a if self.factors is None else self.factors[0] @ (self.factors[1] @ a)
+        return _each(self.dense, a) if self.factors is None else self.factors[0] @ (self.factors[1] @ a)
 
     def transposed(self, delta: Tensor) -> Tensor:
         """t^T delta for delta [B, O, P]."""
-        return self.dense.mT @ delta if self.factors is None else self.factors[1].mT @ (self.factors[0].mT @ delta)
+        if self.factors is None:
+            return _each(self.dense.mT, delta)
+        return self.factors[1].mT @ (self.factors[0].mT @ delta)
 
 
 @dataclass
@@ -63,7 +69,7 @@ class PassState:
     a: Tensor | None = None
     delta: Tensor | None = None
     gradient: Tensor | None = None
-    grams: tuple[Tensor, Tensor] | None = None
+    products: tuple[Tensor, Tensor] | None = None  # (g * M) a and (g * M)^T delta
     aimed: Tensor | None = None  # t a
     bias: Tensor | None = None
 
@@ -81,7 +87,16 @@ class FoldedAffine(Layer):
     def forms(self, inputs: int, places: int) -> bool:
         """Whether the gradient itself is cheaper than products with it."""
         outputs = self.target.dense.shape[1]
-        return self.support is not None or 2 * places * (inputs + outputs) > 3 * inputs * outputs
+        if places > 1 and self.support is not None:
+            return True
+        return 2 * places * (inputs + outputs) > 3 * inputs * outputs
+
+    def products(self, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(g * M) a [B, O, P] and (g * M)^T delta [B, K, P], without g; P = 1 where there is a support M."""
+        if self.support is None:
+            return delta @ (a.mT @ a), a @ (delta.mT @ delta)
+        support = self.support.unsqueeze(0)
+        return delta * _each(support, a.square()), a * _each(support.mT, delta.square())
 
     def up(self, weight: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
         """W a, as the layer's output."""
@@ -145,9 +160,8 @@ class FoldedAffine(Layer):
             sums = _sums(kept.gradient, self.target.dense)
         else:
             a, flat = self.lift(kept.x) if kept.a is None else kept.a, _columns(delta)
-            kept.a, kept.grams = a, (a.mT @ a, flat.mT @ flat)
-            kept.aimed = self.target.times(a)
-            sums = torch.stack([(kept.grams[0] * kept.grams[1]).sum((1, 2)), (flat * kept.aimed).sum((1, 2))])
+            kept.a, kept.products, kept.aimed = a, self.products(a, flat), self.target.times(a)
+            sums = torch.stack([(flat * kept.products[0]).sum((1, 2)), (flat * kept.aimed).sum((1, 2))])
         if self.bias is not None:
             total = _columns(delta).sum(2)
             kept.bias = total if self.bias_support is None else total * self.bias_support
@@ -162,8 +176,7 @@ class FoldedAffine(Layer):
             direction = torch.addcmul(beta * self.target.dense, kept.gradient, alpha)
             y_dot = self.each_up(direction, kept)
         else:
-            grams, delta = cast(tuple[Tensor, Tensor], kept.grams), _columns(cast(Tensor, kept.delta))
-            y_dot = torch.addcmul(beta * cast(Tensor, kept.aimed), delta @ grams[0], alpha)
+            y_dot = torch.addcmul(beta * cast(Tensor, kept.aimed), cast(tuple[Tensor, Tensor], kept.products)[0], alpha)
             y_dot = self.shaped(y_dot, kept.x.shape)
         if kept.bias is not None and self.bias is not None:
             y_dot = y_dot + _over_places(alpha[:, 0] * kept.bias + beta[:, 0] * self.bias, y_dot)
@@ -178,8 +191,8 @@ class FoldedAffine(Layer):
         alpha, beta, direction = moved
         if direction is not None:
             return self.both_down(w[self.layer.weight], delta_dot, direction, kept), {}
-        grams, flat = cast(tuple[Tensor, Tensor], kept.grams), _columns(cast(Tensor, kept.delta))
-        patches = alpha * (cast(Tensor, kept.a) @ grams[1]) + beta * self.target.transposed(flat)
+        flat, products = _columns(cast(Tensor, kept.delta)), cast(tuple[Tensor, Tensor], kept.products)
+        patches = torch.addcmul(beta * self.target.transposed(flat), products[1], alpha)
         return self.down(w[self.layer.weight], delta_dot, kept.x.shape, patches), {}
 
 
@@ -274,6 +287,11 @@ class FoldedNorm(Layer):
         return self.layer.tangent_backward(*given)[0].view(saved[2]), {}
 
 
+def _each(t: Tensor, a: Tensor) -> Tensor:
+    """t a for a [B, K, P] and t [B, O, K], or [1, O, K] for all: read once then, where P = 1."""
+    return t @ a if len(t) > 1 or a.shape[2] > 1 else (a.squeeze(2) @ t[0].t()).unsqueeze(2)
+
+
 def _columns(delta: Tensor) -> Tensor:
     """[B, O, P], P = 1 for a vector."""
     return delta.flatten(2) if delta.dim() > 2 else delta.unsqueeze(2)
@@ -305,6 +323,8 @@ def foldable(targets: Sequence[Target]) -> bool:
     def fits(target: Target) -> bool:
         if target.network is None or target.plan.images != 1 or len(target.plan.batches) != 1:
             return False
+        if target is first:
+            return True
         same = all(torch.equal(tensor, first.params[name]) for name, tensor in target.params.items())
         if target.support is None or first.support is None:
             return same and target.support is first.support

@@ -178,12 +178,25 @@ def labels_to_try(view: ServerView, target: Target, task: Task, attack: Inversio
     return label_candidates(target, task, view.learning_rate is not None, generator)
 
 
+def folds(target: Target, attack: Inversion) -> bool:
+    """Whether several guesses with given labels can descend in one batch."""
+    return optimizer_name(attack.optimizer, target.module) == "adam" and foldable([target])
+
+
 def descents(target: Target, attack: Inversion, guesses: Sequence[Guess], store: ResumeStore) -> list[Reconstruction]:
     """The best of every guess: in batches of at most ``max_images`` guesses where the engine can fold them, else one
     after the other."""
-    by_adam = optimizer_name(attack.optimizer, target.module) == "adam"
-    if not by_adam or any(guess.soft for guess in guesses) or not foldable([target]):
-        return [_alone(target, attack, guess, store) for guess in guesses]
+    if any(guess.soft for guess in guesses) or not folds(target, attack):
+        return [
+            descend_alone(
+                attack,
+                guess,
+                evaluator(target, attack, guess),
+                target.module,
+                file_of(store, attack, [target], [guess]),
+            )
+            for guess in guesses
+        ]
     best: list[Reconstruction] = []
     evaluation = folded_evaluator([target], attack.objective)
     for first in range(0, len(guesses), attack.max_images):
@@ -191,11 +204,6 @@ def descents(target: Target, attack: Inversion, guesses: Sequence[Guess], store:
         x, y = torch.cat([guess.x.detach() for guess in batch]), torch.cat([guess.y for guess in batch])
         best += descend_together(attack, x, y, evaluation, file_of(store, attack, [target] * len(batch), batch))
     return best
-
-
-def _alone(target: Target, attack: Inversion, guess: Guess, store: ResumeStore) -> Reconstruction:
-    saved = file_of(store, attack, [target], [guess])
-    return descend_alone(attack, guess, evaluator(target, attack, guess), target.module, saved)
 
 
 def file_of(store: ResumeStore, attack: Inversion, targets: Sequence[Target], guesses: Sequence[Guess]) -> DescentFile:
@@ -233,27 +241,15 @@ def reconstruct(
     store = resume or ResumeStore()
     candidates = labels_to_try(view, target, task, attack, generator)
 
-    def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
-        return _alone(target, settings, first_guess(target, task, labels, generator), store)
-
     def attempts(labels: Labels, settings: Inversion) -> list[Reconstruction]:
         return descents(target, settings, [first_guess(target, task, each, generator) for each in labels], store)
 
-    found = over_labels(candidates, attack, target.plan.images, attempt, attempts)
-    if attack.restarts > len(found) and not explained(found[-1], attack):
-        found += _restarts(found, candidates, attack, attempts)
+    def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
+        return attempts([labels], settings)[0]
+
+    found = over_labels(candidates, attack, target.plan.images, attempt, attempts) if len(candidates) > 1 else []
+    width = attack.max_images if folds(target, attack) else 1
+    while len(found) < attack.restarts and not any(explained(each, attack) for each in found):
+        starts = range(len(found), min(len(found) + width, attack.restarts))
+        found += attempts([candidates[start % len(candidates)] for start in starts], attack)
     return min(found, key=lambda reconstruction: reconstruction.objective)
-
-
-def _restarts(
-    found: Sequence[Reconstruction], candidates: Labels, attack: Inversion, attempts: Attempts
-) -> list[Reconstruction]:
-    """The starts that are left, a batch at a time, until one explains the update."""
-    more: list[Reconstruction] = []
-    left = [candidates[start % len(candidates)] for start in range(len(found), attack.restarts)]
-    width = attack.max_images if len(found[0].x) == 1 else 1
-    for first in range(0, len(left), width):
-        more += attempts(left[first : first + width], attack)
-        if any(explained(each, attack) for each in more):
-            break
-    return more

@@ -31,6 +31,7 @@ from prunella.core.errors import AttackError, unknown
 from prunella.core.extras import require
 from prunella.core.files import read_tree
 from prunella.core.foreign import is_foreign
+from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
@@ -223,6 +224,7 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     if name in PROBES:
         raise UsageError(f"{name} infers membership and reconstructs nothing: use `prunella audit`")
     import_from_current_directory()
+    keep_freed_memory()
     settings = settings_of(name, given)
     file, title = find_trace(sources.trace)
     batch = read_truth(sources.truth, file)

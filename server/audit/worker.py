@@ -35,6 +35,7 @@ from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section
 from prunella.core.device import pick_device
 from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
@@ -171,6 +172,7 @@ def preload() -> None:
 def main(queue: str, parent: str, limit: str) -> None:
     os.nice(NICE)
     torch.set_num_threads(1)
+    keep_freed_memory()  # of the forks' descents; a fork gives all of it back when it ends
     preload()
     serve(Path(queue), int(parent), int(limit))
 
