@@ -52,24 +52,25 @@ BESIDE_NORM_BOUND = 1  # liars that buffers and accuracies withstand under the r
 
 @dataclass(frozen=True)
 class Median:
-    """``liars``: how many of a round's clients may lie, f above."""
+    """The median of every coordinate."""
 
-    liars: Count = 1
+    liars: Count = 1  #: malicious clients that a round tolerates (f)
 
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """``liars``: f above, and ``share`` of a coordinate's participants: the larger number is left out at either end."""
+    """The mean without the extremes of every coordinate."""
 
-    liars: Count = 1
+    liars: Count = 1  #: malicious clients that a round tolerates (f)
+    #: of a coordinate's values that is left out at either end, where that is more than `liars`
     share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
 
 
 @dataclass(frozen=True)
 class NormBound:
-    """``norm``: what an update's Euclidean norm is cut to, over all its tensors."""
+    """The mean of updates whose norm is cut."""
 
-    norm: Positive = 1.0
+    norm: Positive = 1.0  #: most Euclidean norm of an update, over all its tensors
 
 
 class Sum(Protocol):
