@@ -96,7 +96,7 @@ X1 = Claim(
     PAPER,
     "docs/defenses.md",
     "the mask-aware attack rebuilds more than the plain one under every pruning defense; hiding the mask helps",
-    "nothing",
+    "",
     experiment=Experiment(
         measure=DEFENDED,
         sweeps={
@@ -123,7 +123,7 @@ X2 = Claim(
     PAPER,
     "docs/defenses.md",
     "a data defense and an update defense together leak less than either",
-    "nothing",
+    "",
     experiment=Experiment(
         measure=DEFENDED,
         sweeps={

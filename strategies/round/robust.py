@@ -43,7 +43,7 @@ from torch import Tensor
 
 from prunella.core.config import Count, Positive, Raw, Run, parse_section
 from prunella.core.errors import ConfigError, unknown
-from prunella.core.trees import Mask, Tree, map_trees, require_same_names
+from prunella.core.trees import Mask, Tree, l2, map_trees, require_same_names
 from prunella.strategies.round.masked_mean import CHUNK, Aggregation, MaskedSum
 from prunella.wire.sparse import SparseTree
 
@@ -151,7 +151,7 @@ class Bounded(MaskedSum):
     def add(self, update: Tree, participation: Mask, weight: float) -> None:
         require_same_names(self.total, update, participation)
         sent = map_trees(lambda u, s: torch.where(s, u.detach().double(), 0.0), update, participation)
-        size = float(torch.sqrt(sum((t.square().sum() for t in sent.values()), torch.zeros((), dtype=torch.float64))))
+        size = float(l2(sent))
         factor = min(1.0, self._norm / size) if size else 1.0
         super().add(map_trees(lambda t: t * factor, sent), participation, 1.0)
 
