@@ -8,9 +8,8 @@ import pytest
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import Run, kebab, section_defaults
 from prunella.core.errors import ConfigError
-from prunella.core.installation import ROOMS
 from prunella.deploy.tools import settings_page
-from prunella.deploy.tools.settings_page import COMMAND, about, block, generated, groups, kind, meaning, shown
+from prunella.deploy.tools.settings_page import COMMAND, about, block, generated, groups, kind, meaning, page, shown
 from prunella.privacy.dgp import DualPruning
 from prunella.server.app import SECTIONS
 
@@ -53,7 +52,7 @@ def test_flower_is_given_every_setting_with_its_default() -> None:
 
 
 def test_every_setting_is_on_the_page() -> None:
-    lines = (ROOMS / "docs" / "settings.md").read_text().splitlines()
+    lines = page().splitlines()
     told = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
     keys = {kebab(name) for name in Run.model_fields}
     assert keys | {key for name in SECTIONS for key in section_defaults(name, SECTIONS[name])} <= told.keys()
