@@ -32,7 +32,7 @@ from prunella.tasks.task import Task
 
 @dataclass(frozen=True)
 class Denoise(RGap):
-    """Settings of the closed-form attack underneath."""
+    """Against the channels: R-GAP, then the best linear denoiser for the noise's covariance."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from prunella.core.config import Count
 
 @dataclass(frozen=True)
 class Dlg(Inversion):
+    """Matches gradients to find images and labels together."""
+
     objective: Literal["cosine", "euclidean"] = "euclidean"
     optimizer: Literal["auto", "adam", "lbfgs"] = "lbfgs"
     signed: bool = False

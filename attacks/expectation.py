@@ -29,9 +29,11 @@ from prunella.tasks.task import Task
 
 @dataclass(frozen=True)
 class Expectation(Inversion):
-    draws: Count = 4
-    probability: Share = 0.5
-    spread: Positive = 1.0
+    """SGI in expectation over the random mask of PriPrune."""
+
+    draws: Count = 4  #: masks that the guess's gradient is averaged over
+    probability: Share = 0.5  #: that a coordinate that did not arrive was the client's own stored weight
+    spread: Positive = 1.0  #: how far a stored weight is off, in deviations of the update where it arrived
 
 
 def drawn_params(view: ServerView, attack: Expectation, generator: Generator) -> Tree:

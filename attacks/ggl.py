@@ -42,7 +42,9 @@ _DIVERGENCE = 0.1  # weight of the divergence: what the decoder can reach counts
 
 @dataclass(frozen=True)
 class Ggl(Search):
-    weight: Weight = 1e-3
+    """Looks for images that a generator, learnt from public images, can make."""
+
+    weight: Weight = 1e-3  #: of the penalty that keeps the search where the generator was trained
 
 
 class Autoencoder(nn.Module):

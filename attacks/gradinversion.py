@@ -52,16 +52,16 @@ _MOMENTUM = 0.1
 
 @dataclass(frozen=True)
 class GradInversion(Inversion):
-    """``restarts`` is the size of the group; ``bn`` and ``group`` weigh the two priors."""
+    """A group of starts that are held together, with batch-norm statistics where there are any."""
 
     objective: Literal["cosine", "euclidean"] = "euclidean"
     signed: bool = False
     mask_aware: bool = False
     tolerance: Weight = 1e-9
     iterations: Count = 1000
-    bn: Weight = 0.1
-    group: Weight = 0.01
-    restarts: Count = 2
+    bn: Weight = 0.1  #: weight of the distance from the batch-norm statistics
+    group: Weight = 0.01  #: weight of the distance from the group's mean
+    restarts: Count = 2  #: starts in the group
 
 
 def norms(module: nn.Module) -> dict[str, _BatchNorm]:

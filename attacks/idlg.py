@@ -15,6 +15,8 @@ from prunella.core.config import Count
 
 @dataclass(frozen=True)
 class Idlg(Inversion):
+    """DLG with the label read from the last layer."""
+
     objective: Literal["cosine", "euclidean"] = "euclidean"
     optimizer: Literal["auto", "adam", "lbfgs"] = "lbfgs"
     signed: bool = False

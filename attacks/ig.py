@@ -13,4 +13,6 @@ from prunella.attacks.engine.inversion import Inversion
 
 @dataclass(frozen=True)
 class Ig(Inversion):
+    """Matches the direction of the gradient."""
+
     mask_aware: bool = False

@@ -27,10 +27,11 @@ GREY = 0.5
 
 @dataclass(frozen=True)
 class Label:
-    """``rule`` probability needs the learning rate; auto takes it where that is known, and at batch 1 the sign rule."""
+    """Which classes a batch had, from the last layer alone."""
 
+    #: probability needs the learning rate; auto takes it where that is known, and the sign rule for one image
     rule: Literal["auto", "probability", "impact"] = "auto"
-    max_images: Count = 1024
+    max_images: Count = 1024  #: most images that are counted
 
 
 def reconstruct(view: ServerView, task: Task, attack: Label, generator: Generator) -> Reconstruction:

@@ -40,11 +40,14 @@ Inputs = list[Tensor]  # four of [N, d]
 
 @dataclass(frozen=True)
 class Mia:
-    """Adam on the known examples; ``decay`` is its weight decay, which keeps the attack from learning them by heart."""
+    """Which of the given examples were trained on.
 
-    epochs: Count = 40
-    learning_rate: Positive = 1e-3
-    decay: Positive = 1e-3
+    Adam on the known examples; its weight decay keeps the attack from learning them by heart.
+    """
+
+    epochs: Count = 40  #: of training the attack on known examples
+    learning_rate: Positive = 1e-3  #: of that training
+    decay: Positive = 1e-3  #: weight decay of that training
 
 
 @dataclass(frozen=True)

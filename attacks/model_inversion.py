@@ -29,9 +29,11 @@ GREY = 0.5
 
 @dataclass(frozen=True)
 class ModelInversion:
-    learning_rate: Positive = 1e-2
-    iterations: Count = 600
-    tv: Weight = 0.0
+    """What a typical image of each class looks like to the model."""
+
+    learning_rate: Positive = 1e-2  #: of the descent on the image
+    iterations: Count = 600  #: of the descent
+    tv: Weight = 0.0  #: weight of the total-variation prior, which prefers smooth images
 
 
 def reconstruct(

@@ -50,10 +50,10 @@ _EDGE = 1e-9  # how near to the end of an activation's range its inverse is stil
 
 @dataclass(frozen=True)
 class RGap:
-    """``iterations`` and ``tolerance`` of LSMR, for each convolution."""
+    """Solves for one image layer by layer, without a guess."""
 
-    iterations: Count = 1000
-    tolerance: Positive = 1e-12
+    iterations: Count = 1000  #: most iterations of the least-squares solver, for each convolution
+    tolerance: Positive = 1e-12  #: at which that solver stops
 
 
 def _leaky(slope: float) -> Callable[[Tensor], Tensor]:

@@ -44,9 +44,9 @@ _BRIGHTNESS = {1: (0.13, 0.06), 3: (0.47, 0.13)}  # mean and deviation of an ima
 
 @dataclass(frozen=True)
 class Rob:
-    """A bin counts as filled when its delta is at least ``least`` of the largest."""
+    """An active server plants a module that copies its inputs."""
 
-    least: Positive = 1e-4
+    least: Positive = 1e-4  #: a bin counts as filled when its share of the largest is at least this
 
 
 def thresholds(bins: int, mean: float, deviation: float) -> Tensor:

@@ -38,7 +38,10 @@ _NOISE = 0.15  # deviation of the strongest noise, in z, a repair is learnt from
 
 @dataclass(frozen=True)
 class Rog(Search):
-    """``factor`` is that of the file, which is learnt for one."""
+    """Looks for a small image, which a network learnt from public images then repairs.
+
+    ``factor`` is that of the file, which is learnt for one.
+    """
 
 
 class Repair(nn.Module):

@@ -22,4 +22,6 @@ from prunella.attacks.engine.inversion import Inversion
 
 @dataclass(frozen=True)
 class Sgi(Inversion):
+    """IG that compares only where values arrived."""
+
     mask_aware: bool = True

@@ -31,6 +31,8 @@ from prunella.tasks.task import Task
 
 @dataclass(frozen=True)
 class Unrolling(Inversion):
+    """SGI over several rounds of one client, against error feedback."""
+
     mask_aware: bool = True
 
 

@@ -39,43 +39,60 @@ class Run(BaseModel):
     )
 
     # the task
+    #: an entry of the list; `@1x64x64` behind imagefolder resizes; `:/path` says where the files lie; a client's own
+    #: `--data` comes first
     dataset: str = "digits"
-    model: str = "cnn"
+    model: str = "cnn"  #: an entry of the list, or a function of your own as `package.module:function`
+    #: how one dataset is shared out: iid evenly, dirichlet with skewed classes, natural by writer or person where the
+    #: data says
     partition: Literal["iid", "dirichlet", "natural"] = "dirichlet"
-    alpha: Positive = 1.0
+    alpha: Positive = 1.0  #: of the Dirichlet partition: the smaller, the more the classes differ between clients
     # the federation
-    rounds: Count = 10
+    rounds: Count = 10  #: rounds of training
+    #: of everything that is drawn in the open: partition, weights, masks, the choice of clients; never of a defense's
+    #: noise
     seed: Annotated[int, Field(ge=0)] = 0
-    min_clients: Count = 2
-    expected_clients: Annotated[int, Field(ge=0)] = 0
+    min_clients: Count = 2  #: fewer clients online and a round waits
+    expected_clients: Annotated[int, Field(ge=0)] = 0  #: the first round waits for this many; the launcher sets it
+    #: SuperNodes prove who they are and a client number stays with its key; `prunella submit` sets it
     registered_keys: bool = False
-    fraction: Share = 1.0
-    round_seconds: Positive = 600.0
+    fraction: Share = 1.0  #: share of the clients that take part in a round
+    round_seconds: Positive = 600.0  #: a reply that takes longer counts as a timeout and is left out
+    #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero
     aggregation: Literal["holders", "as_printed"] = "holders"
+    #: none: one malicious client decides the mean; median, trimmed-mean: tolerate `liars` of them; norm-bound: bounds
+    #: their damage
     robust: str = "none"
+    #: how clients send an update's values: exact, or rounded to float16 or int8 with one scale for each tensor
     values: Literal["float32", "float16", "int8"] = "float32"
+    #: where accuracy is measured: on the server's held-out examples, or on those of the clients, which also keeps the
+    #: best round
     evaluation: Literal["server", "clients"] = "server"
     # local training
-    local_steps: Count = 8
-    batch_size: Count = 16
-    learning_rate: Positive = 0.25
-    momentum: Rate = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    device: str = "auto"
+    local_steps: Count = 8  #: steps of local training in a round
+    batch_size: Count = 16  #: examples in a step
+    learning_rate: Positive = 0.25  #: of the clients' SGD
+    momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0  #: of the clients' SGD
+    device: str = "auto"  #: where clients train: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
     # pruning, defenses, audit
-    strategy: str = "prunefl"
-    rate: Rate = 0.3
+    strategy: str = "prunefl"  #: the pruning scheme; an entry of the list
+    rate: Rate = 0.3  #: share of the prunable weights that the scheme removes
+    #: comma-separated, in order: data before gradient before update; or your own as `package.module:NAME`
     defenses: str = "priprune"
+    #: what the server attacks with; an entry of the list (label and denoise replay traces only), or your own as
+    #: `package.module:NAME`
     attack: str = "sgi"
+    #: where audits run: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
     attack_device: str = "auto"
-    audit_every: Annotated[int, Field(ge=0)] = 5
-    audit_clients: Count = 1
-    audit_workers: Count = 2
-    # where the server keeps the run
-    run_dir: str = ""
-    resume: bool = False
-    metrics_address: str = ""
-    poll_seconds: Positive = 0.1
+    audit_every: Annotated[int, Field(ge=0)] = 5  #: rounds between audits; 0: none
+    audit_clients: Count = 1  #: most consenting clients whose update is attacked in an audited round
+    audit_workers: Count = 2  #: audits that run at the same time, each a process of its own
+    # where the server keeps the run; the launcher fills these in
+    run_dir: str = ""  #: directory on the server that keeps the run
+    resume: bool = False  #: go on from the last checkpoint in `run-dir`
+    metrics_address: str = ""  #: host:port of the live page and of `/metrics`; empty: none
+    poll_seconds: Positive = 0.1  #: seconds between two looks of the server for replies
 
     @property
     def defense_names(self) -> tuple[str, ...]:

@@ -38,15 +38,16 @@ EVENTS = 32  # different steps that are accounted for one by one
 
 @dataclass(frozen=True)
 class Privacy:
-    """``epsilon_budget`` 0: no budget. A round that would exceed it is refused before it starts.
+    """The ε of every defense that has one."""
 
-    ``validation_noise`` is the scale, in examples, of the Laplace noise on the number of held-out examples a client
-    gets right, which is what it tells of them under an epsilon; 0: it tells nothing.
-    """
-
+    #: 0: none; a client refuses the round that would pass it, the server stops asking it, and the run ends when too few
+    #: clients are left
     epsilon_budget: Equal[float] = 0.0
-    delta: Smaller[Positive] = 1e-5
+    delta: Smaller[Positive] = 1e-5  #: of (ε, δ)-differential privacy
+    #: how ε adds up over steps: Renyi, privacy loss distributions, or zero-concentrated
     accountant: Equal[Accountant] = "rdp"
+    #: with evaluation=clients under an ε: scale, in examples, of the Laplace noise on the number of right answers; 0:
+    #: it is not told
     validation_noise: Larger[float] = 0.0
 
     def __post_init__(self) -> None:

@@ -45,15 +45,16 @@ NAME = "adgp"
 
 @dataclass(frozen=True)
 class AlignedPruning:
-    """``top`` is k1, ``keep`` is k, the set has 2k; ``repeated`` is the share of a set at which it counts as an old one
-    again. The paper's k1 = 5 %, and k = 20 % of its Table 3.
+    """DGP with one set of coordinates for all clients, so that the download is pruned as well.
 
-    Neither share is stronger one way: a larger ``top`` sends other coordinates, and a smaller set names the largest
-    ones more closely."""
+    The paper's k1 = 5 %, and k = 20 % of its Table 3. Neither share is stronger one way: a larger ``top`` sends other
+    coordinates, and a smaller set names the largest ones more closely.
+    """
 
-    top: Equal[Rate] = 0.05
-    keep: Equal[Share] = 0.2
-    feedback: Equal[bool] = True
+    top: Equal[Rate] = 0.05  #: share of each layer's largest coordinates that never leave (k1)
+    keep: Equal[Share] = 0.2  #: share of each layer that is sent (k); the common set holds twice as much
+    feedback: Equal[bool] = True  #: what is not sent waits and is added to the next update
+    #: share of a set at which it counts as one that was in force before, and is refused
     repeated: Smaller[Share] = 0.99
 
     def __post_init__(self) -> None:

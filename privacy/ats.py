@@ -61,12 +61,12 @@ _AT_ONCE = 512  # single gradients of the search held at a time
 
 @dataclass(frozen=True)
 class TransformationSearch:
-    """``candidates`` policies of ``length`` transformations are scored on ``images`` images; ``policies`` are kept."""
+    """Trains on transformed images only."""
 
-    candidates: Equal[Count] = 40
-    length: Equal[Count] = 3
-    policies: Equal[Count] = 2
-    images: Equal[Count] = 4
+    candidates: Equal[Count] = 40  #: random policies that are scored
+    length: Equal[Count] = 3  #: transformations in a policy
+    policies: Equal[Count] = 2  #: best policies that are kept
+    images: Equal[Count] = 4  #: of the client's own, on which policies are scored
 
     def __post_init__(self) -> None:
         if not 1 <= self.policies <= self.candidates:

@@ -54,9 +54,13 @@ class ChannelSettings(Protocol):
 
 @dataclass(frozen=True)
 class NaturalChannel:
-    """``kappa`` nats per local step; the paper uses 50, 100, 200 and 300 on 3072 pixels."""
+    """The same Gaussian noise on every pixel, sized so that a step leaks at most `kappa` nats.
 
-    kappa: Smaller[Positive] = 50.0
+    The paper uses kappa 50, 100, 200 and 300 on 3072 pixels.
+    """
+
+    kappa: Smaller[Positive] = 50.0  #: most nats that one local step leaks about one image
+    #: solves for eigenvalues divided by this, to reproduce settings; kappa times batch is what holds
     batch: Smaller[Count] = 1
 
     @property

@@ -38,15 +38,18 @@ from prunella.privacy.gaussian import to_grid
 
 @dataclass(frozen=True)
 class PersonalizedChannel:
-    """``kappa`` nats per local step; the paper uses 500 to 1500 and beta 1 : 50. More noise at one pixel is less at
-    another."""
+    """More noise at the pixels that a map calls important, and so less at the others.
 
-    kappa: Smaller[Positive] = 500.0
-    batch: Smaller[Count] = 1
+    The paper uses kappa 500 to 1500 and beta 1 : 50.
+    """
+
+    kappa: Smaller[Positive] = 500.0  #: most nats that one local step leaks about one image
+    batch: Smaller[Count] = 1  #: as in channel-natural
+    #: the map: `box:top,bottom,left,right` in shares of the image, a .npy array, or an image file, on the client
     importance: Equal[str] = "box:0.375,0.625,0.25,0.75"
-    inside: Equal[Positive] = 50.0
-    outside: Equal[Positive] = 1.0
-    as_printed: Equal[bool] = False
+    inside: Equal[Positive] = 50.0  #: weight of the noise inside the box, or where the image file is white
+    outside: Equal[Positive] = 1.0  #: weight of the noise elsewhere
+    as_printed: Equal[bool] = False  #: solve Eq. 20 as the paper prints it, which bounds nothing
 
     def __post_init__(self) -> None:
         if self.importance.startswith("box:"):

@@ -44,10 +44,14 @@ from prunella.privacy.gaussian import to_grid
 
 @dataclass(frozen=True)
 class WhiteChannel:
-    """``kappa`` nats per local step; the paper uses 500, 800, 1000 and 1500 on 3072 pixels."""
+    """Noise with the covariance of the client's own images.
 
-    kappa: Smaller[Positive] = 500.0
-    batch: Smaller[Count] = 1
+    The paper uses kappa 500, 800, 1000 and 1500 on 3072 pixels.
+    """
+
+    kappa: Smaller[Positive] = 500.0  #: most nats that one local step leaks about one image
+    batch: Smaller[Count] = 1  #: as in channel-natural
+    #: divide by the number of pixels, as the paper prints it, and not by the rank of the images
     as_printed: Equal[bool] = False
 
     @property

@@ -33,11 +33,14 @@ from prunella.privacy.defense import Equal, Larger, Outgoing, State, UpdateDefen
 
 @dataclass(frozen=True)
 class DualPruning:
-    """Shares removed per layer; the paper's k1 = 5 %, k2 = 75 %. ``feedback`` off is its ablation (Fig. 4)."""
+    """Dual Gradient Pruning removes the largest and the smallest coordinates.
 
-    top: Larger[Rate] = 0.05
-    bottom: Larger[Rate] = 0.75
-    feedback: Equal[bool] = True
+    The paper's k1 = 5 %, k2 = 75 %. ``feedback`` off is its ablation (Fig. 4).
+    """
+
+    top: Larger[Rate] = 0.05  #: share of each layer's largest coordinates that is removed (k1)
+    bottom: Larger[Rate] = 0.75  #: share of each layer's smallest coordinates that is removed (k2)
+    feedback: Equal[bool] = True  #: what is not sent waits and is added to the next update
 
     def __post_init__(self) -> None:
         if not (0 <= self.top and 0 <= self.bottom and self.top + self.bottom < 1):

@@ -16,7 +16,7 @@ from prunella.privacy.dp_sgd import Mechanism, dp_sgd
 
 @dataclass(frozen=True)
 class DpFed(Mechanism):
-    """LTP's settings."""
+    """DP-SGD with the settings of the Fed-LTP paper."""
 
     clip: Equal[Positive] = 10.0
     noise_multiplier: Larger[Positive] = 1.4

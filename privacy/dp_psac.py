@@ -25,9 +25,9 @@ from prunella.privacy.dp_sgd import Mechanism, no_state, noisy_mean
 
 @dataclass(frozen=True)
 class DpPsac(Mechanism):
-    """``stability`` is r."""
+    """DP-SGD with adaptive clipping, which keeps small gradients small."""
 
-    stability: Equal[Positive] = 0.1
+    stability: Equal[Positive] = 0.1  #: r of the clipping function, which sets where a gradient counts as small
 
     def __post_init__(self) -> None:
         super().__post_init__()

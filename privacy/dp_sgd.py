@@ -48,8 +48,8 @@ class Mechanism:
     """``clip`` bounds one example's gradient; the noise has deviation ``noise_multiplier`` * ``clip``, so that ε does
     not depend on ``clip``."""
 
-    clip: Equal[Positive] = 1.0
-    noise_multiplier: Larger[Positive] = 1.0
+    clip: Equal[Positive] = 1.0  #: bound on the norm of one example's gradient
+    noise_multiplier: Larger[Positive] = 1.0  #: deviation of the noise in units of `clip`; it decides ε
 
     def __post_init__(self) -> None:
         deviation = self.clip * self.noise_multiplier  # the product of two tiny numbers is 0: no noise
@@ -59,7 +59,10 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class DpSgd(Mechanism):
-    """CHN's S = 1 and its largest noise but one; sigma there is a variance, its multiplier sqrt(sigma) is this one."""
+    """Every example's gradient is clipped, and noise is added to their sum.
+
+    CHN's S = 1 and its largest noise but one; sigma there is a variance, its multiplier sqrt(sigma) is this one.
+    """
 
 
 def flat_weight(norms: Tensor, clip: float) -> Tensor:

@@ -33,11 +33,11 @@ from prunella.privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 
 @dataclass(frozen=True)
 class FedLtp(Mechanism):
-    """``decay`` per round of the learning rate."""
+    """DP-SGD on the weights that a lottery ticket keeps."""
 
     clip: Equal[Positive] = 10.0
     noise_multiplier: Larger[Positive] = 1.4
-    decay: Equal[Share] = 0.99
+    decay: Equal[Share] = 0.99  #: factor on the learning rate for every round the client took part in
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,11 +30,14 @@ from prunella.privacy.dp_sgd import Mechanism, flat_weight, noisy_mean
 
 @dataclass(frozen=True)
 class FedSpa(Mechanism):
-    """``keep`` is the compression ratio p; the paper shows 0.2 to 1."""
+    """DP-SGD on a random share of the coordinates, a new one in every round.
+
+    ``keep`` is the compression ratio p; the paper shows 0.2 to 1.
+    """
 
     clip: Equal[Positive] = 10.0
     noise_multiplier: Larger[Positive] = 1.4
-    keep: Equal[Share] = 0.4
+    keep: Equal[Share] = 0.4  #: share of each layer's coordinates that a round trains
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,11 +35,12 @@ from prunella.privacy.defense import Equal, Larger, Outgoing, State, UpdateDefen
 
 @dataclass(frozen=True)
 class FixedRate:
-    """``rate`` of the kept coordinates is withheld."""
+    """Withholds a share of the coordinates: `largest` those with the largest gradients, `random` any."""
 
-    rate: Larger[Rate] = 0.3
+    rate: Larger[Rate] = 0.3  #: share of the kept coordinates that is withheld
+    #: the client keeps withheld weights and puts them back in the next round; off drops them
     pseudo: Equal[bool] = True
-    scope: Equal[Literal["global", "layer"]] = "global"
+    scope: Equal[Literal["global", "layer"]] = "global"  #: rank coordinates over all layers together, or within each
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -48,9 +49,9 @@ class FixedRate:
 
 @dataclass(frozen=True)
 class MixedRate(FixedRate):
-    """``largest_share`` of the withheld coordinates are the largest, the others random."""
+    """Withholds some of the largest coordinates and some at random."""
 
-    largest_share: Equal[float] = 0.5
+    largest_share: Equal[float] = 0.5  #: share of the withheld coordinates that are the largest; the others are random
 
     def __post_init__(self) -> None:
         super().__post_init__()

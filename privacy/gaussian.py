@@ -27,9 +27,9 @@ GRID_BITS = 20
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """``deviation`` in units of the gradient, per local step; the paper's 1e-2."""
+    """Noise without clipping, and so without an ε."""
 
-    deviation: Larger[Positive] = 0.01
+    deviation: Larger[Positive] = 0.01  #: of the noise, in units of the gradient, at every local step
 
     def __post_init__(self) -> None:
         if not self.deviation > 0:

@@ -46,18 +46,20 @@ NAME = "leakage-guard"
 
 @dataclass(frozen=True)
 class LeakageGuard:
-    """An update leaks when an image is rebuilt at ``psnr`` dB or ``ssim`` or more. ``attack`` is an entry of
-    ``attacks.ATTACKS``; it runs with its default settings except ``iterations`` and ``images``, the most images it
-    guesses. With fewer ``levels`` an update that still leaks is withheld sooner. No number of iterations or images is
-    the best for the attack on every update."""
+    """Last in the chain: the client attacks its own update and adds noise, or withholds it, until the attack fails.
 
-    psnr: Smaller[Positive] = 15.0
-    ssim: Smaller[Annotated[float, Field(gt=0, le=1)]] = 0.5
+    The attack runs with its default settings except ``iterations`` and ``images``. With fewer ``levels`` an update that
+    still leaks is withheld sooner. No number of iterations or images is the best for the attack on every update.
+    """
+
+    psnr: Smaller[Positive] = 15.0  #: an image rebuilt at this many dB counts as a leak
+    ssim: Smaller[Annotated[float, Field(gt=0, le=1)]] = 0.5  #: an image rebuilt at this SSIM counts as a leak
+    #: of the first level, over the root mean square of what a tensor sends; each further level has four times as much
     noise: Larger[Positive] = 0.5
-    levels: Smaller[Count] = 4
-    attack: Equal[str] = "sgi"
-    iterations: Equal[Count] = 100
-    images: Equal[Count] = 4
+    levels: Smaller[Count] = 4  #: levels of noise before the update is withheld
+    attack: Equal[str] = "sgi"  #: what the client attacks with; an entry of the list of attacks
+    iterations: Equal[Count] = 100  #: of that attack
+    images: Equal[Count] = 4  #: most images that it guesses
 
     def __post_init__(self) -> None:
         if not (0 < self.psnr < float("inf") and 0 < self.noise < float("inf") and 0 < self.ssim <= 1):

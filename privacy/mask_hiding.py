@@ -37,8 +37,9 @@ from prunella.privacy.defense import Equal, Outgoing, State, UpdateDefense, igno
 
 @dataclass(frozen=True)
 class MaskHiding:
-    """``scale`` of the filling over what is sent; at any other than 1 magnitudes tell the two apart."""
+    """After a defense that withholds: fills what was withheld with noise, so that the mask tells nothing."""
 
+    #: of the filling over what is sent; at any other value than 1 magnitudes tell the two apart
     scale: Equal[Positive] = 1.0
 
     def __post_init__(self) -> None:

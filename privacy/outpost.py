@@ -31,12 +31,13 @@ from prunella.privacy.dp_sgd import no_state
 
 @dataclass(frozen=True)
 class Outpost:
-    """``noise`` lambda, ``fisher`` phi, ``decay`` beta, ``prune`` rho, as shares of 1."""
+    """Prunes small gradients and adds noise where Fisher information is large."""
 
-    noise: Larger[float] = 0.8
+    noise: Larger[float] = 0.8  #: scale of the noise (lambda)
+    #: share of the coordinates that get noise, those with the largest Fisher information (phi)
     fisher: Larger[Share] = 0.4
-    decay: Smaller[float] = 0.1
-    prune: Larger[Rate] = 0.8
+    decay: Smaller[float] = 0.1  #: how fast the probability to defend a step falls with the local steps (beta)
+    prune: Larger[Rate] = 0.8  #: share of each layer's smallest gradients that is set to zero (rho)
 
     def __post_init__(self) -> None:
         if not (self.noise >= 0 and self.decay >= 0 and 0 < self.fisher <= 1 and 0 <= self.prune < 1):

@@ -73,17 +73,21 @@ MARGIN = 1e-3
 
 @dataclass(frozen=True)
 class PriPrune:
-    """Eq. 16 with the paper's weights for PruneFL on FEMNIST and its learning rate, but for ``lambda_sha``: the paper's
-    2e-5 withholds 0.2 % of the default job's model in 10 rounds, 7e-6 (inside the paper's range) 12 to 16 % and the
-    model still learns, 5e-6 a third and it hardly does."""
+    """Learns which coordinates to withhold, and withholds the largest gradients.
 
-    lambda_acc: Equal[float] = 5.0
-    lambda_pri: Larger[float] = 15.0
+    Eq. 16 with the paper's weights for PruneFL on FEMNIST and its learning rate, but for ``lambda_sha``: the paper's
+    2e-5 withholds 0.2 % of the default job's model in 10 rounds, 7e-6 (inside the paper's range) 12 to 16 % and the
+    model still learns, 5e-6 a third and it hardly does.
+    """
+
+    lambda_acc: Equal[float] = 5.0  #: weight of accuracy in the mask's loss
+    lambda_pri: Larger[float] = 15.0  #: weight of privacy: more is withheld
+    #: weight of sharing: less is withheld; the paper's 2e-5 hardly withholds anything from the main job's small model
     lambda_sha: Smaller[float] = 7e-6
-    temperature: Equal[Positive] = 1.0
-    mask_learning_rate: Equal[Positive] = 0.25
-    initial_alpha: Larger[float] = 0.5
-    as_printed: Equal[bool] = False
+    temperature: Equal[Positive] = 1.0  #: of the soft mask through which the gradient flows
+    mask_learning_rate: Equal[Positive] = 0.25  #: of the probabilities to withhold
+    initial_alpha: Larger[float] = 0.5  #: probability at the start that a coordinate is withheld
+    as_printed: Equal[bool] = False  #: do not scale lambda-sha to the size of the model
 
     def __post_init__(self) -> None:
         if min(self.lambda_acc, self.lambda_pri, self.lambda_sha) < 0:

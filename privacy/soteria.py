@@ -30,9 +30,9 @@ from prunella.privacy.dp_sgd import no_state
 
 @dataclass(frozen=True)
 class Soteria:
-    """``rate`` of the representation's units is pruned."""
+    """Prunes the last layer's gradient where it tells most about the image."""
 
-    rate: Larger[Rate] = 0.8
+    rate: Larger[Rate] = 0.8  #: share of the representation's units that is pruned
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:

@@ -29,10 +29,10 @@ from prunella.privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefe
 
 @dataclass(frozen=True)
 class TopK:
-    """``keep`` is the share of each layer that leaves; the paper's 20 %. ``feedback`` off drops what waits."""
+    """Sends the largest coordinates only."""
 
-    keep: Smaller[Share] = 0.2
-    feedback: Equal[bool] = True
+    keep: Smaller[Share] = 0.2  #: share of each layer that is sent
+    feedback: Equal[bool] = True  #: what is not sent waits and is added to the next update
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:

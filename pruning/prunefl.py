@@ -28,10 +28,12 @@ from prunella.pruning.selection import best_first, split
 class Reconfiguration:
     """``fixed_cost`` is c in units of the dense model's Σ t. ``max_density`` 0 means one minus the run's rate."""
 
-    prunable_share: Share = 0.3
-    half_life: Positive = 10_000.0
+    prunable_share: Share = 0.3  #: share of the kept weights, the smallest, that may leave at a time
+    half_life: Positive = 10_000.0  #: rounds after which that share is halved
+    #: cost of a step that no pruning saves, in units of the dense model's cost
     fixed_cost: Annotated[float, Field(ge=0)] = 0.1
-    cost: Literal["flops", "uniform"] = "flops"
+    cost: Literal["flops", "uniform"] = "flops"  #: of a weight: its multiply-adds, or the same for all
+    #: most of the prunable weights that the mask keeps; 0: one minus `rate`
     max_density: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 

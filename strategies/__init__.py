@@ -1,8 +1,7 @@
 """Flower server strategies, one per federated pruning scheme, and the client's half of each.
 
 ``STRATEGIES`` maps a name to the strategy class, the frozen settings that its section of the configuration parses into,
-and what clients do for it. A new scheme is a module, its test and a line here; one with settings also has a section in
-``pyproject.toml``.
+and what clients do for it. A new scheme is a module, its test and a line here.
 """
 
 from typing import Any, NamedTuple

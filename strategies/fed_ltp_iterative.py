@@ -31,10 +31,10 @@ from prunella.wire.encode import encode_mask
 
 @dataclass(frozen=True)
 class IterativeSettings(TicketSettings):
-    """``further`` is P2; ``slots`` is how many models there are, 0 for as many as clients are selected at a time."""
+    """Several winning tickets, each pruned out of the one before."""
 
-    further: Rate = 0.1
-    slots: Annotated[int, Field(ge=0)] = 0
+    further: Rate = 0.1  #: share that each further model removes (P2)
+    slots: Annotated[int, Field(ge=0)] = 0  #: number of models; 0: as many as clients are selected at a time
 
 
 def deal(newcomers: list[int], taken: set[int], slots: int, generator: torch.Generator) -> dict[int, int]:

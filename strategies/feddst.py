@@ -33,13 +33,13 @@ from prunella.strategies.round.strategy import MaskedMean
 
 @dataclass(frozen=True)
 class FedDSTSettings:
-    """``alpha``: share of a layer that moves at first; ``train_first``: share of the local steps before it moves."""
+    """Clients move their mask while they train."""
 
-    adjust_interval: Count = 4
-    end_round: Count = 100
-    alpha: Share = 0.3
-    train_first: Annotated[Rate, Field(gt=0)] = 0.5
-    distribution: Literal["erk", "uniform"] = "erk"
+    adjust_interval: Count = 4  #: rounds between moves of the mask
+    end_round: Count = 100  #: from this round on the mask stays
+    alpha: Share = 0.3  #: share of a layer that moves in the first round; it decays
+    train_first: Annotated[Rate, Field(gt=0)] = 0.5  #: share of the local steps before the mask moves
+    distribution: Literal["erk", "uniform"] = "erk"  #: densities of the layers: Erdos-Renyi kernel, or the same for all
 
 
 def adjusts(settings: FedDSTSettings, round: int) -> bool:

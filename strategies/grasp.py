@@ -19,11 +19,14 @@ from prunella.strategies.round.strategy import MaskedMean
 
 @dataclass(frozen=True)
 class GraSPSettings:
-    """``batch``: public examples in the one batch (the paper: ten of each class); ``scope``: the paper's is global."""
+    """Prunes once, before training, and keeps the weights that preserve the gradient's norm.
 
-    batch: Count = 100
-    temperature: Positive = 200.0
-    scope: Scope = "global"
+    The paper has ten examples of each class and ranks globally.
+    """
+
+    batch: Count = 100  #: public examples in the one batch
+    temperature: Positive = 200.0  #: that logits are divided by; 1 is the loss as it is trained
+    scope: Scope = "global"  #: rank weights over all layers together, or within each
 
 
 class GraSP(MaskedMean):

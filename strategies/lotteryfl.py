@@ -28,12 +28,12 @@ from prunella.tasks.task import initial
 
 @dataclass(frozen=True)
 class LotteryFLSettings:
-    """``accuracy``: prune above it; ``step``: share of the remaining weights a pruning removes."""
+    """Every client finds a lottery ticket of its own."""
 
-    accuracy: Rate = 0.5
-    step: Share = 0.2
-    rewind: bool = True
-    scope: Scope = "global"
+    accuracy: Rate = 0.5  #: a client prunes once it labels more than this share of its held-out examples right
+    step: Share = 0.2  #: share of the remaining weights that a pruning removes
+    rewind: bool = True  #: go back to the run's initial weights after a pruning
+    scope: Scope = "global"  #: rank weights over all layers together, or within each
 
 
 def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, settings: LotteryFLSettings) -> Mask:

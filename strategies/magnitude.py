@@ -17,12 +17,11 @@ from prunella.strategies.round.strategy import MaskedMean
 
 @dataclass(frozen=True)
 class MagnitudeSettings:
-    """``ramp_rounds``: rounds until the full rate; ``scope``: rank over all layers together, or within each;
-    ``granularity``: what goes at once, a weight or a whole filter (or neuron)."""
+    """The server removes the smallest weights."""
 
-    ramp_rounds: Count = 5
-    scope: Scope = "global"
-    granularity: Granularity = "weight"
+    ramp_rounds: Count = 5  #: rounds until the full rate
+    scope: Scope = "global"  #: rank weights over all layers together, or within each
+    granularity: Granularity = "weight"  #: what is removed at once: a weight, or a whole filter or neuron
 
 
 class Magnitude(MaskedMean):

@@ -46,12 +46,14 @@ SETTLED = 0.1  # the size moved by less than this share: the paper's stopping ru
 
 @dataclass(frozen=True)
 class PruneFLSettings(Reconfiguration):
-    """When to reconfigure. The first client trains ``initial_steps`` steps at most, reconfiguring every
-    ``initial_interval`` until the mask's size moves by less than 10 %."""
+    """One client prunes first, then the squared gradients of all clients move the mask.
 
-    adjust_interval: Count = 4
-    initial_steps: Count = 20
-    initial_interval: Count = 5
+    The first client stops before ``initial_steps`` once the mask's size moves by less than 10 %.
+    """
+
+    adjust_interval: Count = 4  #: rounds between moves of the mask
+    initial_steps: Count = 20  #: most steps of the client that prunes first
+    initial_interval: Count = 5  #: of those steps, how many between moves of the mask
 
 
 def with_limit(settings: PruneFLSettings, rate: float) -> PruneFLSettings:

@@ -21,11 +21,10 @@ from prunella.strategies.round.strategy import MaskedMean
 
 @dataclass(frozen=True)
 class RandomSettings:
-    """``ramp_rounds``: rounds until the full rate, 0 for all before the first; ``scope``: the rate holds over all
-    layers together, or within each."""
+    """A random mask, drawn before training."""
 
-    ramp_rounds: Annotated[int, Field(ge=0)] = 0
-    scope: Scope = "layer"
+    ramp_rounds: Annotated[int, Field(ge=0)] = 0  #: rounds until the full rate; 0: all before the first
+    scope: Scope = "layer"  #: the rate holds over all layers together, or within each
 
 
 class Random(MaskedMean):

@@ -19,10 +19,13 @@ from prunella.strategies.round.strategy import MaskedMean
 
 @dataclass(frozen=True)
 class SnipSettings:
-    """``batch``: public examples in the one batch (128 in the paper on CIFAR); ``scope``: the paper ranks globally."""
+    """Prunes once, before training, by the sensitivity of the loss to each weight.
 
-    batch: Count = 128
-    scope: Scope = "global"
+    The paper has a batch of 128 on CIFAR and ranks globally.
+    """
+
+    batch: Count = 128  #: public examples in the one batch
+    scope: Scope = "global"  #: rank weights over all layers together, or within each
 
 
 class Snip(MaskedMean):

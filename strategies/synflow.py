@@ -17,10 +17,13 @@ from prunella.strategies.round.strategy import MaskedMean
 
 @dataclass(frozen=True)
 class SynFlowSettings:
-    """``steps``: how often scores are taken anew on the way to the rate; ``scope``: the paper ranks globally."""
+    """Prunes once, before training, without any data.
 
-    steps: Count = 100
-    scope: Scope = "global"
+    The paper ranks globally.
+    """
+
+    steps: Count = 100  #: how often scores are computed on the way to the rate
+    scope: Scope = "global"  #: rank weights over all layers together, or within each
 
 
 class SynFlow(MaskedMean):

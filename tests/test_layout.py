@@ -1,4 +1,4 @@
-"""The tree is the architecture: imports point down, every module has its test, every setting is consumed."""
+"""The tree is the architecture: imports point down, every module has its test."""
 
 import ast
 import subprocess
@@ -104,17 +104,6 @@ def test_modules_and_functions_stay_small() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     assert not [path for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
-
-
-def test_pyproject_holds_exactly_the_settings_that_are_read() -> None:
-    from prunella.core.config import section_defaults
-    from prunella.server.app import SECTIONS
-
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    sections = {key: value for key, value in config.items() if isinstance(value, dict)}
-    assert sections.keys() == SECTIONS.keys()
-    for name, values in sections.items():
-        assert {f"{name}.{key}": value for key, value in values.items()} == section_defaults(name, SECTIONS[name])
 
 
 def test_packages_are_all_that_is_there() -> None:

@@ -8,26 +8,22 @@ import torch
 from prunella.core.trees import Mask
 from prunella.pruning.selection import density, kept_count
 from prunella.server.rounds import Federation
-from prunella.strategies import STRATEGIES
+from prunella.strategies import SECTIONS, STRATEGIES
 from prunella.strategies.round.personal import to_bytes
 from prunella.strategies.round.roster import Member
+from prunella.strategies.tickets import TicketSettings
 from prunella.tasks.task import initial
 from prunella.wire.encode import decode_mask
 from tests.server.test_rounds import build, final, go, same, series
 
 RATE = 0.3
+MOST = {"ramp_rounds": 2, "adjust_interval": 2, "steps": 10, "tickets": 2, "iterations": 20}  # of any scheme
 SHORT = {
-    "magnitude__ramp_rounds": 2,
-    "prunefl__adjust_interval": 2,
-    "synflow__steps": 10,
-    "feddst__adjust_interval": 2,
-    "lotteryfl__accuracy": 0.0,
-    "lotteryfl__step": 0.5,
-    "fed_ltp_one_shot__tickets": 2,
-    "fed_ltp_iterative__tickets": 2,
-    "fed_ltp_one_shot__iterations": 20,
-    "fed_ltp_iterative__iterations": 20,
-}
+    f"{name.replace('-', '_')}__{field}": min(most, getattr(settings, field))
+    for name, settings in SECTIONS.items()
+    for field, most in MOST.items()
+    if hasattr(settings, field)
+} | {"lotteryfl__accuracy": 0.0, "lotteryfl__step": 0.5}
 HARD = {"momentum": 0.9, "learning_rate": 0.05, "weight_decay": 0.01}
 EXACT = sorted(set(STRATEGIES) - {"fedavg", "prunefl", "lotteryfl", "fed-ltp-iterative"})
 
@@ -37,6 +33,12 @@ def masks_in_use(federation: Federation, folder: Path) -> list[Mask]:
     saved = final(folder)
     own = [decode_mask(to_bytes(t), saved.mask) for t in saved.scheme.values() if t.dtype == torch.uint8]
     return [saved.mask, *own]
+
+
+def cuts_layers(federation: Federation) -> bool:
+    """Whether every layer has the rate, and not all of them together."""
+    settings = federation.strategy.settings
+    return type(settings) is TicketSettings or getattr(settings, "scope", "global") == "layer"
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
@@ -54,7 +56,7 @@ def test_zeros_stay_zero_and_the_rate_is_reached(tmp_path: Path, strategy: str, 
     if strategy in EXACT:
         total = sum(saved.mask[name].numel() for name in names)
         within_layers = sum(kept_count(saved.mask[n].numel(), RATE) for n in names)
-        expected = within_layers if strategy in ("random", "fed-ltp-one-shot") else kept_count(total, RATE)
+        expected = within_layers if cuts_layers(federation) else kept_count(total, RATE)
         assert round(density(saved.mask, names) * total) == expected
 
 
@@ -87,10 +89,11 @@ def test_any_rate_gives_a_first_mask_that_empties_no_layer(tmp_path: Path, strat
     scheme, names = federation.strategy, federation.model.prunable
     params, _ = initial(federation.task, 0)
     weights, mask = scheme.first_model(params, None, [Member(0, 100), Member(1, 101)])  # type: ignore[arg-type]
-    mask = scheme.revise_mask(SHORT["magnitude__ramp_rounds"], weights, mask) if strategy == "magnitude" else mask
+    if hasattr(scheme.settings, "ramp_rounds"):
+        mask = scheme.revise_mask(MOST["ramp_rounds"], weights, mask)
     total, kept = sum(params[n].numel() for n in names), sum(int(mask[n].sum()) for n in names)
     assert all(bool(m.any()) if name in names else bool(m.all()) for name, m in mask.items())
-    if strategy in EXACT and strategy not in ("random", "fed-ltp-one-shot"):
+    if strategy in EXACT and not cuts_layers(federation):
         assert kept == max(len(names), kept_count(total, rate))
     if rate == 0.0 and strategy != "fed-ltp-iterative":
         assert kept == total

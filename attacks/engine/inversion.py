@@ -58,20 +58,22 @@ class Inversion:
     Adam, and L-BFGS for a network of sigmoids, on which Adam stays below 16 dB.
     """
 
-    objective: Literal["cosine", "euclidean"] = "cosine"
-    tv: Weight = 0.0
-    optimizer: OptimizerSetting = "auto"
-    signed: bool = True
-    learning_rate: Positive = 0.1
-    iterations: Count = 300
-    restarts: Count = 1
+    objective: Literal["cosine", "euclidean"] = "cosine"  #: distance of the guess's update from the one received
+    tv: Weight = 0.0  #: weight of the total-variation prior, which prefers smooth images
+    optimizer: OptimizerSetting = "auto"  #: auto is L-BFGS for a network with sigmoids and Adam for any other
+    signed: bool = True  #: Adam takes the sign of the image's gradient
+    learning_rate: Positive = 0.1  #: of the descent on the image
+    iterations: Count = 300  #: most iterations of a start
+    restarts: Count = 1  #: random starts; the lowest objective is kept
+    #: for one image: classes that are tried, the likeliest first, until one explains the update
     labels_tried: Count = 10
-    mask_aware: bool = True
+    mask_aware: bool = True  #: compare only where values arrived; off takes what did not arrive for zero
+    #: where the view has none: infer them from the last layer, or optimise them with the image
     labels: Literal["infer", "optimise"] = "infer"
-    patience: Count = 200
-    tolerance: Weight = 1e-6
-    max_images: Count = 16
-    bf16: bool = False
+    patience: Count = 200  #: iterations without an improvement of a thousandth before a start ends
+    tolerance: Weight = 1e-6  #: objective at which an update counts as explained
+    max_images: Count = 16  #: images in memory at a time
+    bf16: bool = False  #: compute convolutions in bfloat16
 
 
 Objective = Callable[[], Tensor]

@@ -39,19 +39,19 @@ Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to imag
 class Search:
     """``prior`` is the file of the network learnt from public images; every start takes each of ``labels_tried``."""
 
-    prior: str = ""
-    objective: Literal["cosine", "euclidean"] = "cosine"
-    tv: Weight = 0.0
-    optimizer: OptimizerSetting = "auto"
-    learning_rate: Positive = 0.1
-    iterations: Count = 300
-    restarts: Count = 4
-    labels_tried: Count = 1
-    mask_aware: bool = True
-    patience: Count = 100
-    tolerance: Weight = 1e-6
-    max_images: Count = 16
-    bf16: bool = False
+    prior: str = ""  #: file of the network that `prunella prior` learnt from public images
+    objective: Literal["cosine", "euclidean"] = "cosine"  #: distance of the guess's update from the one received
+    tv: Weight = 0.0  #: weight of the total-variation prior, which prefers smooth images
+    optimizer: OptimizerSetting = "auto"  #: auto is L-BFGS for a network with sigmoids and Adam for any other
+    learning_rate: Positive = 0.1  #: of the search
+    iterations: Count = 300  #: most iterations of a start
+    restarts: Count = 4  #: random starts; the lowest objective is kept
+    labels_tried: Count = 1  #: classes that every start takes, the likeliest first
+    mask_aware: bool = True  #: compare only where values arrived; off takes what did not arrive for zero
+    patience: Count = 100  #: iterations without an improvement of a thousandth before a start ends
+    tolerance: Weight = 1e-6  #: objective at which an update counts as explained
+    max_images: Count = 16  #: images in memory at a time
+    bf16: bool = False  #: compute convolutions in bfloat16
 
 
 @dataclass(frozen=True)

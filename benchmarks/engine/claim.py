@@ -119,7 +119,8 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Claim:
-    """``published`` is what stands in the paper, in words; its numbers are with the metrics."""
+    """``published`` is what stands in the paper, in words, and empty for a measurement of our own; the paper's numbers
+    are with the metrics."""
 
     name: str
     paper: str
@@ -128,6 +129,11 @@ class Claim:
     published: str
     experiment: Experiment
     remarks: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> str:
+        """What the measured numbers stand beside."""
+        return f"Published: {self.published}" if self.published else "Our own measurement; no paper has its numbers"
 
     def sizes(self) -> tuple[Size, ...]:
         return tuple(size for size in SIZES if size in self.experiment.sweeps)

@@ -39,12 +39,12 @@ class Measured:
 
 
 def listing(claims: Iterable[Claim]) -> str:
-    """All claims: name, sizes it runs at and what they need, where it stands, what it says and what was published."""
+    """All claims: name, sizes and what they need, where it stands, what it says and what it is compared with."""
     lines = []
     for claim in claims:
         sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
         lines += [f"{claim.name:3} {claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
-        lines.append(f"    published: {claim.published}")
+        lines.append(f"    {claim.compared}")
     return "\n".join(lines)
 
 
@@ -112,7 +112,7 @@ def page(result: Measured, plot: str) -> str:
     seeds = ", ".join(str(seed) for seed in sweep.seeds)
     parts = [
         f"# {claim.name}: {claim.says}",
-        f"{claim.paper}, {claim.where}. Published: {claim.published}.",
+        f"{claim.paper}, {claim.where}. {claim.compared}.",
         f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
         f"![{claim.name}: measured]({plot})",
         f"Mean ± standard deviation over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",

@@ -146,7 +146,7 @@ def table(name: str, says: str, cells: Sequence[tuple[str, str]], measure: Measu
     columns = (Column("psnr", "PSNR in dB", 1), Column("sent", "share sent"))
     keys = ("dataset", "defense")
     experiment = Experiment(measure, {"small": sweep}, keys, "attack", columns, Plot(("psnr",), split=0), judge)
-    return Claim(name, "Prunella", "docs/attacks.md", says, "nothing", experiment)
+    return Claim(name, "Prunella", "docs/attacks.md", says, "", experiment)
 
 
 ADAPTED = table(

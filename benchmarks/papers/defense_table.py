@@ -131,7 +131,7 @@ def table(cells: Sequence[Settings], seed: int = 0, name: str = "defenses", note
         Plot(("psnr",), split=0),
     )
     says = "every defense beside none: accuracy, bytes, time, and what attacks rebuild"
-    return Claim(name, "Prunella", "docs/defenses.md", says, "nothing", experiment)
+    return Claim(name, "Prunella", "docs/defenses.md", says, "", experiment)
 
 
 SPREAD = (("", ""), ("_deviation", ", deviation over images"), ("_largest", ", largest"))

@@ -262,7 +262,7 @@ def table(
         Plot(("game",), split=0),
     )
     says = "what an attacker can prove of every defense with an ε, beside what the ledger prints"
-    return Claim(name, "Prunella", "docs/defenses.md", says, "nothing", experiment)
+    return Claim(name, "Prunella", "docs/defenses.md", says, "", experiment)
 
 
 EPSILON_TABLE = table()

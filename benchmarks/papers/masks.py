@@ -132,7 +132,7 @@ X3 = Claim(
     "Prunella",
     "README.md",
     "a mask alone tells labels where it is chosen by gradients or by weights, and nothing where it is random or hidden",
-    "nothing",
+    "",
     experiment=Experiment(
         measure=Measure(
             "masks",

@@ -8,6 +8,7 @@ from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import DEFENDED, behind, inverting
 from prunella.benchmarks.papers.masks import X3
 from prunella.benchmarks.papers.stale import X4
+from prunella.privacy import DEFENSES
 
 PAPER = "Prunella"
 TOO_FEW = (
@@ -18,7 +19,11 @@ IMAGES, ITERATIONS = 4, 100
 DATASETS = ("mnist", "cifar10")
 ARMS = ("ig", "sgi")
 HIDING = "mask-hiding"
-HIDEABLE = ("top-k", "dgp", "adgp", "largest", "random", "mix", "priprune")
+HIDEABLE = tuple(
+    name
+    for name, line in DEFENSES.items()
+    if line.stage == "update" and not (line.fills or line.guards or name == NONE)
+)
 PRUNING = (*HIDEABLE, "soteria", "outpost")
 DATA, UPDATE = "channel-natural", ("dgp", "top-k", "priprune")
 KAPPA = {"channel-natural.kappa": 100.0}
@@ -91,7 +96,7 @@ X1 = Claim(
     PAPER,
     "docs/defenses.md",
     "the mask-aware attack rebuilds more than the plain one under every pruning defense; hiding the mask helps",
-    "nothing",
+    "",
     experiment=Experiment(
         measure=DEFENDED,
         sweeps={
@@ -118,7 +123,7 @@ X2 = Claim(
     PAPER,
     "docs/defenses.md",
     "a data defense and an update defense together leak less than either",
-    "nothing",
+    "",
     experiment=Experiment(
         measure=DEFENDED,
         sweeps={

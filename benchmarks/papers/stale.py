@@ -109,7 +109,7 @@ X4 = Claim(
     "Prunella",
     "P6 to P8",
     "behind pseudo-pruning and PriPrune an attack that allows for the client's own weights rebuilds more than SGI",
-    "nothing",
+    "",
     experiment=Experiment(
         measure=Measure("stale", stale, control=tradeoff.CONTROL, names=tradeoff.NAMES, works=works),
         sweeps={

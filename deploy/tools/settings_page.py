@@ -1,22 +1,27 @@
-"""``docs/settings.md``, the reference of every setting, from where each fact has its one place.
+"""What is generated from the settings in the code: the defaults in ``pyproject.toml``, and ``docs/settings.md``.
 
-Key, default and meaning are those of ``[tool.flwr.app.config]`` in ``pyproject.toml``, the meaning being the comment
-on the setting's line; types come from the dataclasses the settings are parsed into, choices from the registries. A key
-without a comment means what it means in the section where the field was first declared: ``sgi.tv`` is ``dlg.tv``.
+Flower accepts only those settings of a run that stand in ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``
+(``flwr.common.config.fuse_dicts``), so they are written there. Key, default, type and direction are those of ``Run``
+and of the dataclasses in the registries. The first paragraph of such a dataclass's docstring says what the algorithm
+does, and a ``#:`` comment behind or above a field what the field means; a field that a subclass gives another default
+keeps the meaning it has inherited. The README's count of algorithms is that of the registries.
 
 After a change: ``python -m prunella.deploy.tools.settings_page``.
 """
 
+import inspect
+import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from prunella.attacks import ATTACKS
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
-from prunella.core.config import Run
+from prunella.core.config import Run, kebab, section_defaults
+from prunella.core.errors import ConfigError
 from prunella.core.installation import ROOMS
 from prunella.privacy import DEFENSES
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
@@ -27,23 +32,24 @@ from prunella.strategies.round.robust import ROBUST
 from prunella.strategies.round.robust import SECTIONS as ROBUST_SECTIONS
 from prunella.tasks import DATASETS, MODELS
 
-PAGE = ROOMS / "docs" / "settings.md"
+COMMAND = "python -m prunella.deploy.tools.settings_page"
 CONFIG = "tool.flwr.app.config"
-_LINE = re.compile(r'([\w-]+) = (?:"[^"]*"|[^#\s]+)\s*(?:#\s*(.+))?')
-_HEAD = re.compile(r"\[([\w.-]+)\]\s*(?:#\s*(.+))?")
-Comments = dict[tuple[str, str], str]  # (section, key); a section's own comment has the key ""
+BEGIN = f"# Generated from the settings in the code, down to the end mark, by `{COMMAND}`.\n"
+END = "# End of what is generated.\n"
+_FIELD = re.compile(r"    (\w+): .*?(?:  #: (.+))?")
+_COUNTS = re.compile(r"\d+ pruning strategies, \d+ defenses and \d+ attacks")
 
-INTRODUCTION = """# Settings
+INTRODUCTION = f"""# Settings
 
 Every setting of a run, with its default. `prunella run -c KEY=VALUE` overrides one (`-c rounds=20 -c dgp.top=0.1`), and
-so do `simulate` and `submit`; a wrong key is answered with the nearest right one. The defaults stand in
+so do `simulate` and `submit`; a wrong key is answered with the nearest right one. Flower reads the defaults in
 `pyproject.toml`, under `[tool.flwr.app.config]`.
 
 *Stronger* says which way a site's own condition bounds a setting of a defense
 ([deployment.md](deployment.md#a-sites-own-conditions)): a run may have the site's value or one that is stronger; `=`
 means that it must be equal.
 
-This page is generated: `python -m prunella.deploy.tools.settings_page`.
+This page and the defaults in `pyproject.toml` are generated: `{COMMAND}`.
 """
 CHOICES: dict[str, Iterable[str]] = {
     "dataset": DATASETS,
@@ -54,46 +60,65 @@ CHOICES: dict[str, Iterable[str]] = {
     "attack": ATTACKS,
 }
 SIGNS = {Stronger.LARGER: "larger", Stronger.SMALLER: "smaller", Stronger.EQUAL: "="}
+FAMILIES: dict[str, Mapping[str, type]] = {
+    "Privacy and defenses": {"privacy": PRIVACY_SECTIONS["privacy"], **PRIVACY_SECTIONS},
+    "Pruning strategies": {name: each for name, each in STRATEGY_SECTIONS.items() if name not in ROBUST_SECTIONS},
+    "Robust aggregation": ROBUST_SECTIONS,
+    "Attacks": ATTACK_SECTIONS,
+}
 
 
-def comments(text: str) -> Comments:
-    """What the comments of the settings in a ``pyproject.toml`` say, and of the groups of those without a section."""
-    found: Comments = {}
-    section: str | None = None
-    for line in text.splitlines():
-        if head := _HEAD.fullmatch(line):
-            name, note = head[1], head[2] or ""
-            section = name.removeprefix(CONFIG).removeprefix(".") if name.startswith(CONFIG) else None
-            if section:
-                found[section, ""] = note
-        elif section is not None and (entry := _LINE.fullmatch(line)) and entry[2]:
-            found[section, entry[1]] = entry[2]
+def meanings(settings: type) -> dict[str, str]:
+    """What the ``#:`` comments of a settings class say of its fields and of those that it inherits."""
+    found: dict[str, str] = {}
+    for cls in (cls for cls in reversed(settings.__mro__) if not cls.__module__.startswith(("builtins", "pydantic"))):
+        above: list[str] = []
+        for line in inspect.getsource(cls).splitlines():
+            if line.startswith("    #: "):
+                above.append(line.removeprefix("    #: "))
+            elif field := _FIELD.fullmatch(line):
+                if note := " ".join([*above, field[2] or ""]).strip():
+                    found[kebab(field[1])] = note
+                above = []
     return found
 
 
-def groups(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The settings without a section, by the comment lines between them."""
-    body = text.split(f"[{CONFIG}]\n")[1].split("\n[")[0]
-    for group in re.split(r"^# ", body, flags=re.MULTILINE)[1:]:
-        title, *lines = group.splitlines()
-        yield title, [entry[1] for line in lines if (entry := _LINE.fullmatch(line))]
+def meaning(settings: type, key: str) -> str:
+    """What a setting means. Raises ``ConfigError`` where nothing is said."""
+    if key not in (found := meanings(settings)):
+        raise ConfigError(f"{settings.__name__}: write what {key} means behind the field or above it: `#: most rounds`")
+    return found[key]
 
 
-def declarer(settings: type, field: str) -> type:
-    """The class that declared a dataclass's field first."""
-    return next(cls for cls in reversed(settings.__mro__) if field in cls.__dict__.get("__annotations__", ()))
+def about(name: str, settings: type) -> str:
+    """What an algorithm is and does. Raises ``ConfigError`` where its settings have no docstring."""
+    text = inspect.cleandoc(settings.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    if not text or text.startswith(f"{settings.__name__}("):  # a dataclass's own
+        raise ConfigError(f"{settings.__name__}: write in one sentence what {name} does, as the class's docstring")
+    if entry := DEFENSES.get(name):
+        return f"Defense of the {entry.stage}{', with an ε' if entry.private else ''}. {text}"
+    kinds = [scheme for scheme, line in STRATEGIES.items() if line.section == name]
+    return f"Strategy `{kinds[0]}`. {text}" if kinds else text
 
 
-def meaning(notes: Comments, section: str, key: str, sections: Mapping[str, type]) -> str:
-    """The comment on ``section.key``, or on the same field elsewhere. Raises ``KeyError`` where nothing is said."""
-    if (section, key) in notes:
-        return notes[section, key]
-    field = key.replace("-", "_")
-    first = declarer(sections[section], field)
-    for other, settings in sections.items():
-        if (other, key) in notes and issubclass(settings, first) and declarer(settings, field) is first:
-            return notes[other, key]
-    raise KeyError(f"{section}.{key} has no comment in pyproject.toml")
+def groups() -> Iterator[tuple[str, list[str]]]:
+    """The settings without a section, by the comments between them in ``Run``."""
+    _, *parts = re.split(r"^    # (.+)$", inspect.getsource(Run), flags=re.MULTILINE)
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        yield title, [kebab(field) for field in re.findall(r"^    (\w+): ", body, re.MULTILINE)]
+
+
+def block() -> str:
+    """``[tool.flwr.app.config]`` with every setting, its default and its meaning."""
+    run, lines = Run().model_dump(by_alias=True), [f"[{CONFIG}]"]
+    for title, keys in groups():
+        lines += [f"# {title}", *(f"{key} = {json.dumps(run[key])}  # {meaning(Run, key)}" for key in keys)]
+    for name, settings in (item for family in FAMILIES.values() for item in family.items()):
+        lines += ["", f"[{CONFIG}.{name}]  # {about(name, settings)}"]
+        for flat, value in section_defaults(name, settings).items():
+            key = flat.removeprefix(f"{name}.")
+            lines.append(f"{key} = {json.dumps(value)}  # {meaning(settings, key)}")
+    return "\n".join(lines) + "\n"
 
 
 def kind(schema: Mapping[str, Any]) -> str:
@@ -129,44 +154,47 @@ def table(rows: Iterable[Iterable[str]], head: Iterable[str]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def section(name: str, notes: Comments, values: Mapping[str, object], sections: Mapping[str, type]) -> str:
+def section(name: str, settings: type) -> str:
     """An algorithm's settings."""
-    settings = sections[name]
     schema = TypeAdapter(settings).json_schema()["properties"]
-    ways = {key.replace("_", "-"): SIGNS[way] for key, way in directions(settings).items()}
+    ways = {kebab(key): SIGNS[way] for key, way in directions(settings).items()}
     rows = []
-    for key, value in values.items():
-        what = meaning(notes, name, key, sections)
-        row = [f"`{name}.{key}`", shown(value), kind(schema[key.replace("-", "_")]), what]
+    for flat, value in section_defaults(name, settings).items():
+        key = flat.removeprefix(f"{name}.")
+        row = [f"`{flat}`", shown(value), kind(schema[key.replace("-", "_")]), meaning(settings, key)]
         rows.append([*row, ways[key]] if ways else row)
     head = ["setting", "default", "type", "meaning", *(["stronger"] if ways else [])]
-    return f"### {name}\n\n{sentence(notes[name, ''])}.\n\n{table(rows, head)}\n"
+    return f"### {name}\n\n{about(name, settings)}\n\n{table(rows, head)}\n"
 
 
 def page() -> str:
     """The whole page."""
-    text = (ROOMS / "pyproject.toml").read_text(encoding="utf-8")
-    config: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-    notes = comments(text)
+    defaults = Run().model_dump(by_alias=True)
     run = Run.model_json_schema(by_alias=True)["properties"]
     parts = [INTRODUCTION, "\n## The run\n\n"]
-    for title, keys in groups(text):
-        rows = [[f"`{key}`", shown(config[key]), kind(run[key]), notes["", key]] for key in keys]
+    for title, keys in groups():
+        rows = [[f"`{key}`", shown(defaults[key]), kind(run[key]), meaning(Run, key)] for key in keys]
         parts.append(f"### {sentence(title)}\n\n{table(rows, ['setting', 'default', 'type', 'meaning'])}\n")
     parts.append("### The lists\n\n")
     parts.append(table([[f"`{key}`", ", ".join(names)] for key, names in CHOICES.items()], ["setting", "entries"]))
-    pruning = {name: settings for name, settings in STRATEGY_SECTIONS.items() if name not in ROBUST_SECTIONS}
-    families = {
-        "Privacy and defenses": {"privacy": PRIVACY_SECTIONS["privacy"], **PRIVACY_SECTIONS},
-        "Pruning strategies": pruning,
-        "Robust aggregation": ROBUST_SECTIONS,
-        "Attacks": ATTACK_SECTIONS,
-    }
-    for title, sections in families.items():
+    for title, sections in FAMILIES.items():
         parts.append(f"\n## {title}\n\n")
-        parts.extend(section(name, notes, config[name], sections) for name in sections)
+        parts.extend(section(name, settings) for name, settings in sections.items())
     return "".join(parts).rstrip() + "\n"
 
 
+def generated() -> dict[Path, str]:
+    """The texts of the files that are generated, or have a part that is."""
+    project, readme = ((ROOMS / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "README.md"))
+    before, rest = project.split(BEGIN)
+    counts = f"{len(STRATEGIES)} pruning strategies, {len(DEFENSES) - 1} defenses and {len(ATTACKS)} attacks"
+    return {
+        ROOMS / "pyproject.toml": f"{before}{BEGIN}{block()}{END}{rest.split(END)[1]}",
+        ROOMS / "docs" / "settings.md": page(),
+        ROOMS / "README.md": _COUNTS.sub(counts, readme),
+    }
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")

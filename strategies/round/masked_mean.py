@@ -9,7 +9,6 @@ A full mask makes both FedAvg. The sum runs in float64, one reply at a time: mem
 mask, however many clients. Each coordinate's sum runs over the replies in the order of ``add``, whatever threads do.
 """
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -148,22 +147,3 @@ class MaskedSum:
 
     def _as_printed(self, w: Tensor, total: Tensor, weight_at: Tensor) -> Tensor:
         return (total + weight_at * w) / self.weight
-
-
-def masked_mean(
-    updates: Sequence[Tree],
-    participation: Sequence[Mask],
-    weights: Sequence[float],
-    previous: Tree,
-    aggregation: Aggregation,
-) -> Tree:
-    """The mean of several updates at once.
-
-    >>> one = {"w": torch.tensor([1.0, 1.0])}
-    >>> masked_mean([one], [{"w": torch.tensor([True, False])}], [5], {"w": torch.tensor([2.0, 2.0])}, "holders")
-    {'w': tensor([3., 2.])}
-    """
-    total = MaskedSum(previous)
-    for update, mask, weight in zip(updates, participation, weights, strict=True):
-        total.add(update, mask, weight)
-    return total.result(previous, aggregation)

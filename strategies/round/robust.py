@@ -43,7 +43,7 @@ from torch import Tensor
 
 from prunella.core.config import Count, Positive, Raw, Run, parse_section
 from prunella.core.errors import ConfigError, unknown
-from prunella.core.trees import Mask, Tree, map_trees, require_same_names
+from prunella.core.trees import Mask, Tree, l2, map_trees, require_same_names
 from prunella.strategies.round.masked_mean import CHUNK, Aggregation, MaskedSum
 from prunella.wire.sparse import SparseTree
 
@@ -52,24 +52,25 @@ BESIDE_NORM_BOUND = 1  # liars that buffers and accuracies withstand under the r
 
 @dataclass(frozen=True)
 class Median:
-    """``liars``: how many of a round's clients may lie, f above."""
+    """The median of every coordinate."""
 
-    liars: Count = 1
+    liars: Count = 1  #: malicious clients that a round tolerates (f)
 
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """``liars``: f above, and ``share`` of a coordinate's participants: the larger number is left out at either end."""
+    """The mean without the extremes of every coordinate."""
 
-    liars: Count = 1
+    liars: Count = 1  #: malicious clients that a round tolerates (f)
+    #: of a coordinate's values that is left out at either end, where that is more than `liars`
     share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
 
 
 @dataclass(frozen=True)
 class NormBound:
-    """``norm``: what an update's Euclidean norm is cut to, over all its tensors."""
+    """The mean of updates whose norm is cut."""
 
-    norm: Positive = 1.0
+    norm: Positive = 1.0  #: most Euclidean norm of an update, over all its tensors
 
 
 class Sum(Protocol):
@@ -150,7 +151,7 @@ class Bounded(MaskedSum):
     def add(self, update: Tree, participation: Mask, weight: float) -> None:
         require_same_names(self.total, update, participation)
         sent = map_trees(lambda u, s: torch.where(s, u.detach().double(), 0.0), update, participation)
-        size = float(torch.sqrt(sum((t.square().sum() for t in sent.values()), torch.zeros((), dtype=torch.float64))))
+        size = float(l2(sent))
         factor = min(1.0, self._norm / size) if size else 1.0
         super().add(map_trees(lambda t: t * factor, sent), participation, 1.0)
 

@@ -1,10 +1,8 @@
 import dataclasses
-import tomllib
-from pathlib import Path
 
 import pytest
 
-from prunella.core.config import Rate, Run, check_sections, kebab, parse_run, parse_section, section_defaults
+from prunella.core.config import Rate, Run, check_sections, parse_run, parse_section, section_defaults
 from prunella.core.errors import ConfigError
 
 
@@ -16,14 +14,6 @@ class Dual:
     def __post_init__(self) -> None:
         if self.top + self.bottom >= 1:
             raise ConfigError("dgp.top and dgp.bottom must leave something to send")
-
-
-def test_defaults_are_those_of_pyproject() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    config = project["tool"]["flwr"]["app"]["config"]
-    plain = {key: value for key, value in config.items() if not isinstance(value, dict)}
-    assert set(plain) == {kebab(name) for name in Run.model_fields}
-    assert parse_run(plain) == Run()
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
