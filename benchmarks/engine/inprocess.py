@@ -10,6 +10,7 @@ error reply, as Flower does it.
 
 import functools
 import logging
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import prunella.client.session
 import prunella.server.rounds
-from prunella.benchmarks.engine.images import cached_client, cached_test, first
+from prunella.benchmarks.engine.images import TESTED, cached_client, cached_test, first, place
 from prunella.client.accounts import FILE, begin
 from prunella.client.app import app as client_app
 from prunella.client.session import Loader
@@ -43,6 +44,7 @@ from prunella.wire.records import from_dense
 Tamper = Callable[[Message], Message | None]
 Look = Callable[[Federation, Tree, Tree], object]
 FIRST_NODE = 100
+RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
 FEDAVG = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0}
 
 
@@ -235,9 +237,26 @@ def run_in_process(
     return federation
 
 
+@contextmanager
+def ran(settings: Mapping[str, Any], seed: int, data: Path | None, **own: Any) -> Iterator[Federation]:
+    """The federation of a cell, after its last round; its folder is there as long as the context.
+
+    The cell has ``clients``, ``dataset`` and what ``RUN`` names; ``own`` is the rest, as ``run_in_process`` takes it.
+    """
+    run: dict[str, Any] = {"partition": "dirichlet", "audit_every": 0, "tested": TESTED, "seed": seed}
+    run |= {"dataset": place(settings["dataset"], data), **{key: settings[key] for key in RUN}}
+    with tempfile.TemporaryDirectory() as folder:
+        yield run_in_process(Path(folder), settings["clients"], **{**run, **own})
+
+
 def accuracies(federation: Federation) -> dict[int, float]:
     """Of the global model, by round."""
     return {line["round"]: line["value"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
+
+
+def epsilons(federation: Federation) -> list[float]:
+    """Of the clients that have one."""
+    return [float(line["epsilon"]) for line in federation.ledgers.values() if "epsilon" in line]
 
 
 def failures(federation: Federation) -> float:

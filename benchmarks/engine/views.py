@@ -15,13 +15,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from prunella.attacks import find_attack
 from prunella.attacks.self_attack import guarded
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import full_mask
-from prunella.core.types import PrivateBatch, ServerView
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy.chain import ChainState, build_chain, present, start
 from prunella.privacy.leakage_guard import NAME as GUARD
 from prunella.privacy.leakage_guard import unguarded
@@ -53,6 +53,22 @@ def attack_settings(attack: str, model: str, iterations: int = 0, **asked: Any) 
     strong = {"objective": "euclidean", "optimizer": "lbfgs"} if "zhu" in model and hasattr(how, "objective") else {}
     asked |= {"iterations": iterations or None}
     return dataclasses.replace(how, **strong, **{key: value for key, value in asked.items() if value is not None})
+
+
+def answer(
+    name: str,
+    view: ServerView,
+    task: Task,
+    iterations: int,
+    draw: Generator,
+    earlier: Sequence[ServerView] = (),
+    **asked: Any,
+) -> Reconstruction:
+    """What an attack by that name makes of a view, at its ``attack_settings``; ``earlier`` views where it takes some.
+    Raises as the attack does."""
+    more = {"earlier": earlier} if earlier else {}
+    how = attack_settings(name, task.model, iterations, **asked)
+    return find_attack(name).reconstruct(view, task, how, draw, **more)
 
 
 def draws(seed: int, number: int = 0, kind: str = "claim") -> Draw:

@@ -19,7 +19,7 @@ import torch
 
 from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.engine.images import client_images
-from prunella.benchmarks.speed.defenses import turns
+from prunella.benchmarks.speed.bench import turns
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.ranking import part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, count, full_mask, map_trees, size
@@ -109,7 +109,6 @@ def search_time(settings: Settings, seed: int, data: Path | None) -> Found:
 
     Values are normal: how long a search takes hardly depends on them, and all three search the same ones.
     """
-    del data
     params, _ = initial(Task(settings["model"], SHAPE, CLASSES), seed)
     generator = stream(seed, purpose="search")
     values = {name: torch.randn(t.shape, generator=generator) for name, t in params.items()}

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Settings, Sweep
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared
 from prunella.benchmarks.engine.inprocess import quiet
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import full_mask
@@ -214,7 +214,6 @@ def guess(
 
 def measure(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: every build of one defense at one setting, bounds at 95 %; broken builds get a fifth of the trials."""
-    del data
     name, setting = settings["defense"], Setting(settings["noise"], settings["rows"], settings["steps"])
     trials, canaries = settings["trials"], settings["canaries"]
     with quiet():  # an accountant names the orders that it leaves out
@@ -242,27 +241,19 @@ def table(
     """A table of these defenses."""
     common = {"trials": trials, "canaries": canaries}
     cells = tuple({"defense": d, **dataclasses.asdict(s), **common} for d in defenses for s in SETTINGS)
-    columns = (
-        Column("rdp", "ε rdp"),
-        Column("pld", "ε pld"),
-        Column("game", "game"),
-        Column("if_normal", "game, if normal"),
-        Column("one_run", "one run"),
-        Column("one_run_if_normal", "one run, if normal"),
-        Column("pld_coarse", "ε pld, δ 0.1"),
-        Column("game_coarse", "game, δ 0.1"),
-    )
-    note = f"ε at δ = {DELTA} (last two columns: {COARSE}), and the least that was proven at 95 %."
-    experiment = Experiment(
+    return declared(
+        f"""{name} | Prunella | docs/defenses.md | what an attacker can prove of every defense with an ε, beside
+        what the ledger prints
+        published: nothing
+        small: ε at δ = {DELTA} (last two columns: {COARSE}), and the least that was proven at 95 %.""",
         Measure("epsilon-games", measure),
-        {"small": Sweep(cells, seeds=(0,), note=note)},
-        ("defense", "noise", "rows", "steps"),
-        "build",
-        columns,
+        "defense noise rows steps: build",
+        "rdp 2 ε rdp; pld 2 ε pld; game 2 game; if_normal 2 game, if normal; one_run 2 one run; "
+        "one_run_if_normal 2 one run, if normal; pld_coarse 2 ε pld, δ 0.1; game_coarse 2 game, δ 0.1",
         Plot(("game",), split=0),
+        small=cells,
+        seeds=(0,),
     )
-    says = "what an attacker can prove of every defense with an ε, beside what the ledger prints"
-    return Claim(name, "Prunella", "docs/defenses.md", says, "nothing", experiment)
 
 
 EPSILON_TABLE = table()

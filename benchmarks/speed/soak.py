@@ -9,8 +9,6 @@ out: what they leave behind would show in the row below.
     python -m prunella.benchmarks.speed.soak [--rounds 200] [--supernodes 4] [-c KEY=VALUE] [--json FILE] [--plot FILE]
 """
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -23,10 +21,8 @@ from typing import Any
 
 import numpy as np
 import psutil
-from rich.console import Console
-from rich.table import Table
 
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.speed.bench import command, show_table
 from prunella.deploy.console.progress import Line
 from prunella.deploy.local.launcher import launch
 from prunella.deploy.ports import LOOPBACK, free_ports
@@ -145,11 +141,11 @@ def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, A
 
 def show(result: Mapping[str, Any]) -> None:
     title = f"{result['supernodes']} SuperNodes, {result['rounds']} rounds of {result['seconds']:.1f} s (median)"
-    table = Table("MB", "after a quarter", "at the end", "most", "per 100 rounds", "flat", title=title)
+    rows = []
     for kind, row in result["memory"].items():
         numbers = (f"{row['begin']:.1f}", f"{row['end']:.1f}", f"{row['most']:.1f}", f"{row['growth']:+.2f}")
-        table.add_row(kind, *numbers, "yes" if row["flat"] else "no")
-    Console(width=110).print(table)
+        rows.append((kind, *numbers, "yes" if row["flat"] else "no"))
+    show_table(title, "MB, after a quarter, at the end, most, per 100 rounds, flat", rows, 110)
     before, after = result["files"]
     print(f"open files {before} then {after}; at most {result['processes']} processes")
     print(f"replies left out: {result['failures']:.0f}; the run: {result['status']}")
@@ -169,27 +165,20 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--supernodes", type=int, default=4)
-    parser.add_argument("-c", dest="given", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
+def asked(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
     app = settings.read_app(settings.app_directory())
     given = settings.parse([f"rounds={options.rounds}", *options.given], settings.defaults(app))
     settings.check(app, given)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
-        result = {**soak(options.supernodes, given, Path(folder)), "machine": machine()}
-    show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result))
+        result = soak(options.supernodes, given, Path(folder))
     if options.plot:
         plot(result, options.plot)
-    sys.exit(result["status"] != "completed")
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    given = {"short": ("-c",), "dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"}
+    paths = {"json": {"type": Path}, "plot": {"type": Path}}
+    sys.exit(command(__doc__, asked, show, rounds=200, supernodes=4, set=given, **paths)["status"] != "completed")

@@ -42,10 +42,10 @@ def test_told_is_the_same_client_with_the_step_alone() -> None:
 
 def test_without_a_defense_all_three_see_the_same() -> None:
     found = stale.stale(tradeoff.TRADEOFF.control_of(TINY), 0, None)
-    assert stale.works(found) and found[stale.TOLD] == found[stale.SGI]
+    assert stale.STALE.works(found) and found[stale.TOLD] == found[stale.SGI]
     # The mean over draws of one and the same gradient is that gradient but for its last bit, which a descent enlarges.
     assert found[stale.EXPECTATION]["psnr"] == pytest.approx(found[stale.SGI]["psnr"], abs=5.0)
-    assert not stale.works({"sgi": {"psnr": 19.0}})
+    assert not stale.STALE.works({"sgi": {"psnr": 19.0}})
 
 
 @pytest.mark.parametrize(("lead", "word"), [(1.0, HOLDS), (-1.0, NOT)])

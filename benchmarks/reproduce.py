@@ -34,7 +34,7 @@ from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import digest, is_foreign, lookup
 
 VERSION = 1
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 USAGE, INTERRUPTED = 2, 130
 EPILOG = "Exit code: 0, 2 for what you can fix, 130 after Ctrl-C. A run that was stopped goes on where it was."
 Say = Callable[[str], object]
