@@ -165,17 +165,13 @@ def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say
     found = list(points(experiment, size, done))
     seconds = sum(row["seconds"] for row in done.values())
     box = {key: value for key, value in machine().items() if key != "platform"}
-    return Measured(claim, size, found, judged(experiment, found), seconds, {**box, "data": source(data)})
+    box["data"] = "local Parquet copies" if data is not None else "the hub"
+    return Measured(claim, size, found, judged(experiment, found), seconds, box)
 
 
 def elsewhere(claim: Claim, size: Size, data: Path | None) -> list[str]:
     """The datasets of a claim that are neither bundled nor in the folder of local copies."""
-    bundled = {"digits"}
-    return [n for n in claim.datasets(size) if n not in bundled and not (data is not None and (data / n).is_dir())]
-
-
-def source(data: Path | None) -> str:
-    return "local Parquet copies" if data is not None else "the hub"
+    return [n for n in claim.datasets(size) if n != "digits" and not (data is not None and (data / n).is_dir())]
 
 
 def claim_of(name: str) -> Claim:

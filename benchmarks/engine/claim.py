@@ -197,7 +197,7 @@ def seeds_of(points: Iterable[Point], metric: str) -> dict[Label, tuple[float, .
 
 
 def paired(
-    found: Mapping[Label, Sequence[float]], sides: Mapping[str, tuple[Label, Label]]
+    found: Mapping[Any, Sequence[float]], sides: Mapping[str, tuple[Label, Label]]
 ) -> dict[str, list[tuple[float, float]]]:
     """Two points of ``seeds_of`` seed by seed, by what the comparison is called, as ``rules.at_least`` takes them."""
     return {name: list(zip(found[a], found[b], strict=True)) for name, (a, b) in sides.items()}

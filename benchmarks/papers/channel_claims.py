@@ -118,7 +118,9 @@ C5 = declared(
 def kappa_cells(common: Settings) -> tuple[Settings, ...]:
     """Federations behind the Natural channel at every kappa, and without one."""
     dense = {**common, "scheme": DENSE, "rate": 0.0, "arm": "natural"}
-    behind = [{"defenses": NATURAL, "options": {f"{NATURAL}.kappa": float(k)}, "kappa": k} for k in KAPPAS]
+    behind: list[Settings] = [
+        {"defenses": NATURAL, "options": {f"{NATURAL}.kappa": float(k)}, "kappa": k} for k in KAPPAS
+    ]
     return tuple({**dense, **one} for one in (*behind, {"defenses": NONE, "options": {}, "kappa": NONE}))
 
 

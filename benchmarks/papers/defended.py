@@ -88,7 +88,7 @@ def rebuilt_rows(settings: Settings, seed: int, data: Path | None) -> dict[str, 
     """The scores of every image of a cell."""
     images, named, name = images_of(settings, seed, data), drawn_as(settings), settings["attack"]
     client, batch = client_of(settings, images, seed, data), settings["batch"]
-    asked = {"prior": prior(name, place(settings["dataset"], data)) if name in LEARNT else None}
+    asked: dict[str, Any] = {"prior": prior(name, place(settings["dataset"], data)) if name in LEARNT else None}
     asked |= {"tolerance": settings.get("tolerance")}
     rows: dict[str, list[float]] = {}
     for start in range(0, settings["images"], batch):
@@ -120,7 +120,7 @@ def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, num
     """Of the one image ``number`` of a batch, against the image of the answer that is paired with it."""
     of = dict(score(answer, truth).assignment)[number]
     mine = Reconstruction(answer.x[of : of + 1], None, answer.objective, answer.iterations)
-    found = {}
+    found: dict[str, float] = {}
     for suffix, images in (("", truth.x), ("_shown", shown.x)):
         row = score(mine, PrivateBatch(images[number : number + 1], truth.y[number : number + 1]))
         found |= {f"psnr{suffix}": row.psnr.mean, f"ssim{suffix}": row.ssim.mean}

@@ -19,19 +19,14 @@ from pathlib import Path
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.engine.claim import Claim, Found, Plot, Settings, declared
 from prunella.benchmarks.engine.images import task_of
-from prunella.benchmarks.engine.views import NONE, model_of
+from prunella.benchmarks.engine.views import NONE, initial_sender, model_of
 from prunella.benchmarks.papers import defended
 from prunella.benchmarks.papers.defended import TRAINING, behind, federated, images_of, inverting, training
 from prunella.benchmarks.speed.bench import turns
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal
-from prunella.core.trees import full_mask
 from prunella.privacy import DEFENSES
-from prunella.privacy.chain import build_chain, start
-from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.data import batches
-from prunella.tasks.task import initial
-from prunella.tasks.training import Sgd
 
 REPEAT, STEPS = 3, 5
 STILL = 1e-6  # the learning rate of timed steps: their time does not depend on it, and none may diverge
@@ -45,15 +40,10 @@ def seconds_ratio(settings: Settings, seed: int, data: Path | None) -> float:
     pool, task = images_of(settings, seed, data), task_of(settings, data)
 
     def work(defenses: str) -> Callable[[], object]:
-        names = defenses.split(",")
-        own = replace(task, model=model_of(task.model, names))
-        params, buffers = initial(own, seed)
-        chain, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
-        procedure = Procedure(own.build(), Sgd(STILL), chain, settings["batch_size"])
-        state = start(chain, pool.x, params, {}, rehearsal(seed, purpose="fit"))
-        few, draw = min(settings["local_steps"], STEPS), rehearsal(seed, purpose="leakage-time")
-        drawn = list(batches(pool, settings["batch_size"], few, draw))
-        return lambda: local_update(procedure, received, iter(drawn), state, rehearsal(0, purpose="leakage-time"))
+        model, rows = model_of(task.model, defenses.split(",")), settings["batch_size"]
+        one = initial_sender(replace(task, model=model), seed, defenses, {}, pool.x, rows, STILL)
+        drawn = list(batches(pool, rows, min(settings["local_steps"], STEPS), rehearsal(seed, purpose="leakage-time")))
+        return lambda: one.trained(drawn, rehearsal(0, purpose="leakage-time"))
 
     chain = settings["defenses"]
     return turns({NONE: work(NONE), chain: work(chain)}, NONE, REPEAT)[chain]["ratio"]

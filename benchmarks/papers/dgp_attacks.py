@@ -188,7 +188,9 @@ D1 = declared(
     table_1(PAPER_ATTACKS, {**epochs_100("resnet18"), "dataset": "cifar10"}),
     {"ssim": numbers(TABLE_1)},
 )
-SSIM_2 = {("k1 + k2", str(total), "rob"): ssim for total, ssim in zip(TOTALS, (0.146, 0.051, 0.029), strict=True)}
+SSIM_2: dict[Label, float] = {
+    ("k1 + k2", str(total), "rob"): ssim for total, ssim in zip(TOTALS, (0.146, 0.051, 0.029), strict=True)
+}
 SSIM_2 |= {("p", f"{ratio:.3f}", "ig"): ssim for ratio, ssim in zip(RATIOS, (0.287, 0.250, 0.234), strict=True)}
 D2 = declared(
     f"""D2 | DGP | Table 2 | more pruned (k1 + k2) resists Rob better, a larger k1 / k2 resists IG better; both cost

@@ -87,11 +87,6 @@ def claimed(setting: Setting, delta: float, accountant: Accountant) -> float:
     return epsilon([Charge("", setting.noise, 1 / setting.rows, setting.steps)], delta, accountant)
 
 
-def generator_of(seed: int, number: int, purpose: str) -> PrivateGenerator:
-    """The client's private generator in one trial."""
-    return rehearsal(seed, round=number, purpose=purpose)
-
-
 def _chain(name: str, setting: Setting, build: Build) -> Chain:
     multiplier = setting.noise * build.noise / build.clip
     return build_chain([name], {f"{name}.clip": build.clip, f"{name}.noise-multiplier": multiplier})
@@ -134,13 +129,13 @@ def _trial(chain: Chain, setting: Setting, build: Build, present: bool, seed: in
         examples[0] = LOUD / math.sqrt(WIDTH)
     labels = torch.zeros(rows, dtype=torch.int64)
     purpose = f"{chain.names} {setting} {build} {present}"
-    sampler = generator_of(seed, number, f"batches {purpose}")
+    sampler = rehearsal(seed, round=number, purpose=f"batches {purpose}")
     batches = [b.x for b in poisson_batches(Examples(examples, labels), 1, setting.steps, sampler)]
-    answers = _answers(chain, batches, generator_of(seed, number, f"noise {purpose}"))
+    answers = _answers(chain, batches, rehearsal(seed, round=number, purpose=f"noise {purpose}"))
     seen = answers[0] != 0
     if build.reused:
         silent = [torch.zeros_like(batch) for batch in batches]
-        answers = answers - _answers(chain, silent, generator_of(seed, number, f"noise {purpose}"))
+        answers = answers - _answers(chain, silent, rehearsal(seed, round=number, purpose=f"noise {purpose}"))
     return _score(answers, seen, setting, 1 / rows)
 
 
@@ -179,7 +174,7 @@ def canary_scores(
     params = {key: torch.zeros_like(tensor) for key, tensor in module.named_parameters()}
     rate = 1e-6 * batch / LOUD  # so slow that no step changes what the next one sees
     procedure = Procedure(module, Sgd(rate), chain, batch)
-    sampler, noise = (generator_of(seed, number, f"{what} {purpose}") for what in ("batches", "noise"))
+    sampler, noise = (rehearsal(seed, round=number, purpose=f"{what} {purpose}") for what in ("batches", "noise"))
     sent = local_update(
         procedure,
         Received(params, full_mask(params), {}),

@@ -29,7 +29,6 @@ from prunella.benchmarks.engine.views import NONE, Sender, initial_sender
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, add
 from prunella.strategies.lotteryfl import LotteryFLSettings, shrink
-from prunella.strategies.round.local import local_update
 from prunella.tasks.data import Examples
 from prunella.tasks.task import prunable
 
@@ -44,8 +43,8 @@ def bitmaps(client: Sender, images: Examples, seed: int) -> tuple[list[Mask], li
     """The shared coordinates, and the update, of one step on each image."""
     masks, updates = [], []
     for number in range(len(images)):
-        generator, one = rehearsal(seed, round=number, purpose="masks-defense"), iter([part(images, number)])
-        out = local_update(client.procedure, client.received, one, client.state, generator).outgoing
+        generator = rehearsal(seed, round=number, purpose="masks-defense")
+        out = client.trained([part(images, number)], generator).outgoing
         masks.append(out.shared)
         updates.append(out.update)
     return masks, updates
@@ -60,10 +59,9 @@ def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[lis
         label = classes[number % len(classes)]
         mine = torch.nonzero(images.y == label).flatten()
         drawn = [mine[torch.randint(len(mine), (PER_CLASS,), generator=generator)] for _ in range(STEPS)]
-        steps = iter([Examples(images.x[rows], images.y[rows]) for rows in drawn])
+        steps = [Examples(images.x[rows], images.y[rows]) for rows in drawn]
         draw = rehearsal(seed, round=number, purpose="masks-tickets")
-        done = local_update(client.procedure, client.received, steps, client.state, draw)
-        trained = add(params, done.outgoing.update)
+        trained = add(params, client.trained(steps, draw).outgoing.update)
         masks.append(shrink(trained, client.received.mask, names, PRUNED, LotteryFLSettings(step=PRUNED)))
         labels.append(label)
     return masks, torch.tensor(labels)

@@ -1,9 +1,9 @@
 """What PriPrune's paper claims (journal version; figures have no printed numbers): P1 to P5 and P10, and the rest of
 ``papers.priprune_defense``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from prunella.benchmarks.engine.claim import Plot, Point, Settings, Size, curves, declared, paired, seeds_of
+from prunella.benchmarks.engine.claim import Claim, Plot, Point, Settings, Size, curves, declared, paired, seeds_of
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, rank_correlation, worst
 from prunella.benchmarks.papers.priprune_defense import P6, P7, P8, P9
 from prunella.benchmarks.papers.scheme_inversion import BOUNDED, LEAKAGE, START
@@ -34,42 +34,37 @@ def judge_sgi(points: Sequence[Point]) -> Judgement:
     return at_least(paired(nmi, sides), "NMI, SGI over GI")
 
 
-LEAKED = "nmi 2 NMI; nmi_random 2 NMI of noise; psnr 1 PSNR in dB; psnr_worst 1 worst image, dB; "
-LEAKED += "psnr_other 1 dB of a flat or another image; kept 2 kept"
-OVER_RATE = Plot(("nmi", "psnr"), x=1, x_name="base rate", split=0)
 LEAKED_NOTES = """small: MNIST in place of FEMNIST, LeNet (Zhu) in place of Conv-2, 4 clients, 2 rounds of 4 steps
     (the model is hardly trained: the worst case for the client), rates 0.1, 0.5 and 0.9; 2 images a seed at batch 1
     with known labels and 300 iterations of L-BFGS on the Euclidean distance, where the paper takes 10 000 of gradient
     descent on the cosine.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
-P1 = declared(
+
+
+def leaking(text: str, judge: Callable[[Sequence[Point]], Judgement]) -> Claim:
+    """A claim on what GI and SGI rebuild over the rate."""
+    shown = "nmi 2 NMI; nmi_random 2 NMI of noise; psnr 1 PSNR in dB; psnr_worst 1 worst image, dB; "
+    shown += "psnr_other 1 dB of a flat or another image; kept 2 kept"
+    plot = Plot(("nmi", "psnr"), x=1, x_name="base rate", split=0)
+    return declared(text, LEAKAGE, "scheme rate: attack", shown, plot, judge, by_rate("small"), by_rate("paper"))
+
+
+P1 = leaking(
     f"""P1 | PriPrune | Figs. 2 and 4a | NMI and PSNR of SGI fall as the base rate grows, for all six pruning schemes
     published: figures; the text: 'a higher pruning rate generally leads to a decrease in NMI', clearer above 0.5
     {LEAKED_NOTES}
     * NMI is of 16 grey levels (the paper does not print its number of bins) and stands beside that of uniform noise;
     `kept` is the share of all parameters in the mask: PruneFL may keep less than its rate asks.""",
-    LEAKAGE,
-    "scheme rate: attack",
-    LEAKED,
-    OVER_RATE,
     judge_rate,
-    by_rate("small"),
-    by_rate("paper"),
 )
-P3 = declared(
+P3 = leaking(
     f"""P3 | PriPrune | Fig. 3 | SGI infers at least as much as GI at every rate, for all schemes
     published: figures; the text: 'consistently outperforms the Gradient Inversion attack ... at each pruning rate
     level'
     {LEAKED_NOTES}
     * NMI is of 16 grey levels (the paper does not print its number of bins) and stands beside that of uniform noise;
     `kept` is the share of all parameters in the mask: PruneFL may keep less than its rate asks.""",
-    LEAKAGE,
-    "scheme rate: attack",
-    LEAKED,
-    OVER_RATE,
     judge_sgi,
-    by_rate("small"),
-    by_rate("paper"),
 )
 
 # The bound beside the leak: P2, P4, P5, P10.
@@ -138,8 +133,6 @@ def judge_bound(points: Sequence[Point]) -> Judgement:
     return Judgement(word, f"rank correlation of the printed bound and NMI over {', '.join(text)}")
 
 
-BOUND = "nmi 3 NMI; nmi_random 3 NMI of noise; psnr 1 PSNR in dB; printed 0 bound as printed, bits; "
-BOUND += "corrected 0 corrected, bits; rank 0 rank d*"
 NEGATIVE = "Differential entropies may make the bound negative (`privacy/ledger/bounds.py`)."
 BOUND_NOTES = """small: MNIST in place of FEMNIST, LeNet (Zhu) in place of Conv-2, 4 clients, rounds of 4 steps; 4
     images a seed, the same ones one by one, in pairs and all together, with known labels; 200 iterations of L-BFGS on
@@ -147,48 +140,55 @@ BOUND_NOTES = """small: MNIST in place of FEMNIST, LeNet (Zhu) in place of Conv-
     paper: 10 clients, all in every round, where the paper draws 10 of 193; known labels."""
 BOUND_REMARK = f"""The bound uses the gradients of 48 other test images at the same weights: their covariance has rank
 47 at most, so that bounds can be compared with each other only. {NEGATIVE}"""
-P2 = declared(
+
+
+def bounding(
+    text: str,
+    points: str,
+    plot: Plot,
+    judge: Callable[[Sequence[Point]], Judgement],
+    cells: Callable[[Size], list[Settings]],
+    also: str = "",
+) -> Claim:
+    """A claim on SGI and the bound beside it."""
+    shown = "nmi 3 NMI; nmi_random 3 NMI of noise; psnr 1 PSNR in dB; printed 0 bound as printed, bits; "
+    shown += f"corrected 0 corrected, bits; rank 0 rank d*{also}"
+    return declared(text, BOUNDED, f"{points}: attack", shown, plot, judge, cells("small"), cells("paper"))
+
+
+P2 = bounding(
     f"""P2 | PriPrune | Fig. 4b | leakage falls as the batch grows
     published: a figure; no numbers
     {BOUND_NOTES}
     * {BOUND_REMARK}""",
-    BOUNDED,
-    "scheme attacked: attack",
-    BOUND,
+    "scheme attacked",
     Plot(("nmi", "psnr"), x=1, x_name="images a batch", split=0),
     judge_batch,
-    by_batch("small"),
-    by_batch("paper"),
+    by_batch,
 )
-P5 = declared(
+P5 = bounding(
     f"""P5 | PriPrune | Fig. 5b, 5d | leakage grows with training rounds
     published: figures; the text: 'a proportional rise in the upper bound of information leakage'
     {BOUND_NOTES}
     * Leakage is that of one update at the weights after so many rounds, as an attacker measures it. The paper's bound
     adds up over rounds by construction; an attack on one update does not.
     * {BOUND_REMARK}""",
-    BOUNDED,
-    "scheme rounds: attack",
-    BOUND,
+    "scheme rounds",
     Plot(("nmi", "psnr"), x=1, x_name="rounds", split=0),
     judge_rounds,
-    by_round("small"),
-    by_round("paper"),
+    by_round,
 )
-P10 = declared(
+P10 = bounding(
     f"""P10 | PriPrune | Theorem 4.1, Fig. 5 | the bound on leakage moves with rate, batch, size and rounds as measured
     leakage does
     published: a formula; the text: measured leakage and bound 'qualitatively align'
     {BOUND_NOTES}
     * Model size is not varied here.
     * {BOUND_REMARK}""",
-    BOUNDED,
-    "rate attacked rounds: attack",
-    BOUND,
+    "rate attacked rounds",
     Plot(("nmi", "printed", "corrected")),
     judge_bound,
-    by_all("small"),
-    by_all("paper"),
+    by_all,
 )
 # As many weights as the paper's models have, few images, one local step as in the paper.
 FEW: Settings = {"local_steps": 1, "learning_rate": 0.05, "images": 1, "iterations": 150, "sample": 8}
@@ -226,7 +226,7 @@ def judge_size(points: Sequence[Point]) -> Judgement:
     return worst([grown, Judgement(HOLDS if all(factors) else NOT, text)])
 
 
-P4 = declared(
+P4 = bounding(
     f"""P4 | PriPrune | Fig. 5a, 5c | leakage grows with the model, less than proportionally
     published: a figure; parameters 3,815,566 to 25,324,350 (Conv) and 1,125,642 to 9,385,994 (VGG)
     small: Conv-2 and -4 on the digits (8x8) in place of FEMNIST, VGG-4 and -6 on CIFAR-10, random pruning, 4 clients,
@@ -244,12 +244,10 @@ P4 = declared(
     * The bound of the small size is from the gradients of 8 images: its rank is 7 for every model, where the paper's
     grows with the model.
     * {NEGATIVE}""",
-    BOUNDED,
-    "dataset scheme model: attack",
-    f"{BOUND}; parameters 0 parameters",
+    "dataset scheme model",
     Plot(("nmi",), split=0),
     judge_size,
-    by_model("small"),
-    by_model("paper"),
+    by_model,
+    "; parameters 0 parameters",
 )
 CLAIMS = (P1, P2, P3, P4, P5, P6, P7, P8, P9, P10)

@@ -160,8 +160,8 @@ def membership(settings: Settings, seed: int, data: Path | None) -> Found:
     trained = federation(settings, seed, data)
     received = received_of(trained.saved)
     model = AttackedModel(task_of(settings, data), received.params, received.buffers)
-    *known, candidates, inside = split(settings, seed, data)
-    scores = infer(model, *known, candidates, Mia(), stream(seed, purpose="claim-membership"))
+    members, outsiders, candidates, inside = split(settings, seed, data)
+    scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
     auc = membership_leakage(scores[:inside], scores[inside:]).auc
     return {settings["arm"]: {**weighed(settings, seed, data, trained), "auc": auc}}
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import psutil
 
 from prunella.benchmarks.speed.bench import command, show_table
+from prunella.benchmarks.speed.round import RecordingView
 from prunella.deploy.console.progress import Line
 from prunella.deploy.local.launcher import launch
 from prunella.deploy.ports import LOOPBACK, free_ports
@@ -64,18 +66,14 @@ def look() -> Sample:
     return {"memory": found | {ALL: whole / 1e6}, "files": files, "processes": count}
 
 
-class Watcher:
-    """A view of a run that shows nothing, and takes a sample and a scrape when a round ends."""
+class Watcher(RecordingView):
+    """A view that takes a sample and a scrape besides when a round ends."""
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self.samples: list[Sample] = []
         self.seconds: list[float] = []
-        self.failures = 0.0
-        self._address = address
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+        self.failures, self._address = 0.0, address
 
     def show(self, lines: Iterable[Line]) -> None:
         for line in lines:
@@ -87,11 +85,8 @@ class Watcher:
                 self._scrape()
 
     def _scrape(self) -> None:
-        try:
-            with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=10) as page:
-                page.read()
-        except OSError:  # after the last round the page is gone
-            return
+        with suppress(OSError), urllib.request.urlopen(f"http://{self._address}/metrics", timeout=10) as page:
+            page.read()  # after the last round the page is gone
 
 
 def growth(rounds: Iterable[float], values: Iterable[float]) -> float:
@@ -126,17 +121,10 @@ def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, A
     samples = watcher.samples
     if not samples:
         raise RuntimeError(f"the federation failed: {outcome.error}; see {outcome.run.path}/logs")
-    return {
-        "status": outcome.status,
-        "supernodes": supernodes,
-        "rounds": len(samples),
-        "seconds": statistics.median(watcher.seconds),
-        "failures": watcher.failures,
-        "memory": summary(samples),
-        "files": [samples[len(samples) // 4]["files"], samples[-1]["files"]],
-        "processes": max(each["processes"] for each in samples),
-        "samples": samples,
-    }
+    found = {"status": outcome.status, "supernodes": supernodes, "rounds": len(samples), "samples": samples}
+    found |= {"seconds": statistics.median(watcher.seconds), "failures": watcher.failures, "memory": summary(samples)}
+    found["files"] = [samples[len(samples) // 4]["files"], samples[-1]["files"]]
+    return {**found, "processes": max(each["processes"] for each in samples)}
 
 
 def show(result: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from prunella.benchmarks.speed.bench import command, fastest, show_table
+from prunella.benchmarks.speed.bench import Work, command, fastest, show_table
 from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.core.parallel import threads
 from prunella.core.randomness import stream
@@ -59,7 +59,11 @@ def measure(update: Update, repeat: int) -> dict[str, Any]:
         raise ValueError("the round trip is not exact")
     n, kept_count, dense = size(tree), count(mask), dense_bytes(tree)
     here, there = np.ones(n, np.float32), np.ones(n, np.float32)
-    arms = {"encode": lambda: encode(tree, mask), "decode": lambda: decode(blob, tree), "copy": here.copy}
+    arms: dict[str, Work] = {
+        "encode": lambda: encode(tree, mask),
+        "decode": lambda: decode(blob, tree),
+        "copy": here.copy,
+    }
     seconds = fastest({**arms, "memcpy": lambda: np.copyto(there, here)}, repeat)
     naive = bound(kept_count, n)
     return {

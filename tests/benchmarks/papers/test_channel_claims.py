@@ -4,7 +4,6 @@ import pytest
 
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
-from prunella.benchmarks.papers import CLAIMS
 from prunella.benchmarks.papers.channel_claims import (
     BATCHES,
     C4,
@@ -24,12 +23,7 @@ from prunella.benchmarks.papers.channel_claims import (
     judge_rounds,
     judge_time,
 )
-from prunella.benchmarks.papers.channel_claims import CLAIMS as DECLARED
 from prunella.benchmarks.papers.channel_inversion import OPACUS
-
-
-def test_they_are_in_the_list() -> None:
-    assert DECLARED and all(CLAIMS[claim.name] is claim for claim in DECLARED)
 
 
 @pytest.mark.parametrize(

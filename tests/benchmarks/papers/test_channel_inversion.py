@@ -37,16 +37,13 @@ def test_scores_are_against_the_image_as_it_was() -> None:
     assert less["mse"] > 0.5 * less["noise"] > whole["mse"]
 
 
-BATCH: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 10, "images": 1, "iterations": 120}
-
-
 def cell(defense: str, batch: int, **options: float) -> dict[str, float]:
-    asked = {**BATCH, "defense": defense, "batch": batch, "options": {f"{defense}.{k}": v for k, v in options.items()}}
+    asked = {**TINY, "defense": defense, "batch": batch, "options": {f"{defense}.{k}": v for k, v in options.items()}}
     return channel_inversion.rebuilt_mean(asked, 0, None)["ig"]
 
 
 def test_the_control_is_one_undefended_image_and_it_is_rebuilt() -> None:
-    asked = {**BATCH, "defense": "gaussian", "batch": 8, "options": {"gaussian.deviation": 0.1}}
+    asked = {**TINY, "defense": "gaussian", "batch": 8, "options": {"gaussian.deviation": 0.1}}
     control = channel_inversion.BATCHED.control_of(asked)
     assert (control["defense"], control["options"], control["batch"]) == ("none", {}, 1)
     found = channel_inversion.rebuilt_mean(control, 0, None)

@@ -1,7 +1,6 @@
 """Fed-LTP: what P1 the printed numbers allow, counts of real masks, what a part is worth, and verdicts."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from prunella.benchmarks.papers.fed_ltp_claims import (
 )
 from prunella.benchmarks.papers.private import ABLATED, METHODS, advanced, private_training, validated
 from prunella.privacy.accounting import Charge, epsilon, ltp_printed
+from tests.benchmarks.papers.test_private import TINY as ROUND
 
 
 def allowed(public: str) -> tuple[float, float]:
@@ -89,9 +89,7 @@ def test_l1_asks_both_variants_to_beat_both_baselines(lead: float, word: str) ->
     assert fed_ltp_claims.judge_utility(points).word == word
 
 
-TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "partition": "iid", "fraction": 1.0}
-TINY |= {"rounds": 2, "local_steps": 1, "batch_size": 8, "learning_rate": 0.1, "momentum": 0.5}
-TINY |= {"clip": 1.0, "noise": 1.4, "delta": 1e-3}
+TINY = {**ROUND, "rounds": 2}
 
 
 def charge(steps: int, sampling: float = 0.01) -> Charge:

@@ -14,15 +14,8 @@ from prunella.strategies.round.local import Received
 from prunella.tasks.data import make_task
 from prunella.tasks.task import initial
 
-TINY: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "cnn",
-    "clients": 2,
-    "rounds": 1,
-    "local_steps": 1,
-    "batch_size": 8,
-}
-TINY |= {"learning_rate": 0.1, "images": 1, "iterations": 100, "scheme": "random", "rate": 0.5}
+TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 1, "local_steps": 1}
+TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 100, "scheme": "random", "rate": 0.5}
 
 
 def test_a_cell_scores_both_attacks_inside_the_schemes_mask_and_its_control_succeeds() -> None:
@@ -34,8 +27,7 @@ def test_a_cell_scores_both_attacks_inside_the_schemes_mask_and_its_control_succ
     assert not LEAKAGE.works(dense)
 
 
-BOUNDED: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 1}
-BOUNDED |= {"batch_size": 8, "learning_rate": 0.1, "images": 2, "iterations": 120, "scheme": "random", "rate": 0.3}
+BOUNDED = {**TINY, "rounds": 2, "images": 2, "iterations": 120, "rate": 0.3}
 
 
 def test_the_spectrum_is_that_of_the_covariance() -> None:

@@ -11,10 +11,9 @@ from prunella.benchmarks.engine.views import seen
 from prunella.benchmarks.papers import stale, tradeoff
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.tasks.data import Examples, make_task
+from tests.benchmarks.papers.test_tradeoff import TINY as WEIGHED
 
-TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}
-TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 40, "scheme": "snip", "rate": 0.3}
-TINY |= {"defenses": "largest", "options": {"largest.rate": 0.4}, "arm": "largest"}
+TINY: dict[str, Any] = {**WEIGHED, "iterations": 40, "arm": "largest"}
 
 
 def draw(purpose: str) -> PrivateGenerator:

@@ -44,10 +44,8 @@ def test_nothing_is_withheld_without_a_defense_that_keeps_it() -> None:
     }
 
 
-FEW: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}
-FEW |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 60, "scheme": "fedavg", "rate": 0.0}
-FEW |= {"examples": 40, "defenses": "dp-sgd", "options": {"dp-sgd.noise-multiplier": 1.0}, "strength": 1.0}
-FEW |= {"arm": "dp-sgd"}
+FEW = {**TINY, "iterations": 60, "scheme": "fedavg", "rate": 0.0, "examples": 40, "strength": 1.0}
+FEW |= {"defenses": "dp-sgd", "options": {"dp-sgd.noise-multiplier": 1.0}, "arm": "dp-sgd"}
 
 
 def test_members_are_those_that_were_trained_on_and_no_candidate_is_known() -> None:
