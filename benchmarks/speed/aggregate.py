@@ -198,4 +198,4 @@ def asked(options: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     kind = {"choices": KINDS, "default": "magnitude"}
-    command(__doc__, asked, show, replies=200, model="resnet18", kind=kind, seed=0)
+    command(__doc__, asked, show, {"--replies": 200, "--model": "resnet18", "--kind": kind, "--seed": 0})

@@ -153,4 +153,4 @@ def show(result: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     models = {"nargs": "+", "choices": MODELS, "default": list(MODELS)}
-    command(__doc__, measure, show, models=models, iterations=10, images=8)
+    command(__doc__, measure, show, {"--models": models, "--iterations": 10, "--images": 8})

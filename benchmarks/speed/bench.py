@@ -60,7 +60,7 @@ def command(
     doc: str | None,
     measure: Callable[[argparse.Namespace], Result],
     show: Callable[[Result], None],
-    **options: Any,
+    options: Mapping[str, Any],
 ) -> Result:
     """Measures as the command line asks, and shows the result, or prints it as JSON with ``--json``. It tells of the
     machine, too.
@@ -68,9 +68,8 @@ def command(
     An option is its default, or keywords of ``add_argument``. An ``ArgumentTypeError`` of ``measure`` is a wrong usage.
     """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    for name, given in {"json": {"action": "store_true"}, **options}.items():
-        how = given if isinstance(given, dict) else {"type": type(given), "default": given}
-        parser.add_argument(*how.pop("short", ()), f"--{name}", **how)
+    for name, given in {**options, "--json": options.get("--json", {"action": "store_true"})}.items():
+        parser.add_argument(name, **(given if isinstance(given, dict) else {"type": type(given), "default": given}))
     asked = parser.parse_args()
     try:
         result = {**measure(asked), "machine": machine()}

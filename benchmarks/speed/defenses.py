@@ -141,7 +141,7 @@ def measure(options: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    command(__doc__, measure, show, repeat=5, steps=4, models="lenet,conv-2,resnet10")
+    command(__doc__, measure, show, {"--repeat": 5, "--steps": 4, "--models": "lenet,conv-2,resnet10"})
 
 
 if __name__ == "__main__":

@@ -187,4 +187,4 @@ def both(options: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    command(__doc__, both, show, rounds=3, supernodes=4)
+    command(__doc__, both, show, {"--rounds": 3, "--supernodes": 4})

@@ -121,7 +121,12 @@ def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, A
     samples = watcher.samples
     if not samples:
         raise RuntimeError(f"the federation failed: {outcome.error}; see {outcome.run.path}/logs")
-    found = {"status": outcome.status, "supernodes": supernodes, "rounds": len(samples), "samples": samples}
+    found: dict[str, Any] = {
+        "status": outcome.status,
+        "supernodes": supernodes,
+        "rounds": len(samples),
+        "samples": samples,
+    }
     found |= {"seconds": statistics.median(watcher.seconds), "failures": watcher.failures, "memory": summary(samples)}
     found["files"] = [samples[len(samples) // 4]["files"], samples[-1]["files"]]
     return {**found, "processes": max(each["processes"] for each in samples)}
@@ -167,6 +172,6 @@ def asked(options: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    given = {"short": ("-c",), "dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"}
-    paths = {"json": {"type": Path}, "plot": {"type": Path}}
-    sys.exit(command(__doc__, asked, show, rounds=200, supernodes=4, set=given, **paths)["status"] != "completed")
+    given = {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"}
+    options = {"--rounds": 200, "--supernodes": 4, "-c": given, "--json": {"type": Path}, "--plot": {"type": Path}}
+    sys.exit(command(__doc__, asked, show, options)["status"] != "completed")

@@ -109,7 +109,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     data = {"type": Path, "default": DATA if DATA.exists() else None}
     asked = lambda given: compare(given.models.split(","), given.data, LocalTraining(given.seed), given.repeat)  # noqa: E731
-    command(__doc__, asked, show, data=data, models="resnet18,vgg-11", repeat=20, seed=0)
+    command(__doc__, asked, show, {"--data": data, "--models": "resnet18,vgg-11", "--repeat": 20, "--seed": 0})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import time
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -35,15 +36,15 @@ def measure(options: Namespace) -> dict[str, Any]:
 def test_a_command_shows_prints_or_writes_and_refuses_nonsense(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def run(*arguments: str, **options: Any) -> str:
+    def run(*arguments: str, options: Any = MappingProxyType({})) -> str:
         monkeypatch.setattr("sys.argv", ["toy", *arguments])
-        given = {"short": ("-c",), "dest": "given", "action": "append", "default": []}
+        given = {"dest": "given", "action": "append", "default": []}
         show = lambda result: bench.show_table("title", "what, figure", [("steps", str(result["steps"]))])  # noqa: E731
-        bench.command("A toy.\nMore.", measure, show, steps=4, set=given, **options)
+        bench.command("A toy.\nMore.", measure, show, {"--steps": 4, "-c": given, **options})
         return capsys.readouterr().out
 
-    assert "steps" in run() and json.loads(run("--json", "-c", "a", "--set", "b"))["given"] == ["a", "b"]
-    assert "7" in run("--steps", "7", "--json", str(tmp_path / "x.json"), json={"type": Path})
+    assert "steps" in run() and json.loads(run("--json", "-c", "a", "-c", "b"))["given"] == ["a", "b"]
+    assert "7" in run("--steps", "7", "--json", str(tmp_path / "x.json"), options={"--json": {"type": Path}})
     written = json.loads((tmp_path / "x.json").read_text())
     assert written["steps"] == 7 and written["machine"]["processors"]
     with pytest.raises(SystemExit):
