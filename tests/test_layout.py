@@ -69,6 +69,13 @@ def test_imports_inside_deploy_point_down(path: Path) -> None:
         assert not [name for name in imports(path) if name.startswith("deploy.local")], "what both need lies below both"
 
 
+def test_the_engine_of_the_claims_knows_no_paper() -> None:
+    below = {"engine": ("papers", "speed", "reproduce"), "speed": ("papers", "reproduce"), "papers": ("reproduce",)}
+    for path in (p for p in MODULES if room_of(p) == "benchmarks"):
+        above = tuple(f"benchmarks.{name}" for name in below.get(path.parent.name, ()))
+        assert not [name for name in imports(path) if name.startswith(above)], path
+
+
 def test_attacks_never_see_a_client_or_a_data_loader() -> None:
     forbidden = (
         "client",

@@ -5,6 +5,7 @@ A *cell* is one measurement at some settings and one seed; it gives metrics by s
 """
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,22 +35,14 @@ class Column:
     published: Mapping[Label, float] = field(default_factory=dict)
 
 
-def rebuilds(found: Found) -> bool:
-    """Whether every attack of a cell rebuilt its images to ``PSNR_FLOOR`` in the mean.
-
-    >>> rebuilds({"ig": {"psnr": 30.0}, "training": {"accuracy": 0.1}}), rebuilds({"ig": {"psnr": 12.0}})
-    (True, False)
-    """
-    return all(row["psnr"] >= PSNR_FLOOR for row in found.values() if "psnr" in row)
-
-
 @dataclass(frozen=True)
 class Measure:
     """How a cell is made: settings, seed and a folder of local datasets (or None) to metrics by series.
 
     ``name`` and ``version`` are in a cell's digest, so that claims share cells. The positive control of a cell is the
     cell with the settings in ``control`` in place of its own, and without ``names``, which only label a point; None:
-    nothing here is an attack. ``works`` says whether a control succeeded.
+    nothing here is an attack. A control succeeded when every series (or the one that is ``told``) has at least
+    ``least`` of each metric there that it has: an image rebuilt to ``PSNR_FLOOR`` in the mean.
     """
 
     name: str
@@ -57,12 +50,23 @@ class Measure:
     version: int = 1
     control: Settings | None = None
     names: tuple[str, ...] = ()
-    works: Callable[[Found], bool] = rebuilds
+    least: Mapping[str, float] = field(default_factory=lambda: {"psnr": PSNR_FLOOR})
+    told: str = ""
 
     def control_of(self, cell: Settings) -> Settings:
         """The settings of a cell's positive control."""
         changed = self.control or {}
         return {key: changed.get(key, value) for key, value in cell.items() if key not in self.names}
+
+    def works(self, found: Found) -> bool:
+        """Whether a control succeeded.
+
+        >>> measure = Measure("m", lambda *cell: {})
+        >>> [measure.works({"ig": {"psnr": psnr}, "training": {"accuracy": 0.1}}) for psnr in (30.0, 12.0)]
+        [True, False]
+        """
+        rows = [found[self.told]] if self.told else found.values()
+        return all(row[key] >= least for row in rows for key, least in self.least.items() if key in row)
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,63 @@ class Claim:
         """Its images, and whether it wants a GPU."""
         found = [", ".join(self.datasets(size)) or "no images", *(["wants a GPU"] if size == "paper" else [])]
         return "; ".join(found)
+
+
+def columns(text: str, published: Mapping[str, Mapping[Label, float]] | None = None) -> tuple[Column, ...]:
+    """Columns from text, key, digits and heading of each; ``published`` has the paper's numbers by key.
+
+    >>> [(column.key, column.digits, column.heading) for column in columns("psnr 1 PSNR in dB; ssim 2 SSIM")]
+    [('psnr', 1, 'PSNR in dB'), ('ssim', 2, 'SSIM')]
+    """
+    parts = [part.split(maxsplit=2) for part in text.split(";")]
+    return tuple(Column(key, heading, int(digits), (published or {}).get(key, {})) for key, digits, heading in parts)
+
+
+def declared(
+    text: str,
+    measure: Measure,
+    points: str,
+    shown: str,
+    plot: Plot,
+    judge: Callable[[Sequence[Point]], Judgement] | None = None,
+    small: Iterable[Settings] = (),
+    paper: Iterable[Settings] = (),
+    printed: Mapping[str, Mapping[Label, float]] | None = None,
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> Claim:
+    """A claim in one piece. ``text`` has its words: name, paper, place and what it says between bars; then, each on
+    lines of its own, what was ``published:``, if anything was, the notes of the ``small:`` and the ``paper:`` cells, and
+    remarks after stars. ``points`` are the keys and, after a colon, the series; ``shown`` the ``columns``, of which
+    ``printed`` has the paper's numbers. Raises ``ValueError`` or ``KeyError`` for words that are not of this form.
+
+    >>> words = "T1 | Toy | Table 1 | it falls\\n  or not\\n  published: nothing\\n  small: one cell\\n  * a remark"
+    >>> toy = declared(words, Measure("m", lambda *_: {}), "rate: attack", "psnr 1 PSNR", Plot(("psnr",)), small=[{}])
+    >>> toy.says, toy.experiment.keys, toy.experiment.sweeps["small"].note, toy.remarks
+    ('it falls or not', ('rate',), 'one cell', ('a remark',))
+    """
+    parts = re.split(r"\n\s*(?=published:|small:|paper:|\* )", text.strip())
+    head, *rest = (" ".join(part.split()) for part in parts)
+    name, of, where, says = head.split(" | ", 3)
+    words = dict(part.split(":", 1) for part in rest if not part.startswith("* "))
+    by_size: dict[Size, tuple[Settings, ...]] = {"small": tuple(small), "paper": tuple(paper)}
+    sweeps = {size: Sweep(cells, seeds, words.get(size, "").strip()) for size, cells in by_size.items() if cells}
+    keys, series = points.split(":")
+    shape = tuple(keys.split()), series.strip()
+    experiment = Experiment(measure, sweeps, *shape, columns(shown, printed), plot, judge)
+    remarks = tuple(part[2:] for part in rest if part.startswith("* "))
+    return Claim(name, of, where, says, words.get("published", "").strip(), experiment, remarks)
+
+
+def seeds_of(points: Iterable[Point], metric: str) -> dict[Label, tuple[float, ...]]:
+    """A metric of every point that has it, seed by seed."""
+    return {point.label: point.values[metric] for point in points if metric in point.values}
+
+
+def paired(
+    found: Mapping[Any, Sequence[float]], sides: Mapping[str, tuple[Label, Label]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Two points of ``seeds_of`` seed by seed, by what the comparison is called, as ``rules.at_least`` takes them."""
+    return {name: list(zip(found[a], found[b], strict=True)) for name, (a, b) in sides.items()}
 
 
 def curves(

@@ -2,15 +2,17 @@
 
 import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from prunella.attacks.score.leakage import Leakage
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
-from prunella.tasks.data import Examples, Partition, load_client, load_test
+from prunella.tasks.data import Examples, Partition, load_client, load_test, make_task
+from prunella.tasks.task import Task
 
 TESTED = 1000  # test images that a federation's model is tried on, where it is measured often
 cached_test = functools.lru_cache(maxsize=2)(load_test)
@@ -20,6 +22,11 @@ cached_client = functools.lru_cache(maxsize=16)(load_client)
 def place(dataset: str, data: Path | None) -> str:
     """The dataset's name with its local copy, where there is one."""
     return f"{dataset}:{data / dataset}" if data is not None and (data / dataset).is_dir() else dataset
+
+
+def task_of(settings: Mapping[str, Any], data: Path | None) -> Task:
+    """A cell's model on its dataset."""
+    return make_task(settings["model"], place(settings["dataset"], data), None)
 
 
 def part(images: Examples, start: int, length: int = 1) -> Examples:

@@ -10,11 +10,13 @@ error reply, as Flower does it.
 
 import functools
 import logging
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -23,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import prunella.client.session
 import prunella.server.rounds
-from prunella.benchmarks.engine.images import cached_client, cached_test, first
+from prunella.benchmarks.engine.images import TESTED, cached_client, cached_test, first, place
 from prunella.client.accounts import FILE, begin
 from prunella.client.app import app as client_app
 from prunella.client.session import Loader
@@ -43,6 +45,7 @@ from prunella.wire.records import from_dense
 Tamper = Callable[[Message], Message | None]
 Look = Callable[[Federation, Tree, Tree], object]
 FIRST_NODE = 100
+RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
 FEDAVG = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0}
 
 
@@ -91,22 +94,10 @@ class InProcessGrid(Grid):
             if not (home / FILE).exists():  # the same draws in every run, and an account of their own all the same
                 begin(home, derived(b"rehearsal", home.name))
         self.app, self.config, self.tamper = app, config, tamper
-        self.contexts = {
-            FIRST_NODE + i: LocalContext(
-                1,
-                FIRST_NODE + i,
-                {
-                    "partition-id": i,
-                    "num-partitions": clients,
-                    "state-dir": str(state / str(i)),
-                    **node,
-                },
-                RecordDict(),
-                config,
-                load,
-            )
-            for i in range(clients)
-        }
+        self.contexts: dict[int, LocalContext] = {}
+        for i in range(clients):
+            own = {"partition-id": i, "num-partitions": clients, "state-dir": str(state / str(i)), **node}
+            self.contexts[FIRST_NODE + i] = LocalContext(1, FIRST_NODE + i, own, RecordDict(), config, load)
         self.offline: set[int] = set()
         self._pushed = 0
         self._replies: dict[str, Message] = {}
@@ -150,22 +141,10 @@ class InProcessGrid(Grid):
 
 
 @contextmanager
-def _replaced(owner: Any, **functions: Any) -> Iterator[None]:
-    before = {name: getattr(owner, name) for name in functions}
-    try:
-        for name, function in functions.items():
-            setattr(owner, name, function)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(owner, name, function)
-
-
-@contextmanager
 def built_once() -> Iterator[None]:
     """Clients of one process share their first weights and the model's structure, which are only read."""
     build, start = functools.cache(Task.build), functools.cache(initial)
-    with _replaced(prunella.client.session, initial=start), _replaced(Task, build=build):
+    with patch.multiple(prunella.client.session, initial=start), patch.multiple(Task, build=build):
         yield
 
 
@@ -183,7 +162,7 @@ def evaluated(every: int, look: Look | None) -> Iterator[None]:
         return found
 
     before = prunella.server.rounds.evaluate_round
-    with _replaced(prunella.server.rounds, evaluate_round=evaluate):
+    with patch.multiple(prunella.server.rounds, evaluate_round=evaluate):
         yield
 
 
@@ -235,9 +214,27 @@ def run_in_process(
     return federation
 
 
+@contextmanager
+def ran(settings: Mapping[str, Any], seed: int, data: Path | None, /, **own: Any) -> Iterator[Federation]:
+    """The federation of a cell, after its last round; its folder is there as long as the context.
+
+    The cell has ``clients``, ``dataset`` and what ``RUN`` names, where that is not the app's; ``own`` is the rest, as
+    ``run_in_process`` takes it.
+    """
+    run: dict[str, Any] = {"partition": "dirichlet", "audit_every": 0, "tested": TESTED, "seed": seed}
+    run |= {"dataset": place(settings["dataset"], data), **{key: settings[key] for key in RUN if key in settings}}
+    with tempfile.TemporaryDirectory() as folder:
+        yield run_in_process(Path(folder), settings["clients"], **{**run, **own})
+
+
 def accuracies(federation: Federation) -> dict[int, float]:
     """Of the global model, by round."""
     return {line["round"]: line["value"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
+
+
+def epsilons(federation: Federation) -> list[float]:
+    """Of the clients that have one."""
+    return [float(line["epsilon"]) for line in federation.ledgers.values() if "epsilon" in line]
 
 
 def failures(federation: Federation) -> float:

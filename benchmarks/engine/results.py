@@ -6,7 +6,7 @@ so that a print in grey is enough.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,19 +129,16 @@ def page(result: Measured, plot: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _groups(result: Measured, split: int | None) -> dict[str, list[Point]]:
-    found: dict[str, list[Point]] = {}
-    for point in result.points:
-        found.setdefault("" if split is None else point.label[split], []).append(point)
+def _grouped(points: Sequence[Point], key: Callable[[Label], Any]) -> dict[Any, list[Point]]:
+    found: dict[Any, list[Point]] = {}
+    for point in points:
+        found.setdefault(key(point.label), []).append(point)
     return found
 
 
 def _curves(points: Sequence[Point], plot: Plot) -> dict[Label, list[Point]]:
     """Points by what tells lines apart."""
-    found: dict[Label, list[Point]] = {}
-    for point in points:
-        found.setdefault(tuple(p for i, p in enumerate(point.label) if i not in (plot.x, plot.split)), []).append(point)
-    return found
+    return _grouped(points, lambda label: tuple(p for i, p in enumerate(label) if i not in (plot.x, plot.split)))
 
 
 def _lines(axes: Any, points: Sequence[Point], metric: Column, plot: Plot, names: Sequence[Label]) -> None:
@@ -188,12 +185,6 @@ def _bars(axes: Any, points: Sequence[Point], metric: Column, split: int | None,
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
 
 
-def _width(groups: dict[str, list[Point]], bars: bool) -> float:
-    """Inches of all panels: room for every bar."""
-    most = max(len(points) for points in groups.values())
-    return len(groups) * max(2.3, 0.2 * most if bars else 0.0)
-
-
 def draw(result: Measured, path: Path) -> None:
     """The plot: a row a metric, a panel a group."""
     from matplotlib import rc_context
@@ -201,10 +192,12 @@ def draw(result: Measured, path: Path) -> None:
 
     plot = result.experiment.plot
     metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
-    groups = _groups(result, plot.split)
+    groups = _grouped(result.points, lambda label: "" if plot.split is None else label[plot.split])
+    most = 0.2 * max(len(points) for points in groups.values()) if plot.x is None else 0.0  # room for every bar
     share: Any = "row" if plot.x is not None else False
     series = list(dict.fromkeys(point.label[-1] for point in result.points))
-    figure = Figure(figsize=(max(4.0, _width(groups, plot.x is None)), 2.6 * len(metrics)), layout="constrained")
+    wide = max(4.0, len(groups) * max(2.3, most))
+    figure = Figure(figsize=(wide, 2.6 * len(metrics)), layout="constrained")
     panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=share)
     for row, metric in zip(panels, metrics, strict=True):
         for axes, (name, points) in zip(row, groups.items(), strict=True):
@@ -224,12 +217,8 @@ def draw(result: Measured, path: Path) -> None:
     if named:
         figure.legend(list(named.values()), list(named), loc="outside right upper", fontsize=8)
     with rc_context({"svg.hashsalt": result.claim.name}):
-        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=_undated(path))
-
-
-def _undated(path: Path) -> dict[str, Any]:
-    """No date in the picture: the same numbers give the same file."""
-    return {"Date": None} if path.suffix == ".svg" else {}
+        undated = {"Date": None} if path.suffix == ".svg" else {}  # the same numbers give the same file
+        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=undated)
 
 
 def as_json(result: Measured) -> dict[str, Any]:

@@ -25,12 +25,8 @@ model or length of training than the paper's where the page says so. `prunella r
 
 def found(claim: Claim, folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """The pages and JSON of a claim, one for each size that was measured."""
-    names = [stem(claim.name, size) for size in SIZES]
-    return [
-        (name, json.loads((folder / f"{name}.json").read_text()))
-        for name in names
-        if (folder / f"{name}.json").exists()
-    ]
+    paths = [folder / f"{stem(claim.name, size)}.json" for size in SIZES]
+    return [(path.stem, json.loads(path.read_text())) for path in paths if path.exists()]
 
 
 def rows(claim: Claim, folder: Path) -> list[str]:

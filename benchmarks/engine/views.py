@@ -12,21 +12,21 @@ update that was withheld.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from prunella.attacks import find_attack
 from prunella.attacks.self_attack import guarded
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import full_mask
-from prunella.core.types import PrivateBatch, ServerView
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy.chain import ChainState, build_chain, present, start
 from prunella.privacy.leakage_guard import NAME as GUARD
 from prunella.privacy.leakage_guard import unguarded
 from prunella.server.checkpoint import Checkpoint
-from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.strategies.round.local import LocalResult, Procedure, Received, local_update
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd
@@ -55,6 +55,22 @@ def attack_settings(attack: str, model: str, iterations: int = 0, **asked: Any) 
     return dataclasses.replace(how, **strong, **{key: value for key, value in asked.items() if value is not None})
 
 
+def answer(
+    name: str,
+    view: ServerView,
+    task: Task,
+    iterations: int,
+    draw: Generator,
+    earlier: Sequence[ServerView] = (),
+    **asked: Any,
+) -> Reconstruction:
+    """What an attack by that name makes of a view, at its ``attack_settings``; ``earlier`` views where it takes some.
+    Raises as the attack does."""
+    more = {"earlier": earlier} if earlier else {}
+    how = attack_settings(name, task.model, iterations, **asked)
+    return find_attack(name).reconstruct(view, task, how, draw, **more)
+
+
 def draws(seed: int, number: int = 0, kind: str = "claim") -> Draw:
     """The client's draws for image ``number`` of a measurement of that kind."""
     return lambda purpose: rehearsal(seed, round=number, purpose=f"{kind}-{purpose}")
@@ -69,6 +85,10 @@ class Sender:
     received: Received
     state: ChainState
 
+    def trained(self, batches: Iterable[Examples], generator: PrivateGenerator) -> LocalResult:
+        """Its round: a step a batch."""
+        return local_update(self.procedure, self.received, iter(batches), self.state, generator)
+
 
 class Seen(NamedTuple):
     """What the server saw, and the batch [B, C, H, W] as the model was shown it."""
@@ -77,7 +97,9 @@ class Seen(NamedTuple):
     shown: PrivateBatch
 
 
-def sender(task: Task, received: Received, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int) -> Sender:
+def sender(
+    task: Task, received: Received, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int, rate: float = RATE
+) -> Sender:
     """A client that received ``received`` and is to train on batches of ``batch`` images behind ``defenses``.
 
     ``raw`` are settings by section (``{"channel-natural.kappa": 100.0}``); data defenses are fitted on ``pool`` [N, C,
@@ -85,13 +107,15 @@ def sender(task: Task, received: Received, defenses: str, raw: Mapping[str, Any]
     """
     chain = build_chain(defenses.split(","), dict(raw))
     state = start(chain, pool, received.params, {}, rehearsal(0, purpose="fit"))
-    return Sender(task, Procedure(task.build(), Sgd(RATE), chain, batch), received, state)
+    return Sender(task, Procedure(task.build(), Sgd(rate), chain, batch), received, state)
 
 
-def initial_sender(task: Task, seed: int, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int) -> Sender:
+def initial_sender(
+    task: Task, seed: int, defenses: str, raw: Mapping[str, Any], pool: Tensor, batch: int, rate: float = RATE
+) -> Sender:
     """``sender`` of a client that received the weights every run with this seed starts from, unpruned."""
     params, buffers = initial(task, seed)
-    return sender(task, Received(params, full_mask(params), buffers), defenses, raw, pool, batch)
+    return sender(task, Received(params, full_mask(params), buffers), defenses, raw, pool, batch, rate)
 
 
 def received_of(saved: Checkpoint) -> Received:
@@ -103,18 +127,17 @@ def received_of(saved: Checkpoint) -> Received:
 def after_rounds(one: Sender, earlier: Sequence[Examples], draw: Callable[[int], PrivateGenerator]) -> Sender:
     """After a round of one step on each of ``earlier``; the weights it receives stay those of ``one``."""
     for turn, batch in enumerate(earlier):
-        done = local_update(one.procedure, one.received, iter([batch]), one.state, draw(turn))
-        one = dataclasses.replace(one, state=done.state)
+        one = dataclasses.replace(one, state=one.trained([batch], draw(turn)).state)
     return one
 
 
 def seen(one: Sender, private: Examples, draw: Draw) -> Seen:
     """One step on ``private``. Drawn for ``defense`` and ``guard``."""
-    chain, state = one.procedure.chain, one.state
-    shown = present(chain, private.x, state, draw("defense"))
+    chain = one.procedure.chain
+    shown = present(chain, private.x, one.state, draw("defense"))
     if chain.guard is not None:
-        state = {**state, GUARD: unguarded(state[GUARD])}
-    out = local_update(one.procedure, one.received, iter([private]), state, draw("defense"))
+        one = dataclasses.replace(one, state={**one.state, GUARD: unguarded(one.state[GUARD])})
+    out = one.trained([private], draw("defense"))
     view = ServerView(
         params=one.received.params,
         update=out.outgoing.update,

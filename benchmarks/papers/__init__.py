@@ -2,10 +2,9 @@
 
 from prunella.benchmarks.engine.claim import Claim
 from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claims, ours, priprune_claims
-from prunella.benchmarks.papers.adapted_attacks import ADAPTED, PUBLIC
+from prunella.benchmarks.papers.adapted_attacks import ADAPTED, ORDERINGS, PUBLIC
 from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
 from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
-from prunella.benchmarks.papers.orderings import ORDERINGS
 from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)

@@ -1,15 +1,24 @@
-"""Attacks adapted to a defense beside those that are not, on one set of images (docs/attacks.md).
+"""Published orderings of defenses, and attacks adapted to a defense beside those that are not, on one set of images
+(docs/attacks.md).
+
+``ORDERINGS``: do they hold, and do they hold when the attack adapts? DGP (Table 1): under IG, none leaks more than
+Top-k, Top-k more than DGP, in SSIM. PRI: SGI is at least as good as GI (``ig``) on pruned updates. CHN (Fig. 14): the
+White channel leaves a larger error than the Natural one at the same kappa, in MSE; after denoising under the known
+covariance, which is the attack adapted to both (from the first initialisation for every image).
+
+``ADAPTED``:
 
 priprune     after eight rounds of training on other images: ``ig``, ``sgi`` and ``expectation``, which knows the coin
 top-k, dgp   with error feedback, the same image in every round, the model following what was sent: ``ig`` and ``sgi``
              on the last round, ``unrolling`` on all of them
 
-and, in a table of their own, attacks with public images: an undefended update, Top-k (2 % of the coordinates), DGP, and
-noise of twice and eight times every layer's deviation, under ``sgi``, and ``ggl`` and ``rog`` with priors learnt from
-images that are not attacked. "mean" is the mean image of the class.
+``PUBLIC``, attacks with public images: an undefended update, Top-k (2 % of the coordinates), DGP, and noise of twice
+and eight times every layer's deviation, under ``sgi``, and ``ggl`` and ``rog`` with priors learnt from images that are
+not attacked. "mean" is the mean image of the class.
 
-``cnn`` untrained, batch 1, labels known; PSNR in dB. Seed i is test image i under the i-th initialisation; two attacks
-are told apart by the images' own differences and twice their standard error.
+``cnn`` untrained, batch 1, labels known, a client's first round where nothing else is said; PSNR in dB. Seed i is test
+image i under the i-th initialisation; two arms are told apart by the images' own differences and twice their standard
+error.
 """
 
 import dataclasses
@@ -20,37 +29,105 @@ from typing import Any
 
 import torch
 
-from prunella.attacks import ATTACKS
-from prunella.attacks.score.leakage import psnr
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.images import client_images, part, place
+from prunella.attacks.denoise import Channel, Denoise, reconstruct
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import mse, psnr, ssim
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Point, Settings, declared, seeds_of
+from prunella.benchmarks.engine.images import client_images, every_test_image, part, place, task_of
 from prunella.benchmarks.engine.priors import LEARNT, prior
 from prunella.benchmarks.engine.rules import Judgement, above
-from prunella.benchmarks.engine.views import NONE, Sender, after_rounds, attack_settings, initial_sender, seen
-from prunella.benchmarks.papers.orderings import image_of, masked, undefended
+from prunella.benchmarks.engine.views import NONE, Sender, after_rounds, answer, initial_sender, seen
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.ranking import keep_largest
-from prunella.core.trees import add, apply_mask, full_mask
+from prunella.core.trees import Mask, add, apply_mask, full_mask
 from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.chain import build_chain, present, start
+from prunella.privacy.dgp import dual_mask
 from prunella.tasks.data import Examples, Partition
-from prunella.tasks.task import Task
+from prunella.tasks.task import Task, initial
 
-ROUNDS = 4
-EARLIER = 8
+ARMS = (NONE, "top-k", "dgp")
+CHANNELS, KAPPA = ("channel-natural", "channel-white"), 20.0
+HELD = 200  # images the server holds
+DENOISE = "denoise"
+ROUNDS, EARLIER = 4, 8
 PRIPRUNE = "priprune"
 WITH_PUBLIC = (NONE, "top 2 %", "dgp", "noise 2", "noise 8")
+
+
+def image_of(settings: Settings, number: int, data: Path | None) -> tuple[Task, PrivateBatch]:
+    """The task, and test image ``number`` with its label."""
+    own = part(every_test_image(settings["dataset"], data), number)
+    return task_of(settings, data), PrivateBatch(own.x, own.y)
+
+
+def undefended(task: Task, truth: PrivateBatch, number: int) -> ServerView:
+    """One step on the image from weights of its own seed, label known."""
+    return dataclasses.replace(undefended_view(task, *initial(task, number), truth), labels=truth.y)
+
+
+def behind(view: ServerView, arm: str, image: int = 0) -> ServerView:
+    """The view through a defense's first round: Top-k keeps a fifth, DGP removes the largest 5 % and smallest 75 %."""
+    if arm.startswith("noise "):
+        draw, level = stream(image, purpose="noise"), float(arm.removeprefix("noise "))
+        noisy = {n: u + level * u.std() * torch.randn(u.shape, generator=draw) for n, u in view.update.items()}
+        return dataclasses.replace(view, update=noisy, shared=full_mask(noisy))
+    masks: dict[str, Mask] = {
+        NONE: full_mask(view.update),
+        "top-k": {n: keep_largest(u.abs(), math.ceil(u.numel() / 5)) for n, u in view.update.items()},
+        "top 2 %": {n: keep_largest(u.abs(), math.ceil(u.numel() / 50)) for n, u in view.update.items()},
+        "dgp": {n: dual_mask(u, torch.ones_like(u, dtype=torch.bool), 0.05, 0.75) for n, u in view.update.items()},
+    }
+    return dataclasses.replace(view, update=apply_mask(view.update, masks[arm]), shared=masks[arm])
+
+
+def attacked(settings: Settings, task: Task, name: str, view: ServerView, image: int, **more: Any) -> torch.Tensor:
+    """The images [1, C, H, W] an attack finds, by its defaults but for the iterations."""
+    return answer(name, view, task, settings["iterations"], stream(image, purpose="attack"), **more).x
+
+
+def pruned(settings: Settings, number: int, data: Path | None) -> Found:
+    """A cell of ``ig`` or ``sgi``: SSIM under one arm."""
+    task, truth = image_of(settings, number, data)
+    name, view = settings["attack"], behind(undefended(task, truth, number), settings["defense"])
+    return {name: {"ssim": ssim(truth.x, attacked(settings, task, name, view, number))[0]}}
+
+
+def noisy(settings: Settings, number: int, data: Path | None) -> Found:
+    """A cell of ``denoise``: MSE behind one channel."""
+    (task, truth), name = image_of(settings, number, data), settings["defense"]
+    public, state = every_test_image(settings["dataset"], data).x[-HELD:], initial(task, 0)
+    chain = build_chain([name], {f"{name}.kappa": KAPPA})
+    fitted = start(chain, public, state[0], {}, rehearsal(0, purpose="fit"))
+    tree = fitted[name]["channel"]
+    noise = tree["variance"] if "variance" in tree else tree["factor"].double().T @ tree["factor"].double()
+    shown = present(chain, truth.x, fitted, rehearsal(number, purpose="noise"))
+    view, how = undefended_view(task, *state, PrivateBatch(shown, truth.y)), Denoise(iterations=150)
+    rebuilt = reconstruct(view, task, how, stream(number, purpose="attack"), Channel(public, noise))
+    return {DENOISE: {"mse": mse(truth.x, rebuilt.x)[0]}}
+
+
+def make_ordering(settings: Settings, number: int, data: Path | None) -> Found:
+    """A cell."""
+    return (noisy if settings["attack"] == DENOISE else pruned)(settings, number, data)
+
+
+def judge_orderings(points: Sequence[Point]) -> Judgement:
+    """Every published ordering, image by image."""
+    ssim, errors = seeds_of(points, "ssim"), seeds_of(points, "mse")
+    pairs = {
+        f"{attack}: {more} leaks more than {less}": (ssim[more, attack], ssim[less, attack])
+        for attack in ("ig", "sgi")
+        for more, less in ((NONE, "top-k"), ("top-k", "dgp"))
+    }
+    pairs |= {f"sgi leaks more than ig under {arm}": (ssim[arm, "sgi"], ssim[arm, "ig"]) for arm in ARMS[1:]}
+    white = "denoise: white leaves a larger error than natural"
+    return above({**pairs, white: (errors["channel-white", DENOISE], errors["channel-natural", DENOISE])})
 
 
 def others(settings: Settings, data: Path | None) -> Examples:
     """Images that are not attacked."""
     return client_images(settings["dataset"], data, Partition("iid", clients=1))
-
-
-def attacked(settings: Settings, task: Task, name: str, view: ServerView, image: int, **more: Any) -> torch.Tensor:
-    """The images [1, C, H, W] an attack finds, by its defaults but for the iterations."""
-    keywords = {"earlier": more.pop("earlier")} if "earlier" in more else {}
-    how = attack_settings(name, task.model, settings["iterations"], **more)
-    return ATTACKS[name].reconstruct(view, task, how, stream(image, purpose="attack"), **keywords).x
 
 
 def scored(truth: PrivateBatch, found: dict[str, torch.Tensor]) -> Found:
@@ -94,18 +171,6 @@ def make(settings: Settings, image: int, data: Path | None) -> Found:
     return scored(truth, found)
 
 
-def behind(view: ServerView, arm: str, image: int) -> ServerView:
-    """The view through a defense's first round."""
-    if arm in (NONE, "dgp"):
-        return masked(view, arm)
-    if arm == "top 2 %":
-        mask = {n: keep_largest(u.abs(), math.ceil(u.numel() / 50)) for n, u in view.update.items()}
-        return dataclasses.replace(view, update=apply_mask(view.update, mask), shared=mask)
-    draw, level = stream(image, purpose="noise"), float(arm.removeprefix("noise "))
-    noisy = {n: u + level * u.std() * torch.randn(u.shape, generator=draw) for n, u in view.update.items()}
-    return dataclasses.replace(view, update=noisy, shared=full_mask(noisy))
-
-
 def with_public(settings: Settings, image: int, data: Path | None) -> Found:
     """A cell: one arm with and without public images."""
     (task, truth), train = image_of(settings, image, data), others(settings, data)
@@ -118,7 +183,7 @@ def with_public(settings: Settings, image: int, data: Path | None) -> Found:
 
 def judge_adapted(points: Sequence[Point]) -> Judgement:
     """Knowing the coin helps, sgi beats ig, feedback gives the image away; and Top-k leaks more than DGP."""
-    of = {point.label[1:]: point.values["psnr"] for point in points}
+    of = {label[1:]: seeds for label, seeds in seeds_of(points, "psnr").items()}
     pairs = [((PRIPRUNE, "expectation"), (PRIPRUNE, "sgi")), ((PRIPRUNE, "sgi"), (PRIPRUNE, "ig"))]
     pairs += [((PRIPRUNE, "sgi undefended"), (PRIPRUNE, "expectation")), (("top-k", "ig"), ("dgp", "ig"))]
     pairs += [(("top-k", "unrolling"), ("dgp", "unrolling"))]
@@ -128,38 +193,56 @@ def judge_adapted(points: Sequence[Point]) -> Judgement:
 
 def judge_public(points: Sequence[Point]) -> Judgement:
     """An attack with public images rebuilds more than sgi; more than the mean image, where little arrives."""
-    of = {point.label: point.values["psnr"] for point in points}
+    of = seeds_of(points, "psnr")
     sets = dict.fromkeys(point.label[0] for point in points)
     pairs = [((d, arm, name), (d, arm, "sgi")) for d in sets for name in LEARNT for arm in WITH_PUBLIC]
     pairs += [((d, arm, "ggl"), (d, arm, "mean")) for d in sets for arm in ("noise 8", "top 2 %")]
     return above({f"{' '.join(a)} above {b[-1]}": (of[a], of[b]) for a, b in pairs})
 
 
-def table(name: str, says: str, cells: Sequence[tuple[str, str]], measure: Measure, judge: Any) -> Claim:
+def table(words: str, name: str, make: Any, judge: Any, cells: Sequence[tuple[str, str]]) -> Claim:
     """Cells are (dataset, defense); four images."""
-    common: Settings = {"model": "cnn", "iterations": 100}
-    sweep = Sweep(
-        tuple({**common, "dataset": dataset, "defense": defense} for dataset, defense in cells),
+    return declared(
+        f"""{words}
+        small: A seed is an image and an initialisation.""",
+        Measure(name, make),
+        "dataset defense: attack",
+        "psnr 1 PSNR in dB; sent 2 share sent",
+        Plot(("psnr",), split=0),
+        judge,
+        ({"model": "cnn", "iterations": 100, "dataset": dataset, "defense": defense} for dataset, defense in cells),
         seeds=(0, 1, 2, 3),
-        note="A seed is an image and an initialisation.",
     )
-    columns = (Column("psnr", "PSNR in dB", 1), Column("sent", "share sent"))
-    keys = ("dataset", "defense")
-    experiment = Experiment(measure, {"small": sweep}, keys, "attack", columns, Plot(("psnr",), split=0), judge)
-    return Claim(name, "Prunella", "docs/attacks.md", says, "", experiment)
 
 
 ADAPTED = table(
+    "adapted | Prunella | docs/attacks.md | an attack that knows the defense rebuilds more",
     "adapted",
-    "an attack that knows the defense rebuilds more",
-    [("digits", defense) for defense in (PRIPRUNE, "top-k", "dgp")],
-    Measure("adapted", make),
+    make,
     judge_adapted,
+    [("digits", defense) for defense in (PRIPRUNE, "top-k", "dgp")],
 )
 PUBLIC = table(
-    "public",
-    "an attack with public images rebuilds more where little arrives",
-    [(dataset, arm) for dataset in ("digits", "mnist") for arm in WITH_PUBLIC],
-    Measure("with-public-images", with_public),
+    "public | Prunella | docs/attacks.md | an attack with public images rebuilds more where little arrives",
+    "with-public-images",
+    with_public,
     judge_public,
+    [(dataset, arm) for dataset in ("digits", "mnist") for arm in WITH_PUBLIC],
+)
+COMMON: Settings = {"dataset": "digits", "model": "cnn", "iterations": 150}
+ORDERINGS = declared(
+    """orderings | DGP, PriPrune, Channel | docs/attacks.md | none leaks more than Top-k and Top-k more than DGP; SGI
+    rebuilds more than IG; White hides more than Natural
+    published: the papers' orderings: DGP Table 1, PriPrune Fig. 3, Channel Fig. 14
+    small: A seed is an image and an initialisation: eight digits.""",
+    Measure("orderings", make_ordering),
+    "defense: attack",
+    "ssim 4 SSIM; mse 4 MSE",
+    Plot(("ssim", "mse")),
+    judge_orderings,
+    (
+        *({**COMMON, "defense": arm, "attack": attack} for attack in ("ig", "sgi") for arm in ARMS),
+        *({**COMMON, "model": "cnn6", "defense": name, "attack": DENOISE} for name in CHANNELS),
+    ),
+    seeds=tuple(range(8)),
 )

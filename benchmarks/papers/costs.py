@@ -19,18 +19,17 @@ import torch
 
 from prunella.benchmarks.engine.claim import Found, Settings
 from prunella.benchmarks.engine.images import client_images
-from prunella.benchmarks.speed.defenses import turns
+from prunella.benchmarks.engine.views import NONE, initial_sender
+from prunella.benchmarks.speed.bench import turns
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.ranking import part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, count, full_mask, map_trees, size
 from prunella.privacy.adgp import AlignedPruning, aligned_mask, location_set
-from prunella.privacy.chain import build_chain, start
 from prunella.privacy.dgp import DualPruning, dual_masks
 from prunella.privacy.top_k import TopK, top_mask
-from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.strategies.round.local import Received
 from prunella.tasks.data import Partition, batches
 from prunella.tasks.task import Task, initial
-from prunella.tasks.training import Sgd
 from prunella.wire.encode import encode
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -41,18 +40,14 @@ FLOAT = 4
 
 def updates(settings: Settings, seed: int, data: Path | None) -> tuple[Received, list[Tree]]:
     """Where two clients began, and the undefended update of each."""
-    task = Task(settings["model"], SHAPE, CLASSES)
-    params, buffers = initial(task, seed)
-    received, chain = Received(params, full_mask(params), buffers), build_chain(["none"], {})
-    procedure, made = Procedure(task.build(), Sgd(settings["learning_rate"]), chain), []
+    task, made = Task(settings["model"], SHAPE, CLASSES), []
     for client in (0, 1):
         partition = Partition("iid", clients=CLIENTS, seed=seed)  # all with the same distribution
         private = client_images(settings["dataset"], data, partition, client)
         drawn = batches(private, settings["batch"], settings["steps"], rehearsal(seed, client=client, purpose="costs"))
-        state = start(chain, private.x, params, {}, rehearsal(seed, client=client, purpose="costs-fit"))
-        done = local_update(procedure, received, drawn, state, rehearsal(seed, purpose="costs-defense"))
-        made.append(done.outgoing.update)
-    return received, made
+        one = initial_sender(task, seed, NONE, {}, private.x, settings["batch"], settings["learning_rate"])
+        made.append(one.trained(drawn, rehearsal(seed, purpose="costs-defense")).outgoing.update)
+    return one.received, made
 
 
 def masks_of(update: Tree, other: Tree) -> tuple[dict[str, Mask], Mask]:
@@ -109,7 +104,6 @@ def search_time(settings: Settings, seed: int, data: Path | None) -> Found:
 
     Values are normal: how long a search takes hardly depends on them, and all three search the same ones.
     """
-    del data
     params, _ = initial(Task(settings["model"], SHAPE, CLASSES), seed)
     generator = stream(seed, purpose="search")
     values = {name: torch.randn(t.shape, generator=generator) for name, t in params.items()}

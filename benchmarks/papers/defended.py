@@ -16,47 +16,30 @@ The positive control is the same attack, model and images under no defense: ``PS
 """
 
 import statistics
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from prunella.attacks import find_attack
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.images import TESTED, chosen_images, part, place
-from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, failures, run_in_process
+from prunella.benchmarks.engine.images import chosen_images, part, place, task_of
+from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, epsilons, failures, ran
 from prunella.benchmarks.engine.priors import LEARNT, prior
-from prunella.benchmarks.engine.views import (
-    LEARNS,
-    NONE,
-    Sender,
-    after_rounds,
-    attack_settings,
-    draws,
-    initial_sender,
-    model_of,
-    seen,
-)
+from prunella.benchmarks.engine.views import LEARNS, NONE, Sender, after_rounds, draws, initial_sender, model_of, seen
+from prunella.benchmarks.engine.views import answer as attacked
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.types import PrivateBatch, Reconstruction
-from prunella.tasks.data import Examples, make_task
+from prunella.tasks.data import Examples
 
 TRAINING = "training"
 POOL, EARLIER = 256, 5
 GREY = 0.5
 NAMES = ("swept", "value", "architecture")  # settings that only name a point
-FEDERATION: Settings = {
-    "clients": 4,
-    "rounds": 20,
-    "local_steps": 10,
-    "batch_size": 32,
-    "learning_rate": 0.05,
-}
+FEDERATION: Settings = {"clients": 4, "rounds": 20, "local_steps": 10, "batch_size": 32, "learning_rate": 0.05}
 
 
 def inverting(model: str, attack: str, images: int, batch: int = 1, iterations: int = 0) -> Settings:
@@ -88,7 +71,7 @@ def images_of(settings: Settings, seed: int, data: Path | None) -> Examples:
 def client_of(settings: Settings, images: Examples, seed: int, data: Path | None) -> Sender:
     """The client of a cell, before the attacked images."""
     names = settings["defenses"].split(",")
-    task = make_task(model_of(settings["model"], names), place(settings["dataset"], data), None)
+    task = task_of({**settings, "model": model_of(settings["model"], names)}, data)
     client = initial_sender(task, seed, settings["defenses"], settings["raw"], images.x, settings["batch"])
     others = [part(images, settings["images"] + turn) for turn in range(EARLIER if LEARNS & set(names) else 0)]
     return after_rounds(client, others, lambda turn: rehearsal(seed, round=turn, purpose=f"{drawn_as(settings)}-warm"))
@@ -104,24 +87,23 @@ def completed(found: Reconstruction | None, truth: PrivateBatch) -> tuple[Recons
 def rebuilt_rows(settings: Settings, seed: int, data: Path | None) -> dict[str, list[float]]:
     """The scores of every image of a cell."""
     images, named, name = images_of(settings, seed, data), drawn_as(settings), settings["attack"]
-    client, batch, attack = client_of(settings, images, seed, data), settings["batch"], find_attack(name)
-    learnt = prior(name, place(settings["dataset"], data)) if name in LEARNT else None
-    tolerance = settings.get("tolerance")
-    how = attack_settings(name, client.task.model, settings["iterations"], tolerance=tolerance, prior=learnt)
+    client, batch = client_of(settings, images, seed, data), settings["batch"]
+    asked: dict[str, Any] = {"prior": prior(name, place(settings["dataset"], data)) if name in LEARNT else None}
+    asked |= {"tolerance": settings.get("tolerance")}
     rows: dict[str, list[float]] = {}
     for start in range(0, settings["images"], batch):
-        private = part(images, start, batch)
+        private, draw = part(images, start, batch), stream(seed, round=start, purpose=f"{named}-attack")
         truth, found = PrivateBatch(private.x, private.y), None
         shown = truth
         try:
             view, shown = seen(client, private, draws(seed, start, named))
-            found = attack.reconstruct(view, client.task, how, stream(seed, round=start, purpose=f"{named}-attack"))
+            found = attacked(name, view, client.task, settings["iterations"], draw, **asked)
         except (AttackError, DefenseError):
             if settings["defenses"] == NONE:
                 raise
-        answer, given = completed(found, truth)
+        whole, given = completed(found, truth)
         for number in range(len(truth.x)):
-            row = {**scores(answer, truth, shown, number), "answered": float(number < given)}
+            row = {**scores(whole, truth, shown, number), "answered": float(number < given)}
             for key, value in row.items():
                 rows.setdefault(key, []).append(value)
     return rows
@@ -136,37 +118,25 @@ def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float
 
 def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, number: int) -> dict[str, float]:
     """Of the one image ``number`` of a batch, against the image of the answer that is paired with it."""
-    whole = score(answer, truth)
-    of = dict(whole.assignment)[number]
+    of = dict(score(answer, truth).assignment)[number]
     mine = Reconstruction(answer.x[of : of + 1], None, answer.objective, answer.iterations)
-    own = score(mine, PrivateBatch(truth.x[number : number + 1], truth.y[number : number + 1]))
-    seen_as = score(mine, PrivateBatch(shown.x[number : number + 1], truth.y[number : number + 1]))
-    psnr = own.psnr.mean
-    return {
-        "psnr": psnr,
-        "ssim": own.ssim.mean,
-        "psnr_shown": seen_as.psnr.mean,
-        "ssim_shown": seen_as.ssim.mean,
-        "rebuilt": float(psnr >= PSNR_FLOOR),
-    }
+    found: dict[str, float] = {}
+    for suffix, images in (("", truth.x), ("_shown", shown.x)):
+        row = score(mine, PrivateBatch(images[number : number + 1], truth.y[number : number + 1]))
+        found |= {f"psnr{suffix}": row.psnr.mean, f"ssim{suffix}": row.ssim.mean}
+    return {**found, "rebuilt": float(found["psnr"] >= PSNR_FLOOR)}
 
 
 def federated(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
     """The federation of a cell: accuracy of the global model on the first test images, megabytes both ways, and the
     largest ε of a client where every client has one. Raises ``PrunellaError`` where nobody sent anything."""
-    run = {**FEDAVG, **{key: settings[key] for key in FEDERATION if key != "clients"}, **as_keywords(settings["raw"])}
-    run |= {"dataset": place(settings["dataset"], data), "defenses": settings["defenses"], "seed": seed}
-    run["model"] = model_of(settings["model"], settings["defenses"].split(","))
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_in_process(Path(folder), settings["clients"], settings["rounds"], tested=TESTED, **run)
-        spent = [float(line["epsilon"]) for line in done.ledgers.values() if "epsilon" in line]
-        return {
-            "accuracy": list(accuracies(done).values())[-1],
-            "megabytes_up": done.counters["wire_bytes_total|up"] / 1e6,
-            "megabytes_down": done.counters["wire_bytes_total|down"] / 1e6,
-            "failures": failures(done),
-            **({"epsilon": max(spent)} if spent and len(spent) == len(done.ledgers) else {}),
-        }
+    own = {**FEDAVG, **as_keywords(settings["raw"]), "defenses": settings["defenses"]}
+    own |= {"model": model_of(settings["model"], own["defenses"].split(",")), "evaluate_every": settings["rounds"]}
+    with ran(settings, seed, data, **own) as done:
+        spent = epsilons(done)
+        megabytes = {f"megabytes_{way}": done.counters[f"wire_bytes_total|{way}"] / 1e6 for way in ("up", "down")}
+        found = {"accuracy": list(accuracies(done).values())[-1], **megabytes, "failures": failures(done)}
+        return {**found, **({"epsilon": max(spent)} if spent and len(spent) == len(done.ledgers) else {})}
 
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
@@ -176,5 +146,4 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     return {settings["attack"]: rebuilt(settings, seed, data)}
 
 
-CONTROL: Settings = {"defenses": NONE, "raw": {}}
-DEFENDED = Measure("defended", make, control=CONTROL, names=NAMES)
+DEFENDED = Measure("defended", make, control={"defenses": NONE, "raw": {}}, names=NAMES)

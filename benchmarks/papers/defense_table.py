@@ -11,34 +11,22 @@ model's. A federation in which every client withheld its update has no accuracy 
 fitting a data defense, once per client, is left out, and so is the attack that ``leakage-guard`` makes.
 """
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Settings, Sweep, rebuilds
-from prunella.benchmarks.engine.images import place
-from prunella.benchmarks.engine.views import NONE, model_of
-from prunella.benchmarks.papers.defended import (
-    CONTROL,
-    TRAINING,
-    behind,
-    federated,
-    images_of,
-    inverting,
-    rebuilt_rows,
-    training,
-)
-from prunella.benchmarks.speed.defenses import turns
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.benchmarks.engine.claim import Claim, Found, Plot, Settings, declared
+from prunella.benchmarks.engine.images import task_of
+from prunella.benchmarks.engine.views import NONE, initial_sender, model_of
+from prunella.benchmarks.papers import defended
+from prunella.benchmarks.papers.defended import TRAINING, behind, federated, images_of, inverting, training
+from prunella.benchmarks.speed.bench import turns
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal
-from prunella.core.trees import full_mask
 from prunella.privacy import DEFENSES
-from prunella.privacy.chain import build_chain, start
-from prunella.strategies.round.local import Procedure, Received, local_update
-from prunella.tasks.data import batches, make_task
-from prunella.tasks.task import initial
-from prunella.tasks.training import Sgd
+from prunella.tasks.data import batches
 
 REPEAT, STEPS = 3, 5
 STILL = 1e-6  # the learning rate of timed steps: their time does not depend on it, and none may diverge
@@ -49,18 +37,13 @@ WITH_PRIORS = (NONE, "dgp", "top-k", "priprune", "dgp,mask-hiding", "top-k,mask-
 
 def seconds_ratio(settings: Settings, seed: int, data: Path | None) -> float:
     """A client's local training under the chain over plain SGD's."""
-    pool, task = images_of(settings, seed, data), make_task(settings["model"], place(settings["dataset"], data), None)
+    pool, task = images_of(settings, seed, data), task_of(settings, data)
 
     def work(defenses: str) -> Callable[[], object]:
-        names = defenses.split(",")
-        own = dataclasses.replace(task, model=model_of(task.model, names))
-        params, buffers = initial(own, seed)
-        chain, received = build_chain(names, {}), Received(params, full_mask(params), buffers)
-        procedure = Procedure(own.build(), Sgd(STILL), chain, settings["batch_size"])
-        state = start(chain, pool.x, params, {}, rehearsal(seed, purpose="fit"))
-        few, draw = min(settings["local_steps"], STEPS), rehearsal(seed, purpose="leakage-time")
-        drawn = list(batches(pool, settings["batch_size"], few, draw))
-        return lambda: local_update(procedure, received, iter(drawn), state, rehearsal(0, purpose="leakage-time"))
+        model, rows = model_of(task.model, defenses.split(",")), settings["batch_size"]
+        one = initial_sender(replace(task, model=model), seed, defenses, {}, pool.x, rows, STILL)
+        drawn = list(batches(pool, rows, min(settings["local_steps"], STEPS), rehearsal(seed, purpose="leakage-time")))
+        return lambda: one.trained(drawn, rehearsal(0, purpose="leakage-time"))
 
     chain = settings["defenses"]
     return turns({NONE: work(NONE), chain: work(chain)}, NONE, REPEAT)[chain]["ratio"]
@@ -80,17 +63,12 @@ def spread(rows: dict[str, list[float]]) -> dict[str, float]:
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
     if settings["attack"] != TRAINING:
-        return {settings["attack"]: spread(rebuilt_rows(settings, seed, data))}
+        return {settings["attack"]: spread(defended.rebuilt_rows(settings, seed, data))}
     try:
         found = {**federated(settings, seed, data), "withheld": 0.0}
     except PrunellaError:  # every client withheld its update: no accuracy, and never a zero
         found = {"withheld": 1.0}
     return {TRAINING: {**found, "time": seconds_ratio(settings, seed, data)}}
-
-
-def works(found: Found) -> bool:
-    """The attack answers without a defense, and rebuilds the images."""
-    return rebuilds(found) and all(row.get("answered", 1.0) for row in found.values())
 
 
 def attacked(
@@ -109,32 +87,29 @@ def trained(dataset: str, chains: Sequence[str], steps: int, learning_rate: floa
 def table(cells: Sequence[Settings], seed: int = 0, name: str = "defenses", note: str = "") -> Claim:
     """A table of these cells, its images and draws those of the page."""
     own = tuple({"learning_rate": "", **cell, "draws": "leakage"} for cell in cells)
-    columns = (
-        Column("accuracy", "accuracy", 3),
-        Column("megabytes_up", "MB up"),
-        Column("megabytes_down", "MB down"),
-        Column("epsilon", "ε", 1),
-        Column("withheld", "withheld", 0),
-        Column("time", "time"),
-        *(Column(f"psnr{which}", f"PSNR{words}", 1) for which, words in SPREAD),
-        *(Column(f"ssim{which}", f"SSIM{words}") for which, words in SPREAD),
-        Column("psnr_shown", "PSNR to what was trained on", 1),
-        Column("ssim_shown", "SSIM to what was trained on"),
-        Column("rebuilt", "images from 20 dB"),
-    )
-    experiment = Experiment(
-        Measure("defense-table", make, control=CONTROL, works=works),
-        {"small": Sweep(own, (seed,), note)},
-        ("dataset", "defenses", "learning_rate"),
-        "attack",
-        columns,
+    spreads = (("", ""), ("_deviation", ", deviation over images"), ("_largest", ", largest"))
+    shown = "accuracy 3 accuracy; megabytes_up 2 MB up; megabytes_down 2 MB down; epsilon 1 ε; withheld 0 withheld; "
+    shown += "time 2 time; " + "".join(f"psnr{which} 1 PSNR{words}; " for which, words in spreads)
+    shown += "".join(f"ssim{which} 2 SSIM{words}; " for which, words in spreads)
+    shown += "psnr_shown 1 PSNR to what was trained on; ssim_shown 2 SSIM to what was trained on; "
+    shown += "rebuilt 2 images from 20 dB"
+    return declared(
+        f"""{name} | Prunella | docs/defenses.md | every defense beside none: accuracy, bytes, time, and what attacks
+        rebuild
+        small: {note}""",
+        TABLE,
+        "dataset defenses learning_rate: attack",
+        shown,
         Plot(("psnr",), split=0),
+        small=own,
+        seeds=(seed,),
     )
-    says = "every defense beside none: accuracy, bytes, time, and what attacks rebuild"
-    return Claim(name, "Prunella", "docs/defenses.md", says, "", experiment)
 
 
-SPREAD = (("", ""), ("_deviation", ", deviation over images"), ("_largest", ", largest"))
+# Of a control, some images have to be answered, too: a row that has none has no PSNR.
+TABLE = replace(
+    defended.DEFENDED, name="defense-table", make=make, names=(), least={"psnr": PSNR_FLOOR, "answered": 1e-9}
+)
 BOTH = ("ig", "sgi")
 DEFENSE_TABLE = table(
     [

@@ -1,25 +1,12 @@
-"""DGP's claims on privacy: Tables 1, 2, 5 and 6 of its paper, declared on small models, and Table 1 as printed."""
+"""DGP's claims on privacy: Tables 1, 2, 5, 6 and 7 of its paper, declared on small models, and Table 1 as printed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from prunella.benchmarks.engine.claim import (
-    Claim,
-    Column,
-    Experiment,
-    Label,
-    Plot,
-    Point,
-    Settings,
-    Size,
-    Sweep,
-    numbers,
-)
-from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, falls, worst
+from prunella.benchmarks.engine.claim import Label, Plot, Point, Settings, Size, declared, numbers, paired, seeds_of
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, worst
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import DEFENDED, TRAINING, behind, inverting, training
 
-PAPER = "DGP"
 UNRECOGNISED = 0.5
 LOST = 0.02
 
@@ -43,22 +30,16 @@ ATTACKS: dict[str, Settings] = {
     "rob": inverting("prunella.attacks.rob:cnn", "rob", 8, 8),
 }
 PAPER_ATTACKS: dict[str, Settings] = {
-    "ig": inverting("resnet18", "ig", 7, 1, 2500),
-    "gradinversion": inverting("resnet18", "gradinversion", 7, 1, 2500),
+    **{name: inverting("resnet18", name, 7, 1, 2500) for name in ("ig", "gradinversion")},
     "r-gap": inverting("lenet-zhu", "r-gap", 7),
     "rob": inverting("prunella.attacks.rob:resnet18", "rob", 9, 9),
 }
 CANNOT = {("precode", "r-gap"), ("precode", "rob")}
 SMALL = training("cnn", rounds=10, learning_rate=0.1)
-EPOCHS = (
-    "10 clients, 100 epochs of batches of 32, one step a round; learning rate 0.1 for LeNet (Zhu) and 0.01 for the "
-    "others. The paper lowers the rate twice and has momentum, which starts anew in every round here: neither is set."
-)
-PRIVACY = "7 images a seed, 2500 iterations; Rob: one batch of 9. "
-SCORES = (
-    Column("psnr", "PSNR in dB", 1),
-    Column("rebuilt", "images from 20 dB", 2),
-)
+EPOCHS = """10 clients, 100 epochs of batches of 32, one step a round; learning rate 0.1 for LeNet (Zhu) and 0.01 for
+the others. The paper lowers the rate twice and has momentum, which starts anew in every round here: neither is set."""
+PRIVACY = "7 images a seed, 2500 iterations; Rob: one batch of 9."
+SCORES = "psnr 1 PSNR in dB; rebuilt 2 images from 20 dB"
 
 
 def epochs_100(model: str) -> Settings:
@@ -119,22 +100,21 @@ def shares(total: float, ratio: float) -> dict[str, float]:
     return {"dgp.top": round(total * ratio / (1 + ratio), 6), "dgp.bottom": round(total / (1 + ratio), 6)}
 
 
-TOTALS, RATIOS = (0.48, 0.8, 0.96), {"1/15": 1 / 15, "1/7": 1 / 7, "1/3": 1 / 3}
+TOTALS, RATIOS = (0.48, 0.8, 0.96), (1 / 15, 1 / 7, 1 / 3)
 
 
 def table_2(size: Size) -> tuple[Settings, ...]:
     """k1 + k2 at p = 1/15 under Rob, p at 80 % under IG, and a federation each."""
-    small = size == "small"
-    attacks = {**ATTACKS, "rob": {**ATTACKS["rob"], "images": 16}, "ig": {**ATTACKS["ig"], "images": 4}}
-    trained, images = (SMALL, "digits") if small else (epochs_100("resnet18"), "cifar10")
-    chosen: list[tuple[str, float, Mapping[str, Any], str]] = []
-    chosen += [("k1 + k2", total, shares(total, 1 / 15), "rob") for total in TOTALS]
-    chosen += [("p", round(ratio, 3), shares(0.8, ratio), "ig") for ratio in RATIOS.values()]
+    attacks, trained, images = PAPER_ATTACKS, epochs_100("resnet18"), "cifar10"
+    if size == "small":
+        attacks = {"rob": {**ATTACKS["rob"], "images": 16}, "ig": {**ATTACKS["ig"], "images": 4}}
+        trained, images = SMALL, "digits"
+    chosen = [("k1 + k2", total, shares(total, 1 / 15), "rob") for total in TOTALS]
+    chosen += [("p", round(ratio, 3), shares(0.8, ratio), "ig") for ratio in RATIOS]
     found = []
     for swept, value, raw, attack in chosen:
-        named = {"swept": swept, "value": value}
-        cell = (attacks if small else PAPER_ATTACKS)[attack]
-        found += [{**behind(cell, "cifar10", "dgp", raw), **named}, {**behind(trained, images, "dgp", raw), **named}]
+        both = behind(attacks[attack], "cifar10", "dgp", raw), behind(trained, images, "dgp", raw)
+        found += [{**cell, "swept": swept, "value": value} for cell in both]
     return tuple(found)
 
 
@@ -152,176 +132,165 @@ def judge_table_2(points: Sequence[Point]) -> Judgement:
     return worst(parts)
 
 
-def table_5() -> tuple[Settings, ...]:
-    """Rob on two models and IG on one, with and without DGP, on CIFAR-10."""
-    found = []
-    for name, attack in (("lenet-zhu", "rob"), ("resnet18", "rob"), ("lenet-zhu", "ig")):
-        model = f"prunella.attacks.rob:{name.replace('-', '_')}" if attack == "rob" else name
-        patient = {**inverting(model, "ig", 2, 1, 1200), "tolerance": 1e-9}
-        cell = inverting(model, "rob", 8, 8) if attack == "rob" else patient
-        found += [{**behind(cell, "cifar10", defense), "architecture": name} for defense in (NONE, "dgp")]
-    return tuple(found)
-
-
-def paper_5() -> tuple[Settings, ...]:
-    """Rob on three models and IG on four."""
-    robbed = {name: f"prunella.attacks.rob:{name.replace('-', '_')}" for name in ("cnn6", "lenet-zhu", "resnet18")}
-    cells = [(name, inverting(model, "rob", 9, 9)) for name, model in robbed.items()]
-    cells += [(name, inverting(name, "ig", 7, 1, 2500)) for name in (*robbed, "vgg11-bn")]
+def table_5(size: Size) -> tuple[Settings, ...]:
+    """With and without DGP on CIFAR-10: Rob on two models and IG on one; at the paper's size on three and four."""
+    small = size == "small"
+    robbed = ("lenet-zhu", "resnet18") if small else ("cnn6", "lenet-zhu", "resnet18")
+    many = 8 if small else 9
+    cells = [(n, inverting(f"prunella.attacks.rob:{n.replace('-', '_')}", "rob", many, many)) for n in robbed]
+    if small:
+        cells += [("lenet-zhu", {**inverting("lenet-zhu", "ig", 2, 1, 1200), "tolerance": 1e-9})]
+    else:
+        cells += [(name, inverting(name, "ig", 7, 1, 2500)) for name in (*robbed, "vgg11-bn")]
     return tuple(
         {**behind(cell, "cifar10", defense), "architecture": name} for name, cell in cells for defense in (NONE, "dgp")
     )
 
 
-TABLE_5: dict[Label, float] = {
-    ("cnn6", NONE, "rob"): 0.9273,
-    ("cnn6", "dgp", "rob"): 0.1335,
-    ("cnn6", NONE, "ig"): 0.7735,
-    ("cnn6", "dgp", "ig"): 0.4375,
-    ("resnet18", NONE, "ig"): 0.9539,
-    ("resnet18", "dgp", "ig"): 0.2866,
-    ("vgg11-bn", NONE, "ig"): 0.8084,
-    ("vgg11-bn", "dgp", "ig"): 0.3269,
-    ("lenet-zhu", NONE, "rob"): 0.9293,
-    ("lenet-zhu", "dgp", "rob"): 0.2364,
-    ("resnet18", NONE, "rob"): 0.9328,
-    ("resnet18", "dgp", "rob"): 0.0511,
-    ("lenet-zhu", NONE, "ig"): 0.6745,
-    ("lenet-zhu", "dgp", "ig"): 0.3785,
-}
+# SSIM under Rob and IG, without a defense and behind DGP.
+TABLE_5 = """
+          rob/none rob/dgp ig/none ig/dgp
+cnn6      0.9273   0.1335  0.7735  0.4375
+resnet18  0.9328   0.0511  0.9539  0.2866
+vgg11-bn  -        -       0.8084  0.3269
+lenet-zhu 0.9293   0.2364  0.6745  0.3785
+"""
 
 
 def judge_table_5(points: Sequence[Point]) -> Judgement:
     """DGP lowers SSIM in every pair and leaves less than ``UNRECOGNISED``; in trend: lowers it in every pair."""
     by = {point.label: point.mean("ssim") for point in points}
-    pairs = [(label, by[label[0], NONE, label[2]], value) for label, value in by.items() if label[1] == "dgp"]
-    lower = [label for label, plain, own in pairs if own < plain]
-    under = [label for label, _, own in pairs if own < UNRECOGNISED]
-    text = f"SSIM is lower in {len(lower)} of {len(pairs)} pairs, under {UNRECOGNISED} in {len(under)}"
-    return Judgement(
-        HOLDS if len(under) == len(lower) == len(pairs) else TREND if len(lower) == len(pairs) else NOT, text
-    )
+    pairs = [(by[label[0], NONE, label[2]], value) for label, value in by.items() if label[1] == "dgp"]
+    lower, under = sum(own < plain for plain, own in pairs), sum(own < UNRECOGNISED for _, own in pairs)
+    text = f"SSIM is lower in {lower} of {len(pairs)} pairs, under {UNRECOGNISED} in {under}"
+    return Judgement(NOT if lower < len(pairs) else TREND if under < len(pairs) else HOLDS, text)
 
 
-NOTE = (
-    "CIFAR-10 at batch 1, untrained weights, known labels: `cnn` (IG, 100 iterations; GradInversion, 150) and LeNet "
-    "(Zhu) (R-GAP) in place of ResNet18, 2 images a seed; Rob's imprint before `cnn`, 8 images in one batch for the "
-    "paper's 9. "
+D1 = declared(
+    f"""D1 | DGP | Table 1 | DGP resists IG, GI, R-GAP and Rob at the accuracy of no defense; every other defense fails
+    one of them
+    published: ResNet18, SSIM in the table; accuracy 93.62 % undefended, DGP 93.40 %, Precode 76.01 %
+    small: CIFAR-10 at batch 1, untrained weights, known labels: `cnn` (IG, 100 iterations; GradInversion, 150) and
+    LeNet (Zhu) (R-GAP) in place of ResNet18, 2 images a seed; Rob's imprint before `cnn`, 8 images in one batch for
+    the paper's 9. Accuracy: `cnn` on the digits, 4 clients, 10 rounds of 10 steps. R-GAP cannot invert Precode's
+    bottleneck, and there is no imprint module before a Precode model: those two are left out. DP is Gaussian noise of
+    0.01.
+    paper: ResNet18 on CIFAR-10, R-GAP on LeNet (Zhu): it needs an invertible network. {PRIVACY} {EPOCHS}
+    * SSIM is against the client's image, also for ATS, whose own (ATS-T) stands under none of the paper's transformed
+    images; `SSIM to what was trained on` is against the transformed one. Where an attack gave no answer a grey image
+    stands in: `answered` is the share that it gave. R-GAP's search ends at the first perturbation of any kind.""",
+    DEFENDED,
+    "defenses: attack",
+    f"ssim 3 SSIM; {SCORES}; ssim_shown 2 SSIM to what was trained on; answered 2 answered; accuracy 3 accuracy",
+    Plot(("ssim",)),
+    judge_table_1,
+    table_1(ATTACKS, {**SMALL, "dataset": "digits"}),
+    table_1(PAPER_ATTACKS, {**epochs_100("resnet18"), "dataset": "cifar10"}),
+    {"ssim": numbers(TABLE_1)},
 )
-REMARK = (
-    "SSIM is against the client's image, also for ATS, whose own (ATS-T) stands under none of the paper's transformed "
-    "images; `SSIM to what was trained on` is against the transformed one. Where an attack gave no answer a grey image "
-    "stands in: `answered` is the share that it gave. R-GAP's search ends at the first perturbation of any kind."
+SSIM_2: dict[Label, float] = {
+    ("k1 + k2", str(total), "rob"): ssim for total, ssim in zip(TOTALS, (0.146, 0.051, 0.029), strict=True)
+}
+SSIM_2 |= {("p", f"{ratio:.3f}", "ig"): ssim for ratio, ssim in zip(RATIOS, (0.287, 0.250, 0.234), strict=True)}
+D2 = declared(
+    f"""D2 | DGP | Table 2 | more pruned (k1 + k2) resists Rob better, a larger k1 / k2 resists IG better; both cost
+    accuracy
+    published: SSIM in the table; accuracy 93.42, 93.40, 92.91 % over k1 + k2 and 93.40, 93.21, 92.82 % over p
+    small: k1 + k2 at p = 1/15, p = k1 / k2 at 80 %. CIFAR-10 under the attacks: Rob's imprint before `cnn`, 16 images
+    a seed in batches of 8; IG on `cnn`, untrained, 4 images, 100 iterations. Accuracy: `cnn` on the digits, 4 clients,
+    10 rounds of 10 steps.
+    paper: ResNet18 on CIFAR-10. {PRIVACY} {EPOCHS}
+    * Where Rob gives no image a grey one stands in (`answered` is the share that it gave), and a grey image is liker
+    to a photograph than a wrong one: SSIM alone hides that Rob finds less and less. The rule was fixed before and
+    stands.""",
+    DEFENDED,
+    "swept value: attack",
+    f"ssim 3 SSIM; {SCORES}; answered 2 answered; accuracy 3 accuracy",
+    Plot(("ssim", "accuracy"), x=1, x_name="value", split=0),
+    judge_table_2,
+    table_2("small"),
+    table_2("paper"),
+    {"ssim": SSIM_2},
 )
-D1 = Claim(
-    "D1",
-    PAPER,
-    "Table 1",
-    "DGP resists IG, GI, R-GAP and Rob at the accuracy of no defense; every other defense fails one of them",
-    "ResNet18, SSIM in the table; accuracy 93.62 % undefended, DGP 93.40 %, Precode 76.01 %",
-    experiment=Experiment(
-        measure=DEFENDED,
-        sweeps={
-            "small": Sweep(
-                table_1(ATTACKS, {**SMALL, "dataset": "digits"}),
-                note=NOTE
-                + "Accuracy: `cnn` on the digits, 4 clients, 10 rounds of 10 steps. R-GAP cannot invert Precode's "
-                "bottleneck, and there is no imprint module before a Precode model: those two are left out. DP is "
-                "Gaussian noise of 0.01.",
-            ),
-            "paper": Sweep(
-                table_1(PAPER_ATTACKS, {**epochs_100("resnet18"), "dataset": "cifar10"}),
-                note=f"ResNet18 on CIFAR-10, R-GAP on LeNet (Zhu): it needs an invertible network. {PRIVACY}{EPOCHS}",
-            ),
-        },
-        keys=("defenses",),
-        series="attack",
-        metrics=(
-            Column("ssim", "SSIM", 3, numbers(TABLE_1)),
-            *SCORES,
-            Column("ssim_shown", "SSIM to what was trained on", 2),
-            Column("answered", "answered", 2),
-            Column("accuracy", "accuracy", 3),
-        ),
-        plot=Plot(("ssim",)),
-        judge=judge_table_1,
-    ),
-    remarks=(REMARK,),
+D6 = declared(
+    f"""D6 | DGP | Tables 5 and 6 | DGP lowers SSIM under Rob and IG for four models on CIFAR-10 and CIFAR-100
+    published: CIFAR-10, SSIM with and without DGP: under Rob CNN6 0.9273 and 0.1335, VGG11 0.9328 and 0.0464; under IG
+    CNN6 0.7735 and 0.4375, ResNet18 0.9539 and 0.2866, VGG11 0.8084 and 0.3269; the others in the table; CIFAR-100
+    alike
+    small: CIFAR-10, untrained weights, known labels. Rob: one batch of 8 images; IG: LeNet (Zhu) only, 2 images, 1200
+    iterations of L-BFGS on the Euclidean distance to a tolerance of 1e-9. Neither attack rebuilds undefended images on
+    CNN6 here, and IG on ResNet18 and VGG11 does not fit two cores; CIFAR-100 is left out.
+    paper: CIFAR-10; no imprint module stands before VGG11. {PRIVACY}
+    * A first table had CNN6 under Rob, and IG with 400 iterations. It was not judged: undefended, Rob reached 14 dB on
+    CNN6 and IG 19.5 dB at one seed. CNN6 was taken out and IG given more iterations, until the control alone
+    succeeded; what stands behind DGP had been seen (SSIM 0.02 to 0.12). The rule is older.""",
+    DEFENDED,
+    "architecture defenses: attack",
+    f"ssim 3 SSIM; {SCORES}; answered 2 answered",
+    Plot(("ssim",)),
+    judge_table_5,
+    table_5("small"),
+    table_5("paper"),
+    {"ssim": {(model, *pair.split("/")[::-1]): ssim for (model, pair), ssim in numbers(TABLE_5).items()}},
 )
-D2 = Claim(
-    "D2",
-    PAPER,
-    "Table 2",
-    "more pruned (k1 + k2) resists Rob better, a larger k1 / k2 resists IG better; both cost accuracy",
-    "SSIM in the table; accuracy 93.42, 93.40, 92.91 % over k1 + k2 and 93.40, 93.21, 92.82 % over p",
-    experiment=Experiment(
-        measure=DEFENDED,
-        sweeps={
-            "small": Sweep(
-                table_2("small"),
-                note="k1 + k2 at p = 1/15, p = k1 / k2 at 80 %. CIFAR-10 under the attacks: Rob's imprint before "
-                "`cnn`, 16 images a seed in batches of 8; IG on `cnn`, untrained, 4 images, 100 iterations. Accuracy: "
-                "`cnn` on the digits, 4 clients, 10 rounds of 10 steps.",
-            ),
-            "paper": Sweep(table_2("paper"), note=f"ResNet18 on CIFAR-10. {PRIVACY}{EPOCHS}"),
-        },
-        keys=("swept", "value"),
-        series="attack",
-        metrics=(
-            Column(
-                "ssim",
-                "SSIM",
-                3,
-                {
-                    ("k1 + k2", "0.48", "rob"): 0.146,
-                    ("k1 + k2", "0.8", "rob"): 0.051,
-                    ("k1 + k2", "0.96", "rob"): 0.029,
-                    ("p", "0.067", "ig"): 0.287,
-                    ("p", "0.143", "ig"): 0.250,
-                    ("p", "0.333", "ig"): 0.234,
-                },
-            ),
-            *SCORES,
-            Column("answered", "answered", 2),
-            Column("accuracy", "accuracy", 3),
-        ),
-        plot=Plot(("ssim", "accuracy"), x=1, x_name="value", split=0),
-        judge=judge_table_2,
-    ),
-    remarks=(
-        "Where Rob gives no image a grey one stands in (`answered` is the share that it gave), and a grey image is "
-        "liker to a photograph than a wrong one: SSIM alone hides that Rob finds less and less. The rule was fixed "
-        "before and stands.",
-    ),
-)
-D6 = Claim(
-    "D6",
-    PAPER,
-    "Tables 5 and 6",
-    "DGP lowers SSIM under Rob and IG for four models on CIFAR-10 and CIFAR-100",
-    "CIFAR-10, SSIM with and without DGP: under Rob CNN6 0.9273 and 0.1335, VGG11 0.9328 and 0.0464; under IG CNN6 "
-    "0.7735 and 0.4375, ResNet18 0.9539 and 0.2866, VGG11 0.8084 and 0.3269; the others in the table; CIFAR-100 alike",
-    experiment=Experiment(
-        measure=DEFENDED,
-        sweeps={
-            "small": Sweep(
-                table_5(),
-                note="CIFAR-10, untrained weights, known labels. Rob: one batch of 8 images; IG: LeNet (Zhu) only, 2 "
-                "images, 1200 iterations of L-BFGS on the Euclidean distance to a tolerance of 1e-9. Neither attack "
-                "rebuilds undefended images on CNN6 here, and IG on ResNet18 and VGG11 does not fit two cores; "
-                "CIFAR-100 is left out.",
-            ),
-            "paper": Sweep(paper_5(), note=f"CIFAR-10; no imprint module stands before VGG11. {PRIVACY}"),
-        },
-        keys=("architecture", "defenses"),
-        series="attack",
-        metrics=(Column("ssim", "SSIM", 3, TABLE_5), *SCORES, Column("answered", "answered", 2)),
-        plot=Plot(("ssim",)),
-        judge=judge_table_5,
-    ),
-    remarks=(
-        "A first table had CNN6 under Rob, and IG with 400 iterations. It was not judged: undefended, Rob reached 14 "
-        "dB on CNN6 and IG 19.5 dB at one seed. CNN6 was taken out and IG given more iterations, until the control "
-        "alone succeeded; what stands behind DGP had been seen (SSIM 0.02 to 0.12). The rule is older.",
-    ),
+
+# Table 7: against a Top-k that prunes as much as privacy asks for.
+CHAINS: dict[str, Settings] = {"dgp": {}, "top-k": {"top-k.keep": 0.05}}
+FEDERATIONS = {"digits": SMALL, "mnist": training("cnn", rounds=10, learning_rate=0.05)}
+# Accuracy on CIFAR-100: Top-k 95 %, DGP 80 %.
+TABLE_7 = """
+          top-k  dgp
+resnet18  0.7368 0.7404
+lenet-zhu 0.2675 0.3242
+cnn6      0.4519 0.4724
+vgg11-bn  0.6807 0.6860
+"""
+PUBLISHED: dict[Label, float] = {("cifar100", *point, TRAINING): value for point, value in numbers(TABLE_7).items()}
+
+
+def small() -> tuple[Settings, ...]:
+    """Both chains: a federation on every dataset, and D1's attacks on CIFAR-10."""
+    runs = FEDERATIONS.items()
+    federations = [behind(cell, dataset, chain, raw) for dataset, cell in runs for chain, raw in CHAINS.items()]
+    return (*federations, *(behind(cell, "cifar10", c, raw) for c, raw in CHAINS.items() for cell in ATTACKS.values()))
+
+
+def paper() -> tuple[Settings, ...]:
+    models = dict.fromkeys(model for _, model, *_ in PUBLISHED)
+    return tuple(behind(epochs_100(m), "cifar100", c, raw) for m in models for c, raw in CHAINS.items())
+
+
+def judge_accuracy(points: Sequence[Point]) -> Judgement:
+    """D7: DGP at 80 % is not less accurate than Top-k at 95 % anywhere, seeds in pairs; and where attacks were run,
+    privacy is alike: neither lets one reach an SSIM of ``UNRECOGNISED``; in trend, DGP does not."""
+    accuracy = seeds_of([p for p in points if p.label[-1] == TRAINING], "accuracy")
+    sides = {f"{d}, {m}": ((d, m, chain, t), (d, m, "top-k", t)) for d, m, chain, t in accuracy if chain == "dgp"}
+    parts = [at_least(paired(accuracy, sides), "accuracy, DGP 80 % over Top-k 95 %")]
+    attacked = [p for p in points if p.label[-1] != TRAINING]
+    rebuilt = {c: [p.label[-1] for p in attacked if p.label[2] == c and p.mean("ssim") >= UNRECOGNISED] for c in CHAINS}
+    if attacked:
+        word = NOT if rebuilt["dgp"] else TREND if rebuilt["top-k"] else HOLDS
+        named = ", ".join(f"{chain} {' and '.join(names) or 'none'}" for chain, names in rebuilt.items())
+        parts.append(Judgement(word, f"attacks that reach an SSIM of {UNRECOGNISED}: {named}"))
+    return worst(parts)
+
+
+D7 = declared(
+    f"""D7 | DGP | Table 7 | at like privacy, DGP 80 % is more accurate than Top-k 95 %
+    published: CIFAR-100, Top-k/DGP: ResNet18 73.68/74.04 %, LeNet (Zhu) 26.75/32.42 %, CNN6 45.19/47.24 %, VGG11
+    68.07/68.60 %
+    small: `cnn` on the digits and MNIST in place of four models on CIFAR-100; 4 clients, 10 rounds of 10 steps, error
+    feedback on in both. Privacy: the attacks of D1 on CIFAR-10, untrained weights, 2 images a seed (Rob: 8).
+    paper: CIFAR-100, from the hub or a local copy. {EPOCHS}
+    * `attack` is `training` where a row is a federation.
+    * A first table had CIFAR-10 in place of MNIST. There nothing was learned, with a defense or without one (0.10
+    after these 100 steps), so that no accuracies could be compared; the rest of that table is this one's.""",
+    DEFENDED,
+    "dataset model defenses: attack",
+    "accuracy 3 accuracy; ssim 3 SSIM; psnr 1 PSNR in dB",
+    Plot(("accuracy", "ssim")),
+    judge_accuracy,
+    small(),
+    paper(),
+    {"accuracy": PUBLISHED},
 )

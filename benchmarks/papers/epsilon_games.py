@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Settings, Sweep
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared
 from prunella.benchmarks.engine.inprocess import quiet
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import full_mask
@@ -87,11 +87,6 @@ def claimed(setting: Setting, delta: float, accountant: Accountant) -> float:
     return epsilon([Charge("", setting.noise, 1 / setting.rows, setting.steps)], delta, accountant)
 
 
-def generator_of(seed: int, number: int, purpose: str) -> PrivateGenerator:
-    """The client's private generator in one trial."""
-    return rehearsal(seed, round=number, purpose=purpose)
-
-
 def _chain(name: str, setting: Setting, build: Build) -> Chain:
     multiplier = setting.noise * build.noise / build.clip
     return build_chain([name], {f"{name}.clip": build.clip, f"{name}.noise-multiplier": multiplier})
@@ -134,13 +129,13 @@ def _trial(chain: Chain, setting: Setting, build: Build, present: bool, seed: in
         examples[0] = LOUD / math.sqrt(WIDTH)
     labels = torch.zeros(rows, dtype=torch.int64)
     purpose = f"{chain.names} {setting} {build} {present}"
-    sampler = generator_of(seed, number, f"batches {purpose}")
+    sampler = rehearsal(seed, round=number, purpose=f"batches {purpose}")
     batches = [b.x for b in poisson_batches(Examples(examples, labels), 1, setting.steps, sampler)]
-    answers = _answers(chain, batches, generator_of(seed, number, f"noise {purpose}"))
+    answers = _answers(chain, batches, rehearsal(seed, round=number, purpose=f"noise {purpose}"))
     seen = answers[0] != 0
     if build.reused:
         silent = [torch.zeros_like(batch) for batch in batches]
-        answers = answers - _answers(chain, silent, generator_of(seed, number, f"noise {purpose}"))
+        answers = answers - _answers(chain, silent, rehearsal(seed, round=number, purpose=f"noise {purpose}"))
     return _score(answers, seen, setting, 1 / rows)
 
 
@@ -179,7 +174,7 @@ def canary_scores(
     params = {key: torch.zeros_like(tensor) for key, tensor in module.named_parameters()}
     rate = 1e-6 * batch / LOUD  # so slow that no step changes what the next one sees
     procedure = Procedure(module, Sgd(rate), chain, batch)
-    sampler, noise = (generator_of(seed, number, f"{what} {purpose}") for what in ("batches", "noise"))
+    sampler, noise = (rehearsal(seed, round=number, purpose=f"{what} {purpose}") for what in ("batches", "noise"))
     sent = local_update(
         procedure,
         Received(params, full_mask(params), {}),
@@ -214,7 +209,6 @@ def guess(
 
 def measure(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: every build of one defense at one setting, bounds at 95 %; broken builds get a fifth of the trials."""
-    del data
     name, setting = settings["defense"], Setting(settings["noise"], settings["rows"], settings["steps"])
     trials, canaries = settings["trials"], settings["canaries"]
     with quiet():  # an accountant names the orders that it leaves out
@@ -242,27 +236,18 @@ def table(
     """A table of these defenses."""
     common = {"trials": trials, "canaries": canaries}
     cells = tuple({"defense": d, **dataclasses.asdict(s), **common} for d in defenses for s in SETTINGS)
-    columns = (
-        Column("rdp", "ε rdp"),
-        Column("pld", "ε pld"),
-        Column("game", "game"),
-        Column("if_normal", "game, if normal"),
-        Column("one_run", "one run"),
-        Column("one_run_if_normal", "one run, if normal"),
-        Column("pld_coarse", "ε pld, δ 0.1"),
-        Column("game_coarse", "game, δ 0.1"),
-    )
-    note = f"ε at δ = {DELTA} (last two columns: {COARSE}), and the least that was proven at 95 %."
-    experiment = Experiment(
+    return declared(
+        f"""{name} | Prunella | docs/defenses.md | what an attacker can prove of every defense with an ε, beside
+        what the ledger prints
+        small: ε at δ = {DELTA} (last two columns: {COARSE}), and the least that was proven at 95 %.""",
         Measure("epsilon-games", measure),
-        {"small": Sweep(cells, seeds=(0,), note=note)},
-        ("defense", "noise", "rows", "steps"),
-        "build",
-        columns,
+        "defense noise rows steps: build",
+        "rdp 2 ε rdp; pld 2 ε pld; game 2 game; if_normal 2 game, if normal; one_run 2 one run; "
+        "one_run_if_normal 2 one run, if normal; pld_coarse 2 ε pld, δ 0.1; game_coarse 2 game, δ 0.1",
         Plot(("game",), split=0),
+        small=cells,
+        seeds=(0,),
     )
-    says = "what an attacker can prove of every defense with an ε, beside what the ledger prints"
-    return Claim(name, "Prunella", "docs/defenses.md", says, "", experiment)
 
 
 EPSILON_TABLE = table()

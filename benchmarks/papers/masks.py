@@ -22,15 +22,14 @@ import torch
 from sklearn.linear_model import RidgeClassifier
 from torch import Tensor
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Point, Settings, Sweep
-from prunella.benchmarks.engine.images import chosen_images, part, place
+from prunella.benchmarks.engine.claim import Found, Measure, Plot, Point, Settings, declared
+from prunella.benchmarks.engine.images import chosen_images, part, task_of
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement
 from prunella.benchmarks.engine.views import NONE, Sender, initial_sender
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, add
 from prunella.strategies.lotteryfl import LotteryFLSettings, shrink
-from prunella.strategies.round.local import local_update
-from prunella.tasks.data import Examples, make_task
+from prunella.tasks.data import Examples
 from prunella.tasks.task import prunable
 
 LOTTERY = "lotteryfl"
@@ -44,8 +43,8 @@ def bitmaps(client: Sender, images: Examples, seed: int) -> tuple[list[Mask], li
     """The shared coordinates, and the update, of one step on each image."""
     masks, updates = [], []
     for number in range(len(images)):
-        generator, one = rehearsal(seed, round=number, purpose="masks-defense"), iter([part(images, number)])
-        out = local_update(client.procedure, client.received, one, client.state, generator).outgoing
+        generator = rehearsal(seed, round=number, purpose="masks-defense")
+        out = client.trained([part(images, number)], generator).outgoing
         masks.append(out.shared)
         updates.append(out.update)
     return masks, updates
@@ -60,10 +59,9 @@ def tickets(client: Sender, images: Examples, many: int, seed: int) -> tuple[lis
         label = classes[number % len(classes)]
         mine = torch.nonzero(images.y == label).flatten()
         drawn = [mine[torch.randint(len(mine), (PER_CLASS,), generator=generator)] for _ in range(STEPS)]
-        steps = iter([Examples(images.x[rows], images.y[rows]) for rows in drawn])
+        steps = [Examples(images.x[rows], images.y[rows]) for rows in drawn]
         draw = rehearsal(seed, round=number, purpose="masks-tickets")
-        done = local_update(client.procedure, client.received, steps, client.state, draw)
-        trained = add(params, done.outgoing.update)
+        trained = add(params, client.trained(steps, draw).outgoing.update)
         masks.append(shrink(trained, client.received.mask, names, PRUNED, LotteryFLSettings(step=PRUNED)))
         labels.append(label)
     return masks, torch.tensor(labels)
@@ -96,7 +94,7 @@ def leaked(known: list[Tree], labels: Tensor, victims: list[Tree], truth: Tensor
 
 def cell(settings: Settings, seed: int, data: Path | None) -> Found:
     """See the module."""
-    task = make_task(settings["model"], place(settings["dataset"], data), None)
+    task = task_of(settings, data)
     sizes, lottery = (settings["known"], settings["victims"]), settings["defenses"] == LOTTERY
     images = chosen_images(settings["dataset"], data, seed, sum(sizes), "masks-images")
     mine, theirs = part(images, 0, sizes[0]), part(images, *sizes)
@@ -127,40 +125,18 @@ def judge(points: Sequence[Point]) -> Judgement:
 
 
 COMMON: Settings = {"dataset": "digits", "model": "cnn", "known": 250, "victims": 100}
-X3 = Claim(
-    "X3",
-    "Prunella",
-    "README.md",
-    "a mask alone tells labels where it is chosen by gradients or by weights, and nothing where it is random or hidden",
-    "",
-    experiment=Experiment(
-        measure=Measure(
-            "masks",
-            cell,
-            control={"defenses": NONE},
-            works=lambda found: found["mask"].get("signs", 1.0) >= SUCCESS,
-        ),
-        sweeps={
-            "small": Sweep(
-                tuple({**COMMON, "defenses": name} for name in (NONE, *RANKED, "priprune", *HIDDEN)),
-                note="`cnn` on the digits, untrained, one image a client, 250 public images for the attacker and 100 "
-                "victims a seed. LotteryFL: one class a client, which is the extreme case.",
-            )
-        },
-        keys=("defenses",),
-        series="seen",
-        metrics=(
-            Column("whole", "label accuracy", 2),
-            Column("inner", "without the last layer", 2),
-            Column("shuffled", "shuffled labels", 2),
-            Column("signs", "signs of all values", 2),
-        ),
-        plot=Plot(("whole", "inner")),
-        judge=judge,
-    ),
-    remarks=(
-        "Chance is 0.1. `signs` is the positive control: the same classifier on the signs of the dense update.",
-        "DGP and Top-k rank within a layer, the last bias included: its ten coordinates name the label. Largest ranks "
-        "the whole model.",
-    ),
+X3 = declared(
+    """X3 | Prunella | README.md | a mask alone tells labels where it is chosen by gradients or by weights, and nothing
+    where it is random or hidden
+    small: `cnn` on the digits, untrained, one image a client, 250 public images for the attacker and 100 victims a
+    seed. LotteryFL: one class a client, which is the extreme case.
+    * Chance is 0.1. `signs` is the positive control: the same classifier on the signs of the dense update.
+    * DGP and Top-k rank within a layer, the last bias included: its ten coordinates name the label. Largest ranks the
+    whole model.""",
+    Measure("masks", cell, control={"defenses": NONE}, least={"signs": SUCCESS}),
+    "defenses: seen",
+    "whole 2 label accuracy; inner 2 without the last layer; shuffled 2 shuffled labels; signs 2 signs of all values",
+    Plot(("whole", "inner")),
+    judge,
+    ({**COMMON, "defenses": name} for name in (NONE, *RANKED, "priprune", *HIDDEN)),
 )

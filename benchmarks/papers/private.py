@@ -20,7 +20,6 @@ trained   epsilon of the same training by the accountant of the settings
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,8 +27,8 @@ import torch
 
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.claim import Found, Settings
-from prunella.benchmarks.engine.images import TESTED, place
-from prunella.benchmarks.engine.inprocess import accuracies, failures, run_in_process
+from prunella.benchmarks.engine.images import place
+from prunella.benchmarks.engine.inprocess import accuracies, epsilons, failures, ran
 from prunella.client.accounts import FILE, Accounts
 from prunella.core.files import read_tree
 from prunella.core.trees import Tree
@@ -112,25 +111,15 @@ def private_training(settings: Settings, seed: int, data: Path | None) -> Found:
             images = federation.test
             tested.append(evaluate(federation.model.module, params, buffers, images.x, images.y).accuracy)
 
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_in_process(Path(folder), clients, tested=TESTED, look=test, **run_settings(settings, seed, data))
-        charges = [charged(Path(folder) / "nodes" / str(client)) for client in range(clients)]
-        zcdp = max(epsilon(each, settings["delta"], "zcdp") for each in charges)
-        accuracy = list(accuracies(done).values())
-        spent = [float(line["epsilon"]) for line in done.ledgers.values() if "epsilon" in line]
-    failed = failures(done)
+    with ran(settings, seed, data, look=test, **run_settings(settings, seed, data)) as done:
+        charges = [charged(done.folder.parent / "nodes" / str(client)) for client in range(clients)]
+        accuracy, spent, failed = list(accuracies(done).values()), epsilons(done), failures(done)
     if failed or len(spent) != len(done.ledgers):
         raise RuntimeError(f"{settings['method']}: {failed:.0f} replies failed, {len(spent)} clients have an epsilon")
     sent = done.counters["wire_bytes_total|up"] + done.counters["wire_bytes_total|down"]
     true = tested or accuracy
     most = max(charges, key=lambda each: sum(charge.steps for charge in each))
-    return {
-        str(settings["partition"]): {
-            "best": max(true),
-            "last": true[-1],
-            "mib": sent / MIB / clients,
-            "epsilon": max(spent),
-            "zcdp": zcdp,
-            **(validated(accuracy, tested, most, settings["delta"]) if tested else {}),
-        }
-    }
+    found = {"best": max(true), "last": true[-1], "mib": sent / MIB / clients, "epsilon": max(spent)}
+    found["zcdp"] = max(epsilon(each, settings["delta"], "zcdp") for each in charges)
+    found |= validated(accuracy, tested, most, settings["delta"]) if tested else {}
+    return {str(settings["partition"]): found}

@@ -1,71 +1,122 @@
-"""How much of an image an attack rebuilds under a pruning scheme: the cells of the PriPrune claims on leakage.
+"""What an attack rebuilds under a pruning scheme, and PriPrune's bound beside it: the cells of P1 to P5 and P10.
 
 A cell is a federation (in process, real client and server code) under one scheme and rate, and then the attacks on what
-its server would see next: for each of ``images`` test images the undefended update of one local step at batch 1, inside
-the scheme's mask, from the global weights after ``rounds`` rounds. Scores are means over all images; none is left out,
-and an attack that diverges ends the cell with an error, since a failure is not a score.
+its server would see next: the undefended update of one local step on test images of the seed, inside the scheme's mask,
+from the global weights after ``rounds`` rounds. Scores are means over all images; none is left out, and an attack that
+diverges ends the cell with an error, since a failure is not a score. Attacks know the label, which most gradients tell,
+and on sigmoid networks use the Euclidean distance and L-BFGS, elsewhere what they choose themselves. NMI is of 16 grey
+levels.
 
-GI and SGI share everything but the support: GI takes what it misses for zero, SGI compares only where values arrived,
-which it reads off the update itself. Both know the label, which most gradients tell. On sigmoid networks they use the
-Euclidean distance and L-BFGS, elsewhere what the attack chooses itself. NMI is of 16 grey levels.
+``LEAKAGE``: GI and SGI at batch 1. They share everything but the support: GI takes what it misses for zero, SGI
+compares only where values arrived, which it reads off the update itself. The positive control is the dense cell, FedAvg
+at the same rounds, seed and images.
 
-The positive control of a cell is the dense one, FedAvg at the same rounds, seed and images: GI and SGI must both
-rebuild it to ``PSNR_FLOOR`` in the mean.
+``BOUNDED``: SGI on ``attacked`` images at a time, out of ``images`` that are the same for every batch size. ``tv`` is
+the weight of total variation, 0 where it is not named. The bounds are ``privacy.ledger.bounds`` with the gradients of
+``SAMPLE`` other test images (or the settings' ``sample``) at those weights, inside the mask: rank and log-determinant
+of their sample covariance. Its rank is at most one less than there are images, so that bounds can be compared with each
+other, not with the true number of bits. The positive control is dense, at batch 1 after ``START`` rounds.
 """
 
-import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from prunella.attacks import find_attack
-from prunella.attacks.score.leakage import score
+import torch
+
+from prunella.attacks.score.leakage import Leakage, score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.images import TESTED, chosen_images, means, part, place
-from prunella.benchmarks.engine.inprocess import run_in_process
-from prunella.benchmarks.engine.views import NONE, attack_settings, draws, received_of, seen, sender
+from prunella.benchmarks.engine.images import chosen_images, means, part, task_of
+from prunella.benchmarks.engine.inprocess import ran
+from prunella.benchmarks.engine.views import NONE, answer, draws, received_of, seen, sender
 from prunella.core.randomness import stream
-from prunella.core.trees import density
+from prunella.core.trees import apply_mask, density, size
 from prunella.core.types import PrivateBatch
+from prunella.privacy.ledger.bounds import priprune_corrected, priprune_printed
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.tasks.data import make_task
+from prunella.strategies.round.local import Received
+from prunella.tasks.data import Examples
+from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.task import Task
 
 ARMS = {"gi": "ig", "sgi": "sgi"}
 DENSE = "fedavg"
-RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
+SAMPLE, START = 48, 2
+ROUNDING = 1e-10  # eigenvalues below this part of the largest are what decomposition leaves of a zero
 
 
 def global_model(settings: Settings, seed: int, data: Path | None) -> Checkpoint:
-    """What a federation under the scheme holds after its last round."""
-    own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": NONE, "audit_every": 0}
-    asked = {key: settings[key] for key in RUN}
-    run = {"dataset": place(settings["dataset"], data), "partition": "dirichlet", "seed": seed, **own, **asked}
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_in_process(Path(folder), settings["clients"], settings["rounds"], tested=TESTED, **run)
+    """What a federation under the scheme holds after its last round, which alone is evaluated."""
+    own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": NONE}
+    with ran(settings, seed, data, evaluate_every=settings["rounds"], **own) as done:
         saved = load(done.folder / "checkpoint")
     if saved is None:
         raise RuntimeError(f"the federation of {settings['scheme']} left no checkpoint")
     return saved
 
 
+def scores(
+    settings: Settings,
+    seed: int,
+    task: Task,
+    received: Received,
+    private: Examples,
+    name: str,
+    batch: int,
+    **asked: Any,
+) -> list[Leakage]:
+    """An attack on every batch of the images, undefended, from what the client received."""
+    client, rows = sender(task, received, NONE, {}, private.x, batch), []
+    for begin in range(0, len(private), batch):
+        some, draw = part(private, begin, batch), stream(seed, round=begin, purpose="claim-attack")
+        found = answer(name, seen(client, some, draws(seed)).view, task, settings["iterations"], draw, **asked)
+        rows.append(score(found, PrivateBatch(some.x, some.y)))
+    return rows
+
+
 def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: what GI and SGI rebuild under one scheme and rate."""
-    saved = global_model(settings, seed, data)
-    task = make_task(settings["model"], place(settings["dataset"], data), None)
+    saved, task = global_model(settings, seed, data), task_of(settings, data)
     private = chosen_images(settings["dataset"], data, seed, settings["images"])
-    client = sender(task, received_of(saved), NONE, {}, private.x, 1)
     found: Found = {}
     for arm, name in ARMS.items():
-        rows, how = [], attack_settings(name, task.model, settings["iterations"])
-        for number in range(len(private)):
-            one = part(private, number)
-            view = seen(client, one, draws(seed)).view
-            draw = stream(seed, round=number, purpose="claim-attack")
-            rows.append(score(find_attack(name).reconstruct(view, task, how, draw), PrivateBatch(one.x, one.y)))
-        found[arm] = {
-            **means(rows, "psnr", "psnr_other", "nmi", "nmi_random"),
-            "psnr_worst": max(row.psnr.mean for row in rows),
-            "kept": density(saved.mask),
-        }
+        rows = scores(settings, seed, task, received_of(saved), private, name, 1)
+        worst, kept = max(row.psnr.mean for row in rows), density(saved.mask)
+        found[arm] = {**means(rows, "psnr", "psnr_other", "nmi", "nmi_random"), "psnr_worst": worst, "kept": kept}
     return found
 
 
+def spectrum(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Eigenvalues above zero of the sample covariance of [N, D] gradients that come in columns, float64."""
+    gram, count = torch.zeros(()), 0
+    for columns in gradients:  # one at a time: a covariance of millions of weights is never there whole
+        centred = columns.double() - columns.double().mean(0)
+        gram, count = gram + centred @ centred.T, len(columns)
+    values: torch.Tensor = torch.linalg.eigvalsh(gram / (count - 1))
+    return values[values > values[-1] * ROUNDING]
+
+
+def bounds(settings: Settings, task: Task, received: Received, images: Examples) -> dict[str, float]:
+    """Eq. 6 as printed and corrected, in bits, at the cell's rate, batch and rounds."""
+    chunks = list(per_example_gradients(task.build(), received.params, received.buffers, images.x, images.y))
+    columns = (torch.cat([(chunk[n] * received.mask[n]).flatten(1) for chunk in chunks]) for n in received.params)
+    values = spectrum(columns)
+    about = (settings["rate"], settings["attacked"], len(values), float(values.log2().sum()), settings["rounds"])
+    return {"printed": priprune_printed(*about), "corrected": priprune_corrected(*about), "rank": float(len(values))}
+
+
+def bounded_leakage(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell, as one series: SGI, beside the bound."""
+    task, received = task_of(settings, data), received_of(global_model(settings, seed, data))
+    received = replace(received, params=apply_mask(received.params, received.mask))
+    many, tv = settings["images"], settings.get("tv", 0.0)
+    test = chosen_images(settings["dataset"], data, seed, many + settings.get("sample", SAMPLE))
+    private, others = part(test, 0, many), part(test, many, len(test))
+    rows = scores(settings, seed, task, received, private, "sgi", settings["attacked"], tv=tv)
+    found = {**means(rows, "nmi", "psnr", "nmi_random"), "parameters": float(size(received.params))}
+    return {"sgi": {**found, **bounds(settings, task, received, others)}}
+
+
 LEAKAGE = Measure("leakage", leakage, control={"scheme": DENSE, "rate": 0.0})
+BOUNDED = Measure("bounded", bounded_leakage, control={**(LEAKAGE.control or {}), "attacked": 1, "rounds": START})

@@ -8,55 +8,35 @@ float32. Schemes that prune on public examples (SNIP, GraSP, Fed-LTP) are tested
 examples that are not public.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Found, Measure, Plot, Settings, Sweep
-from prunella.benchmarks.engine.images import place
-from prunella.benchmarks.engine.inprocess import accuracies, failures, run_in_process
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared
+from prunella.benchmarks.engine.inprocess import RUN, accuracies, failures, ran
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.scheme_inversion import DENSE
 from prunella.strategies import STRATEGIES
 
 RATES = (0.3, 0.5, 0.7)
-PAGE: Settings = {
-    "dataset": "mnist",
-    "model": "conv-2",
-    "clients": 10,
-    "fraction": 0.5,
-    "rounds": 20,
-    "local_steps": 5,
-    "batch_size": 16,
-    "learning_rate": 0.1,
-    "momentum": 0.9,
-    "evaluate_every": 10,
-    "device": "cpu",
-}
+PAGE: Settings = {"dataset": "mnist", "model": "conv-2", "clients": 10, "fraction": 0.5, "rounds": 20}
+PAGE |= {"local_steps": 5, "batch_size": 16, "learning_rate": 0.1, "momentum": 0.9, "evaluate_every": 10}
+PAGE |= {"device": "cpu"}
 
 
 def run(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: the rate."""
-    given: dict[str, Any] = {**settings, "dataset": place(settings["dataset"], data), "seed": seed}
-    clients, scheme = given.pop("clients"), given.pop("scheme")
-    given |= {"strategy": scheme, "defenses": NONE, "audit_every": 0, "partition": "dirichlet"}
-    given |= {"evaluation": "clients"} if scheme == "lotteryfl" else {}
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_in_process(Path(folder), clients, **given)
-        accuracy = list(accuracies(done).values())
+    own = {key: value for key, value in settings.items() if key not in (*RUN, "clients", "dataset", "scheme")}
+    own |= {"strategy": settings["scheme"], "defenses": NONE, "tested": 0}
+    own |= {"evaluation": "clients"} if settings["scheme"] == "lotteryfl" else {}
+    with ran(settings, seed, data, **own) as done:
+        accuracy, failed = list(accuracies(done).values()), failures(done)
         kept = [line["value"] for line in done.store.metrics() if line["metric"] == "mask_density_ratio"]
     sent = {name: value / 1e6 for name, value in done.counters.items() if name.startswith("wire_")}
-    found = {
-        "accuracy": accuracy[-1],
-        "best": max(accuracy),
-        "density": kept[-1],
-        "up": sent["wire_bytes_total|up"],
-        "down": sent["wire_bytes_total|down"],
-        "megabytes": sent["wire_bytes_total|up"] + sent["wire_bytes_total|down"],
-        "dense": sent["wire_dense_bytes_total|up"] + sent["wire_dense_bytes_total|down"],
-        "failures": failures(done),
-    }
+    up, down = (sent[f"wire_bytes_total|{way}"] for way in ("up", "down"))
+    found = {"accuracy": accuracy[-1], "best": max(accuracy), "density": kept[-1], "failures": failed}
+    found |= {"up": up, "down": down, "megabytes": up + down}
+    found["dense"] = sent["wire_dense_bytes_total|up"] + sent["wire_dense_bytes_total|down"]
     return {str(settings["rate"]): found}
 
 
@@ -70,20 +50,17 @@ def table(
     """A table of these schemes and rates, FedAvg once; ``changed`` are settings other than the page's."""
     cells = [(DENSE, 0.0)] if DENSE in schemes else []
     cells += [(scheme, rate) for scheme in schemes if scheme != DENSE for rate in rates]
-    sweep = Sweep(tuple({**PAGE, **changed, "scheme": scheme, "rate": rate} for scheme, rate in cells), seeds)
-    columns = (
-        Column("accuracy", "accuracy", 3),
-        Column("best", "best accuracy", 3),
-        Column("density", "kept", 3),
-        Column("up", "MB up", 0),
-        Column("down", "MB down", 0),
-        Column("megabytes", "MB both ways", 0),
-        Column("dense", "MB dense", 0),
+    return declared(
+        f"""{name} | Prunella | docs/schemes.md | accuracy and megabytes of every pruning scheme beside dense FedAvg
+        """,
+        Measure("schemes", run),
+        "scheme: rate",
+        "accuracy 3 accuracy; best 3 best accuracy; density 3 kept; up 0 MB up; down 0 MB down; "
+        "megabytes 0 MB both ways; dense 0 MB dense",
+        Plot(("accuracy",), x=1, x_name="megabytes sent, both ways, all rounds", over="megabytes"),
+        small=({**PAGE, **changed, "scheme": scheme, "rate": rate} for scheme, rate in cells),
+        seeds=seeds,
     )
-    plot = Plot(("accuracy",), x=1, x_name="megabytes sent, both ways, all rounds", over="megabytes")
-    experiment = Experiment(Measure("schemes", run), {"small": sweep}, ("scheme",), "rate", columns, plot)
-    says = "accuracy and megabytes of every pruning scheme beside dense FedAvg"
-    return Claim(name, "Prunella", "docs/schemes.md", says, "", experiment)
 
 
 SCHEME_TABLE = table()

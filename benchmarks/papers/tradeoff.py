@@ -15,39 +15,43 @@ accuracy   of the global model after the last round, on at most a thousand test 
 mib_up     coded updates of all clients and rounds, in MiB (2^20)
 withheld   share of the mask that client 0 withheld in its last round, for the defenses that keep what they withhold
 nmi, psnr  of SGI's reconstructions (``nmi_gi``, ``psnr_gi``: of GI's); ``strongest``: the better of the two by PSNR
+auc        of C4 (``MEMBERSHIP``): members' scores over outsiders' in the channel paper's white-box membership inference
+           (``attacks.mia``) on the weights training ended with, 0.5 for nothing. The attacker knows ``KNOWN`` of the
+           members and as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images. Every
+           client has few ``examples``, so that there is something to learn by heart.
 
 The positive control is the dense federation without a defense at the same settings, seed and images: SGI must rebuild
-its images to ``PSNR_FLOOR`` in the mean.
+its images to ``PSNR_FLOOR`` in the mean, and membership inference reach an area of ``TELLS``.
 """
 
 import dataclasses
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from prunella.attacks.engine.inversion import reconstruct
+from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
+from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
-from prunella.benchmarks.engine.images import TESTED, client_images, drawn, first, part, place
+from prunella.benchmarks.engine.images import client_images, drawn, every_test_image, first, part, task_of
 from prunella.benchmarks.engine.images import means as mean_scores
-from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, failures, run_in_process
-from prunella.benchmarks.engine.views import NONE, Sender, attack_settings, draws, received_of, seen, sender
-from prunella.benchmarks.papers.scheme_inversion import ARMS, DENSE, RUN
+from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, failures, ran
+from prunella.benchmarks.engine.views import NONE, Draw, Sender, answer, draws, received_of, seen, sender
+from prunella.benchmarks.papers.scheme_inversion import ARMS, DENSE
 from prunella.client.state import ClientStore
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import count
-from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.privacy.chain import ChainState, start
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.tasks.data import Examples, Partition, make_task
+from prunella.tasks.data import Examples, Partition
 from prunella.tasks.task import Task
 
 MIB = 2**20
 ALPHA = 1.0
-NAMES = ("kappa", "strength")  # settings that only name a point
+KNOWN, OUTSIDERS, TELLS = 0.25, 1000, 0.55
 
 
 class AfterTraining(NamedTuple):
@@ -61,30 +65,15 @@ class AfterTraining(NamedTuple):
 
 def federation(settings: Settings, seed: int, data: Path | None) -> AfterTraining:
     """One whole run. Raises ``RuntimeError`` when a client failed: its accuracy would be that of another federation."""
-    fixed: Settings = {
-        "partition": "dirichlet",
-        "alpha": ALPHA,
-        "audit_every": 0,
-        "dataset": place(settings["dataset"], data),
-    }
-    own: Settings = {
-        "strategy": settings["scheme"],
-        "rate": settings["rate"],
-        "defenses": settings["defenses"],
-        "seed": seed,
-    }
-    own |= {key: settings[key] for key in RUN} | as_keywords(settings["options"])
-    some: Any = {"evaluate_every": settings["rounds"], "examples": settings.get("examples", 0), "tested": TESTED}
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_in_process(Path(folder), settings["clients"], **some, **fixed, **own)
-        saved = load(done.folder / "checkpoint")
-        state = ClientStore(Path(folder) / "nodes" / "0", "run").load(settings["rounds"] + 1).state
-        accuracy = list(accuracies(done).values())
-    failed = failures(done)
-    if saved is None or failed or not accuracy:
-        raise RuntimeError(
-            f"the federation of {settings['scheme']} and {settings['defenses']} failed {failed:.0f} times"
-        )
+    own: dict[str, Any] = {"strategy": settings["scheme"], "alpha": ALPHA, **as_keywords(settings["options"])}
+    own |= {"evaluate_every": settings["rounds"], "examples": settings.get("examples", 0)}
+    own |= {key: settings[key] for key in ("rate", "defenses")}
+    with ran(settings, seed, data, **own) as done:
+        saved, failed, accuracy = load(done.folder / "checkpoint"), failures(done), list(accuracies(done).values())
+        if saved is None or failed or not accuracy:
+            named = f"{settings['scheme']} and {settings['defenses']}"
+            raise RuntimeError(f"the federation of {named} failed {failed:.0f} times")
+        state = ClientStore(done.folder.parent / "nodes" / "0", "run").load(settings["rounds"] + 1).state
     return AfterTraining(saved, state, accuracy[-1], done.counters["wire_bytes_total|up"] / MIB)
 
 
@@ -101,24 +90,29 @@ def next_sender(settings: Settings, task: Task, trained: AfterTraining, own: Exa
     return dataclasses.replace(one, state=start(one.procedure.chain, own.x, received.params, trained.state, fit))
 
 
-def attacked(settings: Settings, one: Sender, own: Examples, seed: int) -> dict[str, list[Leakage]]:
-    """Scores of every image, by attack."""
-    found: dict[str, list[Leakage]] = {arm: [] for arm in ARMS}
+def attacked(
+    settings: Settings,
+    seed: int,
+    data: Path | None,
+    trained: AfterTraining,
+    arms: Mapping[str, str] = ARMS,
+    met: Callable[[str, Sender, Draw], Sender] = lambda arm, one, draw: one,
+) -> dict[str, list[Leakage]]:
+    """Scores of every image of client 0, by arm; ``met`` is the client as an arm meets it."""
+    own, task = examples_of(settings, 0, seed, data), task_of(settings, data)
+    one = next_sender(settings, task, trained, own)
+    found: dict[str, list[Leakage]] = {arm: [] for arm in arms}
     for number, index in enumerate(drawn(own, seed)[: settings["images"]].tolist()):
-        private = part(own, index)
-        got = seen(one, private, draws(seed, number))
-        for arm, name in ARMS.items():
-            how = attack_settings(name, one.task.model, settings["iterations"])
-            rebuilt = guess(got.view, one.task, how, stream(seed, round=number, purpose="claim-attack"))
+        private, draw = part(own, index), draws(seed, number)
+        for arm, name in arms.items():
+            view = seen(met(arm, one, draw), private, draw).view
+            generator = stream(seed, round=number, purpose="claim-attack")
+            if any(bool(tensor.any()) for tensor in view.update.values()):
+                rebuilt = answer(name, view, task, settings["iterations"], generator)
+            else:  # nothing arrived to be attacked
+                rebuilt = Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
             found[arm].append(score(rebuilt, PrivateBatch(private.x, private.y)))
     return found
-
-
-def guess(view: ServerView, task: Task, how: Any, generator: torch.Generator) -> Reconstruction:
-    """The attack's answer, or uniform noise where the update is zero everywhere: nothing arrived to be attacked."""
-    if any(bool(tensor.any()) for tensor in view.update.values()):
-        return reconstruct(view, task, how, generator)
-    return Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
 
 
 def means(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
@@ -138,11 +132,9 @@ def examples_of(settings: Settings, client: int, seed: int, data: Path | None) -
 
 def weighed(settings: Settings, seed: int, data: Path | None, trained: AfterTraining) -> dict[str, float]:
     """What stands in a cell of a federation."""
-    own = examples_of(settings, 0, seed, data)
-    task = make_task(settings["model"], place(settings["dataset"], data), None)
-    one = next_sender(settings, task, trained, own)
     found: dict[str, float] = {"accuracy": trained.accuracy, "mib_up": trained.mib_up}
-    return found | withheld(trained.state, trained.saved.mask) | means(attacked(settings, one, own, seed))
+    found |= withheld(trained.state, trained.saved.mask)
+    return found | means(attacked(settings, seed, data, trained))
 
 
 def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
@@ -150,5 +142,31 @@ def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
     return {settings["arm"]: weighed(settings, seed, data, federation(settings, seed, data))}
 
 
+def split(settings: Settings, seed: int, data: Path | None) -> tuple[PrivateBatch, PrivateBatch, PrivateBatch, int]:
+    """Members the attacker knows, outsiders it knows, those it is asked about, and how many of these are members."""
+    clients = [examples_of(settings, client, seed, data) for client in range(settings["clients"])]
+    x, y = torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients])
+    test = every_test_image(settings["dataset"], data)
+    mine = torch.randperm(len(y), generator=stream(seed, purpose="claim-members"))
+    rest = torch.randperm(len(test), generator=stream(seed, purpose="claim-outsiders"))[: OUTSIDERS + len(y)]
+    known = round(KNOWN * len(y))
+    inside, asked, outside, others = mine[:known], mine[known:], rest[:known], rest[known : known + OUTSIDERS]
+    candidates = PrivateBatch(torch.cat([x[asked], test.x[others]]), torch.cat([y[asked], test.y[others]]))
+    return PrivateBatch(x[inside], y[inside]), PrivateBatch(test.x[outside], test.y[outside]), candidates, len(asked)
+
+
+def membership(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell of C4, as one series: ``arm``."""
+    trained = federation(settings, seed, data)
+    received = received_of(trained.saved)
+    model = AttackedModel(task_of(settings, data), received.params, received.buffers)
+    members, outsiders, candidates, inside = split(settings, seed, data)
+    scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
+    auc = membership_leakage(scores[:inside], scores[inside:]).auc
+    return {settings["arm"]: {**weighed(settings, seed, data, trained), "auc": auc}}
+
+
 CONTROL: Settings = {"scheme": DENSE, "rate": 0.0, "defenses": NONE, "options": {}, "arm": "control"}
+NAMES = ("kappa", "strength")  # settings that only name a point
 TRADEOFF = Measure("tradeoff", tradeoff, control=CONTROL, names=NAMES)
+MEMBERSHIP = dataclasses.replace(TRADEOFF, name="membership", make=membership, least={"psnr": PSNR_FLOOR, "auc": TELLS})

@@ -19,9 +19,6 @@ the ratios are the time taken over them. Zeroing memory, and checks that read an
     python -m prunella.benchmarks.speed.aggregate [--replies 200] [--model resnet18] [--kind magnitude] [--json]
 """
 
-import argparse
-import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,11 +29,9 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.speed.bench import command, fastest, show_table
 from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.core.config import Run
 from prunella.core.parallel import threads
@@ -114,12 +109,8 @@ def dense_traffic(coordinates: int, blob: int, replies: int) -> int:
 
 def copy_bandwidth(size: int, repeat: int = 9) -> float:
     """Bytes a second that a memcpy reads and writes together."""
-    here, there, best = np.ones(size, np.uint8), np.ones(size, np.uint8), math.inf
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        np.copyto(there, here)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * size / best
+    here, there = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return 2 * size / fastest({"copy": lambda: np.copyto(there, here)}, repeat)["copy"]
 
 
 def prepare(updates: list[Update], replies: int) -> tuple[Fixed, Tree, list[Message]]:
@@ -158,56 +149,42 @@ def measure(updates: list[Update], replies: int) -> dict[str, Any]:
     """Memory and time of a round with these updates, all under one base mask."""
     first = updates[0]
     strategy, params, messages = prepare(updates, replies)
-    bandwidth = copy_bandwidth(dense_bytes(params))
+    bandwidth, dense = copy_bandwidth(dense_bytes(params)), dense_bytes(params)
     reset_peak()
     before = memory("VmRSS")
     _, seconds = aggregate(strategy, messages)
-    growth = memory("VmHWM") - before
+    growth, total, median = memory("VmHWM") - before, sum(seconds), float(np.median(seconds[:-1]))
     blob, kept = record_bytes(messages[0].content.array_records["update"]), count(first.shared)
     needed = traffic(size(params), kept, blob, replies) / bandwidth
     needed_dense = dense_traffic(size(params), blob, replies) / bandwidth
-    return {
-        "replies": replies,
-        "parameters": size(params),
-        "kept": kept / size(params),
-        "blob": blob,
-        "growth": growth,
-        "dense_of_all": replies * dense_bytes(params),
-        "seconds": sum(seconds),
-        "fastest_reply": min(seconds[:-1]),
-        "median_reply": float(np.median(seconds[:-1])),
+    found = {"replies": replies, "parameters": size(params), "kept": kept / size(params), "blob": blob}
+    found |= {"growth": growth, "dense_of_all": replies * dense, "seconds": total, "fastest_reply": min(seconds[:-1])}
+    found |= {
+        "median_reply": median,
         "needed": needed,
-        "ratio": sum(seconds) / needed,
-        "median_ratio": float(np.median(seconds[:-1])) * replies / needed,
-        "needed_dense": needed_dense,
-        "dense_ratio": sum(seconds) / needed_dense,
-        "copy_megabytes_per_second": bandwidth / 2 / 1e6,
-        "threads": threads(),
-        "machine": machine(),
+        "ratio": total / needed,
+        "median_ratio": median * replies / needed,
     }
+    found |= {"needed_dense": needed_dense, "dense_ratio": total / needed_dense}
+    return {**found, "copy_megabytes_per_second": bandwidth / 2 / 1e6, "threads": threads()}
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table("what", "figure", title=f"{result['replies']} replies of {result['parameters']:,} parameters")
     grown, dense = result["growth"] / MEBI, result["dense_of_all"] / MEBI
     fastest, median = 1000 * result["fastest_reply"], 1000 * result["median_reply"]
-    table.add_row("memory growth", f"{grown:.0f} MiB (all replies dense: {dense:.0f})")
-    table.add_row("time", f"{result['seconds']:.2f} s; a reply {median:.1f} ms, the fastest {fastest:.1f}")
-    table.add_row("memory traffic of the kept values at the speed of memcpy", f"{result['needed']:.2f} s")
-    table.add_row("ratio", f"{result['ratio']:.2f}, of the median reply {result['median_ratio']:.2f}")
-    table.add_row("memory traffic of dense updates", f"{result['needed_dense']:.2f} s")
-    table.add_row("ratio", f"{result['dense_ratio']:.2f}")
-    Console().print(table)
+    rows = [
+        ("memory growth", f"{grown:.0f} MiB (all replies dense: {dense:.0f})"),
+        ("time", f"{result['seconds']:.2f} s; a reply {median:.1f} ms, the fastest {fastest:.1f}"),
+        ("memory traffic of the kept values at the speed of memcpy", f"{result['needed']:.2f} s"),
+        ("ratio", f"{result['ratio']:.2f}, of the median reply {result['median_ratio']:.2f}"),
+        ("memory traffic of dense updates", f"{result['needed_dense']:.2f} s"),
+        ("ratio", f"{result['dense_ratio']:.2f}"),
+    ]
+    show_table(f"{result['replies']} replies of {result['parameters']:,} parameters", "what, figure", rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--replies", type=int, default=200)
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--kind", choices=KINDS, default="magnitude")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def asked(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
     images, _ = examples(None, options.seed)
     made = [
         real_update(options.model, options.kind, images, LocalTraining(seed, steps=1, batch=8))
@@ -216,12 +193,9 @@ def main() -> None:
     if options.kind == "magnitude":  # one base mask, three updates under it
         first = made[0]
         made = [Update(first.base, {n: t * f for n, t in first.update.items()}, first.shared) for f in (1, 0.7, -1.3)]
-    result = measure(made, options.replies)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    return measure(made, options.replies)
 
 
 if __name__ == "__main__":
-    main()
+    kind = {"choices": KINDS, "default": "magnitude"}
+    command(__doc__, asked, show, {"--replies": 200, "--model": "resnet18", "--kind": kind, "--seed": 0})

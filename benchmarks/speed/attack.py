@@ -11,7 +11,6 @@ images the filter is cut to one. The PSNR is the mean over ``--images`` of breac
 reconstruction from one start, each from its own.
 """
 
-import argparse
 import logging
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.engine.matching import target_gradient
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
+from prunella.benchmarks.speed.bench import command, show_table
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, ServerView
@@ -111,7 +111,8 @@ def breaching(given: Case, place: int, iterations: int) -> tuple[float, Tensor]:
     return (time.process_time() - begin) / iterations, found
 
 
-def compare(model: str, images: int, iterations: int) -> str:
+def compare(model: str, images: int, iterations: int) -> dict[str, float]:
+    """Milliseconds an iteration and start of breaching, of one start and of each of ``STARTS``, and both PSNRs."""
     given = case(model, MODELS[model], images)
     theirs, one, many = list[tuple[float, Tensor]](), list[tuple[float, Tensor]](), list[tuple[float, Tensor]]()
     for place in range(images):  # in turns: on a shared machine all three meet the same neighbours
@@ -119,12 +120,9 @@ def compare(model: str, images: int, iterations: int) -> str:
         one.append(ours(given, place, 1, iterations))
         if place % 2 == 0:
             many.append(ours(given, place, STARTS, iterations))
-    base, single, each = (min(seconds for seconds, _ in runs) for runs in (theirs, one, many))
-    scores = [fmean(psnr(given.truth, torch.cat([x for _, x in runs]))) for runs in (theirs, one)]
-    return (
-        f"{model:<10} {base * 1e3:10.1f} {single * 1e3:8.1f} {base / single:6.1f}x {each * 1e3:8.1f} "
-        f"{base / each:6.1f}x {scores[0]:9.1f} {scores[1]:6.1f}"
-    )
+    found = {name: 1e3 * min(t for t, _ in ran) for name, ran in (("breaching", theirs), ("one", one), ("each", many))}
+    found["psnr_breaching"] = fmean(psnr(given.truth, torch.cat([x for _, x in theirs])))
+    return {**found, "psnr_ours": fmean(psnr(given.truth, torch.cat([x for _, x in one])))}
 
 
 def install(folder: str) -> None:
@@ -134,23 +132,25 @@ def install(folder: str) -> None:
     sys.path.append(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--images", type=int, default=8)
-    given = parser.parse_args()
+def measure(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as an audit does; breaching gains by it as well
     logging.disable(logging.CRITICAL)
-    print(
-        f"{'model':<10} {'breaching':>10} {'one':>8} {'ratio':>7} {'each':>8} {'ratio':>7} {'PSNR: br.':>9} {'ours':>6}"
-    )
     with tempfile.TemporaryDirectory() as folder:
         install(folder)
-        for model in given.models:
-            print(compare(model, given.images, given.iterations), flush=True)
+        return {"models": {model: compare(model, options.images, options.iterations) for model in options.models}}
+
+
+def show(result: dict[str, Any]) -> None:
+    rows = []
+    for model, row in result["models"].items():
+        base, each = row["breaching"], [f"{row[key]:.1f}" for key in ("psnr_breaching", "psnr_ours")]
+        times = [text for key in ("one", "each") for text in (f"{row[key]:.1f}", f"{base / row[key]:.1f}x")]
+        rows.append((model, f"{base:.1f}", *times, *each))
+    show_table("ms an iteration", "model, breaching, one, ratio, each, ratio, PSNR: br., ours", rows)
 
 
 if __name__ == "__main__":
-    main()
+    models = {"nargs": "+", "choices": MODELS, "default": list(MODELS)}
+    command(__doc__, measure, show, {"--models": models, "--iterations": 10, "--images": 8})

@@ -12,22 +12,18 @@ channel (once per client) is not in an epoch; its seconds are printed apart.
     python -m prunella.benchmarks.speed.defenses [--repeat 5] [--steps 4] [--models lenet,conv-2,resnet10] [--json]
 """
 
-import argparse
-import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
-from rich.console import Console
-from rich.table import Table
 from torch.nn.functional import cross_entropy
 
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.speed.bench import Work, command, show_table, turns
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
 from prunella.privacy import DEFENSES
@@ -44,27 +40,6 @@ SIZES = {"resnet18": 11_173_962, "vgg-11": 9_231_114}
 SEEDED = "dp-sgd, seeded"
 COMPARED = ("channel-natural", "channel-white", "channel-personalized", "priprune", "dgp", SEEDED)
 IMAGES, BATCH = 512, 64
-Work = Callable[[], object]
-
-
-def turns(arms: Mapping[str, Work], base: str, repeat: int) -> dict[str, dict[str, float]]:
-    """Median, least and largest of every arm's seconds over those of ``base`` in that turn; the first turn is left out.
-
-    >>> sorted(turns({"a": lambda: None, "b": lambda: sum(range(9))}, "a", 1)["b"])
-    ['least', 'most', 'ratio', 'seconds']
-    """
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(repeat + 1):
-        for name, work in arms.items():
-            begin = time.process_time()
-            work()
-            taken[name].append(time.process_time() - begin)
-    found = {}
-    for name, seconds in taken.items():
-        ratios = [s / b for s, b in zip(seconds[1:], taken[base][1:], strict=True)]
-        middle = {"seconds": statistics.median(seconds[1:]), "ratio": statistics.median(ratios)}
-        found[name] = {**middle, "least": min(ratios), "most": max(ratios)}
-    return found
 
 
 def selection(size: int, repeat: int) -> dict[str, dict[str, float]]:
@@ -140,35 +115,33 @@ def epochs(
     return {"arms": turns(arms, "none", repeat), "fit_seconds": {k: v for k, v in fitted.items() if "channel" in k}}
 
 
-def show(result: Mapping[str, Any]) -> None:
-    table = Table("what", "arm", "seconds", "ratio", "range", title="what defenses cost")
+def show(result: dict[str, Any]) -> None:
     rows = {f"selection {name}": arms for name, arms in result["selection"].items()}
     rows |= {f"epoch {name}": found["arms"] for name, found in result["epochs"].items()}
-    for what, arms in rows.items():
-        for arm, cost in arms.items():
-            spread = f"{cost['least']:.2f} to {cost['most']:.2f}"
-            table.add_row(what, arm, f"{cost['seconds']:.3f}", f"{cost['ratio']:.2f}", spread)
-    Console().print(table)
+    lines = [
+        (what, arm, f"{cost['seconds']:.3f}", f"{cost['ratio']:.2f}", f"{cost['least']:.2f} to {cost['most']:.2f}")
+        for what, arms in rows.items()
+        for arm, cost in arms.items()
+    ]
+    show_table("what defenses cost", "what, arm, seconds, ratio, range", lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--models", default="lenet,conv-2,resnet10")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def measure(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
     if options.repeat < 1 or not 1 <= options.steps <= IMAGES // BATCH:
-        parser.error(f"--repeat must be at least 1 and --steps between 1 and {IMAGES // BATCH}")
+        raise ArgumentTypeError(f"--repeat must be at least 1 and --steps between 1 and {IMAGES // BATCH}")
     torch.set_num_threads(1)
     names = [name for name in options.models.split(",") if name]
-    result = {
+    return {
         "selection": {name: selection(size, options.repeat) for name, size in SIZES.items()},
         "epochs": {name: epochs(name, options.steps, options.repeat) for name in names},
         "repeat": options.repeat,
-        "machine": {**machine(), "torch": torch.__version__},
+        "torch": torch.__version__,
     }
-    print(json.dumps(result)) if options.json else show(result)
+
+
+def main() -> None:
+    command(__doc__, measure, show, {"--repeat": 5, "--steps": 4, "--models": "lenet,conv-2,resnet10"})
 
 
 if __name__ == "__main__":

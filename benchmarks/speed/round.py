@@ -9,19 +9,15 @@ last reply, the median of those after the first; ``total`` is the whole command.
     python -m prunella.benchmarks.speed.round [--rounds 3] [--supernodes 4] [--json]
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.speed.bench import command, show_table
 from prunella.deploy.console.progress import Line
 from prunella.deploy.local.launcher import launch
 from prunella.deploy.runtime.request import RunRequest
@@ -172,32 +168,23 @@ def compare(ours: Mapping[str, Any], stock: Mapping[str, Any]) -> dict[str, Any]
 
 
 def show(result: Mapping[str, Any]) -> None:
-    table = Table("seconds", "ours", "stock", "ratio", title="overhead of a round")
-    for key in ("first", "round", "total"):
-        table.add_row(key, *(f"{result[side][key]:.2f}" for side in ("ours", "stock")), f"{result['ratio'][key]:.1f}x")
-    Console().print(table)
+    sides = {key: [result[side][key] for side in ("ours", "stock", "ratio")] for key in ("first", "round", "total")}
+    rows = [(key, f"{ours:.2f}", f"{stock:.2f}", f"{ratio:.1f}x") for key, (ours, stock, ratio) in sides.items()]
+    show_table("overhead of a round", "seconds, ours, stock, ratio", rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--supernodes", type=int, default=4)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def both(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
     if options.rounds < 2:
-        parser.error("--rounds must be at least 2: the first one is counted apart")
+        raise ArgumentTypeError("--rounds must be at least 2: the first one is counted apart")
     with tempfile.TemporaryDirectory() as scratch:
         app, runs = write_app(Path(scratch) / "smallest-app"), Path(scratch) / "runs"
         settings = {"rounds": options.rounds, "clients": options.supernodes}
         ours = measure(RunRequest(app, runs, settings, options.supernodes))
         slow = {**settings, "poll-seconds": 0.0}  # Flower's own Grid
         stock = measure(RunRequest(app, runs, slow, options.supernodes, stock=True))
-    result = {"supernodes": options.supernodes, "rounds": options.rounds, **compare(ours, stock), "machine": machine()}
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    return {"supernodes": options.supernodes, "rounds": options.rounds, **compare(ours, stock)}
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, both, show, {"--rounds": 3, "--supernodes": 4})

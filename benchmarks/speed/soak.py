@@ -9,8 +9,6 @@ out: what they leave behind would show in the row below.
     python -m prunella.benchmarks.speed.soak [--rounds 200] [--supernodes 4] [-c KEY=VALUE] [--json FILE] [--plot FILE]
 """
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -18,15 +16,15 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from rich.console import Console
-from rich.table import Table
 
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.speed.bench import command, show_table
+from prunella.benchmarks.speed.round import RecordingView
 from prunella.deploy.console.progress import Line
 from prunella.deploy.local.launcher import launch
 from prunella.deploy.ports import LOOPBACK, free_ports
@@ -68,18 +66,14 @@ def look() -> Sample:
     return {"memory": found | {ALL: whole / 1e6}, "files": files, "processes": count}
 
 
-class Watcher:
-    """A view of a run that shows nothing, and takes a sample and a scrape when a round ends."""
+class Watcher(RecordingView):
+    """A view that takes a sample and a scrape besides when a round ends."""
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self.samples: list[Sample] = []
         self.seconds: list[float] = []
-        self.failures = 0.0
-        self._address = address
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+        self.failures, self._address = 0.0, address
 
     def show(self, lines: Iterable[Line]) -> None:
         for line in lines:
@@ -91,11 +85,8 @@ class Watcher:
                 self._scrape()
 
     def _scrape(self) -> None:
-        try:
-            with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=10) as page:
-                page.read()
-        except OSError:  # after the last round the page is gone
-            return
+        with suppress(OSError), urllib.request.urlopen(f"http://{self._address}/metrics", timeout=10) as page:
+            page.read()  # after the last round the page is gone
 
 
 def growth(rounds: Iterable[float], values: Iterable[float]) -> float:
@@ -130,26 +121,24 @@ def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, A
     samples = watcher.samples
     if not samples:
         raise RuntimeError(f"the federation failed: {outcome.error}; see {outcome.run.path}/logs")
-    return {
+    found: dict[str, Any] = {
         "status": outcome.status,
         "supernodes": supernodes,
         "rounds": len(samples),
-        "seconds": statistics.median(watcher.seconds),
-        "failures": watcher.failures,
-        "memory": summary(samples),
-        "files": [samples[len(samples) // 4]["files"], samples[-1]["files"]],
-        "processes": max(each["processes"] for each in samples),
         "samples": samples,
     }
+    found |= {"seconds": statistics.median(watcher.seconds), "failures": watcher.failures, "memory": summary(samples)}
+    found["files"] = [samples[len(samples) // 4]["files"], samples[-1]["files"]]
+    return {**found, "processes": max(each["processes"] for each in samples)}
 
 
 def show(result: Mapping[str, Any]) -> None:
     title = f"{result['supernodes']} SuperNodes, {result['rounds']} rounds of {result['seconds']:.1f} s (median)"
-    table = Table("MB", "after a quarter", "at the end", "most", "per 100 rounds", "flat", title=title)
+    rows = []
     for kind, row in result["memory"].items():
         numbers = (f"{row['begin']:.1f}", f"{row['end']:.1f}", f"{row['most']:.1f}", f"{row['growth']:+.2f}")
-        table.add_row(kind, *numbers, "yes" if row["flat"] else "no")
-    Console(width=110).print(table)
+        rows.append((kind, *numbers, "yes" if row["flat"] else "no"))
+    show_table(title, "MB, after a quarter, at the end, most, per 100 rounds, flat", rows, 110)
     before, after = result["files"]
     print(f"open files {before} then {after}; at most {result['processes']} processes")
     print(f"replies left out: {result['failures']:.0f}; the run: {result['status']}")
@@ -169,27 +158,20 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--supernodes", type=int, default=4)
-    parser.add_argument("-c", dest="given", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
+def asked(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
     app = settings.read_app(settings.app_directory())
     given = settings.parse([f"rounds={options.rounds}", *options.given], settings.defaults(app))
     settings.check(app, given)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
-        result = {**soak(options.supernodes, given, Path(folder)), "machine": machine()}
-    show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result))
+        result = soak(options.supernodes, given, Path(folder))
     if options.plot:
         plot(result, options.plot)
-    sys.exit(result["status"] != "completed")
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    given = {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"}
+    options = {"--rounds": 200, "--supernodes": 4, "-c": given, "--json": {"type": Path}, "--plot": {"type": Path}}
+    sys.exit(command(__doc__, asked, show, options)["status"] != "completed")

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
+from prunella.benchmarks.engine.views import NONE, sender
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
-from prunella.privacy.chain import build_chain, start
 from prunella.pruning.selection import keep_by_score
-from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, Partition, batches, load_client
 from prunella.tasks.task import Task, initial, prunable
-from prunella.tasks.training import Sgd
 
 KINDS = ("magnitude", "dgp")
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -55,15 +54,13 @@ def examples(data: Path | None, seed: int) -> tuple[Examples, str]:
 
 def real_update(model: str, kind: str, images: Examples, training: LocalTraining) -> Update:
     """One client's round."""
-    task = Task(model, SHAPE, CLASSES)
-    params, buffers = initial(task, training.seed)
-    scores = {name: weight.abs() for name, weight in params.items()}
-    names = prunable(task.build())
-    mask = keep_by_score(scores, names, training.removed) if kind == "magnitude" else full_mask(params)
-    chain = build_chain(("dgp",) if kind == "dgp" else ("none",), {})
+    task, seed = Task(model, SHAPE, CLASSES), training.seed
+    params, buffers = initial(task, seed)
+    scores, mask = {name: weight.abs() for name, weight in params.items()}, full_mask(params)
+    if kind == "magnitude":
+        mask = keep_by_score(scores, prunable(task.build()), training.removed)
     received = Received(apply_mask(params, mask), mask, buffers)
-    loader = batches(images, training.batch, training.steps, rehearsal(training.seed, purpose="batches"))
-    procedure = Procedure(task.build(), Sgd(training.learning_rate), chain)
-    state = start(chain, images.x, params, {}, rehearsal(training.seed, purpose="fit"))
-    result = local_update(procedure, received, loader, state, rehearsal(training.seed, purpose="defense"))
-    return Update(mask, result.outgoing.update, result.outgoing.shared)
+    one = sender(task, received, "dgp" if kind == "dgp" else NONE, {}, images.x, training.batch, training.learning_rate)
+    loader = batches(images, training.batch, training.steps, rehearsal(seed, purpose="batches"))
+    sent = one.trained(loader, rehearsal(seed, purpose="defense")).outgoing
+    return Update(mask, sent.update, sent.shared)

@@ -14,20 +14,15 @@ repetition times all four in turn, the figures are the fastest of each, and rati
     python -m prunella.benchmarks.speed.wire [--data DIRECTORY_OF_CIFAR10] [--models resnet18,vgg-11] [--json]
 """
 
-import argparse
-import json
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.speed.bench import Work, command, fastest, show_table
 from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.core.parallel import threads
 from prunella.core.randomness import stream
@@ -48,17 +43,6 @@ def bound(kept: int, total: int) -> float:
     return entropy * total / 8 + 4 * kept
 
 
-def fastest(functions: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """The least seconds of each, timed in turn ``repeat`` times."""
-    best = dict.fromkeys(functions, math.inf)
-    for _ in range(repeat):
-        for name, function in functions.items():
-            begin = time.perf_counter()
-            function()
-            best[name] = min(best[name], time.perf_counter() - begin)
-    return best
-
-
 def gaussian(like: Tree, removed: float, seed: int) -> Update:
     generator = stream(seed, purpose="gaussian")
     mask = {name: torch.rand(t.shape, generator=generator) >= removed for name, t in like.items()}
@@ -75,15 +59,12 @@ def measure(update: Update, repeat: int) -> dict[str, Any]:
         raise ValueError("the round trip is not exact")
     n, kept_count, dense = size(tree), count(mask), dense_bytes(tree)
     here, there = np.ones(n, np.float32), np.ones(n, np.float32)
-    seconds = fastest(
-        {
-            "encode": lambda: encode(tree, mask),
-            "decode": lambda: decode(blob, tree),
-            "copy": here.copy,
-            "memcpy": lambda: np.copyto(there, here),
-        },
-        repeat,
-    )
+    arms: dict[str, Work] = {
+        "encode": lambda: encode(tree, mask),
+        "decode": lambda: decode(blob, tree),
+        "copy": here.copy,
+    }
+    seconds = fastest({**arms, "memcpy": lambda: np.copyto(there, here)}, repeat)
     naive = bound(kept_count, n)
     return {
         "coordinates": n,
@@ -111,39 +92,24 @@ def compare(models: Sequence[str], data: Path | None, training: LocalTraining, r
             results[f"{model} {kind}"] = measure(real_update(model, kind, images, training), repeat)
     like = real_update(models[0], "magnitude", images, training).update
     results[f"{models[0]} gaussian"] = measure(gaussian(like, training.removed, training.seed), repeat)
-    return {
-        "images": source,
-        "training": vars(training),
-        "threads": threads(),
-        "updates": results,
-        "machine": machine(),
-    }
+    return {"images": source, "training": vars(training), "threads": threads(), "updates": results}
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table("update", "MB", "of bound", "zeros", "MB/s", "of copy", "of memcpy", title="encode / decode")
+    rows = []
     for name, row in result["updates"].items():
         speed = row["megabytes_per_second"]
         ratios = [f"{row[key]['encode']:.2f} / {row[key]['decode']:.2f}" for key in ("of_copy", "of_memcpy")]
         speeds = f"{speed['encode']:.0f} / {speed['decode']:.0f}"
         size, share = f"{row['bytes'] / 1e6:.2f}", f"{row['of_bound']:.3f}"
-        table.add_row(name, size, share, f"{row['zeros']:.1%}", speeds, *ratios)
-    Console().print(table)
+        rows.append((name, size, share, f"{row['zeros']:.1%}", speeds, *ratios))
+    show_table("encode / decode", "update, MB, of bound, zeros, MB/s, of copy, of memcpy", rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=DATA if DATA.exists() else None)
-    parser.add_argument("--models", default="resnet18,vgg-11")
-    parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    result = compare(options.models.split(","), options.data, LocalTraining(options.seed), options.repeat)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    data = {"type": Path, "default": DATA if DATA.exists() else None}
+    asked = lambda given: compare(given.models.split(","), given.data, LocalTraining(given.seed), given.repeat)  # noqa: E731
+    command(__doc__, asked, show, {"--data": data, "--models": "resnet18,vgg-11", "--repeat": 20, "--seed": 0})
 
 
 if __name__ == "__main__":

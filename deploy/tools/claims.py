@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prunella.deploy.runtime.processes import environment, importable
 
-MODULE = "prunella.benchmarks.engine.reproduce"
+MODULE = "prunella.benchmarks.reproduce"
 
 
 def reproduce(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The adapted attacks' tables: what they attack is what a client sends; the figures themselves are in docs."""
+"""Orderings and adapted attacks: what they attack is what a client sends; the figures themselves are in docs."""
 
 import dataclasses
 from pathlib import Path
@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from prunella.attacks.score.control import undefended_view
 from prunella.benchmarks.engine import priors
 from prunella.benchmarks.engine.claim import Claim, Sweep
-from prunella.benchmarks.engine.reproduce import reproduce
 from prunella.benchmarks.engine.results import Measured
 from prunella.benchmarks.papers import adapted_attacks as bench
-from prunella.benchmarks.papers.orderings import image_of, undefended
+from prunella.benchmarks.papers.adapted_attacks import image_of, undefended
+from prunella.benchmarks.reproduce import reproduce
 from prunella.core.trees import density
+from prunella.core.types import PrivateBatch
+from prunella.tasks.task import Task, initial
 from tests.benchmarks.engine.test_priors import tiny
 
 DIGITS = {"dataset": "digits", "model": "cnn", "iterations": 1}
@@ -80,3 +83,20 @@ def test_arms_are_what_they_are_called() -> None:
     for level in (2, 8):
         noise = bench.behind(view, f"noise {level}", 0).update[name] - view.update[name]
         assert float(noise.std() / view.update[name].std()) == pytest.approx(level, rel=0.05)
+
+
+def test_arms_share_what_their_defense_shares() -> None:
+    task = Task("cnn", (1, 8, 8), 10)
+    truth = PrivateBatch(torch.rand(1, 1, 8, 8), torch.tensor([1]))
+    view = undefended_view(task, *initial(task, 0), truth)
+    shares = {arm: density(bench.behind(view, arm).shared) for arm in bench.ARMS}
+    assert shares == {"none": 1.0, "top-k": pytest.approx(0.2, abs=0.01), "dgp": pytest.approx(0.2, abs=0.01)}
+
+
+def test_every_ordering_is_asked(tmp_path: Path) -> None:
+    cells = tuple({**cell, "iterations": 2} for cell in bench.ORDERINGS.experiment.sweeps["small"].cells)
+    experiment = dataclasses.replace(bench.ORDERINGS.experiment, sweeps={"small": Sweep(cells, (0, 1))})
+    claim = dataclasses.replace(bench.ORDERINGS, experiment=experiment)
+    result = reproduce(claim, "small", tmp_path, None, lambda line: None)
+    assert len(result.points) == 8 and "white leaves a larger error" in result.verdict.reason
+    assert sum(result.verdict.reason.count(word) for word in ("leaks more", "leaves a larger")) == 7

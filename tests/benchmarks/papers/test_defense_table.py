@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import prunella.client.app
-from prunella.benchmarks.engine.reproduce import reproduce
 from prunella.benchmarks.engine.results import table
 from prunella.benchmarks.papers import defense_table as bench
+from prunella.benchmarks.reproduce import reproduce
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.privacy import DEFENSES
 from prunella.privacy.chain import build_chain
@@ -46,7 +46,7 @@ def test_an_attack_that_fails_is_counted_and_not_scored() -> None:
     found = bench.spread({name: [30.0, 12.0] for name in names} | {"answered": [1.0, 0.0], "rebuilt": [1.0, 0.0]})
     assert found["psnr"] == found["psnr_largest"] == 30.0 and found["answered"] == found["rebuilt"] == 0.5
     empty = bench.spread({name: [12.0] for name in names} | {"answered": [0.0], "rebuilt": [0.0]})
-    assert "psnr" not in empty and not bench.works({"ig": empty}) and bench.works({"ig": found})
+    assert "psnr" not in empty and not bench.TABLE.works({"ig": empty}) and bench.TABLE.works({"ig": found})
 
 
 def test_a_federation_in_which_every_client_withholds_has_no_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,40 @@
-"""DGP's tables on privacy: what is swept, and verdicts on what would be measured."""
+"""DGP's tables on privacy: what is swept, what is published, and verdicts on what would be measured."""
 
 from collections.abc import Mapping
 
+import pytest
+
 from prunella.benchmarks.engine.claim import Point, numbers
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
+from prunella.benchmarks.papers.defended import TRAINING
 from prunella.benchmarks.papers.dgp_attacks import (
+    ATTACKS,
     CANNOT,
+    CHAINS,
     D1,
+    D6,
+    D7,
+    PUBLISHED,
     TABLE_1,
-    TABLE_5,
+    judge_accuracy,
     judge_table_1,
     judge_table_2,
     judge_table_5,
+    paper,
     shares,
+    small,
     table_2,
 )
 from prunella.privacy.dgp import DualPruning
 
-PUBLISHED = {**numbers(TABLE_1), ("precode", "r-gap"): 0.2}
+PRINTED = {**numbers(TABLE_1), ("precode", "r-gap"): 0.2}
+
+
+PUBLISHED_5 = D6.experiment.metrics[0].published
 
 
 def measured(change: Mapping[tuple[str, str], float], accuracy: float = 0.93) -> list[Point]:
-    ssim = {**PUBLISHED, **change}
+    ssim = {**PRINTED, **change}
     found = [Point(label, {"ssim": (value,) * 3}) for label, value in ssim.items()]
     for defense in dict.fromkeys(defense for defense, _ in ssim):
         kept = 0.76 if defense == "precode" else accuracy if defense == "dgp" else 0.936
@@ -70,8 +83,30 @@ def test_leakage_must_fall_with_both_shares() -> None:
 
 def test_table_5_is_lower_and_unrecognised() -> None:
     def points(change: Mapping[tuple[str, str, str], float]) -> list[Point]:
-        return [Point(label, {"ssim": (value,) * 3}) for label, value in {**TABLE_5, **change}.items()]
+        return [Point(label, {"ssim": (value,) * 3}) for label, value in {**PUBLISHED_5, **change}.items()]
 
     assert judge_table_5(points({})).word == HOLDS
     assert judge_table_5(points({("resnet18", "dgp", "rob"): 0.6})).word == TREND
     assert judge_table_5(points({("resnet18", "dgp", "rob"): 0.95})).word == NOT
+
+
+def test_every_published_number_has_a_cell_and_both_chains_see_every_attack() -> None:
+    labels = {(cell["dataset"], cell["model"], cell["defenses"], cell["attack"]) for cell in paper()}
+    assert labels == set(PUBLISHED) and all(0.2 < value < 0.8 for value in PUBLISHED.values())
+    for chain in CHAINS:
+        assert {cell["attack"] for cell in small() if cell["defenses"] == chain} == {*ATTACKS, TRAINING}
+    assert D7.sizes() == ("small", "paper")
+
+
+@pytest.mark.parametrize(
+    ("lead", "dgp", "top_k", "word"),
+    [(0.1, 0.2, 0.2, HOLDS), (-0.1, 0.2, 0.2, NOT), (0.1, 0.2, 0.6, TREND), (0.1, 0.6, 0.2, NOT)],
+)
+def test_d7_asks_for_accuracy_at_like_privacy(lead: float, dgp: float, top_k: float, word: str) -> None:
+    points = []
+    for chain, accuracy, ssim in (("dgp", 0.5 + lead, dgp), ("top-k", 0.5, top_k)):
+        points.append(Point(("digits", "cnn", chain, TRAINING), {"accuracy": (accuracy,) * 3}))
+        points.append(Point(("cifar10", "cnn", chain, "ig"), {"ssim": (ssim,) * 3}))
+    assert judge_accuracy(points).word == word
+    alone = [point for point in points if point.label[-1] == TRAINING]
+    assert judge_accuracy(alone).word == (HOLDS if lead > 0 else NOT)

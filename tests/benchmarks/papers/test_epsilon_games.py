@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunella.benchmarks.engine.reproduce import reproduce
 from prunella.benchmarks.papers import epsilon_games as bench
 from prunella.benchmarks.papers.epsilon_games import (
     BUILDS,
@@ -24,6 +23,7 @@ from prunella.benchmarks.papers.epsilon_games import (
     guess,
     play,
 )
+from prunella.benchmarks.reproduce import reproduce
 from prunella.privacy.ledger.empirical import from_game, if_normal
 
 SURE = 1 - 1e-5

@@ -4,13 +4,7 @@ from collections.abc import Mapping
 
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.rules import HOLDS, NOT
-from prunella.benchmarks.papers import CLAIMS
-from prunella.benchmarks.papers.ours import CLAIMS as DECLARED
 from prunella.benchmarks.papers.ours import HIDEABLE, PRUNING, X1, X2, judge_aware, judge_composed, stronger
-
-
-def test_they_are_in_the_list() -> None:
-    assert DECLARED and all(CLAIMS[claim.name] is claim for claim in DECLARED)
 
 
 def test_every_update_defense_that_prunes_is_swept() -> None:

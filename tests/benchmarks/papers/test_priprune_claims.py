@@ -1,8 +1,26 @@
-"""PriPrune's claims on leakage: the sweep, and verdicts on made-up curves."""
+"""PriPrune's claims on leakage: the sweeps, and verdicts on made-up curves."""
+
+import pytest
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.rules import HOLDS, NOT
-from prunella.benchmarks.papers.priprune_claims import RATES, SCHEMES, judge_rate, judge_sgi, sweep
+from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
+from prunella.benchmarks.papers.priprune_claims import (
+    BATCHES,
+    BOUND_RATES,
+    FAMILIES,
+    RATES,
+    ROUNDS,
+    SCHEMES,
+    axes,
+    by_all,
+    by_rate,
+    judge_batch,
+    judge_bound,
+    judge_rate,
+    judge_rounds,
+    judge_sgi,
+    judge_size,
+)
 
 
 def curves(slope: float, lead: float) -> list[Point]:
@@ -17,9 +35,9 @@ def curves(slope: float, lead: float) -> list[Point]:
 
 
 def test_the_sweep_has_six_schemes_and_the_papers_rates() -> None:
-    cells = sweep("paper").cells
+    cells = by_rate("paper")
     assert len(cells) == 30 and {c["rate"] for c in cells} == {0.1, 0.3, 0.5, 0.7, 0.9}
-    assert {c["scheme"] for c in sweep("small").cells} == set(SCHEMES)
+    assert {c["scheme"] for c in by_rate("small")} == set(SCHEMES)
 
 
 def test_p1_asks_both_metrics_to_fall() -> None:
@@ -28,3 +46,54 @@ def test_p1_asks_both_metrics_to_fall() -> None:
 
 def test_p3_asks_sgi_not_to_be_under_gi() -> None:
     assert judge_sgi(curves(0.5, 0.1)).word == HOLDS and judge_sgi(curves(0.5, -0.1)).word == NOT
+
+
+def curve(xs: tuple[int, ...], slope: float) -> list[Point]:
+    made = []
+    for scheme in ("random", "prunefl"):
+        for i, x in enumerate(xs):
+            made.append(Point((scheme, str(x), "sgi"), {"nmi": (0.5 + slope * i, 0.51 + slope * i, 0.49 + slope * i)}))
+    return made
+
+
+def test_p2_asks_leakage_to_fall_with_the_batch_and_p5_to_grow_with_rounds() -> None:
+    assert judge_batch(curve(BATCHES, -0.1)).word == HOLDS and judge_batch(curve(BATCHES, 0.1)).word == NOT
+    rounds = ROUNDS["small"]
+    assert judge_rounds(curve(rounds, 0.1)).word == HOLDS and judge_rounds(curve(rounds, -0.1)).word == NOT
+
+
+def point(rate: float, batch: int, rounds: int, along: float) -> Point:
+    nmi = 0.9 - 0.5 * rate - 0.1 * batch + 0.01 * rounds
+    values = {"nmi": (nmi,) * 3, "printed": (along * nmi,) * 3, "corrected": (nmi,) * 3}
+    return Point((str(rate), str(batch), str(rounds), "sgi"), values)
+
+
+def test_p10_has_a_base_on_every_axis_and_asks_for_the_same_order() -> None:
+    cells = [(c["rate"], c["attacked"], c["rounds"]) for c in by_all("small")]
+    good, bad = ([point(*cell, along) for cell in cells] for along in (1.0, -1.0))
+    assert {name: len(line) for name, line in axes(good).items()} == {"rate": len(BOUND_RATES), "batch": 3, "rounds": 3}
+    assert judge_bound(good).word == HOLDS and judge_bound(bad).word == NOT
+
+
+@pytest.mark.parametrize("swapped", [(0.1, 0.3)])
+def test_p10_in_trend_where_one_order_is_off(swapped: tuple[float, float]) -> None:
+    points = []
+    for cell in by_all("small"):
+        rate = {swapped[0]: swapped[1], swapped[1]: swapped[0]}.get(cell["rate"], cell["rate"])
+        true, wrong = (point(r, cell["attacked"], cell["rounds"], 1.0) for r in (cell["rate"], rate))
+        base = cell["attacked"] == 1 and cell["rounds"] == 2
+        values = {
+            **true.values,
+            "printed": wrong.values["printed"] if base and cell["rate"] == 0.1 else true.values["nmi"],
+        }
+        points.append(Point(true.label, values))
+    assert judge_bound(points).word in (TREND, HOLDS)
+
+
+@pytest.mark.parametrize(("growth", "word"), [(1.1, HOLDS), (0.9, NOT), (5.0, NOT)])
+def test_p4_asks_leakage_to_grow_slower_than_the_model(growth: float, word: str) -> None:
+    points = []
+    for i, model in enumerate(FAMILIES["paper"]["conv"]):
+        values = {"nmi": (0.1 * growth**i,) * 3, "parameters": (1e6 * 2.0**i,) * 3}
+        points.append(Point(("mnist", "random", model, "sgi"), values))
+    assert judge_size(points).word == word

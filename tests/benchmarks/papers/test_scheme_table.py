@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from prunella.benchmarks.engine.reproduce import reproduce
 from prunella.benchmarks.engine.results import write
 from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE, run, table
+from prunella.benchmarks.reproduce import reproduce
 from prunella.strategies import STRATEGIES
 
 TINY = {"dataset": "digits", "model": "cnn", "clients": 3, "rounds": 2, "local_steps": 2, "batch_size": 8}

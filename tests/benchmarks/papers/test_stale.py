@@ -11,10 +11,9 @@ from prunella.benchmarks.engine.views import seen
 from prunella.benchmarks.papers import stale, tradeoff
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.tasks.data import Examples, make_task
+from tests.benchmarks.papers.test_tradeoff import TINY as WEIGHED
 
-TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}
-TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 40, "scheme": "snip", "rate": 0.3}
-TINY |= {"defenses": "largest", "options": {"largest.rate": 0.4}, "arm": "largest"}
+TINY: dict[str, Any] = {**WEIGHED, "iterations": 40, "arm": "largest"}
 
 
 def draw(purpose: str) -> PrivateGenerator:
@@ -42,10 +41,10 @@ def test_told_is_the_same_client_with_the_step_alone() -> None:
 
 def test_without_a_defense_all_three_see_the_same() -> None:
     found = stale.stale(tradeoff.TRADEOFF.control_of(TINY), 0, None)
-    assert stale.works(found) and found[stale.TOLD] == found[stale.SGI]
+    assert stale.STALE.works(found) and found[stale.TOLD] == found[stale.SGI]
     # The mean over draws of one and the same gradient is that gradient but for its last bit, which a descent enlarges.
     assert found[stale.EXPECTATION]["psnr"] == pytest.approx(found[stale.SGI]["psnr"], abs=5.0)
-    assert not stale.works({"sgi": {"psnr": 19.0}})
+    assert not stale.STALE.works({"sgi": {"psnr": 19.0}})
 
 
 @pytest.mark.parametrize(("lead", "word"), [(1.0, HOLDS), (-1.0, NOT)])

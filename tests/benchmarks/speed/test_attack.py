@@ -6,6 +6,6 @@ from prunella.benchmarks.speed.attack import case, ours
 
 def test_the_measured_attack_gets_nearer_with_every_iteration() -> None:
     given = case("cnn", (1, 8, 8), 2)
-    few, many = (ours(given, 2, iterations) for iterations in (1, 60))
-    assert many[0] > 0 and many[1].shape == given.truth.shape
-    assert sum(psnr(given.truth, many[1])) > sum(psnr(given.truth, few[1])) + 6
+    few, many = (ours(given, 1, 2, iterations) for iterations in (1, 60))
+    assert many[0] > 0 and many[1].shape == given.truth[1:].shape
+    assert sum(psnr(given.truth[1:], many[1])) > sum(psnr(given.truth[1:], few[1])) + 3

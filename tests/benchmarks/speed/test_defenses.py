@@ -13,14 +13,6 @@ from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
 
-def test_ratios_are_of_the_same_turn_and_the_first_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0, 9, 9, 99] + [100, 101, 101, 103] + [200, 202, 202, 210])
-    monkeypatch.setattr(bench.time, "process_time", lambda: next(clock))
-    found = bench.turns({"plain": lambda: None, "defended": lambda: None}, "plain", 2)
-    assert found["defended"] == {"seconds": 5, "ratio": 3, "least": 2, "most": 4}
-    assert found["plain"]["ratio"] == 1
-
-
 def test_the_last_line_is_one_json_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setattr(sys, "argv", ["defenses", "--json", "--repeat", "1", "--steps", "1", "--models", "lenet"])

@@ -1,5 +1,4 @@
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -7,19 +6,13 @@ import torch
 
 from prunella.benchmarks.speed import wire
 from prunella.benchmarks.speed.updates import Update, examples, real_update
-from prunella.benchmarks.speed.wire import bound, compare, fastest, gaussian, measure
+from prunella.benchmarks.speed.wire import bound, compare, gaussian, measure
 from tests.benchmarks.speed.test_updates import QUICK
 
 
 def test_the_bound_is_the_entropy_of_the_mask_and_four_bytes_a_value() -> None:
     assert bound(20, 100) == pytest.approx(100 * 0.7219280948873623 / 8 + 80)
     assert bound(100, 100) == 400 and bound(1, 2) == 4.25
-
-
-def test_the_fastest_of_each_is_taken_in_turn() -> None:
-    waits, order = iter([0.02, 0.0]), []
-    times = fastest({"a": lambda: (order.append("a"), time.sleep(next(waits))), "b": lambda: order.append("b")}, 2)
-    assert order == ["a", "b", "a", "b"] and times["a"] < 0.02
 
 
 def test_bytes_are_those_of_the_blob_and_a_held_mask_is_not_sent_again() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prunella.benchmarks.engine import reproduce as engine
+from prunella.benchmarks import reproduce as engine
 from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Sweep
 from prunella.benchmarks.engine.results import as_json, listing, write
 from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement, falls

@@ -34,7 +34,7 @@ from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import digest, is_foreign, lookup
 
 VERSION = 1
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 USAGE, INTERRUPTED = 2, 130
 EPILOG = "Exit code: 0, 2 for what you can fix, 130 after Ctrl-C. A run that was stopped goes on where it was."
 Say = Callable[[str], object]
@@ -165,17 +165,13 @@ def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say
     found = list(points(experiment, size, done))
     seconds = sum(row["seconds"] for row in done.values())
     box = {key: value for key, value in machine().items() if key != "platform"}
-    return Measured(claim, size, found, judged(experiment, found), seconds, {**box, "data": source(data)})
+    box["data"] = "local Parquet copies" if data is not None else "the hub"
+    return Measured(claim, size, found, judged(experiment, found), seconds, box)
 
 
 def elsewhere(claim: Claim, size: Size, data: Path | None) -> list[str]:
     """The datasets of a claim that are neither bundled nor in the folder of local copies."""
-    bundled = {"digits"}
-    return [n for n in claim.datasets(size) if n not in bundled and not (data is not None and (data / n).is_dir())]
-
-
-def source(data: Path | None) -> str:
-    return "local Parquet copies" if data is not None else "the hub"
+    return [n for n in claim.datasets(size) if n != "digits" and not (data is not None and (data / n).is_dir())]
 
 
 def claim_of(name: str) -> Claim:
