@@ -175,8 +175,8 @@ def declared(
     seeds: tuple[int, ...] = (0, 1, 2),
 ) -> Claim:
     """A claim in one piece. ``text`` has its words: name, paper, place and what it says between bars; then, each on
-    lines of its own, what was ``published:``, if anything was, the notes of the ``small:`` and the ``paper:`` cells, and
-    remarks after stars. ``points`` are the keys and, after a colon, the series; ``shown`` the ``columns``, of which
+    lines of its own, what was ``published:``, if anything was, the notes of the ``small:`` and the ``paper:`` cells
+    and remarks after stars. ``points`` are the keys and, after a colon, the series; ``shown`` the ``columns``, of which
     ``printed`` has the paper's numbers. Raises ``ValueError`` or ``KeyError`` for words that are not of this form.
 
     >>> words = "T1 | Toy | Table 1 | it falls\\n  or not\\n  published: nothing\\n  small: one cell\\n  * a remark"
