@@ -31,7 +31,7 @@ def overfit(task: Task, data: PrivateBatch, steps: int, rate: float) -> Attacked
 def rows() -> Rows:
     """``rows(first, last)``: noise with labels that say nothing, so that whatever a model knows it learnt by heart."""
     draw = stream(0, purpose="data")
-    x, y = torch.rand((8000, 1, 8, 8), generator=draw), torch.randint(10, (8000,), generator=draw)
+    x, y = torch.rand((4000, 1, 8, 8), generator=draw), torch.randint(10, (4000,), generator=draw)
     return lambda first, last: PrivateBatch(x[first:last], y[first:last])
 
 
@@ -41,16 +41,16 @@ def memorised(rows: Rows) -> AttackedModel:
 
 
 def test_members_of_an_overfit_model_are_found_and_fresh_examples_are_not_told_apart(memorised, rows) -> None:
-    scores = PROBE.infer(memorised, rows(0, 200), rows(400, 600), rows(200, 8000), Mia(), stream(0, purpose="attack"))
+    scores = PROBE.infer(memorised, rows(0, 200), rows(400, 600), rows(200, 4000), Mia(), stream(0, purpose="attack"))
     members, fresh = scores[:200], scores[400:]
     assert membership_leakage(members, fresh).auc > 0.6
-    assert abs(membership_leakage(fresh[::2], fresh[1::2]).auc - 0.5) < 0.02
+    assert abs(membership_leakage(fresh[::2], fresh[1::2]).auc - 0.5) < 0.035  # 1800 and 1800: its deviation is 0.01
 
 
 def test_a_model_that_saw_none_of_them_gives_nothing_away(memorised, rows) -> None:
     untrained = dataclasses.replace(memorised, params=initial(memorised.task, 0)[0])
-    scores = infer(untrained, rows(0, 200), rows(400, 600), rows(1000, 8000), Mia(), stream(0, purpose="attack"))
-    assert abs(membership_leakage(scores[::2], scores[1::2]).auc - 0.5) < 0.03
+    scores = infer(untrained, rows(0, 200), rows(400, 600), rows(1000, 4000), Mia(), stream(0, purpose="attack"))
+    assert abs(membership_leakage(scores[::2], scores[1::2]).auc - 0.5) < 0.035
     asked = infer(untrained, rows(0, 200), rows(400, 600), rows(200, 1000), Mia(), stream(0, purpose="attack"))
     assert abs(membership_leakage(asked[:200], asked[400:]).auc - 0.5) < 0.1  # 200 members: its deviation is 0.025
 

@@ -207,7 +207,7 @@ seldom = [HealthCheck.filter_too_much]  # settings that bound each other leave f
 
 
 @pytest.mark.parametrize(("name", "key"), PINNED, ids=[f"{name}.{key}" for name, key in PINNED])
-@examined(max_examples=40, deadline=None, suppress_health_check=seldom)
+@examined(max_examples=15, deadline=None, suppress_health_check=seldom)
 @given(factor=factors)
 def test_a_setting_moves_in_its_strong_direction_only(name: str, key: str, factor: float) -> None:
     """Read back from the words of the settings themselves, for every defense there is."""

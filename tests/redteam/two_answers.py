@@ -24,7 +24,7 @@ from tests.redteam.site import Site, weights
 
 DP: dict[str, Any] = {"defenses": "dp-sgd"}
 CHANNEL: dict[str, Any] = {"defenses": "channel-natural", "channel-natural.kappa": 5.0}
-CLIENTS = 8
+CLIENTS = 4
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scheme": ({}, {"strategy": "magnitude"}),
     "the scheme's section": ({"strategy": "prunefl"}, {"strategy": "prunefl", "prunefl.initial-interval": 3}),
