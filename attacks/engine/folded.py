@@ -58,7 +58,9 @@ class Matrices:
         """t^T delta for delta [B, O, P]."""
         if self.factors is None:
             return _each(self.dense.mT, delta)
-        return self.factors[1].mT @ (self.factors[0].mT @ delta)
+        left, right = self.factors
+        found: Tensor = right.mT @ (left.mT @ delta)
+        return found
 
 
 @dataclass

@@ -41,8 +41,11 @@ def seen(task: Task, images: int) -> ServerView:
     return ServerView(params, dict(params), buffers=buffers, received_buffers=dict(buffers), **training)
 
 
-@pytest.mark.parametrize("name", ["dlg", "idlg", "ig", "sgi", "gradinversion"])
-@pytest.mark.parametrize("model", ["cnn", "lenet-zhu", "vgg-4"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("cnn", name) for name in ("dlg", "idlg", "ig", "sgi", "gradinversion")]
+    + [(model, name) for model in ("lenet-zhu", "vgg-4") for name in ("ig", "gradinversion")],  # the two engines
+)
 def test_attacks_stay_on_the_view_s_device(fake: None, name: str, model: str) -> None:
     task = Task(model, (3, 32, 32), 10)
     settings = dataclasses.replace(ATTACKS[name].settings(), iterations=2, restarts=2, labels_tried=2)

@@ -142,14 +142,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-def refused(world: World, address: str, *arguments: str) -> str:
-    """Start a SuperNode at the north that must not get in; what it says at last."""
-    process = world.supernode("north", address, *arguments, "--stock", "--patience", "0", log="refused.log")
-    try:
-        assert process.wait(180) == 1, world.said("north", "refused.log")
-    finally:
-        end(process)
-    return world.said("north", "refused.log").splitlines()[-1]
+def refused(world: World, attempts: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """Start a SuperNode at the north for every attempt, none of which must get in; what each says at last."""
+    with ExitStack() as stack:
+        tried = {}
+        for name, (address, *arguments) in attempts.items():
+            own = ("--name", "north", "--home", name, "--stock", "--patience", "0", *arguments)
+            tried[name] = world.supernode("north", address, *own, log=f"{name}.log")
+            stack.callback(end, tried[name])
+        for name, process in tried.items():
+            assert process.wait(180) == 1, world.said("north", f"{name}.log")
+    return {name: world.said("north", f"{name}.log").splitlines()[-1] for name in attempts}
 
 
 def test_a_stranger_is_not_let_in_and_told_why(world: World) -> None:
@@ -157,10 +160,17 @@ def test_a_stranger_is_not_let_in_and_told_why(world: World) -> None:
     make_keys(other, "--name", "north")
     hand_out(other, "north", north / "strange-key", ca=north / "keys" / "ca.crt")
     hand_out(world.folder / CENTRE / "keys", "north", north / "strange-ca", ca=other / "ca.crt")
-    own = ("--name", "north", "--home", "refused", "--keys")
-    assert "prunella register" in refused(world, ADDRESS["north"], *own, "strange-key")
-    assert "copy ca.crt" in refused(world, ADDRESS["north"], *own, "strange-ca")
-    assert "prunella keys --host" in refused(world, UNNAMED, *own, "keys")
+    said = refused(
+        world,
+        {
+            "unknown": (ADDRESS["north"], "--keys", "strange-key"),
+            "elsewhere": (ADDRESS["north"], "--keys", "strange-ca"),
+            "unnamed": (UNNAMED, "--keys", "keys"),
+        },
+    )
+    assert "prunella register" in said["unknown"]
+    assert "copy ca.crt" in said["elsewhere"]
+    assert "prunella keys --host" in said["unnamed"]
 
 
 def test_a_link_cut_in_mid_round_loses_nothing(world: World) -> None:

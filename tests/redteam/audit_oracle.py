@@ -10,6 +10,7 @@ all it has sent.
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -28,12 +29,14 @@ def told(site: Site, image: Tensor, round: int) -> RecordDict:
     return site.ask("query.audit", guess(image[None], round), defenses="none")
 
 
-def attack(home: Path, broken: bool, consent: str = "scores") -> tuple[float, int]:
-    """The best likeness (dB) the server gets, and how many answers it was given."""
+def attack(
+    home: Path, broken: bool, consent: str = "scores", pixels: Sequence[int] = range(PIXELS)
+) -> tuple[float, int]:
+    """The best likeness (dB) of ``pixels`` that the server gets, and how many answers it was given."""
     site, answered = Site(home, audit=consent), 0
     found, best = torch.full((1, SIDE, SIDE), 0.5), -1
     with talkative_audits() if broken else nullcontext():
-        for pixel in range(PIXELS):
+        for pixel in pixels:
             site.ask("train", model(weights(), pixel + 1), defenses="none")
             images = [torch.zeros(1, SIDE, SIDE), torch.zeros(1, SIDE, SIDE)]
             images[1].view(-1)[pixel] = 1.0
@@ -47,7 +50,7 @@ def attack(home: Path, broken: bool, consent: str = "scores") -> tuple[float, in
             words = [ORDER.index(reply["audit"].get("level", "unknown")) for reply in replies]  # type: ignore[arg-type]
             if max(words) > best:
                 best, found = max(words), images[words.index(max(words))].clone()
-    return psnr(found, site.images[0]), answered
+    return psnr(found.flatten()[pixels], site.images[0].flatten()[pixels]), answered
 
 
 def main() -> int:

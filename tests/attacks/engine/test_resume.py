@@ -18,7 +18,8 @@ from prunella.core.trees import apply_mask
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.task import Task
 
-BATCHED = Inversion(iterations=40, restarts=3, labels_tried=3, tolerance=0.0, max_images=2)
+BATCHED = Inversion(iterations=20, restarts=3, labels_tried=3, tolerance=0.0, max_images=2)
+EVERY = 10  # iterations from one saving to the next
 
 
 class Stopped(Exception):
@@ -67,21 +68,28 @@ def test_stopped_and_resumed(
     with monkeypatch.context() as patch:
         stop_at(patch, savings)
         try:
-            attack(ResumeStore(tmp_path, every=20))
+            attack(ResumeStore(tmp_path, every=EVERY))
         except Stopped:
             pass
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert files and all(path.stat().st_mode & 0o777 == 0o600 for path in files)
-    assert equal(whole, attack(ResumeStore(tmp_path, every=20)))
-    assert equal(whole, attack(ResumeStore(tmp_path, every=20))), "over: read, not computed"
+    assert equal(whole, attack(ResumeStore(tmp_path, every=EVERY)))
+    assert equal(whole, attack(ResumeStore(tmp_path, every=EVERY))), "over: read, not computed"
 
 
-def long_attacks(prior: Path, images: PrivateBatch, earlier: ServerView) -> dict[str, tuple[object, dict[str, object]]]:
+@pytest.fixture(scope="module")
+def prior(digits: PrivateBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a generator for ``ggl`` and a repairing network for ``rog``."""
+    folder, images = tmp_path_factory.mktemp("prior"), PrivateBatch(digits.x[:64], digits.y[:64])
+    ggl.save(folder / "ggl", ggl.train(images, 10, stream(0, purpose="prior"), epochs=1))
+    rog.save(folder / "rog", rog.train(images.x, stream(0, purpose="prior"), epochs=1))
+    return folder
+
+
+def long_attacks(prior: Path, earlier: ServerView) -> dict[str, tuple[object, dict[str, object]]]:
     """Every other attack that descends, with settings that do not end early and what else it must be given."""
-    ggl.save(prior / "ggl", ggl.train(images, 10, stream(0, purpose="prior"), epochs=1))
-    rog.save(prior / "rog", rog.train(images.x, stream(0, purpose="prior"), epochs=1))
-    searched = {"iterations": 100, "restarts": 2, "tolerance": 0.0, "max_images": 1}
-    inverted = {"iterations": 60, "restarts": 2, "labels_tried": 2, "tolerance": 0.0}
+    searched = {"iterations": 50, "restarts": 2, "tolerance": 0.0, "max_images": 1}
+    inverted = {"iterations": 30, "restarts": 2, "labels_tried": 2, "tolerance": 0.0}
     return {
         "ggl": (ggl.Ggl(prior=str(prior / "ggl"), **searched), {}),
         "ggl-lbfgs": (ggl.Ggl(prior=str(prior / "ggl"), optimizer="lbfgs", **searched), {}),
@@ -98,12 +106,12 @@ def long_attacks(prior: Path, images: PrivateBatch, earlier: ServerView) -> dict
     "name", ["ggl", "ggl-lbfgs", "rog", "gradinversion", "gradinversion-lbfgs", "expectation", "unrolling"]
 )
 def test_every_attack_that_descends_is_resumed(
-    name: str, savings: int, task, fresh, batch, digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, savings: int, task, fresh, batch, prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = undefended_view(task, *fresh, batch(0, 1))
     withheld = {n: t.abs() >= t.abs().flatten().quantile(0.5) for n, t in view.update.items()}
     view = dataclasses.replace(view, shared=withheld, update=apply_mask(view.update, withheld))
-    settings, more = long_attacks(tmp_path, PrivateBatch(digits.x[:64], digits.y[:64]), view)[name]
+    settings, more = long_attacks(prior, view)[name]
     kept = tmp_path / "kept"
 
     def attack(store: ResumeStore | None) -> list[Reconstruction]:
@@ -113,8 +121,8 @@ def test_every_attack_that_descends_is_resumed(
     whole = attack(None)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_at(patch, savings)
-        attack(ResumeStore(kept, every=20))
-    assert equal(whole, attack(ResumeStore(kept, every=20)))
+        attack(ResumeStore(kept, every=EVERY))
+    assert equal(whole, attack(ResumeStore(kept, every=EVERY)))
     other = dataclasses.replace(settings, max_images=3)
     with pytest.raises(AttackError, match="belongs to an attack with other settings"):
         ATTACKS[name.removesuffix("-lbfgs")].reconstruct(

@@ -26,7 +26,7 @@ def expected() -> Expected:
 
 def psnr(canary: Canary, expected: Expected, arm: str) -> float:
     sent = canary.send(expected, arm)
-    rebuilt = ATTACKS["sgi"].reconstruct(sent.view, TASK, Sgi(), stream(0, purpose="attack"))
+    rebuilt = ATTACKS["sgi"].reconstruct(sent.view, TASK, Sgi(iterations=100), stream(0, purpose="attack"))
     return score(rebuilt, sent.truth).psnr.mean
 
 
