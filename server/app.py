@@ -91,6 +91,15 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     return federation
 
 
+def _guessing(federation: Federation) -> dict[str, float]:
+    """What a model that only guesses would score on the server's test examples: how many there are, and the share of
+    the most frequent class. Nothing where the clients evaluate."""
+    test = federation.test
+    if test is None or not len(test) or federation.run.evaluation == "clients":
+        return {}
+    return {"test_examples": len(test), "largest_class": int(test.y.bincount().max()) / len(test)}
+
+
 def describe(federation: Federation) -> None:
     """Record in the run store what is about to run."""
     run = federation.run
@@ -103,6 +112,8 @@ def describe(federation: Federation) -> None:
         settings=dict(federation.raw),
         versions=versions(),
         model_parameters=sum(t.numel() for t in initial(federation.task, 0)[0].values()),
+        classes=federation.task.classes,
+        **_guessing(federation),
         started=federation.store.run().get("started") or now(),
         threat_model=f"{federation.auditor.attack.threat}. Strategy {run.strategy}, defenses {','.join(chain.names)}.",
         claims=[f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True)],
