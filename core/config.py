@@ -25,6 +25,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
+RATE, AUTO = "learning-rate", "auto"  # settled before it is parsed here: tasks.recommended
 
 
 def kebab(name: str) -> str:

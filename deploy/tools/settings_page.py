@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from prunella.attacks import ATTACKS
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
-from prunella.core.config import Run
+from prunella.core.config import RATE, Run
 from prunella.core.installation import ROOMS
 from prunella.privacy import DEFENSES
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
@@ -151,7 +151,8 @@ def page() -> str:
     run = Run.model_json_schema(by_alias=True)["properties"]
     parts = [INTRODUCTION, "\n## The run\n\n"]
     for title, keys in groups(text):
-        rows = [[f"`{key}`", shown(config[key]), kind(run[key]), notes["", key]] for key in keys]
+        kinds = {key: kind(run[key]) + (", or auto" if key == RATE else "") for key in keys}
+        rows = [[f"`{key}`", shown(config[key]), kinds[key], notes["", key]] for key in keys]
         parts.append(f"### {sentence(title)}\n\n{table(rows, ['setting', 'default', 'type', 'meaning'])}\n")
     parts.append("### The lists\n\n")
     parts.append(table([[f"`{key}`", ", ".join(names)] for key, names in CHOICES.items()], ["setting", "entries"]))

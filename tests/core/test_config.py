@@ -6,6 +6,7 @@ import pytest
 
 from prunella.core.config import Rate, Run, check_sections, kebab, parse_run, parse_section, section_defaults
 from prunella.core.errors import ConfigError
+from prunella.tasks.recommended import settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,10 @@ def test_defaults_are_those_of_pyproject() -> None:
     config = project["tool"]["flwr"]["app"]["config"]
     plain = {key: value for key, value in config.items() if not isinstance(value, dict)}
     assert set(plain) == {kebab(name) for name in Run.model_fields}
-    assert parse_run(plain) == Run()
+    assert plain["learning-rate"] == "auto"
+    assert parse_run(settled(plain)) == Run()
+    with pytest.raises(ConfigError, match="learning-rate"):
+        parse_run(plain)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])

@@ -87,7 +87,7 @@ KNOWN: dict[str, Known] = {
         "undefended control.",
         (("control", NOTHING, {"outcome": "control-failed", "reason": "8 steps of 16 images: 9.1 dB"}), DEFENDED,
          client()),
-        ("The attack did not rebuild its undefended control in 1 of 1 trial (round 4 (8 steps of 16 images: 9.1 dB))",)),
+        ("did not rebuild its undefended control in 1 of 1 trial (round 4 (8 steps of 16 images: 9.1 dB))",)),
     "one control of two failed": Known(
         "Proves nothing", "Nothing was rebuilt, but this attack failed on an undefended control: there it proves "
         "nothing.",
