@@ -24,13 +24,13 @@ HUBS: dict[str, Hub] = {
 
 DATASETS: dict[str, Dataset] = {
     "digits": DIGITS,
-    "mnist": from_hub(HUBS["mnist"], learning_rate=0.08),
-    "fashion-mnist": from_hub(HUBS["fashion-mnist"], learning_rate=0.08),
-    "femnist": from_hub(HUBS["femnist"], learning_rate=0.08),
-    "cifar10": from_hub(HUBS["cifar10"], learning_rate=0.03),
-    "cifar100": from_hub(HUBS["cifar100"], learning_rate=0.03),
-    "svhn": from_hub(HUBS["svhn"], learning_rate=0.03),
-    "celeba": from_hub(HUBS["celeba"], learning_rate=0.01),
+    "mnist": from_hub(HUBS["mnist"], learning_rate=0.05),
+    "fashion-mnist": from_hub(HUBS["fashion-mnist"], learning_rate=0.05),
+    "femnist": from_hub(HUBS["femnist"], learning_rate=0.05),
+    "cifar10": from_hub(HUBS["cifar10"], learning_rate=0.01),
+    "cifar100": from_hub(HUBS["cifar100"], learning_rate=0.01),
+    "svhn": from_hub(HUBS["svhn"], learning_rate=0.01),
+    "celeba": from_hub(HUBS["celeba"], learning_rate=0.003),
     "imagefolder": IMAGEFOLDER,
     "parquet": PARQUET,
 }

@@ -21,7 +21,7 @@ def test_consent_is_the_nodes_alone_and_denied_by_default(tmp_path: Path) -> Non
         session(tmp_path, {"audit": "yes"})
 
 
-@pytest.mark.parametrize(("dataset", "rate"), [("digits", 0.25), ("mnist:/nowhere", 0.08)])
+@pytest.mark.parametrize(("dataset", "rate"), [("digits", 0.25), ("mnist:/nowhere", 0.05)])
 def test_a_rate_that_nobody_chose_is_a_number_before_the_owner_s_conditions_are_held_against_it(
     tmp_path: Path, dataset: str, rate: float
 ) -> None:
