@@ -99,9 +99,15 @@ def worst_first(audits: Iterable[Line]) -> list[Line]:
 
 
 def worst_of(audits: Sequence[Line]) -> Line | None:
-    """The audit that a run is summed up by: the most leaking of a client, else of a defended control."""
-    defended = [a for a in scored(of_kind(audits, "control-defended", "single-defended")) if is_evidence(a, audits)]
-    return next(iter(worst_first(scored(of_kind(audits, "client"))) or worst_first(defended)), None)
+    """The audit that a run is summed up by: the most leaking of a client or, where public images sent in the same way
+    gave more away, of those; the worst case only where there is no other."""
+    clients = worst_first(scored(of_kind(audits, "client")))[:1]
+    matched, single = (
+        worst_first(a for a in scored(of_kind(audits, kind)) if is_evidence(a, audits))[:1]
+        for kind in ("control-defended", "single-defended")
+    )
+    found = sorted([*clients, *matched], key=lambda a: ORDER.index(level(a)), reverse=True) or single
+    return found[0] if found else None
 
 
 def scores_in_words(audit: Line) -> str:

@@ -101,7 +101,7 @@ def _clients(audits: Sequence[Line]) -> list[str]:
         found.append(f"Of that audit's reconstruction: {'; '.join(named)}.")
     unproven = sum(not is_evidence(a, audits) for a in clients)
     if unproven:
-        found.append(f"{unproven} of them rely on a control that failed or is missing, and prove nothing.")
+        found.append(f"Of these, {plural(unproven, 'audit')} had a control that failed or is missing: no proof.")
     return found
 
 

@@ -112,13 +112,15 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     levels = [level(a) for a in clients if is_evidence(a, audits)]
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
+    known = len(levels) == len(clients)
+    who = "Not the audited clients' images" if known else "Nothing is known of the clients' images"
+    who = "The audited clients' images only in part" if "traces" in levels else who
+    behind = _behind_the_defense(audits, state, who)
+    if behind and (behind[0] == "leak" or "traces" not in levels):
+        return behind
     if "traces" in levels:
         text = "In part: some of what the server rebuilt is nearer to a client's images than another image is."
         return "traces", "Traces found", text
-    known = len(levels) == len(clients)
-    who = "Not the audited clients' images" if known else "Nothing is known of the clients' images"
-    if behind := _behind_the_defense(audits, state, who):
-        return behind
     if not levels:
         return _no_control({control_behind(audit, audits) for audit in clients})
     if "unknown" in levels:

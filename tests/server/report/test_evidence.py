@@ -68,9 +68,11 @@ def test_worst_first_orders_by_level_then_psnr() -> None:
     assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
 
 
-def test_a_run_is_summed_up_by_its_worst_client_else_by_what_its_defense_let_through() -> None:
-    traces = audit(scores=TRACES)
-    assert worst_of([CONTROL, audit("control-defended", REBUILT), audit(scores=NOTHING), traces]) is traces
+def test_a_run_is_summed_up_by_its_worst_client_or_by_more_that_its_defense_let_through() -> None:
+    traces, rebuilt = audit(scores=TRACES), audit("control-defended", REBUILT)
+    assert worst_of([CONTROL, rebuilt, traces]) is rebuilt
+    assert worst_of([CONTROL, audit("control-defended", TRACES), audit(scores=NOTHING), traces]) is traces
+    assert worst_of([CONTROL, audit("single-defended", REBUILT), traces]) is traces
     assert worst_of([CONTROL, DEFENDED, audit()]) is DEFENDED
     assert worst_of([CONTROL_FAILED, DEFENDED]) is None and worst_of([CONTROL]) is None
 

@@ -59,6 +59,8 @@ def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
         ([CONTROL, audit("control-defended", TRACES), audit(scores=NOTHING)], "traces", "give something away"),
         ([CONTROL, audit("control-defended", NOTHING), audit()], "unproven", "gave nothing away"),
         ([CONTROL, audit("control-defended", REBUILT), audit(scores=NOTHING)], "leak", "public images"),
+        ([CONTROL, audit("control-defended", REBUILT), audit(scores=TRACES)], "leak", "only in part, but public"),
+        ([CONTROL, audit("single-defended", REBUILT), audit(scores=TRACES)], "traces", "In part: some"),
         ([*CLEAR, audit("single-defended", REBUILT)], "traces", "one image in one step"),
         ([*CLEAR, audit("single-defended", TRACES)], "traces", "one image in one step"),
         ([CONTROL, audit("single-defended", REBUILT), audit()], "traces", "one image in one step"),
