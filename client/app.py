@@ -276,8 +276,8 @@ def hello(message: Message, context: Context) -> Message:
     own, rate = session.run.learning_rate, asked.get("learning-rate", session.run.learning_rate)
     if rate != own:
         raise ConfigError(
-            f"this client's release trains at learning-rate {own:g} where the server's says {rate!r}: name a number, as "
-            f"in -c learning-rate={own:g}"
+            f"this client's release trains at learning-rate {own:g} where the server's says {rate!r}: name a number, "
+            f"as in -c learning-rate={own:g}"
         )
     record = ConfigRecord({"client": node.client, "audit": node.consent})
     return Message(RecordDict({"hello": record}), reply_to=message)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
 
 SHAPE: Shape = (3, 32, 32)
-RATE = 0.01  # of CIFAR-10, whose shape this is; smaller for larger pictures
+RATE = 0.02  # of CIFAR-10, whose shape this is; smaller for larger pictures
 
 
 def _open(path: Path | None, split: str) -> "ImageFolder":
