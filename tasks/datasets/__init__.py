@@ -2,6 +2,11 @@
 
 FEMNIST's natural ids are its writers, CelebA's its persons (label: smiling, pictures resized from 178x218). FEMNIST
 has no held-out split on the hub.
+
+The learning rates are for ``cnn`` under the other defaults (PruneFL, PriPrune, 4 clients, 10 rounds, class-balanced
+20,000 examples). Accuracy in the end, by seed: digits 0.93, 0.89, 0.96 (seeds 0 to 2); MNIST 0.73, 0.70, 0.73 (0 to 2;
+at 0.25 it diverges); CIFAR-10 0.19, 0.24 (1 and 2; 0.03 diverges at seed 1, 0.08 at seed 0). Those of the others are
+taken from the measured one of their size, or for larger pictures less.
 """
 
 from prunella.tasks.datasets.dataset import Dataset
