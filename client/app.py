@@ -273,6 +273,12 @@ def hello(message: Message, context: Context) -> Message:
     check_model(node.policy, session.run.model, session.data.like[1])
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
+    own, rate = session.run.learning_rate, asked.get("learning-rate", session.run.learning_rate)
+    if rate != own:
+        raise ConfigError(
+            f"this client's release trains at learning-rate {own:g} where the server's says {rate!r}: name a number, "
+            f"as in -c learning-rate={own:g}"
+        )
     record = ConfigRecord({"client": node.client, "audit": node.consent})
     return Message(RecordDict({"hello": record}), reply_to=message)
 

@@ -37,6 +37,7 @@ from prunella.strategies.round.local import Procedure
 from prunella.strategies.round.roster import CONSENTS, Consent
 from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
 from prunella.tasks.examples import poisson_batches
+from prunella.tasks.recommended import settled
 from prunella.tasks.task import Task, identity, initial
 from prunella.tasks.training import Sgd
 
@@ -146,7 +147,8 @@ class Session:
     """What a message handler needs, made when first used."""
 
     def __init__(self, context: Context) -> None:
-        self.raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
+        given = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
+        self.raw: Raw = settled(given)
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
         check_run(self.node.policy, self.run, self.raw, self._privacy)

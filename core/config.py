@@ -25,6 +25,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
+RATE, AUTO = "learning-rate", "auto"  # settled before it is parsed here: tasks.recommended
 
 
 def kebab(name: str) -> str:
@@ -71,7 +72,8 @@ class Run(BaseModel):
     # local training
     local_steps: Count = 8  #: steps of local training in a round
     batch_size: Count = 16  #: examples in a step
-    learning_rate: Positive = 0.25  #: of the clients' SGD
+    #: of the clients' SGD; auto is the rate that the dataset's line recommends: 0.25 for digits
+    learning_rate: Positive = 0.25
     momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  #: of the clients' SGD
     device: str = "auto"  #: where clients train: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device

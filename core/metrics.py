@@ -48,6 +48,7 @@ _ALL = (
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
     Metric("clients_available", "gauge", "Clients that are connected and within their budget."),
+    Metric("clients_denying_audits", "gauge", "Clients that take part and let nobody score their images."),
     Metric("clients_selected", "gauge", "Clients asked to train in the last round."),
     Metric("leakage_nmi_ratio", "gauge", "Normalised mutual information, 16 levels.", "ratio", _LEAK, "up"),
     Metric("leakage_psnr_decibels", "gauge", "Peak signal-to-noise ratio of the best match.", "dB", _LEAK, "up"),
@@ -59,7 +60,7 @@ _ALL = (
     Metric("attack_control_ok", "gauge", "1 when the undefended positive control was rebuilt, else 0."),
     Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
     Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),
-    Metric("privacy_epsilon", "gauge", "Epsilon clients report; absent for heuristic defenses.", "", ("stat",), "up"),
+    Metric("privacy_epsilon", "gauge", "Epsilon at privacy.delta; absent for heuristic defenses.", "", ("stat",), "up"),
     Metric(
         "channel_information_nats",
         "gauge",

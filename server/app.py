@@ -3,9 +3,11 @@
 import os
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
@@ -27,6 +29,7 @@ from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import class_names, load_test, make_task
 from prunella.tasks.examples import Examples
 from prunella.tasks.public import set_apart
+from prunella.tasks.recommended import choice, settled
 from prunella.tasks.task import initial, prunable, require_fit
 
 app = ServerApp()
@@ -82,6 +85,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     model = ServerModel(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
     strategy.roster.classes = class_names(run.dataset, None)
+    strategy.roster.learning_rate = run.learning_rate
     strategy.roster.numbering = Numbering(numbering_file(folder) if run.registered_keys else None)
     auditor = Auditor(run, raw, task, canary, strategy.roster, folder)
     store = RunStore.open(folder)
@@ -89,6 +93,15 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)
     strategy.listener = federation.on_reply
     return federation
+
+
+def _guessing(federation: Federation) -> dict[str, float]:
+    """What a model that only guesses would score on the server's test examples: how many there are, and the share of
+    the most frequent class. Nothing where the clients evaluate."""
+    test = federation.test
+    if test is None or not len(test) or federation.run.evaluation == "clients":
+        return {}
+    return {"test_examples": len(test), "largest_class": int(test.y.bincount().max()) / len(test)}
 
 
 def describe(federation: Federation) -> None:
@@ -103,6 +116,8 @@ def describe(federation: Federation) -> None:
         settings=dict(federation.raw),
         versions=versions(),
         model_parameters=sum(t.numel() for t in initial(federation.task, 0)[0].values()),
+        classes=federation.task.classes,
+        **_guessing(federation),
         started=federation.store.run().get("started") or now(),
         threat_model=f"{federation.auditor.attack.threat}. Strategy {run.strategy}, defenses {','.join(chain.names)}.",
         claims=[f"{name}: {claim}" for name, claim in zip(chain.names, chain.claims, strict=True)],
@@ -113,7 +128,10 @@ def describe(federation: Federation) -> None:
 def main(grid: Grid, context: Context) -> None:
     """Run the federation named by the run's settings."""
     set_threads()
-    raw: Raw = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
+    given = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
+    raw: Raw = settled(given)
+    if said := choice(given):
+        log(INFO, "%s", said)
     run = parse_run(raw)
     with claimed(run_directory(run)):
         run_to_end(assemble(run, raw), grid)

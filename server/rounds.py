@@ -174,6 +174,8 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     kept = strategy.downlink.density(_mask(federation))
     seconds = time.perf_counter() - begin_time
     rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
+    denying = sum(member.consent == "deny" for member in strategy.roster.members.values())
+    rows.append(row("clients_denying_audits", denying))
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
         f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip

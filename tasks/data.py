@@ -50,6 +50,11 @@ def describe(dataset: str, root: Path | None) -> tuple[Shape, int]:
     return entry.describe(path)
 
 
+def recommended_rate(dataset: str) -> float:
+    """The learning rate of a run that names none. Raises ``ConfigError`` for an unknown dataset."""
+    return _find(dataset, None)[0].learning_rate
+
+
 def class_names(dataset: str, root: Path | None) -> tuple[str, ...]:
     """The classes in the order of their numbers; empty where the data does not name them."""
     entry, path = _find(dataset, root)

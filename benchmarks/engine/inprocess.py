@@ -38,6 +38,7 @@ from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
 from prunella.tasks.data import load_client
 from prunella.tasks.examples import Examples
+from prunella.tasks.recommended import settled
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation
 from prunella.wire.records import from_dense
@@ -61,7 +62,7 @@ def settings(**overrides: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in project["tool"]["flwr"]["app"]["config"].items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-    return flat | {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
+    return settled(flat | {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()})
 
 
 class LocalContext(Context):

@@ -52,7 +52,7 @@ def run_local(
         return "completed"
     request = restored(run, keep) if run else asked(app, runs, given, keep=keep, **options)
     with shown() as view:
-        outcome = launch(request, view, checker(request), run)
+        outcome = launch(request, view, checker(request, view), run)
     if outcome.status != "completed":
         record(outcome)
         explain(outcome)
@@ -68,7 +68,7 @@ def submit_run(
     run = resumed(runs, resume, given)
     request = restored(run) if run else asked(app, runs, given, audit="deny", **options)
     with shown() as view:
-        outcome = submit(request, target, view, checker(request), run)
+        outcome = submit(request, target, view, checker(request, view), run)
     if outcome.status == "stopped":
         say(f"run {outcome.run.id}: {outcome.error}", errors)
         return outcome.status
@@ -96,9 +96,14 @@ def asked(app: Path | None, runs: Path, given: Sequence[str], **options: Any) ->
     return RunRequest(directory, runs, typed, **options)
 
 
-def checker(request: RunRequest) -> Callable[[], None]:
-    """What raises ``ConfigError`` where the rules refuse the settings; it may take seconds."""
-    return lambda: settings.check(settings.read_app(request.app), request.settings)
+def checker(request: RunRequest, view: View) -> Callable[[], None]:
+    """Raises ``ConfigError`` where the rules refuse the settings, and says what was chosen; it may take seconds."""
+
+    def check() -> None:
+        if said := settings.check(settings.read_app(request.app), request.settings):
+            view.say(said)
+
+    return check
 
 
 @contextmanager

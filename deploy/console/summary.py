@@ -1,10 +1,11 @@
 """The table at the end of a run, from the files the server wrote. Pure functions over their lines.
 
->>> rows({"status": "completed"}, [{"round": 1, "metric": "accuracy_ratio", "labels": {}, "value": 0.5}], [])
-[('accuracy', '0.500')]
+>>> accuracy = {"round": 1, "metric": "accuracy_ratio", "labels": {}, "value": 0.5}
+>>> [value for label, value in rows({"status": "completed"}, [accuracy], []) if label in ("accuracy", "verdict")]
+['0.500', 'Not audited']
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -13,10 +14,11 @@ from rich.text import Text
 
 from prunella.deploy.console.progress import State, fold, megabytes
 from prunella.deploy.runs import RunDir
-from prunella.server.report.verdict import verdict
+from prunella.server.report.evidence import in_words
+from prunella.server.report.verdict import RunVerdict, judge
 from prunella.server.store.read import read_audits, read_metrics, read_run
 
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 Rows = list[tuple[str, str]]
 
 
@@ -35,22 +37,11 @@ def failure_row(lines: Sequence[Line]) -> Rows:
     return [("replies left out", f"{', '.join(counted)}; why: 'left out' in the server's log")] if counted else []
 
 
-def leakage_rows(audits: Sequence[Line]) -> Rows:
-    """The last score of each attack and defense, worst image, and whether the positive control was rebuilt."""
-    scored = {(a["attack"], a["defense"], a["kind"]): a["scores"] for a in audits if a.get("scores")}
-    found: Rows = []
-    for (attack, defense, kind), scores in scored.items():
-        worst = ", ".join(f"{name.upper()} {scores[name]['worst']:.2f}" for name in ("psnr", "ssim") if name in scores)
-        whose = "client" if kind == "client" else "canary"
-        found.append((f"leakage, {whose}", f"{attack} against {defense}: {worst} (worst image)"))
-    said = {(a["attack"], a["defense"]): a["level"] for a in audits if a.get("level") and not a.get("scores")}
-    found += [
-        ("leakage, client", f"{attack} against {how}: {word} (no numbers)") for (attack, how), word in said.items()
-    ]
-    controls = [a["ok"] for a in audits if a["kind"] == "control" and a.get("ok") is not None]
-    if controls:
-        found.append(("positive control", "rebuilt" if all(controls) else "NOT rebuilt: the attack proves nothing"))
-    return found
+def verdict_rows(answer: RunVerdict) -> Rows:
+    """What the report says: the verdict, the worst audit, and what must stand beside it."""
+    found: Rows = [("verdict", answer.badge), ("privacy", answer.headline)]
+    found += [("worst audit", in_words(answer.worst))] if answer.worst else []
+    return found + [("note", note) for note in answer.notes]
 
 
 def rows(run: Line, metrics: Sequence[Line], audits: Sequence[Line]) -> Rows:
@@ -59,8 +50,7 @@ def rows(run: Line, metrics: Sequence[Line], audits: Sequence[Line]) -> Rows:
     found: Rows = [("rounds", f"{state.round} of {state.rounds}")] if state.rounds else []
     found += [("accuracy", f"{state.accuracy:.3f}")] if state.accuracy is not None else []
     found += [("density", f"{state.density:.3f}")] if state.density is not None else []
-    found += wire_row(state) + failure_row(metrics) + leakage_rows(audits)
-    found += [("privacy", verdict(audits).headline)] if audits else []
+    found += wire_row(state) + failure_row(metrics) + verdict_rows(judge(run, metrics, audits))
     found += [("note", str(run["note"]))] if run.get("note") else []
     return found + ([("error", str(run["error"]))] if run.get("error") else [])
 

@@ -24,6 +24,7 @@ Value = str | int | float | bool
 NAME = "prunella"
 # Settings whose values are names in other packages' registries; to check them those packages are imported.
 NAMED = ("strategy", "defenses", "attack", "model", "dataset")
+RATE, AUTO = "learning-rate", "auto"  # as in core.config, which is slow to import
 # Set by the launcher.
 RESERVED = ("run-dir", "resume")
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -91,6 +92,8 @@ def typed(key: str, text: str, default: Value) -> Value:
         if text.lower() not in _TRUTH:
             raise ConfigError(f"{key}: {text!r} is neither true nor false: write one of them")
         return _TRUTH[text.lower()]
+    if key == RATE and default == AUTO and text != AUTO:
+        default = 0.25  # a number, although its default is a word
     if isinstance(default, str):
         return text
     try:
@@ -154,18 +157,23 @@ def check_names(settings: Mapping[str, Value]) -> None:
                 raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
 
 
-def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> None:
-    """Apply Prunella's rules to ``given``; another app has none. Raises ``ConfigError``.
+def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> str:
+    """Apply Prunella's rules to ``given``; another app has none. Raises ``ConfigError``. Returns what the user should
+    know of a setting that was chosen for another dataset or model than the default, or "".
 
     The registries import PyTorch, so they are consulted only for what the user changed.
     """
     if not is_prunella(app):
-        return
+        return ""
     from prunella.core.config import check_sections, parse_run
 
     everything = {**defaults(app), **given}
-    parse_run(everything)
+    parse_run({key: value for key, value in everything.items() if (key, value) != (RATE, AUTO)})
     if any("." in key for key in given):
         check_sections(given, sections())
-    if any(key in NAMED for key in given):
-        check_names(everything)
+    if not any(key in NAMED for key in given):
+        return ""
+    check_names(everything)
+    from prunella.tasks.recommended import choice
+
+    return choice(everything) if {"dataset", "model"} & given.keys() else ""

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from prunella.attacks import ATTACKS
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
-from prunella.core.config import Run, kebab, section_defaults
+from prunella.core.config import AUTO, RATE, Run, kebab, section_defaults
 from prunella.core.errors import ConfigError
 from prunella.core.installation import ROOMS
 from prunella.privacy import DEFENSES
@@ -108,9 +108,14 @@ def groups() -> Iterator[tuple[str, list[str]]]:
         yield title, [kebab(field) for field in re.findall(r"^    (\w+): ", body, re.MULTILINE)]
 
 
+def run_defaults() -> dict[str, Any]:
+    """The settings without a section as a user finds them: before ``tasks.recommended`` has settled the rate."""
+    return {**Run().model_dump(by_alias=True), RATE: AUTO}
+
+
 def block() -> str:
     """``[tool.flwr.app.config]`` with every setting, its default and its meaning."""
-    run, lines = Run().model_dump(by_alias=True), [f"[{CONFIG}]"]
+    run, lines = run_defaults(), [f"[{CONFIG}]"]
     for title, keys in groups():
         lines += [f"# {title}", *(f"{key} = {json.dumps(run[key])}  # {meaning(Run, key)}" for key in keys)]
     for name, settings in (item for family in FAMILIES.values() for item in family.items()):
@@ -169,11 +174,12 @@ def section(name: str, settings: type) -> str:
 
 def page() -> str:
     """The whole page."""
-    defaults = Run().model_dump(by_alias=True)
+    defaults = run_defaults()
     run = Run.model_json_schema(by_alias=True)["properties"]
     parts = [INTRODUCTION, "\n## The run\n\n"]
     for title, keys in groups():
-        rows = [[f"`{key}`", shown(defaults[key]), kind(run[key]), meaning(Run, key)] for key in keys]
+        kinds = {key: kind(run[key]) + (", or auto" if key == RATE else "") for key in keys}
+        rows = [[f"`{key}`", shown(defaults[key]), kinds[key], meaning(Run, key)] for key in keys]
         parts.append(f"### {sentence(title)}\n\n{table(rows, ['setting', 'default', 'type', 'meaning'])}\n")
     parts.append("### The lists\n\n")
     parts.append(table([[f"`{key}`", ", ".join(names)] for key, names in CHOICES.items()], ["setting", "entries"]))

@@ -1,32 +1,19 @@
 """The table of every audit in a report: who was attacked, with what result, and all scores beside their baselines."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prunella.attacks.score.level import level, value
-from prunella.server.report.pictures import who
+from prunella.server.report.evidence import control_state, is_evidence, who
 from prunella.server.report.units import NONE, digits, duration, error, fixed, percent, plural, score
-from prunella.server.report.verdict import control_of, control_state
-from prunella.server.store.schema import StoreError, StoreLine, check_audit
+from prunella.server.store.schema import StoreLine
 
 ROWS = 300  # audits in the table
-KINDS = ("control", "control-defended", "client")
 RESULTS = {
     "rebuilt": ("leak", "● rebuilt"), "traces": ("traces", "◐ traces"), "baseline": ("clear", "○ nothing"),
     "unknown": ("unproven", "? not judged"),
 }  # fmt: skip
 OUTCOMES = {"no-consent": "no consent", "failed": "failed", "control-failed": "control failed", "scored": "scored"}
-
-
-def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
-    """The audits that fit the store, sorted by round with the control first, and the number of those that do not."""
-    valid, damaged = [], 0
-    for line in lines:
-        try:
-            valid.append(check_audit(line))
-        except StoreError:
-            damaged += 1
-    return sorted(valid, key=lambda a: (a["round"], KINDS.index(a["kind"]), a["client"] or 0)), damaged
 
 
 def _cell(audit: StoreLine, metric: str, shown: Callable[[float | None], str]) -> dict[str, Any]:
@@ -53,13 +40,13 @@ def _result(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
     """The tone (a CSS class) and the words of an audit's result."""
     if audit["outcome"] != "scored":
         return "unproven", OUTCOMES[audit["outcome"]]
-    if audit["kind"] == "control" and control_state(audit) == "failed":
+    undefended = audit["kind"] in ("control", "single")
+    if undefended and control_state(audit) == "failed":
         return "unproven", "control failed"
-    found = level(audit)
-    if audit["kind"] != "control" and found != "rebuilt" and control_state(control_of(audit, audits)) != "rebuilt":
+    if not undefended and not is_evidence(audit, audits):
         return "unproven", "proves nothing"
-    tone, words = RESULTS[found]
-    return ("silent" if audit["kind"] == "control" else tone), words
+    tone, words = RESULTS[level(audit)]
+    return ("silent" if undefended else tone), words
 
 
 def letter(index: int) -> str:
@@ -77,7 +64,7 @@ def audit_table(audits: Sequence[StoreLine], threats: Sequence[str]) -> list[dic
         tone, result = _result(audit, audits)
         rows.append({
             "round": audit["round"], "who": who(audit), "images": _images(audit), "tone": tone, "result": result,
-            "attack": audit["attack"],
+            "reason": audit.get("reason") or "", "attack": audit["attack"], "found_by": audit.get("found_by") or "",
             "knows": "adaptive" if audit["adaptive"] else "not adaptive", "defense": audit["defense"],
             "threat": letter(threats.index(audit["threat"])), "cells": _cells(audit),
         })  # fmt: skip

@@ -15,12 +15,14 @@ from markupsafe import Markup
 
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
-from prunella.server.report.audit_table import ROWS, audit_table, letter, no_pictures, valid_audits
+from prunella.server.report.audit_table import ROWS, audit_table, letter, no_pictures
 from prunella.server.report.command import command
+from prunella.server.report.evidence import valid_audits
 from prunella.server.report.figures import leakage_charts, run_charts
 from prunella.server.report.page import STYLE, TEMPLATE
 from prunella.server.report.pictures import choose, strip
 from prunella.server.report.series import label_values, last
+from prunella.server.report.state import RunState, run_state
 from prunella.server.report.tiles import NO_FAILURES, tiles
 from prunella.server.report.units import digits, fixed, plural
 from prunella.server.report.verdict import verdict
@@ -32,10 +34,9 @@ OPEN = 6  # picture strips that are shown without a click
 REPORT = "report.html"
 
 
-def bounds(lines: Sequence[StoreLine]) -> list[tuple[str, str]]:
+def bounds(state: RunState, lines: Sequence[StoreLine]) -> list[tuple[str, str]]:
     """The figures that hold against any attack, as far as the run has them."""
-    found = [(f"ε, {stat}", digits(e)) for stat in label_values(lines, "privacy_epsilon", "stat")
-             if (e := last(lines, "privacy_epsilon", stat=stat)) is not None]  # fmt: skip
+    found = [("Differential privacy", state.guarantee)] if state.guarantee else []
     nats = last(lines, "channel_information_nats")
     if nats is not None:
         found.append(
@@ -99,7 +100,8 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     """Everything the template shows."""
     run, lines = read_run(run_dir), read_metrics(run_dir)
     audits, damaged = valid_audits(read_audits(run_dir))
-    answer = verdict(audits)
+    state = run_state(run, lines, audits)
+    answer = verdict(audits, state, damaged)
     chosen = choose(audits, latest=live)
     threats = list(dict.fromkeys(a["threat"] for a in audits))
     reasons = label_values(lines, "client_failures_total", "reason")
@@ -108,7 +110,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     return {
         "style": Markup(STYLE), "live": live, "withheld": False, "script": "",
         "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
-        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, audits),
+        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, state, answer.worst),
         "strips": [strip(run_dir, audit) for audit in chosen],
         "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
         "no_pictures": no_pictures(audits),
@@ -117,7 +119,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "audits": audit_table(audits, threats), "audits_left": max(0, len(audits) - ROWS),
         "threat_model": run.get("threat_model") or "This run states no threat model.",
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
-        "claims": run.get("claims") or [], "bounds": bounds(lines),
+        "claims": run.get("claims") or [], "bounds": bounds(state, lines),
         "no_failures": f"{NO_FAILURES}." if lines else "Not known, because there are no numbers.",
         "failures": [(reason, digits(number)) for reason, number in failures if number],
         "command": command(run) if run else "", "seed": settings.get("seed", "unknown"), "settings": _table(settings),

@@ -28,6 +28,7 @@ Axis = tuple[str, str, Callable[[float | None], str], tuple[float, float]]
 AUDITED: dict[str, tuple[str, Role]] = {
     "control": ("control, undefended", "red"),
     "control-defended": ("control, defended", "yellow"),
+    "single-defended": ("worst case, defended", "grey"),
     "client": ("clients", "blue"),
 }
 AXES: tuple[Axis, ...] = (

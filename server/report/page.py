@@ -69,6 +69,7 @@ th,td { text-align:left; vertical-align:top; padding:7px 6px; border-top:1px sol
 thead th { border-top:0; color:var(--soft); font-weight:500; background:var(--wash); vertical-align:bottom; }
 td.n,th.n { text-align:right; } td.n,td small { white-space:nowrap; }
 td small { display:block; color:var(--soft); font-size:.76rem; }
+td small.why { white-space:normal; font-weight:400; min-width:9em; overflow-wrap:anywhere; }
 .plain td { overflow-wrap:anywhere; } .plain td:first-child { white-space:nowrap; }
 .result { font-weight:600; color:var(--tone,inherit); white-space:nowrap; }
 .notes { padding-left:0; list-style:none; margin:10px 0 0; font-size:.88rem; color:var(--soft); }
@@ -130,7 +131,9 @@ reconstructions among those that were stored.</p>{% endif %}{% endif %}
 {% if audits %}<p class="lead terms">In an audit the server attacks an update exactly as it received it, and the client
 scores the result against its own images. The scores PSNR and SSIM measure how similar a rebuilt image is to the
 original: a higher score means that more has leaked. A control is the same attack on images that the server itself
-owns, so that its success is known. <em>How to read the scores</em>, at the end, explains every term.</p>
+owns, sent exactly as a client sends its own, so that its success is known. The worst case is one such image in one
+step: not what the clients did, but what the server may ask for. <em>How to read the scores</em>, at the end, explains
+every term.</p>
 {% endif %}
 </header>
 
@@ -144,7 +147,7 @@ owns, so that its success is known. <em>How to read the scores</em>, at the end,
 <section>
 <h2>What the server rebuilt</h2>
 {% if strips %}<p class="lead">Each column is one image: the original above, what the server rebuilt below.
-{% if strips_left %}This shows the last controls and the {{ "latest audits" if live else "audits that leak most" }}:
+{% if strips_left %}This shows the controls and the audits {{ "that are latest" if live else "that leak most" }}:
 {{ strips|length }} of
 {{ strips|length + strips_left }} audits with pictures.{% endif %}</p>
 <div class="strips">
@@ -187,8 +190,10 @@ brackets, the scores of a random image and of another image.{% if audits_left %}
 <th class="n">Objective, time</th></tr></thead>
 <tbody>{% for a in audits %}<tr>
 <td class="n">{{ a.round }}</td><td>{{ a.who }}{% if a.images %}<small>{{ a.images }}</small>{% endif %}</td>
-<td class="result {{ a.tone }}">{{ a.result }}</td>
-<td>{{ a.attack }}<small>{{ a.knows }}</small><small>view {{ a.threat }}</small></td><td>{{ a.defense }}</td>
+<td class="result {{ a.tone }}">{{ a.result }}
+{%- if a.reason %}<small class="why">{{ a.reason }}</small>{% endif %}</td>
+<td>{{ a.attack }}{% if a.found_by %}<small>by {{ a.found_by }}</small>{% endif %}
+<small>{{ a.knows }}</small><small>view {{ a.threat }}</small></td><td>{{ a.defense }}</td>
 {% for cell in a.cells %}<td class="n">{{ cell.worst }}
 {%- for note in cell.rest %}<small>{{ note }}</small>{% endfor %}</td>
 {% endfor %}</tr>{% endfor %}</tbody></table></div>
@@ -247,8 +252,10 @@ identical. NMI depends on the image size: read it beside its baselines.</dd>
 <dt>Own image nearest</dt><dd>Share of images whose reconstruction is nearer to them than to the others.</dd>
 <dt>Another image</dt><dd>What a different image of the same batch scores, for comparison; for a single image, a flat
 one of its mean brightness.</dd>
-<dt>Control</dt><dd>The same attack on control images without a defense. If even this fails, finding nothing means
-nothing.</dd>
+<dt>Control</dt><dd>The same attack on public images that were trained on exactly as the audited client trains, without
+a defense. If even this fails, the attack cannot judge this setting, and finding nothing means nothing.</dd>
+<dt>Worst case</dt><dd>One public image in one step, the easiest update to attack. The server may ask clients for
+it.</dd>
 <dt>Adaptive</dt><dd>The attack knows which defense is used and works around it.</dd>
 </dl>
 </section>

@@ -20,8 +20,8 @@ from torch.nn.functional import interpolate
 from prunella.attacks.score.leakage import psnr, ssim
 from prunella.attacks.score.level import Line
 from prunella.core.files import read_tree
+from prunella.server.report.evidence import KINDS, of_kind, who, worst_first
 from prunella.server.report.units import decibels, score
-from prunella.server.report.verdict import worst_first
 from prunella.server.store.schema import StoreError
 
 STRIPS = 12  # strips in a report
@@ -54,23 +54,13 @@ class Strip:
     problem: str = ""
 
 
-def who(audit: Line) -> str:
-    """
-    >>> who({"kind": "client", "client": 3}), who({"kind": "control-defended"})
-    ('Client 3', 'Control, defended')
-    """
-    names = {"control": "Control, undefended", "control-defended": "Control, defended"}
-    return names.get(audit["kind"]) or ("Client" if audit.get("client") is None else f"Client {audit['client']}")
-
-
 def choose(audits: Sequence[Line], most: int = STRIPS, latest: bool = False) -> list[Line]:
-    """The audits to show: the last control of each kind, then the most leaking of the others, or the latest of them."""
+    """The audits to show: of each kind of control the most leaking one, then clients', the most leaking first. With
+    ``latest`` the newest stand in for the most leaking."""
     shown = [a for a in audits if a.get("pictures")]
-    last = [[a for a in shown if a["kind"] == kind][-1:] for kind in ("control", "control-defended")]
-    first = [a for group in last for a in group]
-    clients = [a for a in shown if a["kind"] == "client"]
-    ordered = clients[::-1] if latest else worst_first(clients)
-    return first + ordered[: max(0, most - len(first))]
+    ordered = shown[::-1] if latest else worst_first(shown)
+    controls = [a for kind in KINDS if kind != "client" for a in of_kind(ordered, kind)[:1]]
+    return controls + of_kind(ordered, "client")[: max(0, most - len(controls))]
 
 
 def png(image: Tensor) -> str:

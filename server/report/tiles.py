@@ -1,13 +1,14 @@
 """The figures at the top of a report: accuracy, density, worst leakage, bytes sent, rounds and failures."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
-from prunella.attacks.score.level import value
-from prunella.server.report.pictures import who
+from prunella.attacks.score.level import Line, level, value
+from prunella.server.report.evidence import WORDS, who
 from prunella.server.report.series import last, points, total
+from prunella.server.report.state import RunState
 from prunella.server.report.units import NONE, decibels, digits, duration, percent, score, size
-from prunella.server.report.verdict import worst_first
 from prunella.server.store.schema import StoreLine
 
 NO_FAILURES = "No reply was left out"
@@ -27,38 +28,50 @@ def _wire_tile(run: StoreLine, lines: Sequence[StoreLine]) -> dict[str, Any]:
     return _tile("Sent, both ways", size(sent), note, "" if values == "float32" else f"updates rounded to {values}")
 
 
-def _leakage_tile(audits: Sequence[StoreLine]) -> dict[str, Any]:
-    scored = [a for a in audits if a["kind"] == "client" and a["outcome"] == "scored"]
-    name = "Worst client leakage"
-    if not scored:
-        return _tile(name, "not measured", "no client was scored") | {"wide": True}
-    worst = worst_first(scored)[0]
+def _leakage_tile(worst: Line | None) -> dict[str, Any]:
+    """Of the audit that the verdict sums the run up by."""
+    name, wide = "Worst leakage", {"wide": True}
+    if worst is None:
+        return _tile(name, "not measured", "no client was scored") | wide
+    where = f"{who(worst)}, round {worst['round']}"
+    if not worst.get("scores"):
+        return _tile(name, WORDS[level(worst)], where, "as the client reported, without numbers") | wide
+    psnr, ssim, nmi = (value(worst, metric) for metric in ("psnr", "ssim", "nmi"))
     other = {metric: value(worst, metric, "other") for metric in ("psnr", "ssim")}
-    return _tile(
-        name,
-        f"PSNR {decibels(value(worst, 'psnr'))}",
-        f"SSIM {score(value(worst, 'ssim'))} · NMI {score(value(worst, 'nmi'))} · {who(worst)}, round {worst['round']}",
-        f"another image would score PSNR {decibels(other['psnr'])}, SSIM {score(other['ssim'])}",
-    ) | {"wide": True}
+    return (
+        _tile(
+            name,
+            f"PSNR {decibels(psnr)}",
+            f"SSIM {score(ssim)} · NMI {score(nmi)} · {where}",
+            f"another image would score PSNR {decibels(other['psnr'])}, SSIM {score(other['ssim'])}",
+        )
+        | wide
+    )
+
+
+def _accuracy_tile(state: RunState, lines: Sequence[StoreLine]) -> dict[str, Any]:
+    accuracy = points(lines, "accuracy_ratio")
+    best = f"best {percent(max(y for _, y in accuracy))}" if accuracy else ""
+    loss = "" if state.loss is None else f"loss {digits(state.loss)} nats" if state.loss < inf else "loss not finite"
+    doubt = state.doubt[0].lower() if state.doubt and state.accuracy is not None else ""
+    return _tile("Accuracy", percent(state.accuracy), best, loss, doubt)
 
 
 def _failures_note(failures: float) -> str:
     return "replies left out" if failures else NO_FAILURES.lower()
 
 
-def tiles(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> list[dict[str, Any]]:
-    accuracy, losses = points(lines, "accuracy_ratio"), last(lines, "loss")
-    best = f"best {percent(max(y for _, y in accuracy))}" if accuracy else ""
+def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, worst: Line | None) -> list[dict[str, Any]]:
+    """``worst`` is the verdict's."""
     done, planned = last(lines, "round"), last(lines, "rounds") or run.get("settings", {}).get("rounds")
     failures = total(lines, "client_failures_total", "reason") or 0.0
     times = [y for _, y in points(lines, "round_seconds")]
     parameters = run.get("model_parameters")
     kept = last(lines, "mask_density_ratio")
     return [
-        _tile("Accuracy", percent(accuracy[-1][1] if accuracy else None), best,
-              f"loss {digits(losses)} nats" if losses is not None else ""),
+        _accuracy_tile(state, lines),
         _tile("Density", percent(kept), f"of {parameters:,} parameters kept" if parameters else "parameters kept"),
-        _leakage_tile(audits),
+        _leakage_tile(worst),
         _wire_tile(run, lines),
         _tile("Rounds", digits(done or 0), f"of {digits(float(planned))}" if planned else "",
               f"{duration(sum(times) / len(times))} a round" if times else ""),

@@ -90,6 +90,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}{NARROW}min {rest}{NARROW}s" if minutes else f"{rest}{NARROW}s"
 
 
+def capital(text: str) -> str:
+    """
+    >>> capital("all 4 clients of Ann"), capital("")
+    ('All 4 clients of Ann', '')
+    """
+    return text[:1].upper() + text[1:]
+
+
 def plural(count: int, thing: str, things: str = "") -> str:
     """
     >>> plural(1, "client"), plural(2, "client"), plural(0, "reply", "replies")

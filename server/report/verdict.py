@@ -1,185 +1,168 @@
-"""What the audits of a run show, as pure functions over the lines of ``audits.jsonl``.
+"""What a run's audits show, in a word, a line and reasons: the one source of what is said of a run anywhere.
 
-An attack that finds nothing is evidence only if the same attack, in the same run, rebuilt an undefended control. Even
-then the finding is about *this attack*; it never shows that the data are private. So a client audit is judged in two
-steps: ``level`` compares its worst image with the scores of another image, and ``control_of`` finds the control that
-it relies on.
-
-Worst is the most leaking image. PSNR in dB, SSIM and NMI in [0, 1]; higher leaks more for all three.
+The terminal, the report, the live page and ``prunella compare`` all show a ``RunVerdict``. Evidence of a leak comes
+first. A clear verdict needs everything: a model that learned, a defense, every control rebuilt, every audit answered,
+and an attack that fitted the updates. Even then the finding is about *this attack*; it never shows that data are
+private.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prunella.attacks.score.level import ORDER, Level, Line, level, value
-from prunella.server.report.units import decibels, plural, score
+from prunella.attacks.score.level import Line, level
+from prunella.server.report.evidence import (
+    Control,
+    control_behind,
+    control_state,
+    fitted,
+    is_evidence,
+    of_kind,
+    scored,
+    trouble,
+    valid_audits,
+    worst_of,
+)
+from prunella.server.report.reasons import notes, sentences
+from prunella.server.report.state import RunState, run_state
+from prunella.server.report.units import capital
+from prunella.server.store.schema import StoreLine
 
-Control = Literal["rebuilt", "failed", "missing"]
-WORDS: dict[Level, str] = {
-    "rebuilt": "an image rebuilt", "traces": "traces of an image", "baseline": "no more than another image shows",
-    "unknown": "not judged",
-}  # fmt: skip
-FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
 Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
+Answer = tuple[Tone, str, str]
 
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons."""
+    """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons, the ``notes``
+    being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by."""
 
     tone: Tone
     badge: str
     headline: str
-    sentences: tuple[str, ...]
+    sentences: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    worst: Line | None = None
 
 
-def control_state(control: Line | None) -> Control:
-    """What the run recorded about its control or, if it recorded nothing, what the control's scores show."""
-    if control is None:
-        return "missing"
-    if control["outcome"] in FAILED or control.get("ok") is False:
-        return "failed"
-    return "rebuilt" if control.get("ok") or level(control) == "rebuilt" else "failed"
+def worst_cases(audits: Sequence[Line], defended: bool) -> list[Line]:
+    """The audits of one public image in one step, as this run's clients would have answered."""
+    return [a for a in scored(of_kind(audits, "single-defended" if defended else "single")) if is_evidence(a, audits)]
 
 
-def control_of(audit: Line, audits: Iterable[Line]) -> Line | None:
-    """The undefended control that an audit relies on: the same attack, in its round or the last one before it."""
-    controls = [a for a in audits if a["kind"] == "control" and a["attack"] == audit["attack"]]
-    before = [a for a in controls if a["round"] <= audit["round"]]
-    return max(before, key=lambda a: a["round"], default=None)
+def _no_control(controls: set[Control]) -> Answer:
+    if "failed" not in controls:
+        return "unproven", "Proves nothing", "The audit proves nothing: no undefended control was run."
+    text = "The audit proves nothing: this attack cannot judge this setting, since it failed on its undefended control."
+    return "unproven", "Proves nothing", text
 
 
-def _is_evidence(audit: Line, controls: Iterable[Line]) -> bool:
-    """Whether an audit is evidence: its control was rebuilt, or it rebuilt an image itself."""
-    return level(audit) == "rebuilt" or control_state(control_of(audit, controls)) == "rebuilt"
+def _behind_the_defense(audits: Sequence[Line], state: RunState, who: str) -> Answer | None:
+    """What public images give away, where ``who`` says that the clients' are not known to."""
+    matched = [level(a) for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits)]
+    single = [level(a) for a in worst_cases(audits, state.defended)]
+    how = "behind this run's defense" if state.defended else "without a defense"
+    if "rebuilt" in matched:
+        text = f"{who}, but public images, sent as a client sends its own, were rebuilt {how}."
+        return "leak", "Defense failed", text
+    if "rebuilt" in single:
+        text = f"{who}, but one image in one step, which the server may ask for, is rebuilt {how}."
+        return "traces", "Worst case rebuilt", text
+    if "traces" in matched:
+        return "traces", "Traces found", f"{who}, but the updates of public images give something away {how}."
+    if "traces" in single:
+        text = f"{who}, but one image in one step, which the server may ask for, gives something away {how}."
+        return "traces", "Worst case traces", text
+    return None
 
 
-def worst_first(audits: Iterable[Line]) -> list[Line]:
-    """The most leaking audit first: by level, then PSNR, then SSIM."""
-
-    def key(audit: Line) -> tuple[int, float, float]:
-        psnr, ssim = value(audit, "psnr"), value(audit, "ssim")
-        return ORDER.index(level(audit)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
-
-    return sorted(audits, key=key, reverse=True)
-
-
-def scores_in_words(audit: Line) -> str:
-    if not audit.get("scores"):
-        return f"{WORDS[level(audit)]}, as the client reported without numbers, round {audit['round']}"
-    return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}, round {audit['round']}"
-
-
-def _control_sentence(controls: Sequence[Line]) -> str:
-    if not controls:
-        return "No undefended control was run, so an attack that finds nothing shows nothing."
-    failed = [c for c in controls if control_state(c) != "rebuilt"]
+def _doubts(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | None:
+    """Why finding nothing is no clear verdict."""
+    failed = [a for a in audits if a["outcome"] == "failed"]
+    relying = scored(of_kind(audits, "client", "control-defended", "single-defended"))
+    states = {control_behind(audit, audits) for audit in relying}
+    states |= {control_state(audit) for audit in of_kind(audits, "control", "single")}
     if failed:
-        rounds = ", ".join(str(c["round"]) for c in failed[:8])
-        return (
-            f"The attack did not rebuild its undefended control in {len(failed)} of {plural(len(controls), 'trial')} "
-            f"(round {rounds}): where that is so, finding nothing on a client proves nothing."
-        )
-    best = worst_first(controls)[0]
-    return f"Control: on control images without a defense the same attack works ({scores_in_words(best)})."
+        text = f"Nothing was rebuilt, but audits failed, so more is unknown: {trouble(failed[0])}."
+        return "unproven", "Not judged", text
+    if damaged:
+        return "unproven", "Not judged", "Nothing was rebuilt, but audits that cannot be read may say otherwise."
+    if "failed" in states:
+        text = "Nothing was rebuilt, but this attack failed on an undefended control: there it proves nothing."
+        return "unproven", "Proves nothing", text
+    if "missing" in states:
+        text = "Nothing was rebuilt, but an audit had no undefended control: it proves nothing."
+        return "unproven", "Proves nothing", text
+    if state.doubt:
+        badge, why = state.doubt
+        text = f"Nothing was rebuilt, but {why}: what a model that learns would leak is unknown."
+        return "unproven", badge, text
+    if not state.defended or not scored(of_kind(audits, "control-defended")):
+        why = "no defense was audited" if state.defended else "nothing defends the updates"
+        text = f"This attack rebuilt nothing, but {why}: a stronger attack may rebuild images."
+        return "unproven", "Not defended", text
+    if not all(fitted(audit, audits) for audit in relying):
+        text = "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild images."
+        return "unproven", "Not explained", text
+    return None
 
 
-def _defended_sentence(defended: Sequence[Line], controls: Sequence[Line]) -> list[str]:
-    scored = [a for a in defended if a["outcome"] == "scored" and _is_evidence(a, controls)]
-    if not scored:
-        return []
-    worst = worst_first(scored)[0]
-    words = {
-        "rebuilt": "does not stop it",
-        "traces": "weakens it and still lets something through",
-        "baseline": "brings it down to the level of another image",
-        "unknown": "could not be judged, because there is no baseline",
-    }
-    return [f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
-
-
-def _client_sentences(clients: Sequence[Line], controls: Sequence[Line]) -> list[str]:
-    scored = [a for a in clients if a["outcome"] == "scored"]
-    sentences = []
-    if scored:
-        worst = worst_first(scored)[0]
-        beside = (
-            f"; another image would score PSNR {decibels(value(worst, 'psnr', 'other'))}" if worst["scores"] else ""
-        )
-        sentences.append(f"{plural(len(scored), 'client audit')} scored; the worst: {scores_in_words(worst)}{beside}.")
-    unproven = [a for a in scored if not _is_evidence(a, controls)]
-    if unproven:
-        sentences.append(f"{len(unproven)} of them rely on a control that failed or is missing, and prove nothing.")
-    refused = sum(a["outcome"] == "no-consent" for a in clients)
-    broken = sum(a["outcome"] in FAILED for a in clients)
-    if refused:
-        sentences.append(f"{plural(refused, 'audit')} ended without a score, because the client did not consent.")
-    if broken:
-        sentences.append(f"{plural(broken, 'audit')} failed: unknown, not safe.")
-    return sentences
-
-
-def _unproven_headline(controls: Sequence[Line]) -> str:
-    if controls:
-        return "The audit proves nothing: the attack failed on its own undefended control."
-    return "The audit proves nothing: no undefended control was run."
-
-
-def _without_clients(controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
-    levels = [level(a) for a in defended if a["outcome"] == "scored" and _is_evidence(a, controls)]
-    if not levels and all(control_state(c) != "rebuilt" for c in controls):
-        return "unproven", "Proves nothing", _unproven_headline(controls)
-    nobody = "No client's images were scored"
-    if "rebuilt" in levels:
-        return "leak", "Defense failed", f"{nobody}; on the control images this run's defense did not stop the attack."
-    if "traces" in levels:
-        return "traces", "Traces found", f"{nobody}; on the control images the defended update gives something away."
-    if "baseline" in levels:
-        return "unproven", "Clients unknown", f"{nobody}; on the control images the defended update gave nothing away."
-    return "unproven", "Clients unknown", f"{nobody}: all that is known is that the attack works without a defense."
-
-
-def _with_clients(clients: Sequence[Line], controls: Sequence[Line], defended: Sequence[Line]) -> tuple[Tone, str, str]:
-    scored = [a for a in clients if a["outcome"] == "scored"]
-    proven = [a for a in scored if _is_evidence(a, controls)]
-    if any(level(a) == "rebuilt" for a in scored):  # a picture that is there needs no control
+def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answer:
+    clients = scored(of_kind(audits, "client"))
+    levels = [level(a) for a in clients if is_evidence(a, audits)]
+    if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
-    if not proven:
-        return "unproven", "Proves nothing", _unproven_headline(controls)
-    levels = [level(a) for a in proven]
+    known = len(levels) == len(clients)
+    who = "Not the audited clients' images" if known else "Nothing is known of the clients' images"
+    who = "The audited clients' images only in part" if "traces" in levels else who
+    behind = _behind_the_defense(audits, state, who)
+    if behind and (behind[0] == "leak" or "traces" not in levels):
+        return behind
     if "traces" in levels:
         text = "In part: some of what the server rebuilt is nearer to a client's images than another image is."
         return "traces", "Traces found", text
+    if not levels:
+        return _no_control({control_behind(audit, audits) for audit in clients})
     if "unknown" in levels:
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
-    if any(level(a) == "rebuilt" for a in defended):
-        return "traces", "Defense weak", "Not the audited clients, but the defended control was rebuilt."
-    if any(a["outcome"] in FAILED for a in (*clients, *defended)):
-        return "unproven", "Not judged", "Some audits failed, so it is unknown what a curious server could rebuild."
-    if not any(a["outcome"] == "scored" and _is_evidence(a, controls) for a in defended):
-        text = "This attack rebuilt nothing, but no defense was audited: a stronger attack may rebuild the images."
-        return "unproven", "Not defended", text
     text = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
-    return "clear", "Nothing rebuilt", text
+    return _doubts(audits, state, damaged) or ("clear", "Nothing rebuilt", text)
 
 
-def verdict(audits: Sequence[Line]) -> RunVerdict:
-    """The headline and its reasons. No audit, no answer; no all-clear without a control, without a defense that was
-    audited on it, or beside an audit that failed."""
+def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
+    nobody = capital(state.denial) if state.all_denied else "No client's images were scored"
+    if behind := _behind_the_defense(audits, state, nobody):
+        return behind
+    if failed := [a for a in audits if a["outcome"] == "failed"]:
+        return "unproven", "Not judged", f"{nobody}, and audits failed: {trouble(failed[0])}."
+    controls = {control_state(control) for control in of_kind(audits, "control")}
+    if controls != {"rebuilt"}:
+        return _no_control(controls)
+    badge = "Audits denied" if state.all_denied else "Clients unknown"
+    if state.defended and scored(of_kind(audits, "control-defended")):
+        return "unproven", badge, f"{nobody}; of public images the defended update gave nothing away."
+    return "unproven", badge, f"{nobody}: all that is known is that the attack works without a defense."
+
+
+def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVerdict:
+    """The headline and its reasons, from valid audits, the run's state and the number of audits that are ``damaged``.
+
+    >>> verdict([], RunState()).badge
+    'Not audited'
+    """
+    if damaged and not audits:
+        return RunVerdict("unproven", "Not judged", "The run's audits cannot be read.")
     if not audits:
         text = "Nothing was audited, so nothing is known about what a curious server could rebuild."
-        return RunVerdict("silent", "Not audited", text, ())
-    controls = [a for a in audits if a["kind"] == "control"]
-    defended = [a for a in audits if a["kind"] == "control-defended"]
-    clients = [a for a in audits if a["kind"] == "client"]
-    if any(a["outcome"] == "scored" for a in clients):
-        tone, badge, headline = _with_clients(clients, controls, defended)
+        return RunVerdict("silent", "Not audited", text, *(notes(audits, state),) * 2)
+    if scored(of_kind(audits, "client")):
+        answer = _with_clients(audits, state, damaged)
     else:
-        tone, badge, headline = _without_clients(controls, defended)
-    sentences = [
-        *_client_sentences(clients, controls), _control_sentence(controls), *_defended_sentence(defended, controls)
-    ]  # fmt: skip
-    if tone in ("clear", "traces"):
-        sentences.append("A stronger attack, or one that knows more, may rebuild more than this one did.")
-    return RunVerdict(tone, badge, headline, tuple(sentences))
+        answer = _without_clients(audits, state)
+    return RunVerdict(*answer, sentences(audits, state, answer[0]), notes(audits, state), worst_of(audits))
+
+
+def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:
+    """The verdict of a stored run, from ``run.json`` and the lines of ``metrics.jsonl`` and ``audits.jsonl``."""
+    valid, damaged = valid_audits(audits)
+    return verdict(valid, run_state(run, lines, valid), damaged)

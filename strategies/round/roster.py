@@ -55,8 +55,9 @@ class Roster:
     """The members of a run, refreshed before every round.
 
     ``spent`` are client numbers that are asked nothing more; ``refusals`` is, by node, why it does not take part in
-    this run; ``classes`` are the names that the clients' classes must have, if any; ``numbering`` says which node has
-    which client number; ``impostors`` is, by node, why its client number was not accepted.
+    this run; ``classes`` are the names that the clients' classes must have, if any; ``learning_rate`` is
+    what they must train at, since two releases may recommend different ones; ``numbering`` says which node has which
+    client number; ``impostors`` is, by node, why its client number was not accepted.
 
     A question stays open however late its answer comes: where many clients start on one machine, the last answers after
     minutes, and if it were asked again every time the server stopped waiting, it would always be late.
@@ -69,6 +70,7 @@ class Roster:
         self.numbering = Numbering()
         self.spent: frozenset[int] = frozenset()
         self.classes: tuple[str, ...] = ()
+        self.learning_rate: float | None = None
         self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
         self._unanswered: dict[int, tuple[int, float]] = {}  # node -> times asked, not again before
 
@@ -91,11 +93,17 @@ class Roster:
         waiting = {node for node, _ in self._open.values()} | self.members.keys()
         fresh = [node for node in online if node not in waiting and self._unanswered.get(node, (0, now))[1] <= now]
         lives = [HELLO_LIFE * 2.0 ** min(self._unanswered.get(node, (0, 0.0))[0], MAX_DOUBLINGS) for node in fresh]
-        questions = [_hello(node, life, self.classes) for node, life in zip(fresh, lives, strict=True)]
+        questions = [self._hello(node, life) for node, life in zip(fresh, lives, strict=True)]
         ids = grid.push_messages(questions) if questions else ()
         sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
         self._open |= sent
         return set(sent)
+
+    def _hello(self, node: int, life: float) -> Message:
+        record = ConfigRecord({"classes": list(self.classes)} if self.classes else {})
+        if self.learning_rate is not None:
+            record["learning-rate"] = self.learning_rate
+        return Message(RecordDict({"hello": record}), dst_node_id=node, message_type=HELLO, ttl=life)
 
     def _collect(self, grid: Grid, online: list[int]) -> None:
         """Take the answers that are there; a node without a valid one is asked again later."""
@@ -180,11 +188,6 @@ class Roster:
         if self.refusals.get(node) != text:
             log(WARNING, "node %d does not take part: %s", node, text)
         self.refusals[node] = text
-
-
-def _hello(node: int, life: float, classes: tuple[str, ...]) -> Message:
-    record = ConfigRecord({"classes": list(classes)} if classes else {})
-    return Message(RecordDict({"hello": record}), dst_node_id=node, message_type=HELLO, ttl=life)
 
 
 def selected(members: int, fraction: float, minimum: int) -> int:

@@ -2,6 +2,11 @@
 
 FEMNIST's natural ids are its writers, CelebA's its persons (label: smiling, pictures resized from 178x218). FEMNIST
 has no held-out split on the hub.
+
+The learning rates are for ``cnn`` under the other defaults (PruneFL, PriPrune, 4 clients, 10 rounds, class-balanced
+20,000 examples). Accuracy in the end, by seed: digits 0.93, 0.89, 0.96 (seeds 0 to 2); MNIST 0.73, 0.70, 0.73 (0 to 2;
+at 0.25 it diverges); CIFAR-10 0.19, 0.24 (1 and 2; 0.03 diverges at seed 1, 0.08 at seed 0). Those of the others are
+taken from the measured one of their size, or for larger pictures less.
 """
 
 from prunella.tasks.datasets.dataset import Dataset
@@ -24,13 +29,13 @@ HUBS: dict[str, Hub] = {
 
 DATASETS: dict[str, Dataset] = {
     "digits": DIGITS,
-    "mnist": from_hub(HUBS["mnist"]),
-    "fashion-mnist": from_hub(HUBS["fashion-mnist"]),
-    "femnist": from_hub(HUBS["femnist"]),
-    "cifar10": from_hub(HUBS["cifar10"]),
-    "cifar100": from_hub(HUBS["cifar100"]),
-    "svhn": from_hub(HUBS["svhn"]),
-    "celeba": from_hub(HUBS["celeba"]),
+    "mnist": from_hub(HUBS["mnist"], learning_rate=0.05),
+    "fashion-mnist": from_hub(HUBS["fashion-mnist"], learning_rate=0.05),
+    "femnist": from_hub(HUBS["femnist"], learning_rate=0.05),
+    "cifar10": from_hub(HUBS["cifar10"], learning_rate=0.02),
+    "cifar100": from_hub(HUBS["cifar100"], learning_rate=0.02),
+    "svhn": from_hub(HUBS["svhn"], learning_rate=0.02),
+    "celeba": from_hub(HUBS["celeba"], learning_rate=0.005),
     "imagefolder": IMAGEFOLDER,
     "parquet": PARQUET,
 }

@@ -14,11 +14,13 @@ class Dataset(NamedTuple):
     out for the server, or None where there are none, ``names`` those of the classes in their order, where the data has
     any. All raise ``DataError`` when the data is not as described. ``own``: what a node's own configuration points at
     is all its own, and not a copy of what all clients share. ``sized`` gives the same dataset with images of another
-    shape, where they are resized anyway."""
+    shape, where they are resized anyway. ``learning_rate`` is one at which ``cnn`` learns it in the default ten rounds
+    (``tasks.recommended``)."""
 
     describe: Callable[[Path | None], tuple[Shape, int]]
     train: Callable[[Path | None, Partition, int], Examples]
     test: Callable[[Path | None], Examples | None]
+    learning_rate: float
     names: Callable[[Path | None], tuple[str, ...]] = lambda _: ()
     own: bool = False
     sized: "Callable[[Shape], Dataset] | None" = None

@@ -50,4 +50,4 @@ def client_share(path: Path | None, partition: Partition, client: int) -> Exampl
     return train.take(mine)
 
 
-DIGITS = Dataset(lambda path: (SHAPE, CLASSES), client_share, lambda path: split()[1])
+DIGITS = Dataset(lambda path: (SHAPE, CLASSES), client_share, lambda path: split()[1], learning_rate=0.25)

@@ -109,5 +109,6 @@ def _test(hub: Hub, path: Path | None) -> Examples | None:
     return parquet.test(hub.table, path) if path else fetch_test(hub)
 
 
-def from_hub(hub: Hub) -> Dataset:
-    return Dataset(partial(_describe, hub), partial(_train, hub), partial(_test, hub))
+def from_hub(hub: Hub, learning_rate: float) -> Dataset:
+    how = partial(_describe, hub), partial(_train, hub), partial(_test, hub)
+    return Dataset(*how, learning_rate=learning_rate)

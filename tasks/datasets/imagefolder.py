@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
 
 SHAPE: Shape = (3, 32, 32)
+RATE = 0.02  # of CIFAR-10, whose shape this is; smaller for larger pictures
 
 
 def _open(path: Path | None, split: str) -> "ImageFolder":
@@ -96,7 +97,8 @@ def test(shape: Shape, path: Path | None) -> Examples | None:
 def of_shape(shape: Shape) -> Dataset:
     """Pictures of [C, H, W], C 1 (grey) or 3."""
     how = partial(describe, shape), partial(train, shape), partial(test, shape)
-    return Dataset(*how, names, own=True, sized=of_shape)
+    rate = min(RATE, RATE * SHAPE[1] * SHAPE[2] / (shape[1] * shape[2]))
+    return Dataset(*how, rate, names, own=True, sized=of_shape)
 
 
 IMAGEFOLDER = of_shape(SHAPE)

@@ -169,6 +169,7 @@ PARQUET = Dataset(
     _describe,
     lambda path, partition, client: train(guess(path), path, partition, client),
     lambda path: test(guess(path), path) if path else None,
+    0.02,  # of CIFAR-10: the size of the pictures is not known before they are read
     lambda path: _names(open_training(path), guess(path).label),
     own=True,
 )

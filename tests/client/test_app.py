@@ -121,6 +121,15 @@ def test_hello_raises_where_model_or_data_are_missing_or_the_classes_are_others(
         send(tmp_path, "query.hello", RecordDict(), model="not_installed.net:build")
 
 
+def test_hello_raises_where_the_release_here_recommends_another_learning_rate(tmp_path: Path) -> None:
+    def asked(rate: float) -> RecordDict:
+        return RecordDict({"hello": ConfigRecord({"learning-rate": rate})})
+
+    assert "hello" in send(tmp_path, "query.hello", asked(0.25)).content
+    with pytest.raises(ConfigError, match="trains at learning-rate 0.25 where the server's says 0.1: name a number"):
+        send(tmp_path, "query.hello", asked(0.1))
+
+
 def test_initial_pruning_answers_with_a_mask_inside_the_limit(tmp_path: Path) -> None:
     params, _ = initial(TASK, 0)
     content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 0})})

@@ -21,6 +21,23 @@ def test_consent_is_the_nodes_alone_and_denied_by_default(tmp_path: Path) -> Non
         session(tmp_path, {"audit": "yes"})
 
 
+@pytest.mark.parametrize(("dataset", "rate"), [("digits", 0.25), ("mnist:/nowhere", 0.05)])
+def test_a_rate_that_nobody_chose_is_a_number_before_the_owner_s_conditions_are_held_against_it(
+    tmp_path: Path, dataset: str, rate: float
+) -> None:
+    """As `flwr run` hands it to a client."""
+    run = settings(run_dir="/x/run") | {"learning-rate": "auto", "dataset": dataset}
+
+    def start(**node: str) -> Session:
+        config = {"partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path), **node}
+        return Session(Context(1, 1, config, RecordDict(), run))
+
+    assert start().run.learning_rate == start(require=f"learning-rate={rate}").run.learning_rate == rate
+    assert start().raw["learning-rate"] == rate
+    with pytest.raises(ConfigError, match=f"takes part only with learning-rate=0.5; the run has {rate}"):
+        start(require="learning-rate=0.5")
+
+
 def test_a_simulation_gives_consent_through_the_environment_and_a_nodes_own_word_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from prunella.core.config import Rate, Run, check_sections, parse_run, parse_section, section_defaults
 from prunella.core.errors import ConfigError
+from prunella.tasks.recommended import settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +15,13 @@ class Dual:
     def __post_init__(self) -> None:
         if self.top + self.bottom >= 1:
             raise ConfigError("dgp.top and dgp.bottom must leave something to send")
+
+
+def test_the_rate_is_settled_before_settings_are_parsed() -> None:
+    raw = {"learning-rate": "auto"}
+    assert parse_run(settled(raw)) == Run()
+    with pytest.raises(ConfigError, match="learning-rate"):
+        parse_run(raw)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])

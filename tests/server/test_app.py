@@ -52,6 +52,7 @@ def context(raw: dict[str, Any]) -> Any:
 
 def run_main(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     raw = settings(run_dir=str(tmp_path / "run"), audit_every=0, rounds=1, poll_seconds=0.01, **overrides)
+    raw |= {"learning-rate": "auto"}  # as Flower hands it to both sides, of `flwr run` as well
     grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes")
     app(grid, context(raw))
     return json.loads((tmp_path / "run" / "run.json").read_text())
@@ -61,8 +62,15 @@ def test_a_finished_run_says_so_and_what_it_was(tmp_path: Path) -> None:
     run = run_main(tmp_path)
     assert run["status"] == "completed" and run["error"] is None
     assert run["settings"]["dataset"] == "digits" and run["model_parameters"] == 21882
+    assert run["settings"]["learning-rate"] == 0.25, "settled, whoever settled it"
+    assert run["classes"] == 10 and run["test_examples"] == 359 and 0.1 <= run["largest_class"] < 0.15
     assert run["claims"] == ["priprune: heuristic, no ε"]
     assert (tmp_path / "run" / "metrics.parquet").exists()
+
+
+def test_where_the_clients_evaluate_guessing_is_not_that_of_the_servers_examples(tmp_path: Path) -> None:
+    run = run_main(tmp_path, evaluation="clients")
+    assert run["classes"] == 10 and "test_examples" not in run
 
 
 def test_a_failed_run_says_why_and_the_error_goes_on(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def same(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> bool:
     return all(torch.equal(x[n], y[n]) for x, y in trees for n in x)
 
 
+@pytest.mark.parametrize(("consent", "denying"), [("deny", 3.0), ("scores", 0.0)])
+def test_how_many_clients_deny_audits_is_recorded(tmp_path: Path, consent: str, denying: float) -> None:
+    federation = go(tmp_path, node={"audit": consent}, rounds=1)
+    assert series(federation, "clients_denying_audits") == [denying]
+
+
 @pytest.mark.parametrize("defenses", ["priprune", "dgp", "channel-natural,random"])
 def test_a_run_that_is_stopped_and_resumed_equals_one_that_was_not(tmp_path: Path, defenses: str) -> None:
     go(tmp_path / "whole", rounds=6, defenses=defenses)

@@ -22,6 +22,7 @@ from prunella.deploy.runtime.settings import (
 )
 
 KNOWN = {"rounds": 10, "rate": 0.3, "resume": False, "strategy": "prunefl", "dgp.top": 0.05, "fast": True}
+KNOWN |= {"learning-rate": "auto"}
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.text()))
@@ -35,6 +36,7 @@ def test_a_value_printed_and_typed_again_is_the_same(value: int | float | bool |
     [
         ("rounds=many", "rounds: 'many' is not a whole number"),
         ("rounds=3.5", "not a whole number"),
+        ("learning-rate=high", "learning-rate: 'high' is not a number"),
         ("rate=high", "rate: 'high' is not a number"),
         ("fast=perhaps", "neither true nor false"),
         ("rounds", "write key=value"),
@@ -120,3 +122,18 @@ def test_somebodys_own_model_data_and_app_are_theirs(smallest_app: Path) -> None
     check(read_app(ROOT), {"model": "theirs.models:build", "dataset": "imagefolder:/data"})
     check(read_app(ROOT), {"defenses": "dgp,theirs:KEEP", "attack": "theirs.attacks:SMOOTH"})
     check(read_app(smallest_app), {"rate": 99})
+
+
+def test_the_learning_rate_is_a_number_or_auto() -> None:
+    assert parse(["learning-rate=0.1"], KNOWN) == {"learning-rate": 0.1}
+    assert parse(["learning-rate=auto"], KNOWN) == {"learning-rate": "auto"}
+
+
+def test_a_rate_that_was_chosen_for_another_dataset_or_model_is_told() -> None:
+    ours = read_app(ROOT)
+    assert check(ours, {"dataset": "mnist:/a"}).startswith("learning-rate 0.05, recommended for mnist")
+    assert check(ours, {"model": "lenet"}).startswith("learning-rate 0.25, recommended for digits")
+    for other in ({}, {"strategy": "snip"}, {"dataset": "mnist", "learning-rate": 0.3}):
+        assert check(ours, other) == ""
+    with pytest.raises(ConfigError, match="learning-rate"):
+        check(ours, {"learning-rate": -1.0})

@@ -29,5 +29,5 @@ def test_hundreds_of_rounds_and_audits_stay_readable(tmp_path: Path) -> None:
         store.append_audit(template | {"round": r})
     found = page(tmp_path)
     assert f"The last {ROWS} of 402 audits" in found.text and "12 of 402 audits with pictures" in found.text
-    assert found.tags.count("tr") == ROWS + 1 + 2 + 4  # audits, failures, settings and versions
+    assert found.tags.count("tr") == ROWS + 1 + 2 + 5  # audits, failures, settings and versions
     assert (tmp_path / "report.html").stat().st_size < 600_000

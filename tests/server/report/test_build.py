@@ -79,10 +79,12 @@ def add_audit(store: RunStore, round: int, kind: str, noise: float, pictures: bo
     store.append_audit(base | changes)
 
 
-def new_run(path: Path, rounds: int = 4, **run: Any) -> RunStore:
+def new_run(path: Path, rounds: int = 4, loss: bool = True, **run: Any) -> RunStore:
     store = RunStore.open(path)
     base = {
-        "id": "r-7", "status": "completed", "settings": {"dataset": "digits", "rounds": rounds, "seed": 5},
+        "id": "r-7", "status": "completed",
+        "settings": {"dataset": "digits", "rounds": rounds, "seed": 5, "defenses": "priprune"},
+        "classes": 10, "test_examples": 359,
         "versions": {"torch": "2.15"}, "threat_model": "Honest but curious.", "model_parameters": 1234,
         "claims": ["PriPrune: heuristic, no ε"],
     }  # fmt: skip
@@ -90,6 +92,7 @@ def new_run(path: Path, rounds: int = 4, **run: Any) -> RunStore:
     for r in range(1, rounds + 1):
         store.append_metrics(r, [
             row("round", r), row("rounds", rounds), row("accuracy_ratio", r / (rounds + 1)),
+            *([row("loss", 1.0 / r)] if loss else []),
             row("mask_density_ratio", 0.3), row("wire_bytes_total", 250 * r, direction="up"),
             row("wire_bytes_total", 250 * r, direction="down"), row("wire_dense_bytes_total", 1000 * r, direction="up"),
             row("wire_dense_bytes_total", 1000 * r, direction="down"), row("client_failures_total", r, reason="shape"),

@@ -1,4 +1,5 @@
 from prunella.server.report.command import command, default_settings
+from prunella.tasks.data import recommended_rate
 
 
 def test_the_command_repeats_what_differs_from_thedefault_settings() -> None:
@@ -6,5 +7,11 @@ def test_the_command_repeats_what_differs_from_thedefault_settings() -> None:
     assert same["dgp.top"] != 0.1 and same["rounds"] == 10 and command({"settings": same}) == "prunella run"
     settings = same | {"seed": 3, "resume": True, "run-dir": "x", "dgp.top": 0.1, "dataset": "a b"}
     assert command({"settings": settings}).split(" \\\n  ") == [
-        "prunella run", "-c 'dataset=a b'", "-c dgp.top=0.1", "-c seed=3",
+        "prunella run", "-c 'dataset=a b'", "-c dgp.top=0.1", "-c learning-rate=0.25", "-c seed=3",
     ]  # fmt: skip
+
+
+def test_a_learning_rate_is_named_unless_it_is_the_one_that_its_dataset_recommends() -> None:
+    run = {"dataset": "mnist:/data", "learning-rate": recommended_rate("mnist")}
+    assert "learning-rate" not in command({"settings": run})
+    assert "-c learning-rate=0.25" in command({"settings": {**run, "learning-rate": 0.25}})

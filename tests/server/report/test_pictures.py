@@ -87,12 +87,15 @@ def test_a_file_that_is_no_safetensors_is_said(tmp_path: Path) -> None:
     assert "cannot be read" in strip(tmp_path, audit()).problem
 
 
-def test_the_last_controls_and_the_worst_clients_are_chosen() -> None:
+def test_the_worst_of_each_kind_are_chosen_and_on_the_live_page_the_latest() -> None:
     def scored(worst: float) -> dict[str, Any]:
         return {"psnr": {"worst": worst, "random": 5.0, "other": 9.0}}
 
     clients = [audit(round=r, scores=scored(float(r))) for r in range(1, 40)]
-    controls = [audit(kind=kind, round=r) for r in (1, 9) for kind in ("control", "control-defended")]
-    shown = choose([*clients, *controls, audit(pictures=None, scores=scored(99.0))])
-    assert [(a["kind"], a["round"]) for a in shown[:3]] == [("control", 9), ("control-defended", 9), ("client", 39)]
-    assert len(shown) == STRIPS
+    kinds = ("control", "control-defended", "single-defended")
+    controls = [audit(kind=kind, round=r, scores=scored(30.0 - r)) for r in (1, 9) for kind in kinds]
+    audits = [*clients[::-1], *controls, audit(pictures=None, scores=scored(99.0))]
+    for latest, rounds in ((False, (1, 1, 1, 39)), (True, (9, 9, 9, 1))):
+        shown = choose(audits, latest=latest)
+        assert [(a["kind"], a["round"]) for a in shown[:4]] == list(zip((*kinds, "client"), rounds, strict=True))
+        assert len(shown) == STRIPS

@@ -1,5 +1,6 @@
 """The wording is the product: what may be said when, and what may never be said."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,29 +11,28 @@ from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import level, value
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
-from prunella.server.report.verdict import control_of, control_state, verdict, worst_first
+from prunella.server.report.state import RunState
+from prunella.server.report.verdict import RunVerdict, judge
+from prunella.server.report.verdict import verdict as of_state
+from tests.server.report.audits import (
+    CONTROL,
+    CONTROL_FAILED,
+    DEFENDED,
+    NOTHING,
+    REBUILT,
+    SINGLE,
+    TRACES,
+    Audit,
+    audit,
+    spread,
+)
 
-Audit = dict[str, Any]
+LEARNED = RunState(accuracy=0.9, loss=0.3, classes=10, examples=359, defended=True)
+CLEAR = [CONTROL, DEFENDED, SINGLE, audit("single-defended", NOTHING), audit(scores=NOTHING)]
 
 
-def spread(worst: float, other: float, random: float = 0.0) -> dict[str, float]:
-    return {"mean": worst, "worst": worst, "random": random, "other": other}
-
-
-REBUILT = {"psnr": spread(25.0, 10.0), "ssim": spread(0.9, 0.3), "nmi": spread(0.7, 0.3)}
-TRACES = {"psnr": spread(13.0, 10.0), "ssim": spread(0.6, 0.3), "nmi": spread(0.5, 0.3)}
-NOTHING = {"psnr": spread(9.0, 10.0), "ssim": spread(0.3, 0.3), "nmi": spread(0.3, 0.3)}
-
-
-def audit(kind: str = "client", scores: Any = None, **changes: Any) -> Audit:
-    base = {"round": 5, "kind": kind, "attack": "sgi", "outcome": "scored" if scores else "no-consent",
-            "scores": scores, "ok": True if kind == "control" and scores is REBUILT else None}  # fmt: skip
-    return base | changes
-
-
-CONTROL = audit("control", REBUILT)
-DEFENDED = audit("control-defended", NOTHING)
-FAILED = audit("control", NOTHING, outcome="control-failed", ok=False)
+def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
+    return of_state(audits, replace(LEARNED, **state))
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,32 @@ FAILED = audit("control", NOTHING, outcome="control-failed", ok=False)
         ([], "silent", "Nothing was audited"),
         ([CONTROL, audit(scores=REBUILT)], "leak", "could rebuild images"),
         ([CONTROL, audit(scores=TRACES)], "traces", "In part"),
-        ([CONTROL, DEFENDED, audit(scores=NOTHING)], "clear", "Not with this attack"),
+        (CLEAR, "clear", "Not with this attack"),
         ([CONTROL, audit(scores=NOTHING)], "unproven", "no defense was audited"),
-        ([CONTROL, DEFENDED, audit(scores=NOTHING), audit(outcome="failed")], "unproven", "Some audits failed"),
-        ([CONTROL, audit("control-defended", outcome="failed"), audit(scores=NOTHING)], "unproven", "audits failed"),
-        ([FAILED, audit(scores=NOTHING)], "unproven", "proves nothing: the attack failed"),
-        ([FAILED, audit(scores=TRACES)], "unproven", "proves nothing: the attack failed"),
-        ([FAILED, audit(scores=REBUILT)], "leak", "could rebuild images"),
+        ([*CLEAR, audit(outcome="failed")], "unproven", "audits failed"),
+        ([*CLEAR, audit("control-defended", outcome="failed")], "unproven", "audits failed"),
+        ([CONTROL_FAILED, audit(scores=NOTHING)], "unproven", "cannot judge this setting"),
+        ([CONTROL_FAILED, audit(scores=TRACES)], "unproven", "cannot judge this setting"),
+        ([CONTROL_FAILED, audit(scores=REBUILT)], "leak", "could rebuild images"),
         ([audit(scores=NOTHING)], "unproven", "no undefended control was run"),
-        ([FAILED], "unproven", "proves nothing: the attack failed"),
+        ([*CLEAR, audit(scores=NOTHING, round=9)], "unproven", "had no undefended control"),
+        ([*CLEAR, CONTROL_FAILED | {"round": 9}], "unproven", "failed on an undefended control"),
+        ([CONTROL_FAILED], "unproven", "cannot judge this setting"),
         ([audit()], "unproven", "no undefended control was run"),
         ([CONTROL, audit()], "unproven", "No client's images were scored"),
-        ([CONTROL, audit("control-defended", REBUILT)], "leak", "defense did not stop the attack"),
-        ([CONTROL, audit("control-defended", TRACES), audit()], "traces", "gives something away"),
+        ([CONTROL, audit("control-defended", REBUILT)], "leak", "were rebuilt behind this run's defense"),
+        ([CONTROL, audit("control-defended", TRACES), audit()], "traces", "give something away"),
+        ([CONTROL, audit("control-defended", TRACES), audit(scores=NOTHING)], "traces", "give something away"),
         ([CONTROL, audit("control-defended", NOTHING), audit()], "unproven", "gave nothing away"),
-        ([CONTROL, audit("control-defended", REBUILT), audit(scores=NOTHING)], "traces", "control was rebuilt"),
+        ([CONTROL, audit("control-defended", REBUILT), audit(scores=NOTHING)], "leak", "public images"),
+        ([CONTROL, audit("control-defended", REBUILT), audit(scores=TRACES)], "leak", "only in part, but public"),
+        ([CONTROL, audit("single-defended", REBUILT), audit(scores=TRACES)], "traces", "In part: some"),
+        ([*CLEAR, audit("single-defended", REBUILT)], "traces", "one image in one step"),
+        ([*CLEAR, audit("single-defended", TRACES)], "traces", "one image in one step"),
+        ([CONTROL, audit("single-defended", REBUILT), audit()], "traces", "one image in one step"),
         ([CONTROL, audit(scores={"psnr": {"worst": 9.0}})], "unproven", "cannot be judged"),
+        ([*CLEAR[:-1], audit(scores=NOTHING, objective=0.6)], "unproven", "could not explain"),
+        ([*CLEAR, audit("control-defended", NOTHING, objective=0.6)], "unproven", "could not explain"),
     ],
 )
 def test_headlines(audits: list[Audit], tone: str, words: str) -> None:
@@ -64,51 +74,53 @@ def test_headlines(audits: list[Audit], tone: str, words: str) -> None:
     assert found.tone == tone and words in found.headline
 
 
+@pytest.mark.parametrize(
+    ("state", "badge"),
+    [
+        ({"accuracy": 0.1}, "Not learned"),
+        ({"accuracy": None}, "Not judged"),
+        ({"classes": None}, "Not judged"),
+        ({"loss": 723.0}, "Diverged"),
+        ({"loss": float("inf")}, "Diverged"),
+        ({"defended": False}, "Worst case rebuilt"),
+    ],
+)
+def test_a_clear_verdict_needs_a_model_that_learned_and_a_defense(state: dict[str, Any], badge: str) -> None:
+    found = verdict(CLEAR, **state)
+    assert found.badge == badge and found.tone != "clear"
+
+
+def test_a_leak_is_a_leak_whatever_the_model_learned_and_the_doubt_stands_beside_it() -> None:
+    found = verdict([CONTROL, audit(scores=REBUILT)], accuracy=0.1, loss=float("inf"), defended=False)
+    assert found.badge == "Leak found" and any("training diverged" in note for note in found.notes)
+
+
+def test_what_is_unknown_of_clients_is_not_denied_beside_a_worse_finding() -> None:
+    found = verdict([CONTROL_FAILED, SINGLE, audit("single-defended", REBUILT), audit(scores=NOTHING)])
+    assert found.headline.startswith("Nothing is known of the clients' images, but one image in one step")
+
+
+def test_audits_that_cannot_be_read_are_no_clear_verdict() -> None:
+    assert of_state(CLEAR, LEARNED, damaged=1).tone == "unproven"
+    assert judge({}, [], [{"round": 4, "kind": "alien"}]).badge == "Not judged"
+
+
 @pytest.mark.parametrize("client", [REBUILT, TRACES, NOTHING, None])
-@pytest.mark.parametrize("control", [CONTROL, FAILED, None])
+@pytest.mark.parametrize("control", [CONTROL, CONTROL_FAILED, None])
 def test_nothing_is_ever_called_private_or_safe(client: Any, control: Audit | None) -> None:
     found = verdict([a for a in (control, audit(scores=client)) if a])
-    text = " ".join([found.badge, found.headline, *found.sentences]).lower().replace("unknown, not safe", "")
+    text = " ".join([found.badge, found.headline, *found.sentences]).lower()
     assert not any(word in text for word in ("private", "safe", "secure", "protected"))
 
 
 def test_an_all_clear_warns_of_stronger_attacks_and_names_its_control() -> None:
-    text = " ".join(verdict([CONTROL, DEFENDED, audit(scores=NOTHING)]).sentences)
-    assert "stronger attack" in text and "without a defense the same attack works" in text
-
-
-def test_one_failed_control_taints_only_what_leans_on_it() -> None:
-    audits = [CONTROL, DEFENDED, audit(scores=NOTHING), FAILED | {"round": 10}, audit(scores=NOTHING, round=10)]
-    found = verdict(audits)
-    text = " ".join(found.sentences)
-    assert found.tone == "clear" and "1 of them rely" in text and "1 of 2 trials (round 10)" in text
-
-
-def test_refusals_and_failures_are_counted_in_words() -> None:
-    text = " ".join(verdict([CONTROL, audit(), audit(), audit(outcome="failed")]).sentences)
-    assert "2 audits ended without a score" in text and "1 audit failed: unknown, not safe" in text
-
-
-def test_a_control_counts_for_its_own_attack_and_not_for_the_past() -> None:
-    early, late, foreign = CONTROL | {"round": 1}, CONTROL | {"round": 9}, CONTROL | {"round": 5, "attack": "dlg"}
-    assert control_of(audit(scores=NOTHING), [late, foreign, early]) is early
-    assert control_of(audit(scores=NOTHING), [late, foreign]) is None
-
-
-def test_a_control_without_a_word_of_its_own_is_judged_by_its_scores() -> None:
-    assert control_state(audit("control", REBUILT, ok=None)) == "rebuilt"
-    assert control_state(audit("control", NOTHING, ok=None)) == "failed"
-    assert control_state(CONTROL | {"outcome": "failed"}) == "failed" and control_state(None) == "missing"
+    text = " ".join(verdict(CLEAR).sentences)
+    assert "stronger attack" in text and "the same attack rebuilds some" in text
 
 
 def test_nan_is_no_score() -> None:
     assert value({"scores": {"psnr": {"worst": float("nan")}}}, "psnr") is None
     assert level({"scores": {"psnr": spread(float("nan"), 10.0)}}) == "unknown"
-
-
-def test_worst_first_orders_by_level_then_psnr() -> None:
-    order = [TRACES, REBUILT, NOTHING, {**NOTHING, "psnr": spread(9.5, 10.0)}]
-    assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
 
 
 def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,136 @@
+"""What one audit is worth: how much leaked, the control that it relies on, and whether its attack fitted the update.
+
+An attack that finds nothing is evidence only if the same attack, in the same round, rebuilt public images whose
+update was made in the same way (kind ``control``). For the worst case, one image in one step, that is ``single``.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from prunella.attacks.score.level import ORDER, Level, Line, level, value
+from prunella.server.report.units import decibels, score
+from prunella.server.store.schema import StoreError, StoreLine, check_audit
+
+Control = Literal["rebuilt", "failed", "missing"]
+KINDS = {
+    "control": "Control, undefended", "control-defended": "Control, defended", "single": "Worst case, undefended",
+    "single-defended": "Worst case, defended", "client": "Client",
+}  # fmt: skip
+CONTROLS = {"client": "control", "control-defended": "control", "single-defended": "single"}  # what a kind relies on
+WORDS: dict[Level, str] = {
+    "rebuilt": "an image rebuilt", "traces": "traces of an image", "baseline": "no more than another image shows",
+    "unknown": "not judged",
+}  # fmt: skip
+FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
+# An objective is 0 where a guess explains the whole update and about 1 where it explains nothing (both are relative).
+# A rebuilt control shows how low it can get in this setting; twice that is a fit as good.
+FITTED, WORSE = 0.01, 2.0
+
+
+def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
+    """The audits that fit the store, sorted by round with the controls first, and the number of those that do not."""
+    valid, damaged, kinds = [], 0, list(KINDS)
+    for line in lines:
+        try:
+            valid.append(check_audit(line))
+        except StoreError:
+            damaged += 1
+    return sorted(valid, key=lambda a: (a["round"], kinds.index(a["kind"]), a["client"] or 0)), damaged
+
+
+def who(audit: Line) -> str:
+    """
+    >>> who({"kind": "client", "client": 3}), who({"kind": "control-defended"})
+    ('Client 3', 'Control, defended')
+    """
+    name = KINDS[audit["kind"]]
+    return name if audit.get("client") is None else f"{name} {audit['client']}"
+
+
+def of_kind(audits: Iterable[Line], *kinds: str) -> list[Line]:
+    return [a for a in audits if a["kind"] in kinds]
+
+
+def scored(audits: Iterable[Line]) -> list[Line]:
+    return [a for a in audits if a["outcome"] == "scored"]
+
+
+def control_state(control: Line | None) -> Control:
+    """What the run recorded about its control or, if it recorded nothing, what the control's scores show."""
+    if control is None:
+        return "missing"
+    if control["outcome"] in FAILED or control.get("ok") is False:
+        return "failed"
+    return "rebuilt" if control.get("ok") or level(control) == "rebuilt" else "failed"
+
+
+def controls_of(audit: Line, audits: Iterable[Line]) -> list[Line]:
+    """The undefended controls that an audit relies on: of its round and attack."""
+    wanted = CONTROLS.get(audit["kind"])
+    return [a for a in audits if (a["kind"], a["attack"], a["round"]) == (wanted, audit["attack"], audit["round"])]
+
+
+def control_behind(audit: Line, audits: Iterable[Line]) -> Control:
+    """``rebuilt`` only if every control that the audit relies on was."""
+    states = [control_state(control) for control in controls_of(audit, audits)]
+    return "missing" if not states else "rebuilt" if set(states) == {"rebuilt"} else "failed"
+
+
+def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:
+    """Whether an audit shows anything: its control was rebuilt, or it rebuilt an image itself, which needs none."""
+    return level(audit) == "rebuilt" or control_behind(audit, audits) == "rebuilt"
+
+
+def fitted(audit: Line, audits: Iterable[Line]) -> bool:
+    """Whether the attack explained the update it was given: nearly whole, or as well as that of the rebuilt control."""
+    reached = [c["objective"] for c in controls_of(audit, audits) if control_state(c) == "rebuilt"]
+    limits = [FITTED, *(WORSE * each for each in reached if each is not None)]
+    return audit.get("objective") is not None and bool(audit["objective"] <= max(limits))
+
+
+def worst_first(audits: Iterable[Line]) -> list[Line]:
+    """The most leaking audit first: by level, then PSNR, then SSIM."""
+
+    def key(audit: Line) -> tuple[int, float, float]:
+        psnr, ssim = value(audit, "psnr"), value(audit, "ssim")
+        return ORDER.index(level(audit)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
+
+    return sorted(audits, key=key, reverse=True)
+
+
+def worst_of(audits: Sequence[Line]) -> Line | None:
+    """The audit that a run is summed up by: the most leaking of a client or, where public images sent in the same way
+    gave more away, of those; the worst case only where there is no other."""
+    clients = worst_first(scored(of_kind(audits, "client")))[:1]
+    matched, single = (
+        worst_first(a for a in scored(of_kind(audits, kind)) if is_evidence(a, audits))[:1]
+        for kind in ("control-defended", "single-defended")
+    )
+    found = sorted([*clients, *matched], key=lambda a: ORDER.index(level(a)), reverse=True) or single
+    return found[0] if found else None
+
+
+def scores_in_words(audit: Line) -> str:
+    if not audit.get("scores"):
+        return f"{WORDS[level(audit)]}, as the client reported without numbers, round {audit['round']}"
+    return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}, round {audit['round']}"
+
+
+def in_words(audit: Line) -> str:
+    """An audit in a line, as every table shows it.
+
+    >>> in_words({"kind": "client", "client": 3, "round": 5, "attack": "sgi", "defense": "dgp", "level": "traces"})
+    'Client 3: traces of an image, as the client reported without numbers, round 5 (sgi against dgp)'
+    """
+    attack = audit["attack"] + (f", {audit['found_by']}" if audit.get("found_by") else "")
+    return f"{who(audit)}: {scores_in_words(audit)} ({attack} against {audit['defense']})"
+
+
+def trouble(audit: Line) -> str:
+    """Which audit failed, and why.
+
+    >>> trouble({"kind": "client", "client": 3, "round": 5, "reason": "the objective is not finite"})
+    'client 3, round 5 (the objective is not finite)'
+    """
+    whose = who(audit)
+    return f"{whose[0].lower()}{whose[1:]}, round {audit['round']} ({audit.get('reason') or 'no reason recorded'})"

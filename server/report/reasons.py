@@ -1,0 +1,137 @@
+"""The reasons of a verdict, as sentences: those shown wherever the headline is (``notes``), and all of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prunella.attacks.score.level import Line, level, value
+from prunella.server.report.evidence import (
+    control_state,
+    in_words,
+    is_evidence,
+    of_kind,
+    scored,
+    scores_in_words,
+    trouble,
+    worst_first,
+)
+from prunella.server.report.state import RunState
+from prunella.server.report.units import capital, decibels, percent, plural
+
+MOST = 3  # failed audits that are named one by one
+
+
+def _named(audits: Sequence[Line]) -> str:
+    words = [trouble(audit) for audit in audits[:MOST]]
+    return "; ".join(words + [f"{len(audits) - MOST} more"] if len(audits) > MOST else words)
+
+
+def _failures(audits: Sequence[Line]) -> list[str]:
+    failed = [a for a in audits if a["outcome"] == "failed"]
+    return [f"{plural(len(failed), 'audit')} failed, so more is unknown: {_named(failed)}."] if failed else []
+
+
+def _failed_controls(audits: Sequence[Line]) -> list[str]:
+    controls = of_kind(audits, "control", "single")
+    failed = [c for c in controls if control_state(c) == "failed" and c["outcome"] != "failed"]
+    if not failed:
+        return []
+    named = ", ".join(f"round {c['round']}" + (f" ({c['reason']})" if c.get("reason") else "") for c in failed[:MOST])
+    more = f" and {len(failed) - MOST} more" if len(failed) > MOST else ""
+    return [
+        f"The attack did not rebuild its undefended control in {len(failed)} of {plural(len(controls), 'trial')} "
+        f"({named}{more}): it cannot judge this setting, and finding nothing there proves nothing."
+    ]
+
+
+def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
+    """One image in one step, told as what it is: not what clients did, but what the server may ask for."""
+    if not of_kind(audits, "client", "control-defended"):
+        return []
+    what = "The worst case, one image in one step, which the server may ask for"
+    kind = "single-defended" if state.defended else "single"
+    found = [a for a in scored(of_kind(audits, kind)) if is_evidence(a, audits)]
+    if not found:
+        return [f"{what}, was not judged."]
+    worst = worst_first(found)[0]
+    words = {
+        "rebuilt": "is rebuilt", "traces": "gives something away", "baseline": "gave nothing away to this attack",
+        "unknown": "could not be judged, because there is no baseline",
+    }  # fmt: skip
+    how = f"behind {worst['defense']}" if state.defended else "without a defense"
+    return [f"{what}, {words[level(worst)]} {how} ({scores_in_words(worst)})."]
+
+
+def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
+    """What must stand wherever the headline does: denials, failures, a model that did not learn, the worst case, ε."""
+    silent = f"{capital(state.denial)}: nothing is known of what their updates give away."
+    found = [silent] if state.denial else []
+    found += _failures(audits) + _failed_controls(audits)
+    if audits and state.doubt:
+        found.append(f"{capital(state.doubt[1])}, so the audits say little about a model that learns.")
+    found += _worst_case(audits, state)
+    return tuple(found + ([f"Guaranteed: {state.guarantee}."] if state.guarantee else []))
+
+
+def _recognised(scores: Mapping[str, Any]) -> list[str]:
+    """What a reconstruction names: its original among look-alikes, its own image in the batch, the labels."""
+    found, seen, images = [], scores.get("recognition"), int(scores.get("images") or 0)
+    if isinstance(seen, Mapping) and {"hits", "images", "gallery", "chance"} <= seen.keys():
+        found.append(
+            f"it picks {seen['hits']} of {plural(int(seen['images']), 'original')} out of {seen['gallery']} "
+            f"look-alikes (by chance: {percent(seen['chance'])})"
+        )
+    if images > 1 and scores.get("iip") is not None:
+        found.append(f"the own image is nearest for {percent(scores['iip'])} (by chance: {percent(1 / images)})")
+    if scores.get("label_accuracy") is not None:
+        chance = scores.get("label_chance")
+        beside = "" if chance is None else f" (by chance: {percent(chance)})"
+        found.append(f"labels named: {percent(scores['label_accuracy'])}{beside}")
+    return found
+
+
+def _clients(audits: Sequence[Line]) -> list[str]:
+    clients = scored(of_kind(audits, "client"))
+    if not clients:
+        return []
+    worst = worst_first(clients)[0]
+    other = value(worst, "psnr", "other")
+    beside = f"; another image would score PSNR {decibels(other)}" if other is not None else ""
+    found = [f"{plural(len(clients), 'client audit')} scored; the worst: {in_words(worst)}{beside}."]
+    if named := _recognised(worst.get("scores") or {}):
+        found.append(f"Of that audit's reconstruction: {'; '.join(named)}.")
+    unproven = sum(not is_evidence(a, audits) for a in clients)
+    if unproven:
+        found.append(f"Of these, {plural(unproven, 'audit')} had a control that failed or is missing: no proof.")
+    return found
+
+
+def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
+    rebuilt = [c for c in of_kind(audits, "control") if control_state(c) == "rebuilt"]
+    found = []
+    if not of_kind(audits, "control"):
+        found = ["No undefended control was run, so an attack that finds nothing shows nothing."]
+    elif rebuilt:
+        best = worst_first(rebuilt)[0]
+        how = "public images, sent as a client sends its own but without a defense"
+        found = [f"Control: of {how}, the same attack rebuilds some ({scores_in_words(best)})."]
+    defended = [a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits)]
+    if not defended:
+        return found
+    worst = worst_first(defended)[0]
+    words = {
+        "rebuilt": "does not stop it",
+        "traces": "weakens it and still lets something through",
+        "baseline": "brings it down to the level of another image",
+        "unknown": "could not be judged, because there is no baseline",
+    }
+    return [*found, f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
+
+
+def sentences(audits: Sequence[Line], state: RunState, tone: str) -> tuple[str, ...]:
+    """All reasons, the notes among them."""
+    found = [*_clients(audits), *notes(audits, state), *_controls(audits, state)]
+    if not state.defended:
+        found.append("This run has no defense: nothing stands between the updates and a stronger attack.")
+    if tone in ("clear", "traces"):
+        found.append("A stronger attack, or one that knows more, may rebuild more than this one did.")
+    return tuple(found)

@@ -1,0 +1,135 @@
+"""What a run's verdict has to know beside its audits: whether the model learned, who denied audits, and the ε.
+
+A model that did not learn can send updates that tell little: what it leaks says nothing about one that learns.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prunella.server.report.series import last, points
+from prunella.server.report.units import digits, percent
+from prunella.server.store.schema import StoreLine
+
+ERRORS = 3.0  # standard errors above guessing; one run in a thousand that only guesses is that good
+MARGIN = 0.05  # where the number of examples behind the accuracy is not known
+DIVERGED = 2.0  # times the loss of guessing, ln(classes), that no model has which learns
+
+
+@dataclass(frozen=True)
+class RunState:
+    """``None`` for what the run did not record. ``loss`` is in nats, and infinite where it was not finite;
+    ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
+    nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``."""
+
+    rounds: int = 0
+    accuracy: float | None = None
+    loss: float | None = None
+    classes: int | None = None
+    examples: int | None = None
+    largest_class: float | None = None
+    clients: int | None = None
+    denied: int = 0
+    defended: bool = False
+    epsilon: float | None = None
+    mean_epsilon: float | None = None
+    delta: float | None = None
+
+    @property
+    def guessing(self) -> float | None:
+        """The accuracy of a model that always names the most frequent class."""
+        return None if not self.classes else max(1 / self.classes, self.largest_class or 0.0)
+
+    @property
+    def diverged(self) -> bool:
+        """
+        >>> RunState(loss=723.0, classes=10).diverged, RunState(loss=2.1, classes=10).diverged
+        (True, False)
+        """
+        if self.loss is None or not self.classes:
+            return self.loss == math.inf
+        return self.loss > DIVERGED * math.log(max(self.classes, 2))
+
+    @property
+    def at_chance(self) -> bool:
+        """
+        >>> [RunState(accuracy=a, classes=10, examples=359).at_chance for a in (0.10, 0.14, 0.16)]
+        [True, True, False]
+        """
+        share = self.guessing
+        if self.accuracy is None or share is None:
+            return False
+        margin = ERRORS * math.sqrt(share * (1 - share) / self.examples) if self.examples else MARGIN
+        return self.accuracy <= share + margin
+
+    @property
+    def doubt(self) -> tuple[str, str] | None:
+        """Why the audits say nothing about a model that learns, as a badge and a clause, or None where it learned."""
+        reached = f"accuracy {percent(self.accuracy)}"
+        if self.diverged:
+            loss = "not finite" if self.loss == math.inf else f"{digits(self.loss or 0.0)} nats"
+            fine = f", where guessing costs {digits(math.log(self.classes))}" if self.classes else ""
+            return "Diverged", f"the training diverged (loss {loss}{fine}; {reached})"
+        if self.accuracy is None or self.guessing is None:
+            return "Not judged", "it is not known whether the model learned"
+        if self.at_chance:
+            return "Not learned", f"the model did not learn ({reached}, where guessing gives {percent(self.guessing)})"
+        return None
+
+    @property
+    def all_denied(self) -> bool:
+        return self.clients is not None and self.denied >= self.clients > 0
+
+    @property
+    def denial(self) -> str:
+        """
+        >>> RunState(clients=4, denied=3).denial, RunState(clients=2, denied=2).denial, RunState().denial
+        ('3 of 4 clients denied audits', 'all 2 clients denied audits', '')
+        """
+        if not self.denied:
+            return ""
+        if self.clients is None:
+            return f"{self.denied} client{'s' if self.denied > 1 else ''} denied audits"
+        return f"{'all' if self.all_denied else f'{self.denied} of'} {self.clients} clients denied audits"
+
+    @property
+    def guarantee(self) -> str:
+        """
+        >>> RunState(epsilon=3.21, mean_epsilon=2.9, delta=1e-5).guarantee
+        'ε 3.21 at δ 1e-05 for the client that spent most, 2.9 on average'
+        """
+        if self.epsilon is None:
+            return ""
+        delta = "an unknown δ" if self.delta is None else f"δ {digits(self.delta)}"
+        mean = "" if self.mean_epsilon is None else f", {digits(self.mean_epsilon)} on average"
+        return f"ε {digits(self.epsilon)} at {delta} for the client that spent most{mean}"
+
+
+def _loss(run: StoreLine, lines: Sequence[StoreLine]) -> float | None:
+    """Of the last round. A round that was scored on the server and has none has a loss that is not finite."""
+    scored, losses = points(lines, "accuracy_ratio"), dict(points(lines, "loss"))
+    if not scored:
+        return None
+    on_server = run.get("settings", {}).get("evaluation", "server") == "server"
+    return losses.get(scored[-1][0], math.inf if on_server else None)
+
+
+def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine] = ()) -> RunState:
+    """The state of a run, from ``run.json``, the lines of ``metrics.jsonl`` and those of ``audits.jsonl``."""
+    settings = run.get("settings", {})
+    refused = {a["client"] for a in audits if a["outcome"] == "no-consent"}
+    clients = max((y for _, y in points(lines, "clients_available")), default=None)
+    return RunState(
+        rounds=int(last(lines, "round") or 0),
+        accuracy=last(lines, "accuracy_ratio"),
+        loss=_loss(run, lines),
+        classes=run.get("classes"),
+        examples=run.get("test_examples"),
+        largest_class=run.get("largest_class"),
+        clients=None if clients is None else int(clients),
+        denied=max(int(last(lines, "clients_denying_audits") or 0), len(refused)),
+        defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
+        epsilon=last(lines, "privacy_epsilon", stat="worst"),
+        mean_epsilon=last(lines, "privacy_epsilon", stat="mean"),
+        delta=settings.get("privacy.delta"),
+    )

@@ -1,0 +1,90 @@
+import pytest
+
+from prunella.attacks.score.level import value
+from prunella.server.report.evidence import (
+    control_behind,
+    control_state,
+    fitted,
+    in_words,
+    is_evidence,
+    valid_audits,
+    who,
+    worst_first,
+    worst_of,
+)
+from tests.server.report.audits import (
+    CONTROL,
+    CONTROL_FAILED,
+    DEFENDED,
+    NOTHING,
+    REBUILT,
+    SINGLE,
+    TRACES,
+    audit,
+    spread,
+)
+
+
+def test_a_control_counts_for_its_own_attack_and_its_own_round() -> None:
+    client = audit(scores=NOTHING)
+    assert control_behind(client, [CONTROL]) == "rebuilt"
+    for change in ({"round": 1}, {"round": 9}, {"attack": "dlg"}, {"kind": "single"}, {"kind": "control-defended"}):
+        assert control_behind(client, [CONTROL | change]) == "missing"
+    assert control_behind(client, [CONTROL, CONTROL_FAILED]) == "failed", "every control it relies on has to hold"
+
+
+def test_the_worst_case_relies_on_a_control_of_its_own() -> None:
+    worst_case = audit("single-defended", NOTHING)
+    assert not is_evidence(worst_case, [CONTROL]) and is_evidence(worst_case, [SINGLE])
+
+
+def test_what_was_rebuilt_needs_no_control() -> None:
+    assert is_evidence(audit(scores=REBUILT), []) and not is_evidence(audit(scores=TRACES), [])
+
+
+def test_a_control_without_a_word_of_its_own_is_judged_by_its_scores() -> None:
+    assert control_state(audit("control", REBUILT, ok=None)) == "rebuilt"
+    assert control_state(audit("control", NOTHING, ok=None)) == "failed"
+    assert control_state(CONTROL | {"outcome": "failed"}) == "failed" and control_state(None) == "missing"
+
+
+@pytest.mark.parametrize(
+    ("objective", "reached", "fits"),
+    [(0.005, None, True), (0.02, 0.005, False), (0.2, 0.11, True), (0.2, 0.09, False), (None, 0.1, False)],
+)
+def test_an_update_is_explained_if_nearly_whole_or_as_well_as_its_control(
+    objective: float | None, reached: float | None, fits: bool
+) -> None:
+    control = CONTROL | {"objective": reached}
+    assert fitted(audit(scores=NOTHING, objective=objective), [control]) is fits
+
+
+def test_a_failed_control_is_no_yardstick_of_a_fit() -> None:
+    assert not fitted(audit(scores=NOTHING, objective=0.5), [CONTROL_FAILED | {"objective": 0.5}])
+
+
+def test_worst_first_orders_by_level_then_psnr() -> None:
+    order = [TRACES, REBUILT, NOTHING, {**NOTHING, "psnr": spread(9.5, 10.0)}]
+    assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
+
+
+def test_a_run_is_summed_up_by_its_worst_client_or_by_more_that_its_defense_let_through() -> None:
+    traces, rebuilt = audit(scores=TRACES), audit("control-defended", REBUILT)
+    assert worst_of([CONTROL, rebuilt, traces]) is rebuilt
+    assert worst_of([CONTROL, audit("control-defended", TRACES), audit(scores=NOTHING), traces]) is traces
+    assert worst_of([CONTROL, audit("single-defended", REBUILT), traces]) is traces
+    assert worst_of([CONTROL, DEFENDED, audit()]) is DEFENDED
+    assert worst_of([CONTROL_FAILED, DEFENDED]) is None and worst_of([CONTROL]) is None
+
+
+def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:
+    kinds = ("control", "control-defended", "single", "single-defended")
+    assert len({who(audit(kind)) for kind in kinds}) == 4
+    assert "(portfolio, lbfgs against dgp)" in in_words(audit(scores=REBUILT, attack="portfolio", found_by="lbfgs"))
+
+
+def test_audits_that_do_not_fit_the_store_are_counted() -> None:
+    line = audit(scores=NOTHING) | {"adaptive": True, "threat": "", "seconds": 1.0}
+    controls = [line | {"kind": kind, "client": None} for kind in ("single-defended", "control")]
+    valid, damaged = valid_audits([line, *controls, {"round": 1}])
+    assert [a["kind"] for a in valid] == ["control", "single-defended", "client"] and damaged == 1

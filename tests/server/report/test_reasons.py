@@ -1,0 +1,49 @@
+from prunella.server.report.reasons import notes, sentences
+from prunella.server.report.state import RunState
+from tests.server.report.audits import CONTROL, CONTROL_FAILED, DEFENDED, NOTHING, REBUILT, SINGLE, audit
+
+LEARNED = RunState(accuracy=0.9, loss=0.3, classes=10, examples=359, defended=True)
+
+
+def test_the_notes_are_among_the_sentences() -> None:
+    audits = [CONTROL, DEFENDED, audit(outcome="failed", reason="AttackError: x"), audit(scores=NOTHING)]
+    assert set(notes(audits, LEARNED)) < set(sentences(audits, LEARNED, "clear"))
+
+
+def test_every_failed_audit_is_counted_and_a_few_are_named() -> None:
+    failed = [audit(outcome="failed", round=r, reason=f"why {r}") for r in range(1, 6)]
+    text = " ".join(notes(failed, LEARNED))
+    assert "5 audits failed" in text and "round 3 (why 3); 2 more" in text and "why 4" not in text
+    assert "(no reason recorded)" in " ".join(notes([audit(outcome="failed")], LEARNED))
+
+
+def test_a_failed_control_says_where_and_why() -> None:
+    text = " ".join(notes([CONTROL_FAILED | {"reason": "8 steps"}, CONTROL | {"round": 9}], LEARNED))
+    assert "in 1 of 2 trials (round 5 (8 steps))" in text and "cannot judge this setting" in text
+
+
+def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
+    audits = [CONTROL, DEFENDED, audit(scores=NOTHING)]
+    assert "was not judged" in " ".join(notes(audits, LEARNED))
+    found = [*audits, SINGLE, audit("single-defended", REBUILT)]
+    assert "which the server may ask for, is rebuilt behind dgp (PSNR 25.0" in " ".join(notes(found, LEARNED))
+
+
+def test_what_a_reconstruction_names_stands_beside_its_chance() -> None:
+    scores = NOTHING | {
+        "images": 4, "iip": 0.75, "label_accuracy": 1.0, "label_chance": 0.31,
+        "recognition": {"hits": 3, "images": 4, "gallery": 100, "chance": 0.01, "low": 0.2},
+    }  # fmt: skip
+    text = " ".join(sentences([CONTROL, audit(scores=scores)], LEARNED, "clear"))
+    assert "it picks 3 of 4 originals out of 100 look-alikes (by chance: 1.0\u202f%)" in text
+    assert "nearest for 75.0\u202f% (by chance: 25.0\u202f%)" in text
+    assert "labels named: 100.0\u202f% (by chance: 31.0\u202f%)" in text
+    plain = " ".join(sentences([CONTROL, audit(scores=NOTHING | {"label_accuracy": 1.0})], LEARNED, "clear"))
+    assert "labels named: 100.0\u202f%." in plain and "look-alikes" not in plain
+
+
+def test_a_client_that_relies_on_a_failed_control_is_counted() -> None:
+    audits = [CONTROL, audit(scores=NOTHING), CONTROL_FAILED | {"round": 9}, audit(scores=NOTHING, round=9)]
+    assert "Of these, 1 audit had a control that failed or is missing" in " ".join(
+        sentences(audits, LEARNED, "unproven")
+    )

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from prunella.server.report.state import RunState, run_state
+from prunella.server.store.schema import StoreLine
+
+
+def line(round: int, metric: str, value: float, **labels: str) -> StoreLine:
+    return {"round": round, "metric": metric, "value": value, "labels": labels, "time": 0.0}
+
+
+def test_the_largest_class_is_what_guessing_gives() -> None:
+    assert RunState(accuracy=0.9, classes=2, examples=100, largest_class=0.9).at_chance
+    assert not RunState(accuracy=0.9, classes=2, examples=100, largest_class=0.5).at_chance
+
+
+def test_fewer_examples_leave_more_room_for_chance() -> None:
+    few, many = (RunState(accuracy=0.14, classes=10, examples=n) for n in (100, 10_000))
+    unknown = RunState(accuracy=0.14, classes=10)
+    assert few.at_chance and not many.at_chance and unknown.at_chance
+
+
+def test_a_loss_far_above_that_of_guessing_is_divergence() -> None:
+    found = [RunState(loss=loss, classes=10).diverged for loss in (2.4, 4.5, 4.7, math.inf)]
+    assert found == [False, False, True, True]
+    assert RunState(loss=math.inf).diverged and not RunState(loss=5.0).diverged
+
+
+def test_what_is_not_known_is_no_learning() -> None:
+    for state in (RunState(), RunState(accuracy=0.9), RunState(classes=10)):
+        assert state.doubt == ("Not judged", "it is not known whether the model learned")
+    assert RunState(accuracy=0.9, loss=0.3, classes=10, examples=359).doubt is None
+
+
+@pytest.mark.parametrize(("evaluation", "loss"), [("server", math.inf), ("clients", None)])
+def test_a_loss_that_is_missing_was_not_finite_unless_clients_did_not_tell_it(
+    evaluation: str, loss: float | None
+) -> None:
+    lines = [line(1, "accuracy_ratio", 0.8), line(1, "loss", 0.5), line(2, "accuracy_ratio", 0.1)]
+    assert run_state({"settings": {"evaluation": evaluation}}, lines).loss == loss
+
+
+def test_denials_are_those_told_at_the_start_and_those_of_audits() -> None:
+    lines = [line(0, "clients_available", 3), line(1, "clients_available", 4), line(2, "clients_available", 2)]
+    refusals = [{"client": number, "outcome": "no-consent"} for number in (1, 1, 3)]
+    assert run_state({}, lines, refusals).denial == "2 of 4 clients denied audits"
+    told = [*lines, line(2, "clients_denying_audits", 4)]
+    assert run_state({}, told, refusals).all_denied and RunState(denied=1).denial == "1 client denied audits"
+
+
+@pytest.mark.parametrize(("defenses", "defended"), [("none", False), ("", False), ("none, none", False), ("dgp", True)])
+def test_none_is_no_defense(defenses: str, defended: bool) -> None:
+    assert run_state({"settings": {"defenses": defenses}}, []).defended is defended
+
+
+def test_an_epsilon_names_its_delta_or_that_it_is_unknown() -> None:
+    spent = [line(1, "privacy_epsilon", 2.0, stat="worst")]
+    assert run_state({"settings": {"privacy.delta": 1e-6}}, spent).guarantee.startswith("ε 2 at δ 1e-06 for")
+    assert "ε 2 at an unknown δ" in run_state({}, spent).guarantee and not RunState().guarantee
