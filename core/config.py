@@ -71,6 +71,7 @@ class Run(BaseModel):
     audit_every: Annotated[int, Field(ge=0)] = 5
     audit_clients: Count = 1
     audit_workers: Count = 2
+    audit_seconds: Positive = 600.0
     # where the server keeps the run
     run_dir: str = ""
     resume: bool = False
