@@ -110,6 +110,16 @@ def rebuilt_control(scores: Outcome) -> bool:
     return level({"scores": scores}) == "rebuilt"
 
 
+def control_fault(scores: Outcome, explained: bool | None) -> str | None:
+    """Why a control proves nothing, or None. Of many images one may look like a guess by chance, and an attack whose
+    guesses do not explain the update has not undone it: a control of several images must be explained, too."""
+    if not rebuilt_control(scores):
+        return "it does not rebuild an undefended update of it"
+    if scores["images"] > 1 and explained is False:
+        return "its images do not explain an undefended update of it"
+    return None
+
+
 def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
     """The attack's own settings, for the worker. A file they name gets its full path: the worker runs elsewhere.
 
@@ -279,8 +289,8 @@ class Auditor:
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
         if job.kind != "control":
             return self._finish(job, result, "scored", result["scores"], picture)
-        ok = rebuilt_control(result["scores"])
-        reason = None if ok else "this attack cannot judge this setting: it does not rebuild an undefended update of it"
+        why = control_fault(result["scores"], result["explained"])
+        ok, reason = why is None, why and f"this attack cannot judge this setting: {why}"
         self._finish(job, result, "scored" if ok else "control-failed", result["scores"], picture, ok, reason)
 
     def _ask(self, job: Job, grid: Grid) -> None:

@@ -1,5 +1,6 @@
 """What a shadow plays is what the run's own clients send, in every kind of round; nothing it draws is another's."""
 
+import inspect
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import prunella.client.app
+from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.trace import load_trace
 from prunella.core.config import parse_run
 from prunella.core.randomness import stream
@@ -131,6 +133,12 @@ def test_one_step_without_a_defense_is_one_step_of_sgd() -> None:
     assert sorted(sent.truth.y.tolist()) == sorted(shown.y.tolist()) and sent.view.labels is None
     for name, update in sent.view.update.items():
         torch.testing.assert_close(update, -0.5 * gradient[name], atol=1e-6, rtol=1e-4)
+
+
+def test_it_is_what_attacks_know_as_a_shadow() -> None:
+    told = shadow_of(ONE, whose="shadow")
+    known: Shadow = told  # mypy checks the rest
+    assert inspect.signature(RunShadow.send) == inspect.signature(Shadow.send) and known.public is PUBLIC
 
 
 def test_it_may_be_asked_for_other_steps_and_batches_and_then_says_so() -> None:
