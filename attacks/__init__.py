@@ -56,6 +56,11 @@ class Attack(NamedTuple):
         """Whether it takes ``resume``, a store from which it goes on where it was stopped."""
         return "resume" in inspect.signature(self.reconstruct).parameters
 
+    @property
+    def shadow(self) -> bool:
+        """Whether it takes ``shadow``, the attacked client played on public images (``attacks.engine.shadow``)."""
+        return "shadow" in inspect.signature(self.reconstruct).parameters
+
 
 ATTACKS: dict[str, Attack] = {
     "dlg": Attack(Dlg, reconstruct, "honest-but-curious; guesses images and labels; takes what it misses for zero"),

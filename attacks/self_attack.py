@@ -1,10 +1,11 @@
 """The leakage guard: a client attacks what it is about to send, and strengthens or withholds it.
 
-The guard fails closed. First it attacks a positive control: one of the client's own images, undefended, at the same
-weights. Where the attack cannot rebuild even that, its failure on the update would prove nothing, and the update is
-withheld. Then it attacks the update as the server would see it, with known labels where every image can be guessed, at
-every level of noise (``privacy.leakage_guard``) until no image is rebuilt at the threshold. The update is withheld if
-the attack raises, if scores are not finite, or if the last level still leaks.
+The guard fails closed. First it attacks a positive control: the same images, trained on in the same steps and batches
+from the same weights, undefended. Where the attack rebuilds none of them, its failure on the update would prove
+nothing, and the update is withheld: so is every update of more steps or images than this attack can undo. Then it
+attacks the update as the server would see it, with known labels where every image can be guessed, at every level of
+noise (``privacy.leakage_guard``) until no image is rebuilt at the threshold. The update is withheld if the attack
+raises, if scores are not finite, or if the last level still leaks.
 
 The error has the same text for every reason and holds no number, so that no score leaves. The images are scored in this
 module only. The guard protects against the attack that it runs, and no other.
@@ -14,11 +15,12 @@ import dataclasses
 import logging
 from typing import Any
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion
-from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.control import is_rebuilt, matched_view
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.core.errors import ConfigError, DefenseError, unknown
 from prunella.core.randomness import PrivateGenerator
@@ -46,20 +48,27 @@ def leaks(leakage: Leakage, settings: LeakageGuard) -> bool:
     return leakage.psnr.worst >= settings.psnr or leakage.ssim.worst >= settings.ssim
 
 
+def known_labels(private: PrivateBatch, images: int) -> Tensor | None:
+    """The labels, where the attack can guess every image and so knows which is whose."""
+    return private.y if len(private.y) <= images else None
+
+
 def as_seen(view: ServerView, outgoing: Outgoing, private: PrivateBatch, images: int) -> ServerView:
-    """``view`` with this update; its labels where the attack can guess every image and so knows which is whose."""
-    labels = private.y if len(private.y) <= images else None
+    """``view`` with this update and with the labels that the attack can use."""
+    labels = known_labels(private, images)
     return dataclasses.replace(view, update=outgoing.update, shared=outgoing.shared, labels=labels)
 
 
 def control_succeeds(
     view: ServerView, private: PrivateBatch, task: Task, settings: LeakageGuard, generator: Generator
 ) -> bool:
-    """Whether the attack rebuilds one of the images, undefended and with its label, at the same weights."""
-    first = PrivateBatch(private.x[:1], private.y[:1])
-    seen = dataclasses.replace(undefended_view(task, view.params, view.buffers, first), labels=first.y)
+    """Whether the attack rebuilds an image of an undefended update that is like this one in all else."""
+    size = view.batch_size or len(private.y)
+    used = zip(torch.split(private.x, size), torch.split(private.y, size), strict=True)
+    plain = matched_view(task, view, [PrivateBatch(x, y) for x, y in used])
+    seen = dataclasses.replace(plain, labels=known_labels(private, settings.images))
     rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack_of(settings), generator)
-    return score(rebuilt, first).psnr.mean >= PSNR_FLOOR
+    return is_rebuilt(score(rebuilt, private))
 
 
 def guarded(
@@ -76,7 +85,7 @@ def guarded(
     starts = Generator().manual_seed(int(generator.below(2**62, 1)))
     try:
         if not control_succeeds(view, private, task, settings, starts):
-            logger.warning("the guard's attack does not rebuild an undefended image: it proves nothing")
+            logger.warning("the guard's attack does not rebuild an undefended update of this kind: it proves nothing")
             raise DefenseError(WITHHELD)
         for level in range(settings.levels + 1):
             stronger = strengthen(outgoing, level, settings, generator)

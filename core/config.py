@@ -90,6 +90,8 @@ class Run(BaseModel):
     audit_every: Annotated[int, Field(ge=0)] = 5  #: rounds between audits; 0: none
     audit_clients: Count = 1  #: most consenting clients whose update is attacked in an audited round
     audit_workers: Count = 2  #: audits that run at the same time, each a process of its own
+    #: most seconds of one audit's attack, which then ends with what it has; the run's end waits as long for each left
+    audit_seconds: Positive = 600.0
     # where the server keeps the run; the launcher fills these in
     run_dir: str = ""  #: directory on the server that keeps the run
     resume: bool = False  #: go on from the last checkpoint in `run-dir`

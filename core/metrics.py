@@ -59,6 +59,8 @@ _ALL = (
     Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense", "view")),
     Metric("attack_control_ok", "gauge", "1 when the undefended positive control was rebuilt, else 0."),
     Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
+    Metric("audits_left", "gauge", "Audits that the run's end waits for."),
+    Metric("audits_left_seconds", "gauge", "About how long these take, by those before.", "seconds"),
     Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),
     Metric("privacy_epsilon", "gauge", "Epsilon at privacy.delta; absent for heuristic defenses.", "", ("stat",), "up"),
     Metric(

@@ -16,7 +16,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.untrusted import clean
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
-from prunella.server.audit.canary import Canary
+from prunella.server.audit.canary import load_pool
 from prunella.server.audit.queue import Auditor
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
@@ -80,14 +80,14 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
         raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
     params, buffers = initial(task, run.seed)
     check_model(build_chain(run.defense_names, raw), buffers)
-    canary = Canary(run, dict(raw), task, test)
+    pool = load_pool(task, test, run.seed)
     public, test = set_apart(task, test, run.seed) if uses_public(run.strategy) else (None, test)
     model = ServerModel(module, task.shape, tuple(params), prunable(module), public, task)
     strategy = build_strategy(run, raw, model)
     strategy.roster.classes = class_names(run.dataset, None)
     strategy.roster.learning_rate = run.learning_rate
     strategy.roster.numbering = Numbering(numbering_file(folder) if run.registered_keys else None)
-    auditor = Auditor(run, raw, task, canary, strategy.roster, folder)
+    auditor = Auditor(run, raw, task, pool, strategy.roster, folder)
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)

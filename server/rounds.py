@@ -1,13 +1,15 @@
 """The run loop: rounds, evaluation, checkpoints, metrics and audits, and resuming a run after its server was killed."""
 
+import math
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -21,6 +23,7 @@ from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
 from prunella.server.exporter import Exporter
+from prunella.server.report.units import audits_left
 from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
 from prunella.server.store.schema import Row, row
 from prunella.server.store.write import RunStore
@@ -32,6 +35,7 @@ from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation, evaluate
 from prunella.wire.records import from_dense, to_dense
 
+SAY_EVERY = 30.0  # seconds between two words on the audits that are left
 PATIENCE = 3  # rounds without a single valid reply before the run gives up
 
 
@@ -158,15 +162,25 @@ def take_audits(federation: Federation, grid: Grid) -> None:
     federation.auditor.finished.clear()
 
 
+def noting(replies: Iterable[Message], silent: dict[int, str], node_of: Callable[[Message], int]) -> Iterator[Message]:
+    """The replies as they come; ``silent`` gets why the nodes that answered with an error did."""
+    for reply in replies:
+        if reply.has_error():
+            silent[node_of(reply)] = reply.error.reason or f"Flower error {reply.error.code}"
+        yield reply
+
+
 def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecord) -> ArrayRecord:
     """Train, aggregate, evaluate, checkpoint, report."""
     begin_time = time.perf_counter()
     strategy = federation.strategy
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
-    if federation.auditor.due(round):  # while the clients train: the messages are on their way
-        federation.auditor.file_controls(strategy.downlink.expected())
-    aggregated, _ = strategy.aggregate_train(round, replies)
+    silent: dict[int, str] = {}
+    aggregated, _ = strategy.aggregate_train(round, noting(replies, silent, strategy.downlink.node_of))
+    if federation.auditor.due(round):
+        federation.auditor.file_controls(strategy.downlink.expected(), strategy.importance_names(round))
+        federation.auditor.miss(round, strategy.downlink.asked, silent)
     arrays = aggregated if aggregated is not None else arrays
     result = evaluate_round(federation, round, arrays, grid)
     _count(federation)
@@ -183,14 +197,30 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     return arrays
 
 
-def drain(federation: Federation, grid: Grid) -> None:
-    """After training: wait for the audits that are running, at most as long as a round may take."""
-    end = time.monotonic() + federation.run.round_seconds
-    while federation.auditor.pending and time.monotonic() < end:
+def tell_left(federation: Federation, round: int) -> None:
+    """Say how many audits are left and how long they may take: in the log, and as rows that the terminal shows."""
+    auditor = federation.auditor
+    seconds = auditor.estimate()
+    log(INFO, "%s", audits_left(auditor.pending, seconds))
+    rows = [row("audits_left", auditor.pending)] + ([] if seconds is None else [row("audits_left_seconds", seconds)])
+    federation.emit(round, rows)
+
+
+def drain(federation: Federation, grid: Grid, round: int) -> None:
+    """After training: wait for the audits that are running, at most ``audit-seconds`` for each that a worker has, and
+    go on with what there is."""
+    auditor = federation.auditor
+    end, said = time.monotonic() + auditor.at_most(), -math.inf
+    while auditor.pending and time.monotonic() < end:
+        if time.monotonic() >= said + SAY_EVERY:
+            said = time.monotonic()
+            tell_left(federation, round)
         take_audits(federation, grid)
         time.sleep(federation.run.poll_seconds)
-    federation.auditor.give_up()
+    auditor.give_up("it was not over when the run's time for audits was (audit-seconds)")
     take_audits(federation, grid)
+    if said > -math.inf:
+        tell_left(federation, round)
 
 
 def reason_to_stop(federation: Federation, round: int) -> str | None:
@@ -218,15 +248,15 @@ def federate(federation: Federation, grid: Grid) -> None:
 
     roster = federation.strategy.roster
     roster.wait_for(grid, wanted, run.round_seconds, emit_available, run.min_clients)
-    arrays, reason = to_dense(tree), None
+    arrays, reason, done = to_dense(tree), None, start
     for round in range(start + 1, run.rounds + 1):
         if reason := reason_to_stop(federation, round):
             log(WARNING, "%s", reason)
             break
-        arrays = one_round(federation, grid, round, arrays)
+        arrays, done = one_round(federation, grid, round, arrays), round
         take_audits(federation, grid)
     federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
-    drain(federation, grid)
+    drain(federation, grid, done)
 
 
 def set_threads() -> None:

@@ -22,6 +22,7 @@ TESTED_BY = {
     "attacks/dlg.py": "tests/attacks/test_attacks.py",
     "attacks/idlg.py": "tests/attacks/test_attacks.py",
     "attacks/ig.py": "tests/attacks/test_attacks.py",
+    "attacks/engine/shadow.py": "tests/server/audit/test_shadow.py",
     "strategies/grasp.py": "tests/strategies/test_snip.py",
 }
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))

@@ -114,7 +114,8 @@ def optimizer_name(setting: OptimizerSetting, module: nn.Module) -> Literal["ada
 def descend(
     problem: Problem, optimizer: Adam | Lbfgs, iterations: int, saved: DescentFile = UNSAVED
 ) -> list[Reconstruction]:
-    """The best that each guess came to; read from ``saved`` where that holds a descent that is over."""
+    """The best that each guess came to, until ``saved`` is out of time; read from it where it holds a descent that is
+    over."""
     answers = saved.answers()
     if answers is not None:
         return answers
@@ -126,7 +127,7 @@ def descend(
         done = min(iteration, iterations)
         objectives = problem.evaluate()[1].tolist()
         stopped = {place for place in running if problem.progress[place].stop(objectives[place], done)}
-        if stopped == running or done == iterations:
+        if stopped == running or done == iterations or (saved.out_of_time is not None and saved.out_of_time()):
             break
         if not problem.joint:
             running -= stopped

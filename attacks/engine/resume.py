@@ -7,11 +7,14 @@ goes on where it stopped. Its answer is equal to the last bit to that of an atta
 written atomically and only their owner can read them, since they hold reconstructions. A folder of another attack
 (other settings, target or starts) is refused.
 
+A store may also have a ``deadline``: from then on every descent ends with the best it has, and ``cut`` says so.
+
 Errors: ``AttackError`` for a file that cannot be read or belongs to something else.
 """
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -99,12 +102,13 @@ class DescentState:
 @dataclass(frozen=True)
 class DescentFile:
     """The file of one descent. Where ``path`` is None, nothing is saved. ``tell`` is called before every iteration with
-    its number and the lowest objective so far."""
+    its number and the lowest objective so far; ``out_of_time`` says after it whether the descent must end."""
 
     path: Path | None = None
     about: str = ""
     every: int = EVERY
     tell: Callable[[int, float], None] | None = None
+    out_of_time: Callable[[], bool] | None = None
 
     def _read(self) -> tuple[Tree, dict[str, Any]] | None:
         if self.path is None or not self.path.exists():
@@ -172,19 +176,28 @@ class ResumeStore:
     """The files of one attack, in the order of its descents; ``folder`` None saves nothing.
 
     ``tell`` is called before every iteration with the number of the descent, that of the iteration, and the lowest
-    objective so far.
+    objective so far. ``deadline``, of ``time.monotonic``, ends every descent with the best it has; ``cut`` then says
+    that one was ended before its own rule would have.
     """
 
     folder: Path | None = None
     every: int = EVERY
     used: int = 0
     tell: Callable[[int, int, float], None] | None = None
+    deadline: float | None = None
+    cut: bool = False
+
+    def out_of_time(self) -> bool:
+        """Whether the deadline has passed; asked only of a descent that would go on."""
+        over = self.deadline is not None and time.monotonic() >= self.deadline
+        self.cut = self.cut or over
+        return over
 
     def next_file(self, settings: object, tensors: Iterable[Tensor]) -> DescentFile:
         """The file of the next descent, which is told from others by the attack's settings and these tensors."""
         number, self.used = self.used, self.used + 1
         tell = None if self.tell is None else partial(self.tell, number)
         if self.folder is None:
-            return DescentFile(tell=tell)
+            return DescentFile(tell=tell, out_of_time=self.out_of_time)
         path = self.folder / f"descent-{number:03d}.safetensors"
-        return DescentFile(path, fingerprint(settings, tensors), self.every, tell)
+        return DescentFile(path, fingerprint(settings, tensors), self.every, tell, self.out_of_time)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from prunella.server.report.units import audits_left
+
 Line = Mapping[str, Any]
 PAUSE = 5.0  # seconds between two lines about how many clients came: fifty clients need a minute
 
@@ -54,6 +56,8 @@ class State:
     accuracy: float | None = None
     density: float | None = None
     seconds: float | None = None
+    audits: int = 0
+    audit_seconds: float | None = None
     sent: Mapping[str, float] = field(default_factory=dict)
     dense: Mapping[str, float] = field(default_factory=dict)
 
@@ -82,6 +86,8 @@ def fold(state: State, line: Line) -> State:
         "accuracy_ratio": ("accuracy", float),
         "mask_density_ratio": ("density", float),
         "round_seconds": ("seconds", float),
+        "audits_left": ("audits", int),
+        "audits_left_seconds": ("audit_seconds", float),
     }
     if metric in fields:
         name, kind = fields[metric]
@@ -126,6 +132,7 @@ def describe(state: State) -> str:
     parts += [f"density {state.density:.3f}"] if state.density is not None else []
     parts += [f"{way} {megabytes(state.sent[way])}" for way in ("up", "down") if way in state.sent]
     parts += [f"{state.seconds:.1f} s"] if state.seconds is not None else []
+    parts += [audits_left(state.audits, state.audit_seconds)] if state.audits else []
     return "  ".join(parts)
 
 
@@ -138,7 +145,8 @@ class View(Protocol):
 
 
 class PlainView:
-    """A line when a round ends, and before the first one now and then the number of clients; for logs and pipes."""
+    """A line when a round ends, before the first one now and then the number of clients, and after the last one that of
+    the audits the run waits for; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._state, self._printed = console, State(), 0
@@ -155,6 +163,8 @@ class PlainView:
             if self._state.round > self._printed:
                 self._printed = self._state.round
                 self.say(describe(self._state))
+            elif self._state.audits and any(line["metric"] == "audits_left" for line in group):
+                self.say(audits_left(self._state.audits, self._state.audit_seconds))
         if self._state.clients != self._clients and not self._state.rounds and time.monotonic() >= self._again:
             self._clients, self._again = self._state.clients, time.monotonic() + PAUSE
             self.say(describe(self._state))

@@ -16,7 +16,7 @@ from prunella.attacks.score.leakage import mse
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
 from prunella.deploy.errors import UsageError
-from prunella.server.audit.canary import POOL
+from prunella.server.audit.canary import canary_count
 from prunella.tasks.data import Partition, describe, load_client, load_test
 from prunella.tasks.examples import Examples
 from prunella.tasks.public import in_shape
@@ -55,7 +55,7 @@ def public_images(dataset: str, split: Literal["test", "train"], data: Path | No
     if found is None:
         raise UsageError(f"{dataset} has no test examples: use --split train with data that no client holds")
     order = torch.randperm(len(found.y), generator=stream(seed, purpose="canary"))
-    rows = (order[POOL:] if split == "test" else order)[:_MOST]
+    rows = (order[canary_count(len(order)) :] if split == "test" else order)[:_MOST]
     if len(rows) < 2 * _HELD_OUT:
         raise UsageError(f"{dataset} has only {len(rows)} images to learn from: name a larger one with --dataset")
     return Examples(found.x[rows], found.y[rows])

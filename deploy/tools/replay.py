@@ -37,6 +37,7 @@ from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.settings import parse
 from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, membership_examples
+from prunella.server.audit.shadow import RunShadow, shadow_beside
 from prunella.tasks.task import Task
 
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
@@ -174,6 +175,14 @@ class Sources:
     keep: Path | None = None
     device: str = "auto"
 
+    def shadow(self, view: ServerView, task: Task) -> RunShadow | None:
+        """The run's own client, where the trace lies in the directory of a run. A defense that is named by its import
+        path is not imported for a file that says so."""
+        file, _ = find_trace(self.trace)
+        if any(is_foreign(name) for name in view.defenses):
+            return None
+        return shadow_beside(file, view, task, load_trace(file, task)[2])
+
     def views(self) -> tuple[ServerView, Task, list[ServerView]]:
         """The view, its task and the earlier views of the same task."""
         file, _ = find_trace(self.trace)
@@ -233,6 +242,8 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     if tell is not None:
         resume.tell = lambda start, turn, loss: tell(start, turn, loss, settings.iterations)
     attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, resume)
+    if attack.shadow:
+        more["shadow"] = sources.shadow(view, task)
     answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
     answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
     if attack.gives == "labels":

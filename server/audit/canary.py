@@ -1,98 +1,75 @@
-"""Canaries: public images on which the server may know the truth, with the defense and without.
+"""Canaries: public images on which the server may know the truth, so that it can tell what its attack is worth.
 
-The positive control of every audit is an undefended update of one canary image (batch 1, one step): if the attack
-cannot rebuild that, its failure on a client says nothing. The same image sent through the run's own defense chain shows
-what the defense changes, with no client involved. A defense that learns (PriPrune) is first trained on other canaries
-by the run's own local training, so that it is not judged on its initial state.
+An attack that rebuilds nothing of a client says something only where it rebuilds what is just as hard and not defended.
+Four kinds of canary are attacked in an audited round, on the weights, masks and buffers of that round:
+
+``control``           trained on exactly as the audited client trains: as many images, steps, batch size, optimizer
+                      settings, batch-norm mode, squared gradients, labels known or not; no defense
+``control-defended``  the same under the run's own defense chain: what the defense changes, with no client involved
+``single``            one image in one step, no defense: the worst that the server could have asked a client for
+``single-defended``   the same under the run's chain
+
+A run without defenses has no defended ones. The images are drawn at random, another set in every round; nobody learns
+from them (``deploy.tools.prior``, ``server.audit.shadow``).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from prunella.core.config import Run
-from prunella.core.randomness import PrivateGenerator, rehearsal, stream
-from prunella.core.types import PrivateBatch, ServerView
-from prunella.privacy.adgp import NAME as ADGP
-from prunella.privacy.chain import Chain, ChainState, build_chain, start
-from prunella.strategies.round.local import Procedure, Received, local_update
-from prunella.strategies.round.replies import Expected
-from prunella.tasks.data import Examples, batches
+from prunella.attacks.trace import load_trace, recorded_task, save_trace
+from prunella.core.files import write_tree
+from prunella.core.randomness import stream
+from prunella.server.audit.job import PATTERN, TRUTH, VIEW
+from prunella.server.audit.shadow import PUBLIC, RunShadow, Sent, read_public, round_of
+from prunella.tasks.data import Examples
 from prunella.tasks.public import digits, in_shape
 from prunella.tasks.task import Task
-from prunella.tasks.training import Sgd
 
-POOL = 64  # canaries that a learning defense is trained on
-DEFENSE_ROUNDS = 5  # of that training
+POOL = 512  # canaries of a run, at most
+_LEARNT = 1024  # public images beside them, at most
+_VALUES = 2**24  # pixels of these, at most
+
+UNDEFENDED, DEFENDED = ("control", "single"), ("control-defended", "single-defended")
 
 
-def load_pool(task: Task, test: Examples | None, seed: int) -> Examples:
-    """Up to ``POOL`` public images in the task's shape: from the test set, or scikit-learn's digits resized."""
+def canary_count(images: int) -> int:
+    """How many of a dataset's public images are canaries: at most half, so that some are left to learn from.
+
+    >>> canary_count(10_000), canary_count(359)
+    (512, 179)
+    """
+    return min(POOL, images // 2)
+
+
+def load_pool(task: Task, test: Examples | None, seed: int) -> tuple[Examples, Examples]:
+    """Canaries, and public images to learn from, in the task's shape: of the test set, or scikit-learn's digits."""
     source = test if test is not None else digits()
-    order = torch.randperm(len(source.y), generator=stream(seed, purpose="canary"))[:POOL]
-    return in_shape(Examples(source.x[order], source.y[order]), task)
+    order = torch.randperm(len(source.y), generator=stream(seed, purpose="canary"))
+    count = canary_count(len(order))
+    most = max(1, min(_LEARNT, _VALUES // (task.shape[0] * task.shape[1] * task.shape[2])))
+    canaries, rest = order[:count], order[count : count + most]
+    return in_shape(source.take(canaries), task), in_shape(source.take(rest), task)
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A canary's update as the server would receive it, and the truth behind it."""
-
-    view: ServerView
-    truth: PrivateBatch
-
-
-def _once(x: Tensor, y: Tensor) -> Iterator[Examples]:
-    yield Examples(x, y)
+def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
+    """The update of a canary of ``kind`` (module docstring). ``shadow`` plays under the defenses of that kind."""
+    single, number = kind.startswith("single"), shadow.round.number
+    images = 1 if single else min(shadow.like.num_examples or 1, len(canaries))
+    order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
+    shown = canaries.take(order[:images])
+    return shadow.play(shown, 0, 1, 1) if single else shadow.play(shown, 0)
 
 
-class Canary:
-    """Makes controls for one run."""
-
-    def __init__(self, run: Run, raw: dict[str, str | int | float | bool], task: Task, test: Examples | None) -> None:
-        self.run, self.task = run, task
-        self.pool = load_pool(task, test, run.seed)
-        self.sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
-        self.chains = {"none": build_chain(["none"], {}), "defended": build_chain(run.defense_names, raw)}
-
-    def _draws(self, round: int, purpose: str) -> PrivateGenerator:
-        return rehearsal(self.run.seed, round=round, purpose=purpose)
-
-    def _trained_defense(self, chain: Chain, received: Received, round: int) -> ChainState:
-        procedure = Procedure(self.task.build(), self.sgd, chain)
-        state = start(chain, self.pool.x, received.params, {}, self._draws(round, "canary-fit"))
-        for turn in range(DEFENSE_ROUNDS):
-            generator = self._draws(round, f"canary-warm-{turn}")
-            shown = batches(self.pool, self.run.batch_size, self.run.local_steps, generator)
-            state = local_update(procedure, received, shown, state, generator).state
-        return state
-
-    def send(self, expected: Expected, arm: str) -> Sent:
-        """One canary image through one local step under the chain of ``arm`` (``none`` or ``defended``)."""
-        chain, round = self.chains[arm], expected.round
-        received = Received(expected.params, expected.mask, expected.buffers)
-        index = round % len(self.pool.y)
-        x, y = self.pool.x[index : index + 1], self.pool.y[index : index + 1]
-        generator = self._draws(round, f"canary-{arm}")
-        if arm == "defended":
-            state = self._trained_defense(chain, received, round)
-        else:
-            state = start(chain, x, received.params, {}, generator)
-        if ADGP in chain.names and expected.locations is not None:
-            state = {**state, ADGP: {**state[ADGP], "locations": expected.locations}}
-        result = local_update(Procedure(self.task.build(), self.sgd, chain), received, _once(x, y), state, generator)
-        view = ServerView(
-            params=expected.params,
-            update=result.outgoing.update,
-            mask=expected.mask,
-            shared=result.outgoing.shared,
-            buffers=expected.buffers,
-            num_examples=1,
-            steps=1,
-            batch_size=1,
-            learning_rate=self.run.learning_rate,
-            weight_decay=self.run.weight_decay,
-            defenses=result.applied,
-        )
-        return Sent(view, PrivateBatch(x.clone(), y.clone()))
+def make_canary(folder: Path) -> None:
+    """Play the canary of the job in ``folder``: from the pattern of its view, the view and its truth."""
+    if not (folder / PATTERN).exists():
+        return
+    task = recorded_task(folder / PATTERN)  # written by our own server, which has built this model already
+    pattern, _, about = load_trace(folder / PATTERN, task)
+    public, canaries, raw = read_public(folder.parent / PUBLIC)
+    shadow = RunShadow(raw, task, pattern, round_of(folder, about, "canary"), public)
+    sent = play_canary(shadow, canaries, about["kind"])
+    write_tree(folder / TRUTH, {"x": sent.truth.x, "y": sent.truth.y})
+    save_trace(folder / VIEW, sent.view, task, about)
+    (folder / PATTERN).unlink()

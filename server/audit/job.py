@@ -5,6 +5,7 @@ from dataclasses import dataclass
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 DESCENTS = "descents"
 VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
+PATTERN = "pattern.safetensors"  # of a canary's view, until the worker has made that
 
 
 @dataclass(frozen=True)

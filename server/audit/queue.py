@@ -1,12 +1,12 @@
 """The audit queue: which views are attacked, and what becomes of the reconstructions. It never holds up training.
 
-Every ``audit-every`` rounds, and after the last one, the server files jobs: the canary without a defense (the positive
-control), the canary under the run's defenses, and the views of up to ``audit-clients`` consenting clients, exactly as
-received. An audit passes through these modules, in this order:
+Every ``audit-every`` rounds, and after the last one, the server files jobs, in this order: the control that matches the
+round's first audited client (``canary``), the views of up to ``audit-clients`` consenting clients, exactly as received,
+and the other canaries. An audit passes through these modules, in this order:
 
-1. ``queue`` writes the view into a folder (``job``), ``process`` keeps the worker alive;
-2. ``worker`` runs the attack that ``attacks.ATTACKS`` names, built on ``attacks.engine``, and scores a canary itself
-   (``attacks.score``), since the truth behind a canary is public;
+1. ``queue`` writes the view, or the pattern of a canary's, into a folder (``job``); ``process`` keeps the worker alive;
+2. ``worker`` makes a canary's view (``canary``, ``shadow``), runs the attack that ``attacks.ATTACKS`` names, built on
+   ``attacks.engine``, and scores a canary itself (``attacks.score``), since the truth behind a canary is public;
 3. ``queue`` sends a client's reconstruction to that client, which alone can score it, and ``answers`` checks the reply;
 4. the outcome becomes a line of ``audits.jsonl``, and ``server.report.verdict`` says what the audits of a run show.
 
@@ -14,8 +14,9 @@ received. An audit passes through these modules, in this order:
 """
 
 import json
+import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from logging import WARNING
 from pathlib import Path
@@ -26,26 +27,32 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from prunella.attacks import find_attack
-from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import paired
-from prunella.attacks.score.level import ORDER
+from prunella.attacks.score.level import ORDER, level
 from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import read_tree, write_json, write_tree
-from prunella.core.trees import Tree, add, apply_mask, subtract
+from prunella.core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
 from prunella.core.types import ServerView
 from prunella.core.untrusted import clean
 from prunella.server.audit.answers import read_pictures, read_scores
-from prunella.server.audit.canary import Canary, Sent
-from prunella.server.audit.job import JOB, REBUILT, RESULT, TRUTH, VIEW, Job
+from prunella.server.audit.canary import DEFENDED, UNDEFENDED
+from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
+from prunella.server.audit.shadow import template_of, write_public, write_sent
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
+from prunella.tasks.data import Examples
 from prunella.tasks.task import Task
 from prunella.wire.records import to_dense
 
 QUERY = "query.audit"
+ANSWERING = 60.0  # seconds beyond its own limit that a job has for its view, its scores and its client's answer
+# Flower's codes for what the SuperLink answers in a client's place (``strategies.round.replies.UNANSWERED``).
+UNSCORED = dict.fromkeys((3, 4), "the client did not answer in time") | {5: "the client cannot be reached"}
+REFUSED = "the client refused: not its round, or it has answered as often as it will"
+LEFT_OUT = "the client's answer is left out"
 Outcome = dict[str, Any]
 
 
@@ -70,9 +77,47 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
     )
 
 
+def expected_view(run: Run, expected: Expected, importance: frozenset[str]) -> ServerView:
+    """The view of a client that sent nothing and holds at least as many images as its steps take: the pattern of a
+    round's canaries where no client is audited. ``importance`` names the tensors whose squared gradients are sent."""
+    nothing = zeros_like(expected.params)
+    return ServerView(
+        params=expected.params,
+        update=nothing,
+        mask=expected.mask,
+        shared=expected.mask,
+        buffers=expected.buffers,
+        importance={name: nothing[name] for name in sorted(importance)} or None,
+        received_buffers=expected.buffers,
+        num_examples=run.local_steps * run.batch_size,
+        steps=run.local_steps,
+        batch_size=run.batch_size,
+        learning_rate=run.learning_rate,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        defenses=expected.defenses,
+    )
+
+
+def moved_mask(expected: Expected, base: Mask) -> Mask | None:
+    """The mask a client was sent, where it moved that while it trained. One that only shrank was so from the start."""
+    inside = base is expected.mask or not any(bool((base[name] & ~kept).any()) for name, kept in expected.mask.items())
+    return None if inside else expected.mask
+
+
 def rebuilt_control(scores: Outcome) -> bool:
-    """Whether a canary was rebuilt: its label is named and its PSNR is that of a plainly recognisable picture."""
-    return bool(scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR)
+    """Whether the worst image of a canary was rebuilt, by the rule that judges clients."""
+    return level({"scores": scores}) == "rebuilt"
+
+
+def control_fault(scores: Outcome, explained: bool | None) -> str | None:
+    """Why a control proves nothing, or None. Of many images one may look like a guess by chance, and an attack whose
+    guesses do not explain the update has not undone it: a control of several images must be explained, too."""
+    if not rebuilt_control(scores):
+        return "it does not rebuild an undefended update of it"
+    if scores["images"] > 1 and explained is False:
+        return "its images do not explain an undefended update of it"
+    return None
 
 
 def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
@@ -93,14 +138,16 @@ def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
 class Auditor:
     """The audits of one run. ``finished`` collects their outcomes as lines for the run store."""
 
-    def __init__(self, run: Run, raw: Raw, task: Task, canary: Canary, roster: Roster, folder: Path) -> None:
+    def __init__(
+        self, run: Run, raw: Raw, task: Task, pool: tuple[Examples, Examples], roster: Roster, folder: Path
+    ) -> None:
         self.attack = find_attack(run.attack)
         if self.attack.gives == "labels" or self.attack.needs:
             # Its images say nothing, or it cannot start: either way a verdict would call a leaking run safe.
             raise ConfigError(
                 f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
             )
-        self.run, self.task, self.canary, self.roster = run, task, canary, roster
+        self.run, self.raw, self.task, self.pool, self.roster = run, raw, task, pool, roster
         self.settings = ready_settings(run.attack, raw, task)
         self.queue = folder / "traces"
         self.pictures = folder / "pictures"
@@ -108,12 +155,16 @@ class Auditor:
         self.asked: dict[str, Job] = {}
         self.finished: list[Outcome] = []
         self.worker = WorkerProcess(self.queue, run.audit_workers)
-        self._audited: dict[int, int] = {}
+        self.took: list[float] = []  # seconds of the attacks that are over
+        self._audited: dict[int, set[int]] = {}
+        self._pattern: tuple[int, ServerView, Mask | None] | None = None
 
     def prepare(self) -> None:
-        """Start the worker before there is work, because its imports take seconds."""
+        """Write what all canaries need, and start the worker before there is work: its imports take seconds."""
         if self.run.audit_every:
             self.queue.mkdir(parents=True, exist_ok=True, mode=0o700)
+            canaries, public = self.pool
+            write_public(self.queue, public, canaries, self.raw)
             self._start_worker()
 
     def recover(self, round: int, answered: Iterable[Outcome]) -> None:
@@ -131,39 +182,65 @@ class Auditor:
         return every > 0 and (round % every == 0 or round == self.run.rounds)
 
     # filing jobs -----------------------------------------------------------------------------------------------------
-    def file_controls(self, expected: Expected) -> None:
-        """The positive control and the same canary under the run's defenses, from the weights just sent."""
-        self._file(expected.round, "control", None, self.canary.send(expected, "none"))
-        if self.run.defense_names != ("none",):
-            self._file(expected.round, "control-defended", None, self.canary.send(expected, "defended"))
+    def file_controls(self, expected: Expected, importance: frozenset[str] = frozenset()) -> None:
+        """The round's canaries that are not filed yet, once its replies are in."""
+        view, moved = self._matched(expected, expected_view(self.run, expected, importance), None)
+        defended = self.run.defense_names != ("none",)
+        for kind in ("control-defended", "single", "single-defended"):
+            if defended or kind in UNDEFENDED:
+                self._file_canary(expected, kind, view, moved)
+
+    def _matched(self, expected: Expected, view: ServerView, moved: Mask | None) -> tuple[ServerView, Mask | None]:
+        """The view that the round's canaries match: the first one given, whose control is filed at once."""
+        if self._pattern is None or self._pattern[0] != expected.round:
+            self._pattern = expected.round, view, moved
+            self._file_canary(expected, "control", view, moved)
+        return self._pattern[1:]
 
     def file_client(self, expected: Expected, contribution: Contribution, member: Member | None, start: Tree) -> None:
         """A consenting client's view, while this round's quota lasts."""
-        taken = self._audited.get(expected.round, 0)
-        if member is None or member.consent == "deny" or taken >= self.run.audit_clients:
+        taken = self._audited.setdefault(expected.round, set())
+        if member is None or member.consent == "deny" or len(taken) >= self.run.audit_clients:
             return
-        self._audited[expected.round] = taken + 1
-        self._file(expected.round, "client", member.client, view_of(self.run, expected, contribution, start))
+        taken.add(member.client)
+        view, moved = view_of(self.run, expected, contribution, start), moved_mask(expected, contribution.base)
+        self._matched(expected, view, moved)
+        self._file(expected, "client", member.client, view, moved)
 
-    def _file(self, round: int, kind: str, client: int | None, sent: Sent | ServerView) -> None:
-        view = sent.view if isinstance(sent, Sent) else sent
+    def miss(self, round: int, asked: Mapping[int, Member], silent: Mapping[int, str]) -> None:
+        """Count the consenting clients that were ``asked`` and whose update did not come, while the round's quota
+        lasts: their audits failed. ``silent`` says why, by node, as far as Flower does."""
+        taken, threat = self._audited.setdefault(round, set()), self.attack.threat
+        for node, member in sorted(asked.items()):
+            if member.consent == "deny" or member.client in taken or len(taken) >= self.run.audit_clients:
+                continue
+            taken.add(member.client)
+            job = Job(round, "client", member.client, threat, ",".join(self.run.defense_names))
+            why = f"no update came from this client: {silent.get(node, 'its reply was lost or left out')}"
+            self._finish(job, {"objective": None, "seconds": 0.0}, "failed", reason=why)
+
+    def _file_canary(self, expected: Expected, kind: str, view: ServerView, moved: Mask | None) -> None:
+        defenses = self.run.defense_names if kind in DEFENDED else ("none",)
+        self._file(expected, kind, None, template_of(view, defenses), moved)
+
+    def _file(self, expected: Expected, kind: str, client: int | None, view: ServerView, moved: Mask | None) -> None:
         threat = f"{self.attack.threat}. {view.describe()}"
-        job = Job(round, kind, client, threat, ",".join(view.defenses) or "none")
+        job = Job(expected.round, kind, client, threat, ",".join(view.defenses) or "none")
         folder = self.queue / job.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if isinstance(sent, Sent):
-            write_tree(folder / TRUTH, {"x": sent.truth.x, "y": sent.truth.y})
-        save_trace(folder / VIEW, view, self.task, {"round": round, "kind": kind})
-        order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + round}
-        order["device"] = self.run.attack_device
-        write_json(folder / JOB, {**order, "job": asdict(job)})
+        about = {"round": expected.round, "kind": kind}
+        save_trace(folder / (VIEW if kind == "client" else PATTERN), view, self.task, about)
+        write_sent(folder, moved, expected.locations)
+        order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + expected.round}
+        limits = {"device": self.run.attack_device, "seconds": self.run.audit_seconds}
+        write_json(folder / JOB, {**order, **limits, "job": asdict(job)})
         self.jobs.append(job)
         self._start_worker()
 
     def _start_worker(self) -> None:
         if not self.worker.ensure():
             log(WARNING, "the audit worker ended %d times: its audits are given up", MAX_STARTS)
-            self.give_up()
+            self.give_up(f"the audit worker ended {MAX_STARTS} times without an answer")
 
     # taking in answers -----------------------------------------------------------------------------------------------
     def advance(self, grid: Grid) -> None:
@@ -183,14 +260,25 @@ class Auditor:
     def pending(self) -> int:
         return len(self.jobs) + len(self.asked)
 
+    def at_most(self) -> float:
+        """Seconds that the audits under way may still take, clients' answers and the worker's own pace included."""
+        return ANSWERING + self.run.audit_seconds * math.ceil(self.pending / self.run.audit_workers)
+
+    def estimate(self) -> float | None:
+        """Seconds that the audits under way will take if they are as long as those before; None before the first."""
+        if not self.took:
+            return None
+        return sum(self.took) / len(self.took) * math.ceil(len(self.jobs) / self.run.audit_workers)
+
     def _result(self, job: Job) -> Outcome:
         found: Outcome = json.loads((self.queue / job.name / RESULT).read_text())
         return found
 
     def _answered(self, job: Job, result: Outcome, grid: Grid) -> None:
+        self.took.append(result["seconds"])
         if result["error"] is not None:
             log(WARNING, "audit %s failed: %s", job.name, clean(result["error"]))
-            self._finish(job, result, "failed")
+            self._finish(job, result, "failed", reason=result["reason"])
         elif job.client is None:
             self._canary_scored(job, result)
         else:
@@ -199,8 +287,11 @@ class Auditor:
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = (read_tree(self.queue / job.name / file)[0] for file in (REBUILT, TRUTH))
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
-        ok = rebuilt_control(result["scores"]) if job.kind == "control" else None
-        self._finish(job, result, "control-failed" if ok is False else "scored", result["scores"], picture, ok)
+        if job.kind != "control":
+            return self._finish(job, result, "scored", result["scores"], picture)
+        why = control_fault(result["scores"], result["explained"])
+        ok, reason = why is None, why and f"this attack cannot judge this setting: {why}"
+        self._finish(job, result, "scored" if ok else "control-failed", result["scores"], picture, ok, reason)
 
     def _ask(self, job: Job, grid: Grid) -> None:
         """Send the reconstruction to the client whose update was attacked; it alone can tell how good it is."""
@@ -214,26 +305,37 @@ class Auditor:
         self.asked |= dict.fromkeys(ids, job)
         if not ids:
             log(WARNING, "audit %s: its client cannot be reached", job.name)
-            self._finish(job, self._result(job), "failed")
+            self._finish(job, self._result(job), "failed", reason="the client cannot be reached")
 
     def _scored(self, job: Job, reply: Message) -> None:
         result = self._result(job)
         if reply.has_error():
-            log(WARNING, "audit %s: the client could not score it (%s)", job.name, clean(reply.error.reason or ""))
-            return self._finish(job, result, "failed")
+            reason = (
+                UNSCORED.get(reply.error.code) or f"the client could not score it: {reply.error.reason or 'no reason'}"
+            )
+            log(WARNING, "audit %s failed: %s", job.name, clean(reason))
+            return self._finish(job, result, "failed", reason=reason)
         outcome = reply.content.config_records.get("audit", ConfigRecord()).get("outcome")
         numbers = reply.content.metric_records.get("scores")
         reported = reply.content.config_records.get("audit", ConfigRecord()).get("level")
+        if outcome == "no-consent":
+            return self._finish(job, result, outcome)
         if outcome != "scored" or reported not in ORDER:
-            return self._finish(job, result, "no-consent" if outcome == "no-consent" else "failed")
+            return self._finish(job, result, "failed", reason=REFUSED if outcome == "refused" else LEFT_OUT)
         try:
             scores = None if numbers is None else read_scores(numbers)
             pictures = read_pictures(reply.content.array_records.get("pictures"), self.task.shape)
         except AttackError as error:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
-            return self._finish(job, result, "failed")
+            return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        self._finish(job, {**result, "level": reported}, "scored", scores, kept)
+        self._finish(job, {**result, "level": reported}, "scored", scores, kept, self._evidence(job, result))
+
+    def _evidence(self, job: Job, result: Outcome) -> bool | None:
+        """False where a client's audit cannot show that nothing leaks: the attack was cut short, or its images do not
+        explain an update that no defense changed."""
+        unexplained = result["explained"] is False and job.defense == "none"
+        return False if unexplained or result["reason"] else None
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"
@@ -248,7 +350,9 @@ class Auditor:
         scores: Any = None,
         pictures: str | None = None,
         ok: bool | None = None,
+        reason: str | None = None,
     ) -> None:
+        reason = reason or result.get("reason")
         self.finished.append(
             {
                 "round": job.round,
@@ -265,13 +369,17 @@ class Auditor:
                 "level": result.get("level"),
                 "pictures": pictures,
                 "ok": ok,
+                "reason": None if reason is None else clean(reason),
+                "found_by": result.get("found_by"),
             }
         )
 
-    def give_up(self) -> None:
-        """Count every audit without an answer as failed."""
-        for job in [*self.jobs, *self.asked.values()]:
-            self._finish(job, {"objective": None, "seconds": 0.0}, "failed")
+    def give_up(self, reason: str) -> None:
+        """Count every audit without an answer as failed. ``reason`` is of the attacks; clients have not answered."""
+        for job in self.jobs:
+            self._finish(job, {"objective": None, "seconds": 0.0}, "failed", reason=reason)
+        for job in self.asked.values():
+            self._finish(job, self._result(job), "failed", reason=UNSCORED[4])
         self.jobs.clear()
         self.asked.clear()
 

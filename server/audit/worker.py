@@ -1,12 +1,16 @@
 """The audit worker: a separate process that attacks recorded views, several at once, each in a fork.
 
 ``python -m prunella.server.audit.worker DIRECTORY PID JOBS`` serves a folder of jobs, up to JOBS at a time. A job
-is a folder with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed); for a public
-canary also ``truth.safetensors``. The answer is ``rebuilt.safetensors`` and ``result.json``. The files are the queue,
-so a restart loses nothing: a killed worker's forks die with it and leave their jobs to the next worker, and a long
-attack continues from ``descents/``. A job that crashes or is killed becomes an answer with an error. Training never
-waits: the worker runs at low priority and uses the processor time that the rounds leave. It ends when the folder has a
-file ``stop`` and no open job, or when its parent, process PID, is gone.
+is a folder with ``view.safetensors`` (a trace) and ``job.json`` (attack, its settings, device, a seed, seconds); for a
+public canary the view is made here (``server.audit.canary``), and ``truth.safetensors`` with it. The answer is
+``rebuilt.safetensors`` and ``result.json``. The files are the queue, so a restart loses nothing: a killed worker's
+forks die with it and leave their jobs to the next worker, and a long attack continues from ``descents/``. A job that
+crashes or is killed becomes an answer with an error. Training never waits: the worker runs at low priority and uses the
+processor time that the rounds leave. It ends when the folder has a file ``stop`` and no open job, or when its parent,
+process PID, is gone.
+
+An attack that descends step by step ends after ``audit-seconds`` with the best it has, and says so; any other is killed
+``FAR_PAST`` times later, as one that hangs would be.
 
 PyTorch and the scores are imported once, before the first fork. No thread and no CUDA driver is started in this
 process, so that forking is safe and a job's memory is returned when the job ends.
@@ -21,6 +25,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -29,45 +34,71 @@ from typing import Any
 import torch
 
 from prunella.attacks import find_attack
+from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.leakage import score
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section
 from prunella.core.device import pick_device
+from prunella.core.errors import PrunellaError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
+from prunella.server.audit.shadow import shadow_beside
 
 POLL = 0.1
 PR_SET_PDEATHSIG = 1  # prctl(2)
 NICE = 10  # of Unix's 19: the rounds come first
+FAR_PAST = 1.5  # times the seconds an attack may take, and ``MARGIN`` beyond: for the view and the scores of any attack
+MARGIN = 30.0  # seconds
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job. ``error`` names the kind of failure, never a value."""
+    """The result of a job. ``error`` is for the log; ``reason``, of a failure or of an attack that was cut short, for
+    everybody: it names its kind, never a value. ``explained`` says whether the images explain the update; None where
+    the attack has no objective that would say."""
 
-    objective: float | None
-    iterations: int
-    seconds: float
-    scores: dict[str, Any] | None
-    assignment: list[tuple[int, int]] | None
-    error: str | None
+    objective: float | None = None
+    iterations: int = 0
+    seconds: float = 0.0
+    scores: dict[str, Any] | None = None
+    assignment: list[tuple[int, int]] | None = None
+    error: str | None = None
+    reason: str | None = None
+    explained: bool | None = None
+    found_by: str | None = None
 
 
-def _rebuild(folder: Path) -> Reconstruction:
+@dataclass(frozen=True)
+class Attempt:
+    """What an attack found, and why it was cut short if it was."""
+
+    rebuilt: Reconstruction
+    cut: str | None
+    explained: bool | None
+
+
+def _rebuild(folder: Path) -> Attempt:
     job = json.loads((folder / JOB).read_text())
     task = recorded_task(folder / VIEW)  # written by our own server, which has built this model already
-    view, _, _ = load_trace(folder / VIEW, task)
+    view, _, about = load_trace(folder / VIEW, task)
     attack = find_attack(job["attack"])
     settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
     view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
-    resume = {"resume": ResumeStore(folder / DESCENTS)} if attack.resumable else {}
-    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **resume)
+    store = ResumeStore(folder / DESCENTS, deadline=time.monotonic() + job["seconds"])
+    more: dict[str, Any] = {"resume": store} if attack.resumable else {}
+    if attack.shadow:
+        more["shadow"] = shadow_beside(folder / VIEW, view, task, about)
+    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **more)
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
-    return replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
+    cut = f"stopped after {job['seconds']:g} s of its {settings.iterations} iterations" if store.cut else None
+    judged = explained(found, settings) if isinstance(settings, Inversion) else None
+    found = replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
+    return Attempt(found, cut, judged)
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:
@@ -82,13 +113,22 @@ def work(folder: Path) -> JobResult:
     """Attack one job and write its answer."""
     begin = time.perf_counter()
     try:
-        rebuilt = _rebuild(folder)
+        make_canary(folder)
+        attempt = _rebuild(folder)
+        rebuilt = attempt.rebuilt
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
-        result = JobResult(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order, None)
+        result = JobResult(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order)
+        result = replace(result, reason=attempt.cut, explained=attempt.explained)
+        result = replace(result, found_by=getattr(rebuilt, "found_by", None))
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
-        result = failed(f"{type(error).__name__}: {error}", time.perf_counter() - begin)
+        if not isinstance(error, PrunellaError):
+            traceback.print_exc()
+        why = f"{type(error).__name__}: {error}"
+        # Our own errors name shapes and kinds; the text of another may quote a pixel.
+        told = why if isinstance(error, PrunellaError) else f"{type(error).__name__}: the server's log has the details"
+        result = failed(why, told, time.perf_counter() - begin)
     write_json(folder / RESULT, asdict(result))
     return result
 
@@ -103,8 +143,8 @@ def attack_in_a_fork(folder: Path, worker: int) -> None:
         work(folder)
 
 
-def failed(why: str, seconds: float = 0.0) -> JobResult:
-    return JobResult(None, 0, seconds, None, None, why)
+def failed(why: str, reason: str, seconds: float = 0.0) -> JobResult:
+    return JobResult(seconds=seconds, error=why, reason=reason)
 
 
 def open_jobs(queue: Path) -> list[Path]:
@@ -113,12 +153,21 @@ def open_jobs(queue: Path) -> list[Path]:
     return [job.parent for job in jobs if not (job.parent / RESULT).exists()]
 
 
+def patience(folder: Path) -> float:
+    """Seconds after which a job's process is killed."""
+    try:
+        return MARGIN + FAR_PAST * float(json.loads((folder / JOB).read_text())["seconds"])
+    except (ValueError, KeyError, TypeError):
+        return MARGIN  # the job cannot be read, which its process is about to say
+
+
 class Jobs:
     """The jobs under way, each in a fork of this process."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running: dict[Path, ForkProcess] = {}
+        self.ends: dict[Path, float] = {}  # when a job's process is killed, of ``time.monotonic``
         self.told_to_end = False
 
     def end(self, *_: object) -> None:
@@ -131,16 +180,23 @@ class Jobs:
             job = (folder, os.getpid())
             process = multiprocessing.get_context("fork").Process(target=attack_in_a_fork, args=job, daemon=True)
             process.start()
-            self.running[folder] = process
+            self.running[folder], self.ends[folder] = process, time.monotonic() + patience(folder)
 
     def reap(self) -> None:
-        """Drop the processes that have ended. A job whose process died is answered, so that it is not tried again."""
+        """Drop the processes that have ended, and kill those far past their time. A job whose process died is answered,
+        so that it is not tried again."""
         for folder, process in list(self.running.items()):
-            if process.exitcode is None:
+            late = time.monotonic() >= self.ends[folder]
+            if process.exitcode is None and not late:
                 continue
+            process.kill()
+            process.join()
             del self.running[folder]
             if not (folder / RESULT).exists():
-                write_json(folder / RESULT, asdict(failed(f"the attack's process ended with code {process.exitcode}")))
+                why = f"the attack's process ended with code {process.exitcode}"
+                if late:
+                    why = f"the attack was killed after {patience(folder):.0f} s: it does not end when its time is over"
+                write_json(folder / RESULT, asdict(failed(why, why)))
 
     def stop(self) -> None:
         for process in self.running.values():

@@ -98,6 +98,17 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def audits_left(count: int, seconds: float | None) -> str:
+    """
+    >>> audits_left(3, 110.0), audits_left(1, 20.0), audits_left(2, None), audits_left(0, 0.0)
+    ('3 audits left, about 2 min', '1 audit left, about 20 s', '2 audits left', 'no audit left')
+    """
+    if not count:
+        return "no audit left"
+    about = "" if seconds is None else f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
+    return f"{plural(count, 'audit')} left" + (f", about {about}" if about else "")
+
+
 def plural(count: int, thing: str, things: str = "") -> str:
     """
     >>> plural(1, "client"), plural(2, "client"), plural(0, "reply", "replies")

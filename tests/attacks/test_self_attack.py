@@ -1,5 +1,6 @@
 """The guard against a real attack that first succeeds: noise until it fails, and nothing at all when in doubt."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -19,6 +20,7 @@ from prunella.privacy.defense import Outgoing
 from prunella.privacy.leakage_guard import LeakageGuard
 from prunella.tasks.public import digits
 from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 
 TASK = Task("cnn", (1, 8, 8), 10)
 PARAMS, BUFFERS = initial(TASK, 0)
@@ -62,6 +64,47 @@ def test_in_doubt_the_update_is_withheld_with_the_same_words(why: str, monkeypat
     with pytest.raises(DefenseError) as caught:
         guarded(sent, VIEW, BATCH, TASK, settings, rehearsal(0, purpose="x"))
     assert str(caught.value) == WITHHELD and not re.search(r"\d", WITHHELD) and caught.value.__cause__ is None
+
+
+def undefended(steps: int, size: int) -> tuple[ServerView, Outgoing, PrivateBatch]:
+    """What an undefended client sends after ``steps`` steps of ``size`` images each."""
+    x, y = digits().x[: steps * size], digits().y[: steps * size]
+    params = PARAMS
+    for batch in zip(x.split(size), y.split(size), strict=True):
+        _, gradient, _ = loss_and_gradient(TASK.build(), params, BUFFERS, *batch)
+        params, _ = sgd_step(params, gradient, {}, Sgd(0.25), None)
+    update = {name: params[name] - PARAMS[name] for name in params}
+    view = ServerView(PARAMS, update, num_examples=len(y), steps=steps, batch_size=size, learning_rate=0.25)
+    return view, Outgoing(update, FULL, FULL, params), PrivateBatch(x, y)
+
+
+def test_an_update_that_the_attack_could_not_undo_without_a_defense_does_not_pass(monkeypatch) -> None:  # noqa: ANN001
+    """Four steps of four images: one image in one step was the control, was rebuilt, and let all of them through."""
+    view, sent, private = undefended(4, 4)
+    with pytest.raises(DefenseError, match="withheld"):
+        guarded(sent, view, private, TASK, LeakageGuard(iterations=40), rehearsal(0, purpose="x"))
+    monkeypatch.setattr(self_attack, "control_succeeds", lambda *_: True)
+    passed = guarded(sent, view, private, TASK, LeakageGuard(iterations=40), rehearsal(0, purpose="x"))
+    assert all(torch.equal(t, sent.update[name]) for name, t in passed.update.items())
+
+
+def test_the_guard_s_control_is_the_update_itself_without_its_defense(monkeypatch) -> None:  # noqa: ANN001
+    view, sent, private = undefended(2, 2)
+    noisy = dataclasses.replace(view, update={n: t + 1 for n, t in view.update.items()}, defenses=("gaussian",))
+    seen: list[ServerView] = []
+
+    def look(view: ServerView, *rest: Any) -> Any:
+        seen.append(view)
+        raise AttackError("enough")
+
+    monkeypatch.setitem(self_attack.ATTACKS, "sgi", self_attack.ATTACKS["sgi"]._replace(reconstruct=look))
+    with pytest.raises(DefenseError):
+        guarded(sent, noisy, private, TASK, FAST, rehearsal(0, purpose="x"))
+    (control,) = seen
+    assert (control.steps, control.batch_size, control.num_examples) == (2, 2, 4) and control.defenses == ("none",)
+    assert control.labels is not None and torch.equal(control.labels, private.y)
+    for name, update in control.update.items():
+        torch.testing.assert_close(update, sent.update[name])
 
 
 def test_an_update_of_nothing_needs_no_guard() -> None:

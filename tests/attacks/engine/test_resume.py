@@ -180,3 +180,21 @@ def test_whoever_listens_hears_every_iteration_and_changes_nothing(
     assert [(number, iteration) for number, iteration, _ in heard] == [(n, i) for n in (0, 1) for i in range(7)]
     lowest = [objective for number, _, objective in heard if number == 0]
     assert lowest[0] == float("inf") and lowest[1:] == sorted(lowest[1:], reverse=True)
+
+
+@pytest.mark.parametrize("settings", [BATCHED, dataclasses.replace(BATCHED, optimizer="lbfgs", labels_tried=1)])
+def test_a_descent_that_is_out_of_time_ends_with_the_best_it_has(settings, fresh, task, batch) -> None:
+    view = undefended_view(task, *fresh, batch(0, 1))
+    late, never = ResumeStore(deadline=0.0), ResumeStore(deadline=float("inf"))
+    hasty, calm, free = (
+        reconstruct(view, task, settings, stream(0, purpose="attack"), resume) for resume in (late, never, None)
+    )
+    assert late.cut and hasty.iterations == 0 and hasty.x.shape == free.x.shape
+    assert not never.cut and torch.equal(calm.x, free.x) and calm.objective == free.objective < hasty.objective
+
+
+def test_a_descent_that_ends_by_its_own_rule_is_not_cut(fresh, task, batch) -> None:
+    view, store = undefended_view(task, *fresh, batch(0, 1)), ResumeStore(deadline=0.0)
+    done = dataclasses.replace(BATCHED, tolerance=10.0, restarts=1, labels_tried=1)
+    reconstruct(view, task, done, stream(0, purpose="attack"), store)
+    assert not store.cut

@@ -5,14 +5,17 @@ import torch
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR, undefended_view
+from prunella.attacks.score.control import PSNR_FLOOR, matched_view, undefended_view
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
-from prunella.core.randomness import stream
-from prunella.core.trees import Tree
-from prunella.core.types import PrivateBatch
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Tree, full_mask
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.privacy.chain import build_chain
+from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
-from prunella.tasks.training import loss_and_gradient
+from prunella.tasks.training import Sgd, loss_and_gradient
 
 
 def rebuilt(task: Task, state: tuple[Tree, Tree], truth: PrivateBatch, attack: Inversion, seed: int = 0) -> Leakage:
@@ -40,6 +43,27 @@ def test_the_view_is_one_step_of_sgd_and_names_no_labels(task, fresh, batch) -> 
     assert view.labels is None and view.learning_rate is not None
     for name, update in view.update.items():
         torch.testing.assert_close(update, -view.learning_rate * gradient[name])
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet10"])
+def test_a_matched_view_is_what_a_client_without_a_defense_sends(model: str, batch) -> None:  # noqa: ANN001
+    task = Task(model, (1, 8, 8), 10)
+    params, buffers = initial(task, 0)
+    used = [batch(0, 3), batch(3, 3)]
+    like = ServerView(
+        params, params, buffers=buffers, received_buffers=buffers, steps=2, batch_size=3, learning_rate=0.1,
+        momentum=0.9, weight_decay=0.01, num_examples=6,
+    )  # fmt: skip
+    procedure = Procedure(task.build(), Sgd(0.1, 0.9, 0.01), build_chain(["none"], {}))
+    received = Received(params, full_mask(params), buffers)
+    shown = iter([Examples(each.x, each.y) for each in used])
+    sent = local_update(procedure, received, shown, {"none": {}}, rehearsal(0, purpose="x"))
+    view = matched_view(task, like, used)
+    for ours, theirs in ((view.update, sent.outgoing.update), (view.received_buffers, sent.buffers)):
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[name])
+    assert (view.steps, view.batch_size, view.defenses) == (2, 3, ("none",))
 
 
 def test_colour_images_of_cifar10_on_zhu_s_lenet(photographs) -> None:

@@ -1,20 +1,27 @@
 """A recorded view of an undefended client gives its image back; a bad request gives one line."""
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
+from prunella.attacks import Attack
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
-from prunella.core.types import PrivateBatch, ServerView
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources, find_trace, replay, save, settings_of
+from prunella.server.audit.canary import load_pool
+from prunella.server.audit.shadow import write_public
+from prunella.tasks.data import load_test
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import Task, initial
 
@@ -135,3 +142,34 @@ def test_rob_is_replayed_where_the_user_vouches_for_its_model(tmp_path: Path) ->
     torch.testing.assert_close(found.answer.x, x, rtol=1e-3, atol=1e-3)
     with pytest.raises(AttackError, match="pass its task"):
         replay(Sources(tmp_path / "rob.safetensors", tmp_path), "rob", [], 0)
+
+
+@dataclass(frozen=True)
+class Learning(Ig):
+    iterations: int = 2
+
+
+def learn(view: ServerView, task: Task, settings: Any, generator: Any, shadow: Any = None) -> Reconstruction:
+    """An attack that answers white where it was given a shadow that can play."""
+    told = shadow is not None and shadow.send(shadow.public.take(torch.arange(2)), 0).steps == view.steps
+    return Reconstruction(torch.full((1, 1, 8, 8), float(told)), None, 1.0, 1)
+
+
+LEARNING = Attack(Learning, learn, "learns")
+
+
+def test_an_attack_that_learns_gets_the_run_s_shadow_where_the_trace_lies_in_its_directory(tmp_path: Path) -> None:
+    task = Task("cnn", (1, 8, 8), 10)
+    batch = PrivateBatch(torch.rand(1, 1, 8, 8), torch.tensor([1]))
+    view = undefended_view(task, *initial(task, 0), batch)
+    trace = tmp_path / "traces" / "round-000001-client-0" / "view.safetensors"
+    name = f"{__name__}:LEARNING"
+
+    def white(defenses: tuple[str, ...]) -> bool:
+        save_trace(trace, dataclasses.replace(view, defenses=defenses), task, {"round": 1, "kind": "client"})
+        return bool(replay(Sources(trace, tmp_path), name, [], 0).answer.x.all())
+
+    assert not white(("none",))
+    pool = load_pool(task, load_test("digits", None), 0)
+    write_public(tmp_path / "traces", *reversed(pool), {"strategy": "fedavg", "defenses": "none"})
+    assert white(("none",)) and not white(("os:system",))  # of which a file could name any

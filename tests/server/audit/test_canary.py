@@ -1,52 +1,102 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.score.leakage import score
+from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
 from prunella.core.config import parse_run
 from prunella.core.randomness import stream
 from prunella.core.trees import apply_mask
+from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import density, keep_by_score
-from prunella.server.audit.canary import Canary, load_pool
+from prunella.server.audit.canary import DEFENDED, UNDEFENDED, canary_count, load_pool, play_canary
+from prunella.server.audit.queue import expected_view, rebuilt_control
+from prunella.server.audit.shadow import RunShadow, Sent, SentRound, template_of
 from prunella.strategies.round.replies import Expected
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
+CANARIES, PUBLIC = load_pool(TASK, load_test("digits", None), 0)
 
 
-@pytest.fixture(scope="module")
-def expected() -> Expected:
+def sent(kind: str, round: int = 1, **raw: str | int) -> Sent:
+    raw = {"strategy": "fedavg", "local-steps": 1, "batch-size": 1, **raw}
+    run = parse_run(raw)
     params, buffers = initial(TASK, 0)
     mask = keep_by_score(magnitude(params), prunable(TASK.build()), 0.3)
-    return Expected(1, apply_mask(params, mask), mask, buffers)
+    expected = Expected(round, apply_mask(params, mask), mask, buffers)
+    defenses = run.defense_names if kind in DEFENDED else ("none",)
+    pattern = template_of(expected_view(run, expected, frozenset()), defenses)
+    return play_canary(RunShadow(raw, TASK, pattern, SentRound(round, whose="canary"), PUBLIC), CANARIES, kind)
 
 
-def psnr(canary: Canary, expected: Expected, arm: str) -> float:
-    sent = canary.send(expected, arm)
-    rebuilt = ATTACKS["sgi"].reconstruct(sent.view, TASK, Sgi(iterations=100), stream(0, purpose="attack"))
-    return score(rebuilt, sent.truth).psnr.mean
+def attacked(canary: Sent, **settings: int) -> Leakage:
+    found = ATTACKS["sgi"].reconstruct(canary.view, TASK, Sgi(**settings), stream(0, purpose="attack"))
+    return score(found, canary.truth)
 
 
-def test_the_control_is_rebuilt_and_the_defended_canary_is_rebuilt_less_well(expected: Expected) -> None:
-    canary = Canary(parse_run({"defenses": "largest"}), {}, TASK, load_test("digits", None))
-    open_arm, defended = psnr(canary, expected, "none"), psnr(canary, expected, "defended")
-    assert open_arm >= 20.0
-    assert defended < open_arm - 3
+def test_one_image_in_one_step_is_rebuilt_and_less_well_when_defended() -> None:
+    plain, defended = (attacked(sent(kind, defenses="largest")) for kind in ("control", "control-defended"))
+    assert rebuilt_control(plain.to_dict()) and plain.label_accuracy == 1.0
+    assert defended.psnr.mean < plain.psnr.mean - 3
 
 
-def test_both_arms_show_the_same_image_and_the_view_says_what_was_applied(expected: Expected) -> None:
-    canary = Canary(parse_run({"defenses": "dgp"}), {}, TASK, load_test("digits", None))
-    a, b = canary.send(expected, "none"), canary.send(expected, "defended")
-    assert torch.equal(a.truth.x, b.truth.x) and len(a.truth.y) == 1
-    assert (a.view.defenses, b.view.defenses) == (("none",), ("dgp",))
-    assert density(b.view.shared, frozenset(b.view.shared)) < density(a.view.shared, frozenset(a.view.shared))
-    assert a.view.labels is None
+def test_a_control_of_many_images_in_many_steps_fails_where_one_image_does_not() -> None:
+    """The control used to be one image in one step, whatever the clients did, and vouched for an attack that fails."""
+    many = {"local-steps": 8, "batch-size": 16}
+    control, single = (attacked(sent(kind, **many), iterations=60) for kind in ("control", "single"))
+    assert control.images == 16 and not rebuilt_control(control.to_dict())
+    assert single.images == 1 and rebuilt_control(single.to_dict())
+
+
+@pytest.mark.parametrize("kind", [*UNDEFENDED, *DEFENDED])
+def test_a_canary_has_the_size_and_the_defenses_of_its_kind(kind: str) -> None:
+    canary = sent(kind, defenses="dgp", **{"local-steps": 2, "batch-size": 3})
+    view, single = canary.view, kind.startswith("single")
+    assert (view.steps, view.batch_size, view.num_examples) == ((1, 1, 1) if single else (2, 3, 6))
+    assert len(canary.truth.y) == view.num_examples and view.labels is None
+    assert view.defenses == (("dgp",) if kind in DEFENDED else ("none",))
+    whole = density(view.mask, frozenset(view.mask))
+    assert (density(view.shared, frozenset(view.shared)) < whole) == (kind in DEFENDED)
+
+
+def test_a_round_s_canaries_show_the_same_images_and_the_next_round_s_others() -> None:
+    control, defended = (sent(kind, defenses="dgp", **{"batch-size": 4}) for kind in ("control", "control-defended"))
+    following = sent("control", round=2, **{"batch-size": 4})
+
+    def images(canary: Sent) -> list[bytes]:
+        return sorted(x.numpy().tobytes() for x in canary.truth.x)
+
+    assert images(control) == images(defended) != images(following)
+
+
+def test_where_clients_hold_more_images_than_there_are_canaries_the_view_says_how_many_were_used() -> None:
+    canary = sent("control", **{"local-steps": 30, "batch-size": 8})
+    assert canary.view.num_examples == len(CANARIES) == 179 and len(canary.truth.y) == 240
+
+
+def test_canaries_are_no_images_that_an_attack_learns_from() -> None:
+    assert len(CANARIES) == canary_count(359) and len(CANARIES) + len(PUBLIC) == 359
+    test = load_test("digits", None)
+    every = torch.cat([CANARIES.x, PUBLIC.x]).flatten(1).sort(0).values
+    assert torch.equal(every, test.x.flatten(1).sort(0).values)
 
 
 def test_a_task_without_public_images_borrows_digits_in_its_own_shape() -> None:
-    pool = load_pool(Task("resnet18", (3, 32, 32), 5), None, 0)
-    assert tuple(pool.x.shape[1:]) == (3, 32, 32) and int(pool.y.max()) < 5
-    assert 0 <= float(pool.x.min()) and float(pool.x.max()) <= 1
+    for pool in load_pool(Task("resnet18", (3, 32, 32), 5), None, 0):
+        assert tuple(pool.x.shape[1:]) == (3, 32, 32) and int(pool.y.max()) < 5
+        assert 0 <= float(pool.x.min()) and float(pool.x.max()) <= 1
+
+
+def test_the_worst_image_decides_whether_a_control_was_rebuilt() -> None:
+    one = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    truth = PrivateBatch(one, torch.zeros(3, dtype=torch.int64))
+    found = Reconstruction(torch.cat([one[:1], noise[1:]]), None, 0.5, 1)
+    leakage = score(found, truth)
+    assert leakage.psnr.worst == 100 and rebuilt_control(leakage.to_dict())
+    assert not rebuilt_control(score(replace(found, x=noise), truth).to_dict())

@@ -6,17 +6,22 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from prunella.attacks import ATTACKS, Attack
 from prunella.attacks.score.control import undefended_view
-from prunella.attacks.trace import save_trace
+from prunella.attacks.sgi import Sgi
+from prunella.attacks.trace import load_trace, save_trace
 from prunella.core.files import read_tree, write_json, write_tree
-from prunella.core.types import PrivateBatch
+from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.server.audit.canary import load_pool
 from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
+from prunella.server.audit.shadow import write_public
 from prunella.server.audit.worker import Jobs, open_jobs, preload, serve, work
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
@@ -25,7 +30,9 @@ TASK = Task("cnn", (1, 8, 8), 10)
 ROOT = Path(__file__).parents[3]
 
 
-def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **settings: float) -> Path:
+def job(
+    queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", seconds: float = 600.0, **settings: float
+) -> Path:
     test = load_test("digits", None)
     assert test is not None
     batch = PrivateBatch(test.x[:1], test.y[:1])
@@ -35,7 +42,8 @@ def job(queue: Path, name: str, with_truth: bool = True, attack: str = "sgi", **
         write_tree(folder / TRUTH, {"x": batch.x, "y": batch.y})
     write_json(
         folder / JOB,
-        {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1, "device": "cpu"},
+        {"attack": attack, "settings": {f"{attack}.{k}": v for k, v in settings.items()}, "seed": 1, "device": "cpu"}
+        | {"seconds": seconds},
     )
     return folder
 
@@ -110,6 +118,62 @@ def test_a_worker_that_ends_in_mid_attack_leaves_it_where_it_is_and_the_next_one
     assert work(stopped).error is None and not (stopped / DESCENTS).exists()
     one, two = (read_tree(folder / REBUILT)[0] for folder in (whole, stopped))
     assert torch.equal(one["x"], two["x"]) and torch.equal(one["y"], two["y"])
+
+
+def test_an_attack_that_descends_ends_in_time_with_the_best_it_has(tmp_path: Path) -> None:
+    endless = {"iterations": 10**9, "patience": 10**9, "tolerance": 0.0}
+    result = work(job(tmp_path, "a", seconds=0.5, **endless))
+    assert result.error is None and result.reason == "stopped after 0.5 s of its 1000000000 iterations"
+    assert result.objective is not None and tuple(read_tree(tmp_path / "a" / REBUILT)[0]["x"].shape) == (1, 1, 8, 8)
+    whole = work(job(tmp_path, "b"))
+    assert whole.reason is None and whole.explained is True
+    assert work(job(tmp_path, "c", iterations=1, **{"labels-tried": 1})).explained is False
+
+
+def test_an_attack_that_does_not_end_in_time_is_killed_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prunella.server.audit.worker.MARGIN", 0.0)
+    endless = job(tmp_path, "a", attack="model-inversion", seconds=0.2, iterations=10**9)
+    jobs = Jobs(1)
+    jobs.start([endless])
+    until(lambda: jobs.reap() or not jobs.running)
+    result = json.loads((endless / RESULT).read_text())
+    assert "killed" in result["error"] and result["reason"] == result["error"]
+
+
+def test_the_text_of_a_foreign_error_stays_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("pixel 0.123 of the image")
+
+    monkeypatch.setattr("prunella.server.audit.worker.score", fail)
+    result = work(job(tmp_path, "a", iterations=2))
+    assert "0.123" in str(result.error) and result.reason == "ValueError: the server's log has the details"
+
+
+@dataclass(frozen=True)
+class Learning(Sgi):
+    iterations: int = 2
+
+
+def learn(view, task, settings, generator, shadow=None):  # noqa: ANN001, ANN201
+    """An attack that answers with what it is told of the shadow."""
+    assert shadow is None or shadow.send(shadow.public.take(torch.arange(1)), 0).steps == 1
+    return Reconstruction(torch.full((1, 1, 8, 8), 0.0 if shadow is None else 1.0), None, 1.0, 1)
+
+
+LEARNING = Attack(Learning, learn, "learns")
+
+
+def test_an_attack_that_takes_a_shadow_gets_the_run_s(tmp_path: Path) -> None:
+    assert LEARNING.shadow and not ATTACKS["sgi"].shadow
+    folder = job(tmp_path, "a", attack=f"{__name__}:LEARNING")
+    view, _, _ = load_trace(folder / VIEW)
+    save_trace(folder / VIEW, view, TASK, {"round": 1, "kind": "client"})
+    assert work(folder).error is None and not read_tree(folder / REBUILT)[0]["x"].any()
+    canaries, public = load_pool(TASK, load_test("digits", None), 0)
+    write_public(tmp_path, public, canaries, {"strategy": "fedavg", "defenses": "none"})
+    assert work(folder).error is None and bool(read_tree(folder / REBUILT)[0]["x"].all())
 
 
 def test_no_more_jobs_run_at_once_than_allowed(tmp_path: Path) -> None:
