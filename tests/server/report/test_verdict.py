@@ -11,6 +11,7 @@ from prunella.attacks.score.level import level, value
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.report.verdict import control_of, control_state, verdict, worst_first
+from prunella.tasks.examples import Examples
 
 Audit = dict[str, Any]
 
@@ -117,7 +118,8 @@ def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def level_of(rebuilt: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> str:
-    return level({"scores": score(Reconstruction(rebuilt, y, 0.0, 1), PrivateBatch(x, y)).to_dict()})
+    others = Examples(*(each[200:] for each in digits(1200)))
+    return level({"scores": score(Reconstruction(rebuilt, y, 0.0, 1), PrivateBatch(x, y), gallery=others).to_dict()})
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])
