@@ -1,9 +1,12 @@
-"""What a positive control attacks: the undefended update of public images.
+"""What a positive control attacks, the undefended update of public images, and when it succeeded.
 
 A low leakage figure means something only where the same attack, on the same model, rebuilds what nobody protects.
 """
 
-from prunella.attacks.score.level import LEGIBLE
+from collections.abc import Mapping
+from typing import Any
+
+from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, scale
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task
@@ -13,6 +16,11 @@ from prunella.tasks.training import loss_and_gradient
 # than what is legible, since an attack that works gets far above it.
 PSNR_FLOOR = LEGIBLE["psnr"] + 2
 _LEARNING_RATE = 0.1
+
+
+def rebuilt_control(scores: Mapping[str, Any]) -> bool:
+    """Whether a control with these ``scores`` (``Leakage.to_dict``) was rebuilt, its labels among it."""
+    return scores["label_accuracy"] == 1.0 and level({"scores": scores}) == "rebuilt"
 
 
 def undefended_view(task: Task, params: Tree, buffers: Tree, batch: PrivateBatch) -> ServerView:

@@ -65,7 +65,7 @@ def _twins(a: Tensor, b: Tensor) -> Tensor:
 def _shuffled_by_label(labels: Tensor, wanted: Tensor, generator: Generator) -> tuple[dict[int, Tensor], Tensor]:
     """Positions of each wanted label in a random order, and all positions in a random order."""
     order = torch.randperm(len(labels), generator=generator)
-    return {int(label): order[labels[order] == label] for label in wanted.unique()}, order
+    return {label: order[labels[order] == label] for label in sorted(set(wanted.tolist()))}, order
 
 
 class Gallery:
@@ -118,7 +118,7 @@ class Gallery:
     def means(self) -> list[Tensor]:
         """What can be guessed for each image [N, C, H, W] of the truth: the mean of its class, and that of all."""
         overall = self.x.mean(0)
-        classes = {int(label): self.x[self.y == label] for label in self.truth.y.unique()}
+        classes = {label: self.x[self.y == label] for label in sorted(set(self.truth.y.tolist()))}
         means = {label: images.mean(0) if len(images) else overall for label, images in classes.items()}
         return [torch.stack([means[int(label)] for label in self.truth.y]), overall.expand_as(self.truth.x)]
 

@@ -36,6 +36,12 @@ MARGINS = {"psnr": 2.0, "ssim": 0.2, "nmi": 0.1}
 NEARLY = {"ncc": 0.04, "blind": 2 / 3}  # below the other image's; the most of the class mean's 1 - NCC that may be left
 BLIND = 2.0  # times the class mean's 1 - NCC: noise hides more of the pixels than of what they show, up to here
 
+RULE = (
+    f"A legible image ({LEGIBLE['psnr']:g} dB PSNR, SSIM {LEGIBLE['ssim']:g} or NCC {LEGIBLE['ncc']:g}) that is the "
+    f"original's own: {FAR['psnr']:g} dB above every baseline, or with half of what other people's images and the best "
+    "guess leave of 1 - NCC, or told apart from its look-alikes more often than chance would."
+)
+
 
 def value(audit: Line, metric: str, stat: str = "worst") -> float | None:
     """``audit["scores"][metric][stat]``, or None where anything on the way is missing."""

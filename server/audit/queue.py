@@ -26,7 +26,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from prunella.attacks import find_attack
-from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.attacks.score.control import rebuilt_control
 from prunella.attacks.score.leakage import paired
 from prunella.attacks.score.level import ORDER
 from prunella.attacks.trace import save_trace
@@ -68,11 +68,6 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
         weight_decay=run.weight_decay,
         defenses=contribution.applied,
     )
-
-
-def rebuilt_control(scores: Outcome) -> bool:
-    """Whether a canary was rebuilt: its label is named and its PSNR is that of a plainly recognisable picture."""
-    return bool(scores["label_accuracy"] == 1.0 and scores["psnr"]["mean"] >= PSNR_FLOOR)
 
 
 def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:

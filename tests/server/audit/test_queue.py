@@ -26,7 +26,7 @@ from prunella.privacy.defense import Entry
 from prunella.privacy.none import NoDefense
 from prunella.privacy.top_k import TopK, top_k
 from prunella.server.app import assemble, describe
-from prunella.server.audit.queue import ready_settings, rebuilt_control
+from prunella.server.audit.queue import ready_settings
 from prunella.server.audit.worker import preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
@@ -263,13 +263,6 @@ def test_the_view_is_what_was_received_and_knows_no_label(tmp_path: Path) -> Non
     assert all(torch.equal(view.params[n], expected.params[n]) for n in view.params)
     assert view.labels is None and view.steps == 1 and view.batch_size == 2
     assert not any(view.update[n][~view.shared[n]].any() for n in view.update)
-
-
-def test_the_control_needs_the_label_and_the_picture() -> None:
-    good = {"label_accuracy": 1.0, "psnr": {"mean": 20.0}}
-    assert rebuilt_control(good)
-    assert not rebuilt_control({**good, "label_accuracy": 0.0})
-    assert not rebuilt_control({**good, "psnr": {"mean": 19.9}})
 
 
 @pytest.mark.parametrize("strategy", ["prunefl", "feddst", "magnitude", "lotteryfl"])
