@@ -33,7 +33,7 @@ FAR = {"psnr": 6.0, "ncc": 0.5}  # dB above the baseline; the most of its 1 - NC
 MARGINS = {"psnr": 2.0, "ssim": 0.2, "nmi": 0.1}
 # Another image may be as near to a smooth or thin picture as its own: a blurred 1 is nearer to a thicker 1. Of a single
 # image only, since the nearest of a large batch is nearly as near by chance.
-NEARLY = {"ncc": 0.04, "blind": 2 / 3}  # below the other image's; the most of the class mean's 1 - NCC that may be left
+NEARLY = {"ncc": 0.08, "blind": 2 / 3}  # below the other image's; the most of the class mean's 1 - NCC that may be left
 BLIND = 2.0  # times the class mean's 1 - NCC: noise hides more of the pixels than of what they show, up to here
 
 RULE = (

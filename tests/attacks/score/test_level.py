@@ -82,8 +82,8 @@ def word(guess: Tensor, truth: Examples, others: Examples) -> str:
     return level({"scores": found.to_dict()})
 
 
-# At least so many legible pictures are called rebuilt, and at most so many of which nothing can be read; docs/attacks.md
-# has the whole table.
+# At least so many legible pictures are called rebuilt, and at most so many of which nothing can be read. The whole table
+# is in docs/attacks.md.
 REBUILT = {"digits": (23, 2), "mnist": (32, 2), "cifar10": (22, 0)}
 SHIFTED = "shifted"  # a copy moved by three pixels, which scores of pixels do not see
 
