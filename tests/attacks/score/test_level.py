@@ -82,8 +82,7 @@ def word(guess: Tensor, truth: Examples, others: Examples) -> str:
     return level({"scores": found.to_dict()})
 
 
-# At least so many legible pictures are called rebuilt, and at most so many of which nothing can be read. The whole table
-# is in docs/attacks.md.
+# Of the legible pictures at least so many are called rebuilt, of the illegible at most so many (docs/attacks.md).
 REBUILT = {"digits": (23, 2), "mnist": (32, 2), "cifar10": (22, 0)}
 SHIFTED = "shifted"  # a copy moved by three pixels, which scores of pixels do not see
 
