@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion
-from prunella.attacks.score.control import is_rebuilt, matched_view
+from prunella.attacks.score.control import matched_view, rebuilt_control
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.core.errors import ConfigError, DefenseError, unknown
 from prunella.core.randomness import PrivateGenerator
@@ -68,7 +68,7 @@ def control_succeeds(
     plain = matched_view(task, view, [PrivateBatch(x, y) for x, y in used])
     seen = dataclasses.replace(plain, labels=known_labels(private, settings.images))
     rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack_of(settings), generator)
-    return is_rebuilt(score(rebuilt, private))
+    return rebuilt_control(score(rebuilt, private).to_dict())
 
 
 def guarded(

@@ -10,6 +10,11 @@ Consent is the node owner's, in the node's own configuration:
 
 The true batch is drawn again from the round's request, so that no copy of private data lies anywhere.
 
+A reconstruction is also held against other images of the same kind (``attacks.score.gallery``). Where the dataset has
+test images that are anybody's, it is these, for word and numbers. Where all images of the kind are the client's own,
+they decide the word only, and the numbers are scored without a gallery: numbers about images that were not even trained
+on in this round would answer questions that nobody rationed, and the word is two bits whatever it is about.
+
 A score answers a question about private data, whoever chose the reconstruction: with numbers, every answer is a linear
 equation in the pixels of a picture that was trained on alone. So answers are rationed: for a round this client trained
 in, under the settings it trained with, twice at most (the second for a server that resumed); ``AUDITS`` answers and
@@ -22,8 +27,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from prunella.client.session import ServerRequest, Session
-from prunella.core.errors import WireError
+from prunella.core.errors import ConfigError, DataError, WireError
 from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.tasks.data import Examples, load_public
 from prunella.tasks.task import Task, are_classes
 from prunella.wire.records import flatten, from_dense, to_dense
 
@@ -60,6 +66,15 @@ def _reconstruction(record: ArrayRecord, task: Task, limit: int) -> Reconstructi
     return Reconstruction(x.clamp(0, 1), y, 0.0, 0)
 
 
+def _public(session: Session) -> Examples | None:
+    """Images of this task's kind that are no client's, or None."""
+    try:
+        found = load_public(session.run.dataset, session.node.data)
+    except (DataError, ConfigError, OSError):  # a node may have its own part of the dataset only
+        return None
+    return found if found is not None and tuple(found.x.shape[1:]) == session.data.task.shape else None
+
+
 def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     """The content of the reply to ``query.audit``."""
     consent = session.node.consent
@@ -77,12 +92,14 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     from prunella.attacks.score.leakage import paired, score  # most messages are no audit, and each is a new process
     from prunella.attacks.score.level import level
 
-    leakage = score(rebuilt, private)
+    anybodys = _public(session)
+    leakage = score(rebuilt, private, gallery=session.data.all if anybodys is None else anybodys)
     word = ConfigRecord({"outcome": "scored", "level": level({"scores": leakage.to_dict()})})
     reply = RecordDict({"audit": word})
     pictures = consent == "pictures"
     if pictures or (consent == "numbers" and session.accounts.claim("numbers", trained.request, NUMBERS, NUMBERS)):
-        scores = {name: float(f"{value:.{DIGITS}g}") for name, value in flatten(leakage.to_dict()).items()}
+        told = score(rebuilt, private) if anybodys is None else leakage
+        scores = {name: float(f"{value:.{DIGITS}g}") for name, value in flatten(told.to_dict()).items()}
         reply["scores"] = MetricRecord({**scores})
     if pictures:
         original, reconstruction = paired(private.x, rebuilt.x, leakage.assignment[:MAX_PICTURES])

@@ -23,7 +23,7 @@ from prunella.tasks.models.layers import Shape
 from prunella.tasks.partition import Partition
 from prunella.tasks.task import MAX_VALUES, Task
 
-__all__ = ["Examples", "Partition", "batches", "describe", "load_client", "load_test", "make_task"]
+__all__ = ["Examples", "Partition", "batches", "describe", "load_client", "load_public", "load_test", "make_task"]
 logger = logging.getLogger(__name__)
 
 
@@ -83,6 +83,12 @@ def load_test(dataset: str, root: Path | None) -> Examples | None:
     """The examples held out for the server, or None where the dataset has none."""
     entry, path = _find(dataset, root)
     return entry.test(path)
+
+
+def load_public(dataset: str, root: Path | None) -> Examples | None:
+    """``load_test``, where these examples are anybody's; None where what a node points at is all its own."""
+    entry, path = _find(dataset, root)
+    return None if entry.own else entry.test(path)
 
 
 def make_task(model: str, dataset: str, root: Path | None) -> Task:

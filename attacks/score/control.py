@@ -1,22 +1,31 @@
-"""What a positive control attacks: an undefended update, and how well it must be rebuilt.
+"""What a positive control attacks, an undefended update, and when it succeeded.
 
 A low leakage figure means something only where the same attack, on the same model, rebuilds what nobody protects. What
 a client makes of many images in several steps is harder to rebuild than one image's gradient, so a control must be of
 the same kind: ``matched_view``. ``undefended_view`` is one step of full-batch SGD.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from prunella.attacks.score.leakage import Leakage
-from prunella.attacks.score.level import level
+from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 
-PSNR_FLOOR = 20.0  # dB: mean pixel error of a tenth of the range, at which a picture is plainly recognisable
+# dB: what papers and our stored results count as a rebuilt image, a mean pixel error of a tenth of the range. Stricter
+# than what is legible, since an attack that works gets far above it.
+PSNR_FLOOR = LEGIBLE["psnr"] + 2
 _LEARNING_RATE = 0.1
+
+
+def rebuilt_control(scores: Mapping[str, Any]) -> bool:
+    """Whether a control with these ``scores`` (``Leakage.to_dict``) was rebuilt, by the rule that judges clients: its
+    worst image, and of a single one the label as well."""
+    told = scores["images"] > 1 or scores["label_accuracy"] == 1.0
+    return told and level({"scores": scores}) == "rebuilt"
 
 
 def undefended_view(task: Task, params: Tree, buffers: Tree, batch: PrivateBatch) -> ServerView:
@@ -41,8 +50,3 @@ def matched_view(task: Task, view: ServerView, batches: Sequence[PrivateBatch]) 
     update = apply_mask(subtract(params, view.params), mask)
     received = buffers if view.received_buffers else {}
     return replace(view, update=update, shared=mask, received_buffers=received, importance=None, defenses=("none",))
-
-
-def is_rebuilt(leakage: Leakage) -> bool:
-    """Whether the worst image was rebuilt, by the rule that judges clients (``attacks.score.level``)."""
-    return level({"scores": leakage.to_dict()}) == "rebuilt"

@@ -9,15 +9,26 @@ PSNR          in dB, at most 100 (an error of 1e-10), so that a perfect copy sta
 SSIM          torchmetrics': the usual Gaussian window of 11 (sigma 1.5) from 16 pixels a side on; below, a uniform
               window of the largest odd side up to 7, since 11 leaves nothing of an 8x8 image.
 MSE           lower leaks more.
+NCC           the correlation of the pixels, without its sign: the same for a pale copy, a dark one and a negative,
+              which are as legible as the picture. Its pairs are those of most correlation.
 
 IIP is the share of pairs whose reconstruction is nearer (MSE) to its own image than to any other of the truth.
-Label accuracy is the share of reconstructed labels that are in the batch, counted with multiplicity.
+Label accuracy is the share of reconstructed labels that are in the batch, counted with multiplicity; ``label_chance``
+is that of labels drawn as often as the gallery has them.
 
-Each score stands beside two baselines made and paired the same way: uniform noise, and "other", each image given for
-its neighbour in the truth; when there is one image only, a flat image of its mean stands in, for IIP as well. An
-attacker who knows more has a better one: ``prior``, such as a mean of public images, then stands for "other".
+Each score stands beside what scores without a leak:
 
-RDLV, of a similarity, is how far the reconstruction is ahead of what the attacker had before: (score - other) / other.
+random   the mean of uniform noise, paired in the same way.
+other    the same reconstruction, in place of the truth paired in the same way with as many images of a *gallery* of
+         other people's, of the same classes (``attacks.score.gallery``): the worst pair of 32 draws, so that without a
+         leak the worst pair of the truth is above it in one of 33 audits. AMI, which is slow, of the pairs of highest
+         NMI only. Without a gallery: the mean of each image given for its neighbour in the truth, and of a flat image
+         where there is only one. That is lower than what chance reaches in a large batch, and so errs to the leak.
+blind    the worst pair of the best picture that needs no update: the mean of each image's class in the gallery, that of
+         all classes, or ``prior``, such as a mean of public images. None without any of these.
+
+``recognition`` (with a gallery) counts the originals that are told from their look-alikes. RDLV, of a similarity, is
+how far the reconstruction is ahead of what the attacker had before: (score - blind) / blind.
 LPIPS needs weights from elsewhere: ``attacks.score.lpips``.
 
 Errors: ``AttackError`` on shapes that do not fit and on NaN or infinity: a failed evaluation is never zero leakage.
@@ -25,34 +36,40 @@ Errors: ``AttackError`` on shapes that do not fit and on NaN or infinity: a fail
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from prunella.attacks.score.information import information
+from prunella.attacks.score.gallery import Gallery, Recognition
+from prunella.attacks.score.information import information, normalised
+from prunella.attacks.score.likeness import Pairs, contrast_free, correlations, least, squared_errors
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.tasks.examples import Examples
 
 LEVELS = 16
 AS_PRINTED_LEVELS = 256
 _MSE_FLOOR = 1e-10
 _GAUSSIAN_FROM = 16
-Pairs = tuple[tuple[int, int], ...]
+_TOGETHER = 256  # pairs whose SSIM is taken at once
+_SLOW = 32  # pairs of a baseline whose AMI is taken
 Score = Callable[[Tensor, Tensor], list[float]]
+Cost = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Stat:
-    """One score over the pairs, and the means of its two baselines."""
+    """One score over the pairs, and what scores without a leak; ``blind`` None where nothing is known of others."""
 
     mean: float
     worst: float
     random: float
     other: float
+    blind: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,8 +81,11 @@ class Leakage:
     ami: Stat
     ssim: Stat
     mse: Stat
+    ncc: Stat
     iip: float
     label_accuracy: float | None
+    label_chance: float | None
+    recognition: Recognition | None
     images: int
     assignment: Pairs
 
@@ -76,12 +96,6 @@ class Leakage:
         return plain
 
 
-def squared_errors(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared error of every image of ``a`` to every image of ``b``, [len(a), len(b)] float64."""
-    flat_a, flat_b = a.flatten(1).double(), b.flatten(1).double()
-    return torch.stack([(flat_b - row).square().mean(dim=1) for row in flat_a])
-
-
 def assign(truth: Tensor, guess: Tensor) -> Pairs:
     """The pairs (truth, guess) of least total squared error.
 
@@ -89,28 +103,30 @@ def assign(truth: Tensor, guess: Tensor) -> Pairs:
     >>> assign(x, x[[2, 0]])
     ((0, 1), (2, 0))
     """
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(squared_errors(truth, guess).numpy())
-    return tuple((int(r), int(c)) for r, c in zip(rows, columns, strict=True))
+    return least(squared_errors(truth, guess))
 
 
-def discretise(image: Tensor, levels: int) -> np.ndarray:
-    """Pixels in [0, 1] as 8-bit values, cut into ``levels`` equal bins."""
-    eight = (image.clamp(0, 1) * 255).round().long()
-    return (eight * levels // 256).flatten().numpy()
-
-
-def _bins(truth: Tensor, guess: Tensor, levels: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(discretise(t, levels), discretise(g, levels)) for t, g in zip(truth, guess, strict=True)]
+def discretise(images: Tensor, levels: int) -> np.ndarray:
+    """Pixels in [0, 1] of images [N, C, H, W] as 8-bit values, cut into ``levels`` equal bins: [N, C*H*W]."""
+    eight = (images.clamp(0, 1) * 255).round().long()
+    found: np.ndarray = (eight * levels // 256).flatten(1).numpy()
+    return found
 
 
 def nmi(truth: Tensor, guess: Tensor, levels: int) -> list[float]:
-    return [information(t, g)[0] for t, g in _bins(truth, guess, levels)]
+    found: list[float] = normalised(discretise(truth, levels), discretise(guess, levels), levels).tolist()
+    return found
 
 
 def ami(truth: Tensor, guess: Tensor, levels: int) -> list[float]:
-    return [information(t, g)[1] for t, g in _bins(truth, guess, levels)]
+    pairs = zip(discretise(truth, levels), discretise(guess, levels), strict=True)
+    return [information(t, g)[1] for t, g in pairs]
+
+
+def ncc(truth: Tensor, guess: Tensor) -> list[float]:
+    """Of pairs, with its sign, in [-1, 1]; 0 where an image is flat."""
+    found: list[float] = (contrast_free(truth) * contrast_free(guess)).sum(1).clamp(-1, 1).tolist()
+    return found
 
 
 def mse(truth: Tensor, guess: Tensor) -> list[float]:
@@ -121,14 +137,32 @@ def psnr(truth: Tensor, guess: Tensor) -> list[float]:
     return [float(-10 * np.log10(max(error, _MSE_FLOOR))) for error in mse(truth, guess)]
 
 
-def ssim(truth: Tensor, guess: Tensor) -> list[float]:
-    from torchmetrics.functional.image import structural_similarity_index_measure
+def _blur(length: int, smallest: int) -> Tensor:
+    """The window of SSIM along one side as a matrix [length, length]; beyond its edges the image is reflected."""
+    if smallest < _GAUSSIAN_FROM:
+        window = torch.ones(min(7, smallest - 1 + smallest % 2))
+    else:
+        window = torch.exp(-((torch.arange(11) - 5) ** 2) / (2 * 1.5**2))
+    half, places = len(window) // 2, torch.arange(length)
+    matrix = torch.zeros(length, length)
+    for offset, weight in zip(range(-half, half + 1), window / window.sum(), strict=True):
+        inside = (places + offset).abs()
+        matrix[places, torch.minimum(inside, 2 * (length - 1) - inside)] += weight
+    return matrix
 
-    side = min(truth.shape[-2:])
-    window = min(7, side - 1 + side % 2)
-    small: dict[str, Any] = {"gaussian_kernel": False, "kernel_size": window} if side < _GAUSSIAN_FROM else {}
-    values = structural_similarity_index_measure(guess, truth, data_range=1.0, reduction="none", **small)
-    return [float(value) for value in torch.as_tensor(values).reshape(-1)]
+
+def ssim(truth: Tensor, guess: Tensor) -> list[float]:
+    """As ``torchmetrics`` has it, whose two-dimensional windows take fifty times as long."""
+    height, width = truth.shape[-2:]
+    rows, columns = _blur(height, min(height, width)), _blur(width, min(height, width)).T
+    found: list[float] = []
+    for start in range(0, len(truth), _TOGETHER):
+        t, g = truth[start : start + _TOGETHER], guess[start : start + _TOGETHER]
+        mean_t, mean_g, tt, gg, tg = (rows @ x @ columns for x in (t, g, t * t, g * g, t * g))
+        var_t, var_g = (tt - mean_t**2).clamp_min(0), (gg - mean_g**2).clamp_min(0)
+        light = (2 * mean_t * mean_g + 1e-4) / (mean_t**2 + mean_g**2 + 1e-4)
+        found += (light * (2 * (tg - mean_t * mean_g) + 9e-4) / (var_t + var_g + 9e-4)).flatten(1).mean(1).tolist()
+    return found
 
 
 def paired(truth: Tensor, guess: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -142,13 +176,15 @@ def other_images(truth: Tensor) -> Tensor:
 
 
 def rdlv(similarity: Stat) -> float | None:
-    """Relative data leakage value, (sim(rec, image) - sim(prior, image)) / sim(prior, image), of the means; 0 tells
-    nothing new. None where the prior has no similarity at all, of which nothing is a multiple.
+    """Relative data leakage value, (sim(rec, image) - sim(prior, image)) / sim(prior, image), of the worst pairs; the
+    prior is the best picture that needs no update or, where none is known, another image. 0 tells nothing new. None
+    where the prior has no similarity at all, of which nothing is a multiple.
 
-    >>> rdlv(Stat(mean=0.9, worst=0.95, random=0.0, other=0.3)), rdlv(Stat(0.9, 0.95, 0.0, 0.0))
+    >>> rdlv(Stat(0.8, worst=0.9, random=0.0, other=0.5, blind=0.3)), rdlv(Stat(0.9, 0.95, 0.0, 0.0))
     (2.0000000000000004, None)
     """
-    return (similarity.mean - similarity.other) / similarity.other if similarity.other > 0 else None
+    before = similarity.other if similarity.blind is None else similarity.blind
+    return (similarity.worst - before) / before if before > 0 else None
 
 
 def identifiable(truth: Tensor, pairs: Pairs, guess: Tensor) -> float:
@@ -204,36 +240,111 @@ def _checked(reconstruction: Reconstruction, truth: PrivateBatch) -> tuple[Tenso
 Matched = tuple[Tensor, Tensor]
 
 
-def _stat(score: Score, up: bool, matched: Matched, random: Matched, other_pair: Matched) -> Stat:
-    values = score(*matched)
-    noise, other = score(*random), score(*other_pair)
-    means = [float(np.mean(scores)) for scores in (values, noise, other)]
-    if not np.isfinite([*values, *means]).all():
-        raise AttackError("a leakage score is not finite: this evaluation failed")
-    return Stat(means[0], max(values) if up else min(values), means[1], means[2])
+def _worst(values: list[float], up: bool) -> float:
+    return max(values) if up else min(values)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The pairs behind one score: of the truth, and of each baseline. ``null`` are those of all draws from a gallery,
+    ``neighbours`` stand in where there is none; ``blind`` is one batch for each picture that needs no update."""
+
+    matched: Matched
+    random: Matched
+    neighbours: Matched
+    null: Matched | None
+    blind: list[Matched]
+
+    def stat(self, score: Score, up: bool = True) -> Stat:
+        values, noise = score(*self.matched), score(*self.random)
+        if self.null is None:
+            other = float(np.mean(score(*self.neighbours)))
+        else:
+            other = _worst(score(*self.null), up)
+        blind = _worst([_worst(score(*each), up) for each in self.blind], up) if self.blind else None
+        found = Stat(float(np.mean(values)), _worst(values, up), float(np.mean(noise)), other, blind)
+        if not np.isfinite([*values, found.random, other, 0.0 if blind is None else blind]).all():
+            raise AttackError("a leakage score is not finite: this evaluation failed")
+        return found
+
+    def slow(self, levels: int) -> "_Comparison":
+        """Of the baselines those pairs that share most information."""
+        return replace(
+            self,
+            random=_most(self.random, levels),
+            null=None if self.null is None else _most(self.null, levels),
+            blind=[_most(each, levels) for each in self.blind],
+        )
+
+
+def _most(pairs: Matched, levels: int) -> Matched:
+    order = np.argsort(nmi(*pairs, levels))[::-1][:_SLOW].copy()
+    return pairs[0][order], pairs[1][order]
+
+
+def _blind(real: Tensor, others: Gallery | None, prior: Tensor | None) -> list[Tensor]:
+    """Pictures [N, C, H, W] that need no update."""
+    given = [] if prior is None else [prior.detach().cpu().float().expand_as(real)]
+    return [*given, *(others.means() if others else [])]
+
+
+def _compare(
+    real: Tensor, guess: Tensor, cost: Cost, null: Tensor | None, blind: list[Tensor], others: Gallery | None
+) -> _Comparison:
+    noise = torch.rand(guess.shape, generator=stream(0, purpose="leakage baseline"))
+
+    def match(x: Tensor) -> Matched:
+        return paired(real, x, least(cost(real, x)))
+
+    against = None if null is None or others is None else (others.x[null[:, 0]], guess[null[:, 1]])
+    return _Comparison(match(guess), match(noise), (real, other_images(real)), against, [match(x) for x in blind])
+
+
+def _label_chance(named: Tensor | None, truth: Tensor, gallery: Examples | None, draws: int = 200) -> float | None:
+    if named is None or gallery is None or not len(gallery):
+        return None
+    generator = stream(0, purpose="label baseline")
+    guesses = gallery.y[torch.randint(len(gallery), (draws, len(named)), generator=generator)]
+    return float(np.mean([label_accuracy(truth, guess) for guess in guesses]))
+
+
+def _unlike(a: Tensor, b: Tensor) -> Tensor:
+    return -correlations(a, b).abs()
 
 
 def score(
-    reconstruction: Reconstruction, truth: PrivateBatch, levels: int = LEVELS, prior: Tensor | None = None
+    reconstruction: Reconstruction,
+    truth: PrivateBatch,
+    levels: int = LEVELS,
+    prior: Tensor | None = None,
+    gallery: Examples | None = None,
 ) -> Leakage:
     """Every score of ``reconstruction`` against ``truth``; the inputs are left alone and may lie on any device.
 
-    ``prior`` [C, H, W], where there is one, is the image the baseline "other" gives for every one."""
+    ``gallery`` are other people's images of the same kind, ``prior`` [C, H, W] a picture an attacker has without any
+    update; where they are known, they are what a score must beat."""
     if not 2 <= levels <= 256:
         raise AttackError("levels must lie between 2 and 256")
     guess, real = _checked(reconstruction, truth)
+    labels, named = truth.y.cpu(), None if reconstruction.y is None else reconstruction.y.cpu()
+    others = None if gallery is None else Gallery(gallery, PrivateBatch(real, labels), guess)
+    others = others if others is not None and len(others) else None
+    near, like = (None, None) if others is None else others.null()
+    blind = _blind(real, others, prior)
+    by_error = _compare(real, guess, squared_errors, near, blind, others)
+    by_likeness = _compare(real, guess, _unlike, like, blind, others)
     pairs = assign(real, guess)
-    noise = torch.rand(guess.shape, generator=stream(0, purpose="leakage baseline"))
-    matched, random = paired(real, guess, pairs), paired(real, noise, assign(real, noise))
-    other = other_images(real) if prior is None else prior.detach().cpu().float().expand_as(real)
-    scores: dict[str, tuple[Score, bool]] = {
-        "psnr": (psnr, True),
-        "nmi": (lambda t, g: nmi(t, g, levels), True),
-        "ami": (lambda t, g: ami(t, g, levels), True),
-        "ssim": (ssim, True),
-        "mse": (mse, False),
-    }
-    stats = {name: _stat(function, up, matched, random, (real, other)) for name, (function, up) in scores.items()}
-    labels = None if reconstruction.y is None else label_accuracy(truth.y.cpu(), reconstruction.y.cpu())
-    iip = identifiable(real, pairs, guess)
-    return Leakage(**stats, iip=iip, label_accuracy=labels, images=len(pairs), assignment=pairs)
+    return Leakage(
+        psnr=by_error.stat(psnr),
+        nmi=by_error.stat(lambda t, g: nmi(t, g, levels)),
+        ami=by_error.slow(levels).stat(lambda t, g: ami(t, g, levels)),
+        ssim=by_error.stat(ssim),
+        mse=by_error.stat(mse, up=False),
+        ncc=by_likeness.stat(lambda t, g: [abs(each) for each in ncc(t, g)]),
+        iip=identifiable(real, pairs, guess),
+        label_accuracy=None if named is None else label_accuracy(labels, named),
+        label_chance=_label_chance(named, labels, gallery),
+        recognition=None if others is None else others.recognition(),
+        images=len(pairs),
+        assignment=pairs,
+    )

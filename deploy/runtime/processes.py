@@ -35,7 +35,7 @@ PRELOAD = (
     "filelock",
     "safetensors.torch",
     "torch._dynamo",
-    "sklearn.datasets",
+    "scipy.optimize",
 )
 SERVER_AFTER, CLIENT_AFTER = 1, 3
 # One thread a task, no thread of Arrow's allocator, and no CUDA driver started by asking whether there is a GPU: after

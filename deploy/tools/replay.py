@@ -23,6 +23,7 @@ from prunella.attacks import PROBES, SECTIONS, find_attack
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.mia import MembershipLeakage
 from prunella.attacks.score.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
+from prunella.attacks.score.level import level
 from prunella.attacks.score.lpips import lpips
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section, section_defaults
@@ -42,7 +43,7 @@ from prunella.tasks.task import Task
 
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
 VIEW, TRUTH = "view.safetensors", "truth.safetensors"
-SCORES = ("psnr", "ssim", "nmi", "ami", "mse")
+SCORES = ("psnr", "ssim", "nmi", "ami", "mse", "ncc")
 SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
 
 
@@ -100,6 +101,7 @@ class Replay:
         )
         lines.append(f"lpips      {self.perceptual}")
         lines.append(f"iip        {self.leakage.iip:.4g}")
+        lines.append(f"level      {level({'scores': found})}")
         return [*lines, *([] if own is None else [f"labels     {own:.4g} named"])]
 
 

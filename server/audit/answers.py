@@ -15,22 +15,33 @@ from prunella.core.untrusted import figure
 from prunella.wire.records import from_dense, unflatten
 
 # The scores of ``attacks.score.leakage`` and the ranges they have; rounding may pass them by a little.
-SCORES = {"psnr": (-1.0, 101.0), "nmi": (-0.01, 1.01), "ami": (-10.0, 1.01), "ssim": (-1.01, 1.01), "mse": (0.0, 1.01)}
+SCORES = {
+    "psnr": (-1.0, 101.0), "nmi": (-0.01, 1.01), "ami": (-10.0, 1.01), "ssim": (-1.01, 1.01), "mse": (0.0, 1.01),
+    "ncc": (0.0, 1.01),
+}  # fmt: skip
 SHARES = {"iip": (0.0, 1.0), "label_accuracy": (0.0, 1.0), "images": (0.0, 1e6)}
 STATS = ("mean", "worst", "random", "other")
+# Of a client that has a gallery, all of them:
+RECOGNITION = {"hits": (0.0, 1e6), "images": (1.0, 1e6), "gallery": (1.0, 1e6), "chance": (0.0, 1.0), "low": (0.0, 1.0)}
+BESIDE_GALLERY = {f"{score}.blind": limits for score, limits in SCORES.items()} | {
+    f"recognition.{name}": limits for name, limits in RECOGNITION.items()
+}
+LABELS = {"label_accuracy", "label_chance"}
 MAX_PICTURES = 16
 
 
 def read_scores(record: MetricRecord) -> dict[str, Any]:
     """A client's scores as ``Leakage.to_dict`` returns them. Raises ``AttackError`` on other names or odd numbers."""
     bounds = {f"{score}.{stat}": limits for score, limits in SCORES.items() for stat in STATS} | SHARES
-    if not bounds.keys() - {"label_accuracy"} <= record.keys() <= bounds.keys():
+    if BESIDE_GALLERY.keys() & record.keys():
+        bounds |= BESIDE_GALLERY | {"label_chance": (0.0, 1.0)}
+    if not bounds.keys() - LABELS <= record.keys() <= bounds.keys():
         raise AttackError("scores are missing or unexpected")
     checked = {name: figure(value, *bounds[name]) for name, value in record.items()}
     numbers = {name: value for name, value in checked.items() if value is not None}
     if len(numbers) < len(checked):
         raise AttackError("a score is not a number within its bounds")
-    return {"label_accuracy": None, **unflatten(numbers)}
+    return {"label_accuracy": None, "label_chance": None, "recognition": None, **unflatten(numbers)}
 
 
 def read_pictures(record: ArrayRecord | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:

@@ -27,8 +27,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from prunella.attacks import find_attack
+from prunella.attacks.score.control import rebuilt_control
 from prunella.attacks.score.leakage import paired
-from prunella.attacks.score.level import ORDER, level
+from prunella.attacks.score.level import ORDER
 from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
@@ -103,11 +104,6 @@ def moved_mask(expected: Expected, base: Mask) -> Mask | None:
     """The mask a client was sent, where it moved that while it trained. One that only shrank was so from the start."""
     inside = base is expected.mask or not any(bool((base[name] & ~kept).any()) for name, kept in expected.mask.items())
     return None if inside else expected.mask
-
-
-def rebuilt_control(scores: Outcome) -> bool:
-    """Whether the worst image of a canary was rebuilt, by the rule that judges clients."""
-    return level({"scores": scores}) == "rebuilt"
 
 
 def control_fault(scores: Outcome, explained: bool | None) -> str | None:

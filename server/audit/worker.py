@@ -47,7 +47,7 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
-from prunella.server.audit.shadow import shadow_beside
+from prunella.server.audit.shadow import PUBLIC, read_public, shadow_beside
 
 POLL = 0.1
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -105,7 +105,9 @@ def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None
     if not (folder / TRUTH).exists():
         return None, None
     truth, _ = read_tree(folder / TRUTH)
-    leakage = score(rebuilt, PrivateBatch(truth["x"], truth["y"]))
+    others = folder.parent / PUBLIC  # no canaries among them, and the attack has learnt from none of the canaries
+    gallery = read_public(others)[0] if others.exists() else None
+    leakage = score(rebuilt, PrivateBatch(truth["x"], truth["y"]), gallery=gallery)
     return leakage.to_dict(), list(leakage.assignment)
 
 
@@ -221,7 +223,7 @@ def serve(queue: Path, parent: int, limit: int) -> None:
 
 def preload() -> None:
     """Import what scoring needs before the first job asks for it, while clients still train."""
-    for module in ("sklearn.metrics", "scipy.optimize", "torchmetrics.functional.image"):
+    for module in ("scipy.optimize", "scipy.stats"):
         importlib.import_module(module)
 
 

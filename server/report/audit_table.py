@@ -1,6 +1,6 @@
 """The table of every audit in a report: who was attacked, with what result, and all scores beside their baselines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prunella.attacks.score.level import level, value
@@ -17,16 +17,30 @@ OUTCOMES = {"no-consent": "no consent", "failed": "failed", "control-failed": "c
 
 
 def _cell(audit: StoreLine, metric: str, shown: Callable[[float | None], str]) -> dict[str, Any]:
-    mean, random, other = (shown(value(audit, metric, stat)) for stat in ("mean", "random", "other"))
-    worst = value(audit, metric)
-    return {"worst": shown(worst), "rest": () if worst is None else (mean, f"({random}, {other})")}
+    worst, beside = value(audit, metric), [value(audit, metric, stat) for stat in ("random", "other", "blind")]
+    known = [shown(each) for each in beside[: 2 if beside[2] is None else 3]]
+    mean = shown(value(audit, metric, "mean"))
+    return {"worst": shown(worst), "rest": () if worst is None else (mean, f"({', '.join(known)})")}
+
+
+def _told_apart(recognition: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not recognition:
+        return {"worst": NONE, "rest": ()}
+    told = f"{digits(recognition['hits'])} of {digits(recognition['images'])}"
+    return {"worst": told, "rest": (f"({percent(recognition['chance'])})",)}
+
+
+def _share(scores: Mapping[str, Any], name: str, chance: float | None = None) -> dict[str, Any]:
+    return {"worst": percent(scores.get(name)), "rest": () if chance is None else (f"({percent(chance)})",)}
 
 
 def _cells(audit: StoreLine) -> list[dict[str, Any]]:
     scores = audit.get("scores") or {}
     spreads = [_cell(audit, "psnr", lambda y: NONE if y is None else fixed(y, 1))]
-    spreads += [_cell(audit, metric, score) for metric in ("ssim", "nmi", "ami")] + [_cell(audit, "mse", error)]
-    shares = [{"worst": percent(scores.get(name)), "rest": ()} for name in ("iip", "label_accuracy")]
+    spreads += [_cell(audit, metric, score) for metric in ("ssim", "nmi", "ami")]
+    spreads += [_cell(audit, "mse", error), _cell(audit, "ncc", score)]
+    named = _share(scores, "label_accuracy", scores.get("label_chance"))
+    shares = [_share(scores, "iip"), _told_apart(scores.get("recognition")), named]
     objective = NONE if audit["objective"] is None else digits(audit["objective"])
     return [*spreads, *shares, {"worst": objective, "rest": (duration(audit["seconds"]),)}]
 

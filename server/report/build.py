@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from prunella.attacks.score.level import RULE
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 from prunella.server.report.audit_table import ROWS, audit_table, letter, no_pictures
@@ -120,6 +121,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "threat_model": run.get("threat_model") or "This run states no threat model.",
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
         "claims": run.get("claims") or [], "bounds": bounds(state, lines),
+        "rebuilt": RULE,
         "no_failures": f"{NO_FAILURES}." if lines else "Not known, because there are no numbers.",
         "failures": [(reason, digits(number)) for reason, number in failures if number],
         "command": command(run) if run else "", "seed": settings.get("seed", "unknown"), "settings": _table(settings),

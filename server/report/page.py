@@ -181,12 +181,14 @@ spans what needs no attack at all: the scores of a random image and of another i
 {% endif %}<section>
 <h2>Every audit</h2>
 {% if audits %}<p class="lead">Each score is that of the most leaking image. Below it are the mean over images and, in
-brackets, the scores of a random image and of another image.{% if audits_left %} The last {{ audits|length }} of
+brackets, the scores of a random image, of other people's images and, where known, of the best guess without the
+update.{% if audits_left %} The last {{ audits|length }} of
 {{ audits|length + audits_left }} audits; all are in audits.jsonl.{% endif %}</p>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of audits"><table>
 <thead><tr><th class="n">Round</th><th>Who</th><th>Result</th><th>Attack</th><th>Defense</th>
 <th class="n">PSNR, dB</th><th class="n">SSIM</th><th class="n">NMI</th><th class="n">AMI</th>
-<th class="n">MSE</th><th class="n">Own image nearest</th><th class="n">Labels named</th>
+<th class="n">MSE</th><th class="n">NCC</th><th class="n">Own image nearest</th><th class="n">Told apart</th>
+<th class="n">Labels named</th>
 <th class="n">Objective, time</th></tr></thead>
 <tbody>{% for a in audits %}<tr>
 <td class="n">{{ a.round }}</td><td>{{ a.who }}{% if a.images %}<small>{{ a.images }}</small>{% endif %}</td>
@@ -242,16 +244,21 @@ defaults; all of them are below.</p>{% else %}<p class="lead">The settings of th
 <section>
 <h2>How to read the scores</h2>
 <dl class="words">
-<dt>PSNR</dt><dd>Peak signal-to-noise ratio in decibels. Higher leaks more; from 18&nbsp;dB, and 6&nbsp;dB above
-another image, an image counts as rebuilt.</dd>
+<dt>PSNR</dt><dd>Peak signal-to-noise ratio in decibels. Higher leaks more.</dd>
 <dt>SSIM</dt><dd>Structural similarity, 1 is identical. Higher leaks more. Of small images even unrelated ones can
 score high: read it beside its baselines.</dd>
 <dt>NMI, AMI</dt><dd>Normalised and chance-corrected mutual information of the two images' grey levels, 1 is
 identical. NMI depends on the image size: read it beside its baselines.</dd>
 <dt>MSE</dt><dd>Mean squared error, pixels in [0,&nbsp;1]. Lower leaks more.</dd>
+<dt>NCC</dt><dd>Correlation of the pixels, which brightness and contrast do not change: a pale copy or a negative has 1.
+Higher leaks more.</dd>
 <dt>Own image nearest</dt><dd>Share of images whose reconstruction is nearer to them than to the others.</dd>
-<dt>Another image</dt><dd>What a different image of the same batch scores, for comparison; for a single image, a flat
-one of its mean brightness.</dd>
+<dt>Told apart</dt><dd>Originals that are nearer to what was rebuilt than up to 99 look-alikes of their class, other
+people's images. In brackets, the share that chance would tell apart.</dd>
+<dt>Other people's images</dt><dd>What the same reconstruction scores against as many images that it cannot know, in the
+best of 32 draws. Where no such images were at hand: what a different image of the same batch scores or, for a single
+image, a flat one of its mean brightness.</dd>
+<dt>Rebuilt</dt><dd>{{ rebuilt }}</dd>
 <dt>Control</dt><dd>The same attack on public images that were trained on exactly as the audited client trains, without
 a defense. If even this fails, the attack cannot judge this setting, and finding nothing means nothing.</dd>
 <dt>Worst case</dt><dd>One public image in one step, the easiest update to attack. The server may ask clients for

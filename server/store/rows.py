@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from prunella.attacks.score.level import ORDER, level
 from prunella.core.metrics import METRICS
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
@@ -14,6 +15,7 @@ _SCORES = {
     "leakage_psnr_decibels": "psnr",
     "leakage_ssim_ratio": "ssim",
     "leakage_mse": "mse",
+    "leakage_ncc_ratio": "ncc",
 }
 
 
@@ -69,8 +71,9 @@ def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row]:
     scores = outcome["scores"]
     for metric, key in _SCORES.items():
-        for stat in ("mean", "worst", "random", "other"):
-            yield row(metric, scores[key][stat], **labels, stat=stat)
+        for stat in ("mean", "worst", "random", "other", "blind"):
+            if scores.get(key, {}).get(stat) is not None:
+                yield row(metric, scores[key][stat], **labels, stat=stat)
     yield row("leakage_iip_ratio", scores["iip"], **labels, stat="mean")
     if scores.get("label_accuracy") is not None:
         yield row("leakage_label_accuracy_ratio", scores["label_accuracy"], **labels, stat="mean")
@@ -81,10 +84,12 @@ def audit_rows(outcome: Mapping[str, Any]) -> list[Row]:
     view = "client" if outcome["kind"] == "client" else "canary"
     labels = {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
     rows = [row("audit_seconds", outcome["seconds"])]
-    if outcome["ok"] is not None:
+    if outcome["ok"] is not None and outcome["kind"] == "control":
         rows.append(row("attack_control_ok", float(outcome["ok"])))
     if outcome["objective"] is not None:
         rows.append(row("attack_objective", outcome["objective"], **labels))
+    if outcome["outcome"] == "scored":
+        rows.append(row("leakage_level", ORDER.index(level(outcome)), **labels))
     if outcome["scores"] is not None:
         rows += _leakage(outcome, labels)
     return rows

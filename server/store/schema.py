@@ -53,8 +53,9 @@ def check_row(given: Row) -> Row:
 
 class AuditLine(BaseModel):
     """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``. ``level`` is what the client itself reports,
-    and the only result of a client that returns no numbers. ``ok`` says whether a control was rebuilt, ``reason`` why
-    an audit failed, without a value of anybody's data, and ``found_by`` which attack of a portfolio rebuilt the most.
+    and the only result of a client that returns no numbers. ``ok`` says whether a control was rebuilt, and is
+    False for a client whose audit shows nothing; ``reason`` says why an audit failed, without a value of anybody's
+    data, and ``found_by`` which attack of a portfolio rebuilt the most.
 
     ``control`` and ``control-defended`` are public images trained on as the audited client trains; ``single`` and
     ``single-defended`` one public image in one step, the worst that the server could have asked for."""

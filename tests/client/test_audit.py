@@ -6,13 +6,16 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 
+from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.score.level import ORDER
 from prunella.client.audit import ANSWERS_PER_ROUND, answer, truth
 from prunella.client.session import Session
 from prunella.client.state import Memory, TrainedRound
-from prunella.core.types import PrivateBatch
+from prunella.core.errors import DataError
+from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.privacy.ledger.ledger import Tally
-from prunella.wire.records import from_dense, to_dense
+from prunella.tasks.data import Examples, load_public
+from prunella.wire.records import flatten, from_dense, to_dense
 from tests.local_grid import settings
 
 
@@ -107,6 +110,53 @@ def test_answers_are_rationed_over_runs_rounds_and_settings(tmp_path: Path, monk
         for n in range(8)
     ]
     assert told == ["scored"] * 5 + ["refused"] * 3
+
+
+def test_numbers_stand_beside_images_that_are_anybody_s(tmp_path: Path) -> None:
+    here = session(tmp_path, "numbers")
+    private = used(here)
+    asked = Reconstruction(private.x.flip(0) * 0.7, private.y, 0.0, 1)
+    told = ask(here, question(asked.x, asked.y))["scores"]
+    mine = score(asked, private, gallery=load_public("digits", None))
+    assert {**told} == {k: float(f"{v:.3g}") for k, v in flatten(mine.to_dict()).items()}
+    assert told["recognition.hits"] == 4 and told["psnr.blind"] < told["psnr.worst"]
+
+
+@pytest.mark.parametrize("missing", [None, DataError("no test examples here")])
+def test_own_images_decide_the_word_and_leave_no_mark_on_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: Exception | None
+) -> None:
+    """A client of its own data, or without the public part of it: its other images are nobody's business."""
+
+    def none_here(*_: object) -> None:
+        if missing is not None:
+            raise missing
+
+    monkeypatch.setattr("prunella.client.audit.load_public", none_here)
+    replies, galleries = [], []
+
+    def noted(*given: object, gallery: Examples | None = None) -> Leakage:
+        galleries.append(gallery)
+        return score(*given, gallery=gallery)
+
+    monkeypatch.setattr("prunella.attacks.score.leakage.score", noted)
+    foreign = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    for name in ("a", "b"):
+        here = session(tmp_path / name, "numbers")
+        if name == "b":
+            batch = {tuple(x.flatten().tolist()) for x in used(here).x}
+            kept = torch.tensor([tuple(x.flatten().tolist()) in batch for x in here.data.all.x])
+            here.data.all.x[~kept] = 0.5
+        galleries.clear()
+        replies.append(dict(ask(here, question(foreign))["scores"]))
+        assert galleries[0] is here.data.all and galleries[1] is None
+    assert replies[0] == replies[1] and not [name for name in replies[0] if "blind" in name or "recognition" in name]
+
+
+def test_a_single_image_is_judged_beside_others(tmp_path: Path) -> None:
+    here = session(tmp_path, "scores", batch_size=1, local_steps=1)
+    assert ask(here, question(torch.rand(1, 1, 8, 8)))["audit"]["level"] == "baseline"
+    assert ask(here, question(0.5 - 0.2 * used(here).x))["audit"]["level"] == "rebuilt"
 
 
 def test_when_the_numbers_are_used_up_the_word_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

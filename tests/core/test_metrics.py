@@ -13,5 +13,5 @@ def test_names_follow_prometheus_habits() -> None:
 
 def test_every_leakage_metric_says_its_direction() -> None:
     leakage = [m for m in METRICS.values() if m.name.startswith("leakage_")]
-    assert len(leakage) == 6
+    assert len(leakage) == 8
     assert all(m.leaks in ("up", "down") for m in leakage)

@@ -5,7 +5,7 @@ import torch
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR, matched_view, undefended_view
+from prunella.attacks.score.control import PSNR_FLOOR, matched_view, rebuilt_control, undefended_view
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
 from prunella.core.randomness import rehearsal, stream
@@ -34,6 +34,16 @@ def test_ten_of_ten_digits_are_rebuilt(which, task, batch, request) -> None:
 def test_a_weak_attack_stays_below_the_floor(task, fresh, batch) -> None:
     weak = dataclasses.replace(Sgi(), iterations=1)
     assert rebuilt(task, fresh, batch(0, 1), weak).psnr.mean < PSNR_FLOOR
+
+
+def test_the_control_needs_the_label_and_the_picture() -> None:
+    good = {"label_accuracy": 1.0, "images": 1, "psnr": {"worst": 20.0, "random": 6.0, "other": 9.0}}
+    assert rebuilt_control(good)
+    assert not rebuilt_control({**good, "label_accuracy": 0.0}) and not rebuilt_control(
+        {**good, "label_accuracy": None}
+    )
+    for worst, other in ((17.9, 9.0), (20.0, 14.1)):
+        assert not rebuilt_control({**good, "psnr": {"worst": worst, "random": 6.0, "other": other}})
 
 
 def test_the_view_is_one_step_of_sgd_and_names_no_labels(task, fresh, batch) -> None:

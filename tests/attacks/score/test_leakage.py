@@ -4,19 +4,24 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
+from prunella.attacks.score.gallery import Gallery
 from prunella.attacks.score.leakage import (
     AS_PRINTED_LEVELS,
     Leakage,
     discretise,
     label_accuracy,
     label_leakage,
+    ncc,
     rdlv,
     score,
+    ssim,
 )
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.tasks.examples import Examples
 
 
 def images(count: int, side: int = 8, channels: int = 1, seed: int = 0) -> torch.Tensor:
@@ -126,28 +131,117 @@ def test_flat_images_score_without_nan_and_inputs_are_left_alone() -> None:
 
 def test_to_dict_is_plain_json_without_the_assignment() -> None:
     plain = json.loads(json.dumps(scored(images(2), images(2)).to_dict()))
-    assert set(plain) == {"psnr", "nmi", "ami", "ssim", "mse", "iip", "label_accuracy", "images"}
-    assert set(plain["psnr"]) == {"mean", "worst", "random", "other"}
+    scores, rest = {"psnr", "nmi", "ami", "ssim", "mse", "ncc"}, {"iip", "label_accuracy", "label_chance", "images"}
+    assert set(plain) == scores | rest | {"recognition"}
+    assert set(plain["psnr"]) == {"mean", "worst", "random", "other", "blind"}
+    assert plain["recognition"] is plain["label_chance"] is plain["psnr"]["blind"] is None
 
 
 def test_bins_are_equal_and_cover_eight_bits() -> None:
     every = torch.arange(256).float() / 255
-    assert np.bincount(discretise(every, 16)).tolist() == [16] * 16
-    assert discretise(every, 256).tolist() == list(range(256))
+    every = every.reshape(1, 1, 16, 16)
+    assert np.bincount(discretise(every, 16)[0]).tolist() == [16] * 16
+    assert discretise(every, 256)[0].tolist() == list(range(256))
 
 
-def test_a_prior_image_takes_the_place_of_the_other_one_and_rdlv_is_measured_against_it() -> None:
+def test_a_prior_image_is_a_blind_guess_and_rdlv_is_measured_against_it() -> None:
     truth = images(3)
-    prior = truth.mean(dim=0)
-    found = score(Reconstruction(truth * 0.9, None, 0.0, 1), PrivateBatch(truth, torch.zeros(3).long()), prior=prior)
+    prior, labels = truth.mean(dim=0), torch.zeros(3).long()
+    found = score(Reconstruction(truth * 0.9, None, 0.0, 1), PrivateBatch(truth, labels), prior=prior)
     plain = scored(truth * 0.9, truth)
-    assert found.mse.other == pytest.approx(float((truth - prior).square().mean())) != plain.mse.other
-    assert found.mse.mean == plain.mse.mean and found.ssim.random == plain.ssim.random
+    assert found.mse.blind == pytest.approx(float((truth - prior).square().flatten(1).mean(1).min()))
+    assert found.mse.other == plain.mse.other and found.ssim.random == plain.ssim.random and plain.mse.blind is None
     own = rdlv(found.ssim)
-    assert own == pytest.approx(found.ssim.mean / found.ssim.other - 1) and own > 0
-    guess = Reconstruction(prior.expand_as(truth), None, 0.0, 1)
-    nothing = score(guess, PrivateBatch(truth, torch.zeros(3).long()), prior=prior)
+    assert found.ssim.blind is not None
+    assert own == pytest.approx(found.ssim.worst / found.ssim.blind - 1) and own > 0
+    nothing = score(Reconstruction(prior.expand_as(truth), None, 0.0, 1), PrivateBatch(truth, labels), prior=prior)
     assert rdlv(nothing.ssim) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("side, channels", [(3, 1), (8, 1), (15, 3), (16, 3), (28, 1), (32, 3)])
+def test_ssim_is_torchmetrics_s(side: int, channels: int) -> None:
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    truth = torch.rand(4, channels, side, side + 2, generator=torch.Generator().manual_seed(0))
+    guess = (truth * 0.8 + 0.2 * truth.flip(0)).clamp(0, 1)
+    small = {"gaussian_kernel": False, "kernel_size": min(7, side - 1 + side % 2)} if side < 16 else {}
+    theirs = structural_similarity_index_measure(guess, truth, data_range=1.0, reduction="none", **small)
+    torch.testing.assert_close(torch.tensor(ssim(truth, guess)), theirs, atol=1e-5, rtol=0)
+
+
+def test_ncc_is_numpy_s_correlation_and_knows_a_pale_copy_and_a_negative() -> None:
+    truth, guess = images(3, channels=2), images(3, channels=2, seed=1)
+    theirs = [np.corrcoef(t.numpy().ravel(), g.numpy().ravel())[0, 1] for t, g in zip(truth, guess, strict=True)]
+    assert ncc(truth, guess) == pytest.approx(theirs, abs=1e-6)
+    assert ncc(truth, torch.full_like(truth, 0.5)) == [0, 0, 0]
+    for copy in (0.05 * truth + 0.5, 1 - truth, 0.6 - 0.1 * truth):
+        found = scored(copy.roll(1, 0), truth)
+        assert found.ncc.mean == pytest.approx(1, abs=1e-4) and found.psnr.mean < 20
+    assert scored(guess, truth).ncc.mean < 0.5
+
+
+def digit_set(first: int, count: int) -> PrivateBatch:
+    data = load_digits()
+    x, y = data.images[first : first + count], data.target[first : first + count]
+    return PrivateBatch(torch.tensor(x, dtype=torch.float32)[:, None] / 16, torch.tensor(y))
+
+
+OTHERS = digit_set(600, 1197)
+GALLERY = Examples(OTHERS.x, OTHERS.y)
+
+
+@pytest.mark.parametrize("count", [16, 128])
+def test_the_null_of_other_people_s_digits_is_about_what_they_score(count: int) -> None:
+    """128 digits of others score 22 dB and SSIM 0.97 against 128 digits; so do they against any other 128."""
+    truth, foreign = digit_set(0, count), digit_set(300, count)
+    found = score(Reconstruction(foreign.x, foreign.y, 0.0, 1), truth, gallery=GALLERY)
+    assert found.psnr.other - 4 < found.psnr.worst <= found.psnr.other + 1
+    assert abs(found.ssim.worst - found.ssim.other) < 0.08 and abs(found.ncc.worst - found.ncc.other) < 0.08
+    assert count == 16 or (found.psnr.worst > 19 and found.ssim.worst > 0.93)
+    neighbours = score(Reconstruction(foreign.x, foreign.y, 0.0, 1), truth)
+    assert found.psnr.other > neighbours.psnr.other + 4
+    copy = score(Reconstruction(truth.x, truth.y, 0.0, 1), truth, gallery=GALLERY)
+    assert copy.psnr.worst == 100 and copy.psnr.other < 25 and copy.recognition is not None
+    assert copy.recognition.hits == count
+
+
+def test_the_null_is_the_loop_over_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pairs of all draws at once give the best of the draws one by one."""
+    truth, foreign = digit_set(0, 4), digit_set(300, 4)
+    drawn: list[torch.Tensor] = []
+    draw = Gallery._draw
+
+    def noted(self: Gallery) -> torch.Tensor:
+        chosen = draw(self)
+        drawn.append(self.x[chosen])
+        assert self.y[chosen].sort().values.equal(truth.y.sort().values) and len(chosen.unique()) == 4
+        return chosen
+
+    monkeypatch.setattr(Gallery, "_draw", noted)
+    found = score(Reconstruction(foreign.x, foreign.y, 0.0, 1), truth, gallery=GALLERY)
+    single = [score(Reconstruction(foreign.x, None, 0.0, 1), PrivateBatch(x, truth.y)) for x in drawn]
+    assert len(drawn) == 32
+    for metric in ("psnr", "ssim", "nmi", "ncc"):
+        best = max(getattr(each, metric).worst for each in single)
+        assert getattr(found, metric).other == pytest.approx(best, abs=1e-6), metric
+    assert found.mse.other == pytest.approx(min(each.mse.worst for each in single), abs=1e-8)
+
+
+def test_blind_is_the_mean_of_the_class() -> None:
+    truth = digit_set(0, 1)
+    found = score(Reconstruction(truth.x * 0, None, 0.0, 1), truth, gallery=GALLERY)
+    mean = score(Reconstruction(OTHERS.x[OTHERS.y == truth.y].mean(0)[None], None, 0.0, 1), truth)
+    assert found.psnr.blind == pytest.approx(mean.psnr.worst, abs=1e-4)
+    assert found.ncc.blind == pytest.approx(mean.ncc.worst, abs=1e-6)
+
+
+def test_label_chance_is_that_of_guessing_as_the_gallery_is_labelled() -> None:
+    truth = digit_set(0, 1)
+    found = score(Reconstruction(truth.x, truth.y, 0.0, 1), truth, gallery=GALLERY)
+    assert found.label_accuracy == 1 and found.label_chance == pytest.approx(0.1, abs=0.06)
+    one = Examples(OTHERS.x, torch.full_like(OTHERS.y, int(truth.y)))
+    assert score(Reconstruction(truth.x, truth.y, 0.0, 1), truth, gallery=one).label_chance == 1
+    assert score(Reconstruction(truth.x, None, 0.0, 1), truth, gallery=GALLERY).label_chance is None
 
 
 def test_labels_beside_a_guess() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
+from prunella.attacks.score.control import rebuilt_control
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
 from prunella.core.config import parse_run
@@ -13,7 +14,7 @@ from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import density, keep_by_score
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED, canary_count, load_pool, play_canary
-from prunella.server.audit.queue import expected_view, rebuilt_control
+from prunella.server.audit.queue import expected_view
 from prunella.server.audit.shadow import RunShadow, Sent, SentRound, template_of
 from prunella.strategies.round.replies import Expected
 from prunella.tasks.data import load_test

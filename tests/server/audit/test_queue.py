@@ -19,6 +19,7 @@ from flwr.app.message.message import make_message
 
 import prunella.client.app
 from prunella.attacks import ATTACKS, rog
+from prunella.attacks.score.control import rebuilt_control
 from prunella.attacks.sgi import Sgi
 from prunella.attacks.trace import load_trace
 from prunella.core.config import parse_run
@@ -32,7 +33,7 @@ from prunella.privacy.top_k import TopK, top_k
 from prunella.server.app import assemble, describe
 from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
-from prunella.server.audit.queue import ANSWERING, control_fault, ready_settings, rebuilt_control
+from prunella.server.audit.queue import ANSWERING, control_fault, ready_settings
 from prunella.server.audit.worker import preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate

@@ -143,7 +143,7 @@ def test_an_attack_that_does_not_end_in_time_is_killed_and_says_so(
 
 
 def test_the_text_of_a_foreign_error_stays_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ValueError("pixel 0.123 of the image")
 
     monkeypatch.setattr("prunella.server.audit.worker.score", fail)

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from prunella.server.report.audit_table import ROWS
+from prunella.server.report.audit_table import ROWS, _cells
 from tests.server.report.test_build import add_audit, new_run, page
 
 
@@ -18,6 +18,21 @@ def test_scores_without_pictures_are_shown(tmp_path: Path) -> None:
     add_audit(store, 4, "control", 0.02, pictures=False)
     add_audit(store, 4, "client", 2.0, pictures=False)
     assert "consented to scores or numbers only" in page(tmp_path).text
+
+
+def test_scores_stand_beside_their_baselines_and_chance() -> None:
+    def cells(scores: dict[str, object]) -> list[dict[str, object]]:
+        return _cells({"scores": scores, "objective": 0.5, "seconds": 1.0})
+
+    spread = {"mean": 10.0, "worst": 13.04, "random": 6.0, "other": 9.0}
+    recognition = {"hits": 3.0, "images": 4.0, "gallery": 99.0, "chance": 0.01, "low": 0.25}
+    found = cells({"psnr": {**spread, "blind": 11.5}, "recognition": recognition, "label_accuracy": 1.0,
+                   "label_chance": 0.1})  # fmt: skip
+    assert [found[0]["worst"], *found[0]["rest"]] == ["13.0", "10.0", "(6.0, 9.0, 11.5)"]
+    assert len(found) == 10 and [found[7]["worst"], *found[7]["rest"]] == ["3 of 4", "(1.0\u202f%)"]
+    assert [found[8]["worst"], *found[8]["rest"]] == ["100.0\u202f%", "(10.0\u202f%)"]
+    older = cells({"psnr": spread, "label_accuracy": 1.0})
+    assert older[0]["rest"] == ("10.0", "(6.0, 9.0)") and older[7]["rest"] == older[8]["rest"] == ()
 
 
 def test_hundreds_of_rounds_and_audits_stay_readable(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.report.state import RunState
 from prunella.server.report.verdict import RunVerdict, judge
 from prunella.server.report.verdict import verdict as of_state
+from prunella.tasks.examples import Examples
 from tests.server.report.audits import (
     CONTROL,
     CONTROL_FAILED,
@@ -129,7 +130,8 @@ def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def level_of(rebuilt: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> str:
-    return level({"scores": score(Reconstruction(rebuilt, y, 0.0, 1), PrivateBatch(x, y)).to_dict()})
+    others = Examples(*(each[200:] for each in digits(1200)))
+    return level({"scores": score(Reconstruction(rebuilt, y, 0.0, 1), PrivateBatch(x, y), gallery=others).to_dict()})
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])

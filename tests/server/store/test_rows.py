@@ -1,5 +1,6 @@
 import pytest
 
+from prunella.attacks.score.level import ORDER
 from prunella.core.metrics import METRICS
 from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
 from prunella.strategies.round.stats import RoundStats
@@ -12,6 +13,8 @@ OUTCOME = {
     "defense": "dgp",
     "seconds": 1.5,
     "ok": None,
+    "outcome": "scored",
+    "level": None,
     "objective": 0.1,
     "scores": {k: SCORE for k in ("psnr", "nmi", "ssim", "mse")} | {"iip": 0.5, "label_accuracy": None},
 }
@@ -69,8 +72,20 @@ def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage()
     assert not shared and canary[("attack_control_ok",)] == 1.0
     score = [client["leakage_psnr_decibels", *_labels(stat)] for stat in ("mean", "worst", "random", "other")]
     assert score == [1.0, 2.0, 0.25, 0.5], "a score leaves with both of its baselines"
-    failed = values(audit_rows(OUTCOME | {"scores": None, "objective": None}))
+    assert client["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("traces")
+    failed = values(audit_rows(OUTCOME | {"outcome": "failed", "scores": None, "objective": None}))
     assert failed == {("audit_seconds",): 1.5}
+
+
+def test_a_word_without_numbers_is_a_level() -> None:
+    told = values(audit_rows(OUTCOME | {"scores": None, "level": "rebuilt"}))
+    assert told["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("rebuilt")
+
+
+def test_a_blind_guess_is_a_baseline_where_it_is_known() -> None:
+    with_blind = {k: SCORE | {"blind": 0.75} for k in ("psnr", "nmi", "ssim", "mse", "ncc")}
+    rows = values(audit_rows(OUTCOME | {"scores": {**OUTCOME["scores"], **with_blind}}))
+    assert rows["leakage_psnr_decibels", *_labels("blind")] == rows["leakage_ncc_ratio", *_labels("blind")] == 0.75
 
 
 @pytest.mark.parametrize("ok", [True, False])
