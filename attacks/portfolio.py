@@ -3,16 +3,16 @@
 No single setting wins: signed Adam is far behind L-BFGS on smooth networks and far ahead on ReLU with batch norm, the
 right weight of TV depends on the defense, and labels fixed into the wrong step cost 20 dB. So
 
-1. ``CANDIDATES`` whose predicate holds are asked: those that solve or learn in full, those that descend as scouts, a few
-   short descents each;
+1. ``CANDIDATES`` whose predicate holds are asked: those that solve or learn in full, those that descend as scouts, a
+   few short descents each;
 2. the most promising scouts go on, with the labels that they found;
 3. the best is polished, by L-BFGS where Adam found it, by Adam where L-BFGS did.
 
 What is best is said without the truth. With a ``shadow`` the candidates first attack public images behind the same
-chain, where the truth is known, and the two of the highest mean PSNR go on. Without one the yardstick is the share of the
-update that a guess explains, by its direction, on coordinates that no descent saw: a tenth of those that arrived, so that
-an image fitted to noise does not win. TV decides between equals. ``Reconstruction.found_by`` names what won, and
-``objective`` is one minus the explained share's cosine.
+chain, where the truth is known, and the two of the highest mean PSNR go on. Between these, and without a shadow, the
+yardstick is how well a guess explains the direction of the update on coordinates that no descent saw: a tenth of those
+that arrived, so that an image fitted to noise does not win. TV decides between equals. ``Reconstruction.found_by``
+names what won; ``objective`` is one minus the cosine on those coordinates.
 
 Threat model: that of the candidates, all honest but curious. The answer depends on the clock, so it is not the same to
 the last bit on two machines, and it cannot be resumed.
@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, nn
+from torch.nn.functional import one_hot
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks.engine.descent import optimizer_name
@@ -49,7 +50,9 @@ _EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spa
 _SOLVED = 1e-10  # one minus the cosine: nothing is left to find
 _PLAYED = 2  # public images, or batches, that candidates are tried on
 _LEAST, _MOST = 20, 100  # iterations of a scout
+_EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is a difference of decibels
 _GO_ON = 3  # scouts that go on
+_SURE = 4.0  # logit of a label that was found, where labels are still optimised
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,19 @@ class Clock:
     def __init__(self, seconds: float, deadline: float | None) -> None:
         self.end = min(time.monotonic() + seconds, math.inf if deadline is None else deadline)
         self.cost = 0.0
+        self.factor = {"adam": 1.25, "lbfgs": 3.0}  # evaluations in an iteration: a line search may need many
 
     def left(self) -> float:
         return max(0.0, self.end - time.monotonic())
 
-    def iterations(self, share: float, most: int) -> int:
-        """How many iterations that share of what is left pays for; an L-BFGS step takes a quarter more evaluations."""
-        return max(1, min(most, int(share * self.left() / max(self.cost, 1e-6) / 1.25)))
+    def iterations(self, share: float, most: int, optimizer: str = "adam") -> int:
+        """How many iterations that share of what is left pays for."""
+        return max(1, min(most, int(share * self.left() / max(self.cost, 1e-6) / self.factor[optimizer])))
+
+    def measured(self, optimizer: str, seconds: float, iterations: int) -> None:
+        """Learn from a descent what an iteration takes."""
+        if iterations >= _LEAST:
+            self.factor[optimizer] = max(1.0, seconds / iterations / max(self.cost, 1e-6))
 
 
 class Case:
@@ -191,10 +200,12 @@ class Case:
     def scout(self, candidate: Candidate, iterations: int) -> list[Found]:
         """Short descents of a candidate, from ``restarts`` starts."""
         settings = self.settings(candidate, iterations)
-        starts = 1 if "tv" in candidate.changes else self.attack.restarts
-        labels = labels_to_try(self.view, self.fitted, self.task, settings, self.generator)[:1] * starts
+        labels = labels_to_try(self.view, self.fitted, self.task, settings, self.generator)[:1] * self.starts(candidate)
         guesses = [first_guess(self.fitted, self.task, each, self.generator) for each in labels]
         return self.descended(candidate.name, settings, guesses)
+
+    def starts(self, candidate: Candidate) -> int:
+        return 1 if "tv" in candidate.changes else self.attack.restarts
 
     def settings(self, candidate: Candidate, iterations: int) -> Inversion:
         from prunella.attacks import find_attack
@@ -203,17 +214,34 @@ class Case:
         made: Inversion = find_attack(candidate.attack).settings()
         return dataclasses.replace(made, iterations=iterations, tolerance=_SOLVED, **changes)
 
+    def optimizer(self, settings: Inversion) -> str:
+        return optimizer_name(settings.optimizer, self.fitted.module)
+
     def descended(self, name: str, settings: Inversion, guesses: Sequence[Guess]) -> list[Found]:
+        begin = time.monotonic()
         answers = descents(self.fitted, settings, guesses, ResumeStore())
-        return [Found(name, answer, settings, self.missed(answer)) for answer in answers]
+        ran = sum(answer.iterations for answer in answers)  # until the best was found: more may have been run
+        self.clock.measured(self.optimizer(settings), time.monotonic() - begin, ran)
+        return [
+            Found(name, answer, settings, misfit(settings, answer) if guess.soft else self.missed(answer))
+            for guess, answer in zip(guesses, answers, strict=True)
+        ]
 
     def go_on(self, found: Found, changes: Mapping[str, Any], name: str | None = None) -> list[Found]:
-        """A descent from what was found, with its labels."""
+        """A descent from what was found, with its labels or, where these were optimised and still are, from them."""
         if found.answer.y is None:
             return []
         settings = dataclasses.replace(found.settings or Inversion(), **changes)
-        guess = Guess(found.answer.x.clone().requires_grad_(), found.answer.y, False)
-        return self.descended(name or found.by, settings, [guess])
+        x, y, soft = found.answer.x.clone().requires_grad_(), found.answer.y, settings.labels == "optimise"
+        if soft and self.setting.open_labels:
+            y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()
+        return self.descended(name or found.by, settings, [Guess(x, y, y.is_floating_point())])
+
+
+def misfit(settings: Inversion, answer: Reconstruction) -> float:
+    """About one minus the cosine, from the objective: the yardstick where probabilities stood for labels, which a
+    reconstruction does not hold."""
+    return answer.objective / (2 if settings.objective == "euclidean" else 1)
 
 
 def held_out(target: Target, task: Task, generator: Generator) -> tuple[Target, Target]:
@@ -233,14 +261,14 @@ def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
     """What an attempt finds; nothing where it cannot be made or diverges."""
     try:
         return attempt()
-    except (AttackError, DefenseError, torch.linalg.LinAlgError):
+    except (AttackError, DefenseError, RuntimeError):  # the last: a decomposition that fails, memory that is not there
         return []
 
 
 def best_of(found: Sequence[Found]) -> Found:
-    """The one that misses least; the smoothest of those within a hundredth of it."""
+    """The one that misses least; the smoothest of its equals."""
     least = min(each.missed for each in found)
-    equal = [each for each in found if each.missed <= least * 1.01]
+    equal = [each for each in found if each.missed <= least * _EQUAL]
     return min(equal, key=lambda each: float(total_variation(each.answer.x)[0]))
 
 
@@ -260,14 +288,16 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     end = case.clock.left() * (1 - share)
     for place, candidate in enumerate(whole):
         part = (case.clock.left() - end) / max(case.clock.left(), 1e-9) / (2 if scouts else 1)
-        found += attempted(lambda c=candidate, n=part / (len(whole) - place): case.solve(c, n))  # type: ignore[misc]
+        part /= len(whole) - place
+        found += attempted(lambda c=candidate, n=part: case.solve(c, n))  # type: ignore[misc]
         if found and found[-1].missed <= _SOLVED:
             return found
     paid = case.clock.iterations((case.clock.left() - end) / max(case.clock.left(), 1e-9), 10**9)
     scouts = scouts[: max(1, paid // _LEAST - case.attack.restarts)]
     for place, candidate in enumerate(scouts):
         part = max(0.0, case.clock.left() - end) / max(case.clock.left(), 1e-9) / (len(scouts) - place)
-        most = case.clock.iterations(part / (1 if "tv" in candidate.changes else case.attack.restarts), _MOST)
+        starts, how = case.starts(candidate), case.optimizer(case.settings(candidate, 1))
+        most = case.clock.iterations(part / starts, _MOST, how)
         found += attempted(lambda c=candidate, n=most: case.scout(c, n))  # type: ignore[misc]
     return found
 
@@ -299,18 +329,22 @@ def finish(case: Case, found: list[Found]) -> Found:
     attack, clock = case.attack, case.clock
     leading = {f.by: f for f in sorted(found, key=lambda f: -f.missed) if f.settings is not None}  # the best of each
     for each in list(leading.values())[::-1][:_GO_ON]:
-        most = clock.iterations(0.4, attack.iterations)
+        most = clock.iterations(0.4, attack.iterations, case.optimizer(each.settings))  # type: ignore[arg-type]
         found += attempted(lambda e=each, n=most: case.go_on(e, {"iterations": n}))  # type: ignore[misc]
         if best_of(found).missed <= _SOLVED:
             return best_of(found)
     best = best_of(found)
     if not matchable(case.setting):
         return best
-    by_adam = best.settings is not None and optimizer_name(best.settings.optimizer, case.fitted.module) == "adam"
+    by_adam = best.settings is not None and case.optimizer(best.settings) == "adam"
     changes: dict[str, Any] = {"optimizer": "lbfgs", "objective": "euclidean", "tolerance": _SOLVED}
     if not by_adam:
         changes = {"optimizer": "adam", "objective": "cosine", "signed": True, "learning_rate": 0.01}
-    changes["iterations"] = clock.iterations(0.9, attack.iterations)
+    if best.settings is not None and best.settings.labels == "optimise":  # now they are fixed, into the steps found
+        most = clock.iterations(0.4, attack.iterations, case.optimizer(best.settings))
+        fixed = {"iterations": most, "labels": "infer"}
+        best = best_of([best, *attempted(lambda: case.go_on(best, fixed))])
+    changes["iterations"] = clock.iterations(0.9, attack.iterations, changes["optimizer"])
     return best_of([best, *attempted(lambda: case.go_on(best, changes))])
 
 
@@ -329,7 +363,7 @@ def reconstruct(
     case = Case(view, task, attack, generator, Clock(attack.seconds, deadline), shadow)
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
     if shadow is not None:
-        order = ranked(case, candidates, shadow)[:_GO_ON]
+        order = ranked(case, candidates, shadow)[:2]
         candidates = [each for each in candidates if each.name in order] or candidates
     found = explore(case, candidates, 0.4)
     if not found:

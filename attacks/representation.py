@@ -7,8 +7,9 @@ how PRECODE falls (arXiv 2208.04767). ``attacks.engine.outer_products`` reads it
     minimise over x:  |f(x) - a|^2 / |a|^2 + tv TV(x),  f the layers before
 
 by L-BFGS and, where that does not explain the input, by signed Adam. Of several images, the span of their inputs is
-matched. A reading that leaves pixels undetermined (a narrow layer, columns that did not arrive) is followed by a descent
-on the whole gradient from the image found, except where that is random (PRECODE's bottleneck).
+matched. The gradient of the layers before is matched, too, where the loss gradient behind them is known. A reading that
+leaves pixels undetermined (columns that did not arrive, a batch) is followed by a descent on the whole gradient, except
+where that is random (PRECODE's bottleneck) or holds made-up values (mask hiding).
 
 Errors: ``AttackError`` for a model without a linear layer, or one that takes several rows for an image.
 """
@@ -21,8 +22,15 @@ import torch
 from torch import Generator, Tensor
 
 from prunella.attacks.engine.adapted import AdaptedTarget, evaluator
-from prunella.attacks.engine.inversion import Guess, Inversion, Weight, descend_alone, descents, first_guess
-from prunella.attacks.engine.inversion import labels_to_try
+from prunella.attacks.engine.inversion import (
+    Guess,
+    Inversion,
+    Weight,
+    descend_alone,
+    descents,
+    first_guess,
+    labels_to_try,
+)
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import flatten, split
 from prunella.attacks.engine.outer_products import Reading, first_linear, front_gradient, input_of, read, span_of
@@ -69,7 +77,9 @@ def adapted(target: Target, layer: str, reading: Reading, task: Task) -> Adapted
         return torch.cat([part.to(target.flat.dtype) for part in parts])
 
     scaled = [part / size for part, size in zip(wanted, sizes, strict=True)]
-    compared = None if all(bool((part == 1).all()) for part in support) else torch.cat([s.to(target.flat) for s in support])
+    compared = (
+        None if all(bool((part == 1).all()) for part in support) else torch.cat([s.to(target.flat) for s in support])
+    )
     return AdaptedTarget(dummy, torch.cat([part.to(target.flat) for part in scaled]), compared, target)
 
 

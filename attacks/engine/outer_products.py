@@ -25,7 +25,9 @@ from prunella.core.trees import Mask
 _SAME = 1e-4  # relative difference up to which two figures are one: an update is a difference of rounded weights
 _RIDGE = 1e-6  # of the span of several inputs, which may be alike
 _FEW = 0.02  # share of a row's figures that must agree: by chance less than a hundredth does
-_SMALL = 0.1  # weight of "this input is small", of columns that no two rows have: on MNIST it adds 16 dB, 0.3 adds as much
+_SMALL = (
+    0.1  # weight of "this input is small", of columns that no two rows have: on MNIST it adds 16 dB, 0.3 adds as much
+)
 _FAITHFUL = 0.9  # share of a gradient that one outer product explains, where nothing was made up
 
 
@@ -33,8 +35,8 @@ _FAITHFUL = 0.9  # share of a gradient that one outer product explains, where no
 class Reading:
     """``rows`` [R, F], inputs of the layer or, where ``mixed``, a basis of them with a last column for the bias.
 
-    ``known`` [F] weighs the columns, 1 where they are exact. ``scaled``: whether their size is known, too. ``slope`` [K]
-    is the loss gradient at the layer's output, None where it is not known. ``filled``: the update holds made-up values.
+    ``known`` [F] weighs the columns, 1 where they are exact. ``scaled``: whether their size is known, too. ``slope``
+    [K] is the loss gradient at the layer's output, None where it is not known. ``filled``: values were made up.
     """
 
     rows: Tensor
@@ -72,15 +74,15 @@ def input_of(target: Target, layer: str, x: Tensor) -> Tensor:
 
 def first_linear(module: nn.Module) -> str:
     """The linear layer nearest to the images."""
-    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not names:
         raise AttackError("the model has no linear layer whose input could be read")
     return names[0]
 
 
 def read(target: Target, layer: str, shared: Mask | None) -> Reading:
-    """The inputs of ``layer`` in the update that ``target`` holds, of which ``shared`` arrived; where that is not known,
-    a column of zeros is an input of zero (a ReLU's, a black pixel's) or one so small that it was withheld."""
+    """The inputs of ``layer`` in the update that ``target`` holds, of which ``shared`` arrived. Where that is not
+    known, a column of zeros is an input of zero (a ReLU's, a black pixel's) or one so small that it was withheld."""
     prefix = f"{layer}." if layer else ""
     gradient = split(target.flat, target.params)
     weight, bias = gradient[f"{prefix}weight"].double(), gradient.get(f"{prefix}bias")
@@ -175,7 +177,8 @@ def span_of(rows: Tensor, reading: Reading) -> Tensor:
         rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
     gram = rows @ rows.T
     gram = gram + torch.eye(len(rows), device=rows.device) * (_RIDGE * gram.detach().diagonal().mean())
-    return torch.linalg.solve(gram, rows @ reading.rows.to(rows.dtype).T).T @ rows
+    shares: Tensor = torch.linalg.solve(gram, rows @ reading.rows.to(rows.dtype).T)
+    return shares.T @ rows
 
 
 def front_gradient(target: Target, layer: str, rows: Tensor, slope: Tensor) -> dict[str, Tensor]:
@@ -183,6 +186,10 @@ def front_gradient(target: Target, layer: str, rows: Tensor, slope: Tensor) -> d
     its output: no draw behind the layer is in it."""
     weight = target.params[f"{layer}.weight" if layer else "weight"].detach()
     found = torch.autograd.grad(
-        rows, list(target.params.values()), (slope.to(weight.dtype) @ weight)[None], create_graph=True, allow_unused=True
+        rows,
+        list(target.params.values()),
+        (slope.to(weight.dtype) @ weight)[None],
+        create_graph=True,
+        allow_unused=True,
     )
     return {name: g for name, g in zip(target.params, found, strict=True) if g is not None}
