@@ -12,7 +12,8 @@ What is best is said without the truth. With a ``shadow`` the candidates first a
 chain, where the truth is known, and the two of the highest mean PSNR go on. Between these, and without a shadow, the
 yardstick is how well a guess explains the direction of the update on coordinates that no descent saw: a tenth of those
 that arrived, so that an image fitted to noise does not win. TV decides between equals. ``Reconstruction.found_by``
-names what won; ``objective`` is one minus the cosine on those coordinates.
+names what won; ``objective`` is one minus the cosine on those coordinates or, where the
+gradient cannot be matched, the winner's own.
 
 Threat model: that of the candidates, all honest but curious. The answer depends on the clock, so it is not the same to
 the last bit on two machines, and it cannot be resumed.
@@ -378,4 +379,5 @@ def reconstruct(
     if not found:
         raise AttackError("no attack of the portfolio fits this view")
     best = best_of(found) if best_of(found).missed <= _SOLVED else finish(case, found)
-    return dataclasses.replace(best.answer, objective=best.missed, found_by=best.by)
+    objective = best.missed if matchable(case.setting) else best.answer.objective
+    return dataclasses.replace(best.answer, objective=objective, found_by=best.by)
