@@ -18,7 +18,9 @@ from prunella.attacks import (
     label,
     mia,
     model_inversion,
+    portfolio,
     r_gap,
+    representation,
     rob,
     rog,
     unrolling,
@@ -73,6 +75,18 @@ ATTACKS: dict[str, Attack] = {
         "honest-but-curious; batch-norm statistics, a group of starts; takes what it misses for zero",
     ),
     "r-gap": Attack(r_gap.RGap, r_gap.reconstruct, "honest-but-curious; one image, exact update, invertible layers"),
+    "representation": Attack(
+        representation.Representation,
+        representation.reconstruct,
+        "honest-but-curious; reads the input of the first linear layer, whatever is random behind it",
+        adaptive=True,
+    ),
+    "portfolio": Attack(
+        portfolio.Portfolio,
+        portfolio.reconstruct,
+        "honest-but-curious; every attack here that fits, in the time given, the best kept",
+        adaptive=True,
+    ),
     "rob": Attack(rob.Rob, rob.reconstruct, "active; plants an imprint module in front of the model; one step"),
     "ggl": Attack(
         ggl.Ggl,

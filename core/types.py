@@ -68,9 +68,12 @@ class PrivateBatch:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An attack's answer: images [B, C, H, W] in [0, 1], labels [B] or None, final objective (lower = better fit)."""
+    """An attack's answer: images [B, C, H, W] in [0, 1], labels [B] or None, final objective (lower = better fit).
+
+    ``found_by`` names the attack of a portfolio that rebuilt them, with what was chosen for it: "sgi tv=0.01"."""
 
     x: Tensor
     y: Tensor | None
     objective: float
     iterations: int
+    found_by: str | None = None

@@ -14,8 +14,9 @@ again, with noise about the received value. It is no cure: SGI rebuilt one undef
 18.5 dB (SSIM 0.94), behind DGP with mask hiding at 15.0 dB (0.91), which is still recognisable.
 
 Limits: a layer of which nothing is sent stays empty; structure across coordinates (a linear layer's gradient is an
-outer product) can still tell them apart; squared gradients inside the mask (PruneFL's importances) do not leave at all
-under this defense, since theirs would be zero where the value was withheld. A heuristic, no ε.
+outer product) tells them apart: ``attacks.representation`` rebuilds digits of MNIST at 32 dB and more; squared
+gradients inside the mask (PruneFL's importances) do not leave at all under this defense, since theirs would be zero
+where the value was withheld. A heuristic, no ε.
 
 >>> values = torch.tensor([0.0, 2.0, 0.0, 2.0])
 >>> sent = torch.tensor([False, True, False, True])

@@ -5,8 +5,9 @@ The defense is a variational bottleneck inside the model of both sides (``tasks.
 there. This entry changes no gradient, since the random bottleneck already did; it refuses to start, and to go on, where
 the model or a gradient has no bottleneck. No state, no settings: width and beta are the model's.
 
-Claim: heuristic, no ε. It does nothing against an active server (DGP Table 1: Rob, SSIM 0.9 and up), and the label can
-still be read from the last layer.
+Claim: heuristic, no ε, and broken: the input of the bottleneck is its weight gradient over its bias gradient, whatever
+was drawn, and from it ``attacks.representation`` rebuilds images exactly. It does nothing against an active server (DGP
+Table 1: Rob, SSIM 0.9 and up), and the label can still be read from the last layer.
 
 >>> require_bottleneck({})
 Traceback (most recent call last):

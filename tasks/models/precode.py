@@ -3,7 +3,8 @@
 Before the last linear layer, whose input is r [B, F]:
     mean, log variance = two halves of a linear layer F -> 2 K;  b = mean + deviation * N(0, 1);  r' = linear K -> F
 and the loss gains beta * KL(N(mean, deviation^2) || N(0, 1)), averaged over the batch; K = 256, beta = 1e-3 (paper).
-The draw makes the gradient of a batch random, so that a guess of the right image does not explain it.
+The draw makes the gradient of a batch random, so that a guess of the right image does not explain it. The gradient of
+the first half is still the outer product of its input r, which an attacker reads off (``attacks.representation``).
 
 What it changes: it is part of the model of server and clients alike (so it is chosen by the model's name), it adds
 K (3 F + 2) + F parameters, which travel both ways, and accuracies of other models do not carry over. In evaluation mode

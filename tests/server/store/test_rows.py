@@ -90,4 +90,4 @@ def test_a_blind_guess_is_a_baseline_where_it_is_known() -> None:
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_control_is_a_number_either_way(ok: bool) -> None:
-    assert values(audit_rows(OUTCOME | {"ok": ok}))[("attack_control_ok",)] == float(ok)
+    assert values(audit_rows(OUTCOME | {"kind": "control", "ok": ok}))[("attack_control_ok",)] == float(ok)

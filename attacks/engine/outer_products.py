@@ -1,0 +1,195 @@
+"""What the gradient of a linear layer tells of its inputs: it is a sum of outer products, one for each image.
+
+z = W a + b gives dW = sum_i d_i a_i^T and db = sum_i d_i, with d_i the loss gradient at z. Of one image every row of dW
+over its entry of db is the input itself (Phong et al. 2018; Fowl et al. 2021, of PRECODE: Scheliga et al. 2022, arXiv
+2208.04767). The random draw of a bottleneck behind the layer changes d, and d cancels.
+
+Where some coordinates were withheld, only those that arrived are used. Where they were filled with noise, rows are
+compared: d_k a_j over d_l a_j is d_k / d_l in every column in which both are true and anything in the others, so that
+the most frequent ratio is exact (``by_agreement``). Of several images only the span of their inputs is known.
+
+Shapes: dW [K, F], db [K]. Errors: ``AttackError`` where there is no such layer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from prunella.attacks.engine.matching import Target
+from prunella.attacks.engine.objectives import split
+from prunella.core.errors import AttackError
+from prunella.core.trees import Mask
+
+_SAME = 1e-4  # relative difference up to which two figures are one: an update is a difference of rounded weights
+_RIDGE = 1e-6  # of the span of several inputs, which may be alike
+_FEW = 0.02  # share of a row's figures that must agree: by chance less than a hundredth does
+_SMALL = (
+    0.1  # weight of "this input is small", of columns that no two rows have: on MNIST it adds 16 dB, 0.3 adds as much
+)
+_FAITHFUL = 0.9  # share of a gradient that one outer product explains, where nothing was made up
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``rows`` [R, F], inputs of the layer or, where ``mixed``, a basis of them with a last column for the bias.
+
+    ``known`` [F] weighs the columns, 1 where they are exact. ``scaled``: whether their size is known, too. ``slope``
+    [K] is the loss gradient at the layer's output, None where it is not known. ``filled``: values were made up.
+    """
+
+    rows: Tensor
+    known: Tensor
+    scaled: bool
+    mixed: bool
+    slope: Tensor | None = None
+    filled: bool = False
+
+
+class _ReachedError(Exception):
+    """The layer was reached: what is behind it is not needed."""
+
+
+def input_of(target: Target, layer: str, x: Tensor) -> Tensor:
+    """What ``layer`` is given for the images x [N, C, H, W]: [N, F], differentiable in x."""
+    caught: list[Tensor] = []
+
+    def catch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        caught.append(inputs[0])
+        raise _ReachedError
+
+    hook = target.module.get_submodule(layer).register_forward_pre_hook(catch)
+    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
+    try:
+        functional_call(target.module, (target.params, buffers), (x,))
+    except _ReachedError:
+        pass
+    finally:
+        hook.remove()
+    if not caught or caught[0].dim() != 2 or len(caught[0]) != len(x):
+        raise AttackError(f"the linear layer {layer} does not take one row for each image")
+    return caught[0]
+
+
+def first_linear(module: nn.Module) -> str:
+    """The linear layer nearest to the images."""
+    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not names:
+        raise AttackError("the model has no linear layer whose input could be read")
+    return names[0]
+
+
+def read(target: Target, layer: str, shared: Mask | None) -> Reading:
+    """The inputs of ``layer`` in the update that ``target`` holds, of which ``shared`` arrived. Where that is not
+    known, a column of zeros is an input of zero (a ReLU's, a black pixel's) or one so small that it was withheld."""
+    prefix = f"{layer}." if layer else ""
+    gradient = split(target.flat, target.params)
+    weight, bias = gradient[f"{prefix}weight"].double(), gradient.get(f"{prefix}bias")
+    bias = None if bias is None or not bool(bias.any()) else bias.double()
+    if not bool(weight.any()):
+        raise AttackError(f"nothing of the linear layer {layer} arrived")
+    if target.plan.images > 1:
+        return _basis(weight, bias, target.plan.images)
+    arrived = (weight != 0) | (weight == 0).all(dim=0) if shared is None else shared[f"{prefix}weight"]
+    if bias is not None and bool(bias.all()):
+        found = by_bias(weight, bias, arrived)
+        if explained(weight, bias, arrived, found.rows[0]) >= _FAITHFUL:
+            return found
+    agreed = by_agreement(weight, bias, arrived)
+    if agreed is not None:
+        return agreed
+    return by_bias(weight, bias, arrived) if bias is not None else _basis(weight, None, 1)
+
+
+def explained(weight: Tensor, bias: Tensor, arrived: Tensor, row: Tensor) -> float:
+    """The share of dW, where it arrived, that is the outer product of db and ``row``."""
+    seen = weight.square() * (bias != 0)[:, None]
+    rest = (weight - torch.outer(bias, row)).square() * (arrived & (bias != 0)[:, None])
+    return float(1 - rest.sum() / seen.sum().clamp_min(torch.finfo(seen.dtype).tiny))
+
+
+def by_bias(weight: Tensor, bias: Tensor, arrived: Tensor) -> Reading:
+    """Least squares over the rows: a_j = sum_k db_k dW_kj / sum_k db_k^2, over what arrived."""
+    square = arrived.to(bias.dtype).T @ bias.square()
+    row = weight.T @ bias / square.clamp_min(torch.finfo(bias.dtype).tiny)
+    return Reading(row[None], (square > 0).to(bias.dtype), True, False, bias if bool(bias.all()) else None)
+
+
+def by_agreement(weight: Tensor, bias: Tensor | None, arrived: Tensor) -> Reading | None:
+    """The input in every column in which two rows agree; None where rows have no ratio in common."""
+    pivot = int((weight != 0).sum(dim=1).argmax())
+    ratios = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
+    ratios[pivot] = 1.0
+    for k in range(len(weight)):
+        both = (weight[k] != 0) & (weight[pivot] != 0)
+        if k == pivot or int(both.sum()) < 8:
+            continue
+        ratio, count = most_frequent(weight[k][both] / weight[pivot][both])
+        if count >= max(4, _FEW * int(both.sum())):
+            ratios[k] = ratio
+    rows = ratios != 0
+    if int(rows.sum()) < 2:
+        return None
+    each = torch.where(weight[rows] != 0, weight[rows] / ratios[rows][:, None], torch.nan).sort(dim=0).values
+    apart = each.diff(dim=0).abs() / each[1:].abs()
+    best = torch.nan_to_num(apart, nan=torch.inf).min(dim=0)
+    known = best.values < _SAME
+    row = torch.where(known, each[1:].gather(0, best.indices[None])[0], 0.0)
+    scale = 0.0
+    if bias is not None and int((rows & (bias != 0)).sum()) > 1:
+        scale, count = most_frequent(bias[rows & (bias != 0)] / ratios[rows & (bias != 0)])
+        scale = scale if count > 1 else 0.0
+    slope = ratios * scale if scale and bool(rows.all()) else None
+    weights = torch.where(known, 1.0, _SMALL)
+    return Reading((row / scale if scale else row)[None], weights, bool(scale), False, slope, bool(arrived.all()))
+
+
+def most_frequent(values: Tensor) -> tuple[float, int]:
+    """The figure about which most of ``values`` [M] lie, and how many do.
+
+    >>> most_frequent(torch.tensor([1.0, -2.0, 5.0, -2.0, 3.0]))
+    (-2.0, 2)
+    """
+    best = (0.0, 0)
+    for sign in (1.0, -1.0):
+        logs = (values[values * sign > 0] * sign).log().sort().values
+        if not len(logs):
+            continue
+        counts = torch.searchsorted(logs, logs + _SAME, right=True) - torch.arange(len(logs), device=logs.device)
+        at, count = int(counts.argmax()), int(counts.max())
+        if count > best[1]:
+            best = (sign * float(logs[at : at + count].median().exp()), count)
+    return best
+
+
+def _basis(weight: Tensor, bias: Tensor | None, images: int) -> Reading:
+    """The span of ``images`` inputs: the leading right singular vectors of [dW | db], by their size."""
+    whole = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
+    _, sizes, right = torch.linalg.svd(whole, full_matrices=False)
+    rows = (sizes[:, None] * right)[:images]
+    return Reading(rows / rows.norm(), torch.ones_like(rows[0]), bias is not None, True)
+
+
+def span_of(rows: Tensor, reading: Reading) -> Tensor:
+    """What of the basis inputs ``rows`` [N, F] span, [N, F] or [N, F + 1]: the basis itself where they explain it."""
+    if reading.scaled:
+        rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+    gram = rows @ rows.T
+    gram = gram + torch.eye(len(rows), device=rows.device) * (_RIDGE * gram.detach().diagonal().mean())
+    shares: Tensor = torch.linalg.solve(gram, rows @ reading.rows.to(rows.dtype).T)
+    return shares.T @ rows
+
+
+def front_gradient(target: Target, layer: str, rows: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    """The gradient of the parameters before ``layer``, by name, from its input ``rows`` [1, F] and the loss gradient at
+    its output: no draw behind the layer is in it."""
+    weight = target.params[f"{layer}.weight" if layer else "weight"].detach()
+    found = torch.autograd.grad(
+        rows,
+        list(target.params.values()),
+        (slope.to(weight.dtype) @ weight)[None],
+        create_graph=True,
+        allow_unused=True,
+    )
+    return {name: g for name, g in zip(target.params, found, strict=True) if g is not None}

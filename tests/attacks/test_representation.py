@@ -1,0 +1,88 @@
+import dataclasses
+
+import pytest
+import torch
+
+from prunella.attacks import ATTACKS
+from prunella.attacks.representation import Representation
+from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr, score
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import full_mask
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.privacy.chain import build_chain, start
+from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd
+from tests.attacks.conftest import SHAPES
+
+ATTACK = ATTACKS["representation"]
+
+
+def run(view: ServerView, task: Task, attack: Representation | None = None) -> Reconstruction:
+    return ATTACK.reconstruct(view, task, attack or Representation(), stream(0, purpose="attack"))
+
+
+def defended(task: Task, truth: PrivateBatch, defenses: str) -> ServerView:
+    """One step of a client behind a chain; of what arrived nothing is told."""
+    params, buffers = initial(task, 0)
+    chain = build_chain(defenses.split(","), {})
+    state = start(chain, truth.x, params, {}, rehearsal(0, purpose="fit"))
+    received = Received(params, full_mask(params), buffers)
+    shown = iter([Examples(truth.x, truth.y)])
+    done = local_update(Procedure(task.build(), Sgd(0.1), chain), received, shown, state, rehearsal(0, purpose="draw"))
+    size = len(truth.y)
+    return ServerView(
+        params,
+        done.outgoing.update,
+        num_examples=size,
+        steps=1,
+        batch_size=size,
+        learning_rate=0.1,
+        defenses=done.applied,
+    )
+
+
+@pytest.mark.parametrize("data", ["mnist", "cifar10"])
+@pytest.mark.parametrize("model, least", [("cnn", 60), ("precode-cnn", 60)])
+def test_a_photograph_is_rebuilt_exactly_and_is_no_other(model: str, least: int, data: str, photographs) -> None:
+    """Of a plain network, and of PRECODE's, whose random draw no guess of the whole gradient can meet."""
+    both, task = photographs(data, 2), Task(model, SHAPES[data], 10)
+    truth, other = PrivateBatch(both.x[:1], both.y[:1]), PrivateBatch(both.x[1:], both.y[1:])
+    view = defended(task, truth, "precode" if model.startswith("precode") else "none")
+    found = run(view, task)
+    assert psnr(truth.x, found.x)[0] > least and psnr(other.x, found.x)[0] < 20
+    if model.startswith("precode"):
+        matched = ATTACKS["sgi"].settings(iterations=60, labels_tried=1)
+        whole = ATTACKS["sgi"].reconstruct(view, task, matched, stream(0, purpose="attack"))
+        assert psnr(truth.x, whole.x)[0] < 20
+
+
+def test_the_update_of_another_image_or_of_other_weights_does_not_give_the_image(batch) -> None:
+    task, truth, other = Task("precode-cnn", (1, 8, 8), 10), batch(0, 1), batch(1, 1)
+    assert psnr(truth.x, run(defended(task, truth, "precode"), task).x)[0] > 40
+    view = defended(task, other, "precode")
+    assert psnr(truth.x, run(view, task).x)[0] < 20
+    elsewhere = dataclasses.replace(defended(task, truth, "precode"), params=initial(task, 1)[0])
+    assert psnr(truth.x, run(elsewhere, task, Representation(iterations=60)).x)[0] < 17
+
+
+def test_a_batch_behind_precode_is_told_apart(batch) -> None:
+    task, truth = Task("precode-cnn", (1, 8, 8), 10), batch(0, 2)
+    found = score(run(defended(task, truth, "precode"), task), truth)
+    assert found.psnr.mean > 40 and found.iip == 1.0
+
+
+def test_mask_hiding_is_seen_through(photographs) -> None:
+    truth, task = photographs("mnist"), Task("cnn", SHAPES["mnist"], 10)
+    view = defended(task, truth, "dgp,mask-hiding")
+    assert all(bool((u != 0).all()) for u in view.update.values())
+    assert score(run(view, task), truth).psnr.mean > 25
+
+
+def test_the_sizes_of_a_batch_are_those_of_the_view(batch, task, fresh) -> None:
+    truth = batch(0, 3)
+    found = run(undefended_view(task, *fresh, truth), task, Representation(iterations=40, restarts=1))
+    assert found.x.shape == truth.x.shape and found.y is not None and len(found.y) == 3
+    assert 0 <= float(found.x.min()) <= float(found.x.max()) <= 1 and torch.isfinite(found.x).all()
