@@ -50,6 +50,7 @@ from prunella.tasks.task import Task
 
 _COMPONENTS = 4000  # public images whose components are taken, at most: as many as CIFAR-10 has pixels
 _BESIDE = 8  # the k-th component is learnt with the k / 8 on either side
+_LARGEST = 3.0  # factor: clipped noise makes pictures flatter, and they have to be stretched again
 _FEWEST = 8  # pairs
 _SOLVED = 1e-3  # of a gradient's square may be left unexplained where R-GAP is said to have an answer
 
@@ -128,7 +129,7 @@ def learnt_filter(public: Tensor, clean: Tensor, noisy: Tensor) -> Filter:
     factors = _beside((along * seen).sum(0)) / _beside(seen.square().sum(0)).clamp_min(1e-12)
     truth, found = truth - along @ components, found - seen @ components
     outside = float((truth * found).sum() / found.square().sum().clamp_min(1e-12))
-    return Filter(mean, plain.dark, components, factors.clamp(0, 1), min(max(outside, 0.0), 1.0))
+    return Filter(mean, plain.dark, components, factors.clamp(0, _LARGEST), min(max(outside, 0.0), _LARGEST))
 
 
 def _beside(values: Tensor) -> Tensor:
@@ -215,7 +216,7 @@ def reconstruct(
         return _by_shadow(view, task, attack, generator, shadow)
     if known is None:
         raise AttackError("denoise needs to know the noise: public images and the channel's covariance, or a shadow of "
-                          "the client, which a run's audit has and a trace alone has not")  # fmt: skip
+                          "the client; a run's audit has one, for a trace add --known FILE")  # fmt: skip
     solved = [solve_image(each, task, attack) for each in (*earlier, view)]
     noisy = torch.stack([image.cpu() for image, _, _ in solved]).double().mean(dim=0).flatten(1)
     mean, signal = moments(known.public.cpu())

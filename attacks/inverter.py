@@ -126,9 +126,9 @@ def play(
             break
     if not pairs:
         raise AttackError("no shadow client's update leaves its defense: there is nothing to learn from")
-    maps, flats, x, rows = zip(*pairs, strict=True)
-    flat = [torch.cat(blocks) for blocks in zip(*flats, strict=True)]
-    return Lessons(torch.cat(maps), flat, torch.cat(x), torch.cat(rows)), tried
+    all_maps, flats, x, numbers = zip(*pairs, strict=True)
+    all_flat = [torch.cat(blocks) for blocks in zip(*flats, strict=True)]
+    return Lessons(torch.cat(all_maps), all_flat, torch.cat(x), torch.cat(numbers)), tried
 
 
 class Corrector(nn.Module):
@@ -182,7 +182,7 @@ class Learnt:
         optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-2)
         total, step, begun = attack.epochs * -(-len(rows) // _BATCH), 0, clock.share()
         for _ in range(attack.epochs):
-            for some in rows[torch.randperm(len(rows), generator=generator)].split(_BATCH):
+            for some in torch.split(rows[torch.randperm(len(rows), generator=generator)], _BATCH):
                 late = (clock.share() - begun) / max(1 - begun, 1e-6) - _LATE
                 done = max(step / total, late)  # of the steps alone, as long as there is time
                 if done >= 1:
@@ -198,7 +198,7 @@ class Learnt:
 
     def _corrected(self, maps: Tensor, estimate: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = zip(maps.split(_BATCH), estimate.split(_BATCH), strict=True)
+            parts = zip(torch.split(maps, _BATCH), torch.split(estimate, _BATCH), strict=True)
             return torch.cat([self.network.eval()(self.inputs(some), one) for some, one in parts])
 
     def _trusted(self, lessons: Lessons) -> tuple[float, float]:

@@ -19,7 +19,7 @@ LEARNS = {"priprune"}
 WARM = 5  # rounds of one step that a learning defense has behind it
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShadowClient:
     """Clients of ``task`` who received ``params`` and train on ``steps`` batches of ``batch_size`` behind ``chain``.
 

@@ -24,7 +24,7 @@ class Ridge:
     """``error`` is the mean squared error of ``unseen``, the predictions [N, C, H, W] by the other folds' pairs."""
 
     def __init__(self, blocks: Sequence[Tensor], x: Tensor, image: Tensor) -> None:
-        folds = image.unique(return_inverse=True)[1] % _FOLDS
+        folds = torch.unique(image, return_inverse=True)[1] % _FOLDS
         if int(folds.max()) == 0:
             raise AttackError("to learn from public images needs at least two of them that the defense lets through")
         self.means = [block.mean(dim=0) for block in blocks]
@@ -44,23 +44,26 @@ class Ridge:
         for block, mean, length in zip(blocks, self.means, self.lengths, strict=True):
             part = (block - mean) / length
             parts.append(part * (_LONG / part.norm(dim=1, keepdim=True).clamp_min(_LONG)))
-        return torch.cat(parts, dim=1) / len(parts) ** 0.5
+        joined: Tensor = torch.cat(parts, dim=1) / len(parts) ** 0.5
+        return joined
 
     def __call__(self, blocks: Sequence[Tensor]) -> Tensor:
         """Images [M, C, H, W] for blocks [M, D]."""
-        flat = self._scaled(blocks) @ self.features.T @ self.weights
-        return flat.reshape(-1, *self.centre.shape) + self.centre
+        found: Tensor = self._scaled(blocks) @ self.features.T @ self.weights
+        return found.reshape(-1, *self.centre.shape) + self.centre
 
 
 def _length(centred: Tensor) -> float:
-    return max(float(centred.norm(dim=1).median()), torch.finfo(centred.dtype).tiny ** 0.5)
+    return max(float(centred.norm(dim=1).median()), float(torch.finfo(centred.dtype).tiny ** 0.5))
 
 
 def _cross_validated(gram: Tensor, wanted: Tensor, folds: Tensor) -> list[Tensor]:
     """For every shrinkage, the rows of ``wanted`` as the pairs of other folds predict them."""
     found = [torch.zeros_like(wanted) for _ in _SHRINK]
-    for fold in folds.unique().tolist():
+    for fold in range(_FOLDS):
         rest, out = folds != fold, folds == fold
+        if not bool(out.any()):
+            continue
         values, vectors = torch.linalg.eigh(gram[rest][:, rest])
         left, right = gram[out][:, rest] @ vectors, vectors.T @ wanted[rest]
         for each, shrink in zip(found, _SHRINK, strict=True):

@@ -52,7 +52,8 @@ class Site:
 def site_of(module: nn.Module, shape: Shape, classes: int) -> Site:
     """The first linear layer that is called for an image. H = W = 1 where its input never had places."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    last, names = last_linear(module, classes), {layer: name for name, layer in layers.items()}
+    last = last_linear(module, classes)
+    names: dict[nn.Module, str] = {layer: name for name, layer in layers.items()}
     shapes, called = list[Shape](), list[tuple[str, Shape]]()
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -140,9 +141,10 @@ def inputs_of(weight: Tensor, arrived: Tensor, r: Tensor) -> Tensor:
         return right / (r.square() @ arrived + ridge)
     some = ridge * torch.eye(len(r))
     if bool(arrived.all()):
-        return torch.linalg.solve(r @ r.T + some, right)
+        solved: Tensor = torch.linalg.solve(r @ r.T + some, right)
+        return solved
     left = torch.einsum("nk,kf,mk->fnm", r, arrived, r) + some
-    solved: Tensor = torch.linalg.solve(left, right.T[..., None])
+    solved = torch.linalg.solve(left, right.T[..., None])
     return solved[..., 0].T
 
 

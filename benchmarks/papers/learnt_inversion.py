@@ -42,7 +42,7 @@ def client(settings: Settings, task: Task, seed: int, images: Examples, number: 
     return after_rounds(one, earlier, lambda turn: rehearsal(seed, round=turn, client=number, purpose=f"{kind}-warm"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShadowSender:
     """Shadow clients of a cell; ``public`` are split into ``FITS`` clients' images."""
 

@@ -1,6 +1,7 @@
 """The inverter on 8x8 digits: what it learns behind a chain, and that it is the view that it reads."""
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -97,6 +98,8 @@ def test_a_short_budget_ends_it_with_what_it_has(task, digits, batch) -> None:
 def test_without_a_shadow_or_with_one_that_sends_nothing_it_says_what_is_missing(task, digits, batch) -> None:
     shadow, truth = shadow_of(task, digits, "none"), batch(0, 1)
     view = shadow.attacked(truth.x, truth.y)
+    takes = [name for name, attack in ATTACKS.items() if "shadow" in inspect.signature(attack.reconstruct).parameters]
+    assert {"inverter", "denoise"} <= set(takes)
     with pytest.raises(AttackError, match="in a run's audit"):
         ATTACK.reconstruct(view, task, QUICK, stream(0, purpose="attack"))
 
