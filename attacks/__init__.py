@@ -15,6 +15,7 @@ from prunella.attacks import (
     expectation,
     ggl,
     gradinversion,
+    inverter,
     label,
     mia,
     model_inversion,
@@ -115,7 +116,12 @@ ATTACKS: dict[str, Attack] = {
         expectation.Expectation, expectation.reconstruct, "honest-but-curious; expects over the random mask", True
     ),
     "denoise": Attack(
-        denoise.Denoise, denoise.reconstruct, "honest-but-curious; knows the noise's covariance", needs=("known",)
+        denoise.Denoise, denoise.reconstruct, "honest-but-curious; knows the noise, or the chain and public images"
+    ),
+    "inverter": Attack(
+        inverter.Inverter,
+        inverter.reconstruct,
+        "honest-but-curious; knows the defense chain; an inverter learnt on public images behind it",
     ),
     "label": Attack(label.Label, label.reconstruct, "honest-but-curious; last layer only", gives="labels"),
 }

@@ -1,14 +1,19 @@
-"""Denoising under a known covariance: the attack adapted to the channel defenses (CHN 5.2).
+"""Denoising what an attack rebuilt: the attack adapted to the channel defenses (CHN 5.2).
 
 A channel trains on D~ = D + xi, xi ~ N(0, Sigma_xi), and what it claims is a bound on what D~ tells about D, not that
-D~ stays hidden. Threat model: an honest-but-curious server that knows the channel's covariance (it follows from public
-settings and the data's spread) and has public images of the same kind. First the noisy image is rebuilt in closed form
-(``attacks.r_gap``: so a model R-GAP can invert, one image, one step), outside [0, 1] as it is; then
+D~ stays hidden. Threat model: an honest-but-curious server that has public images of the same kind, and either knows
+the channel's covariance (``known``; it follows from public settings and the data's spread) or can play the client's own
+chain on public images (``shadow``). First the noisy image is rebuilt: in closed form (``attacks.r_gap``) where the
+model and the view allow, outside [0, 1] as it is, else by matching gradients. Then, of one image in one step,
 
-    E[D | D~] = mu + Sigma_D (Sigma_D + Sigma_xi)^-1 (D~ - mu)
-
-with mean and covariance of the public images: the best linear estimate, and the best of all for Gaussian images (Wiener
-1949). The same image in T rounds, its noise drawn anew each time, is the mean of T noisy ones: Sigma_xi / T.
+known     E[D | D~] = mu + Sigma_D (Sigma_D + Sigma_xi)^-1 (D~ - mu) with mean and covariance of the public images: the
+          best linear estimate, and the best of all for Gaussian images (Wiener 1949). The same image in T rounds, its
+          noise drawn anew each time, is the mean of T noisy ones: Sigma_xi / T.
+shadow    the same with what has to be known learnt from ``shadows`` public images that were sent through the chain and
+          rebuilt: in the principal components of the other public images, where Sigma_D is diagonal and natural images'
+          noise nearly so, the factor of a component is its least-squares one, <D, D~> / <D~, D~>, over the pairs and
+          over a few components beside it, as pairs are few. This covers any defense that makes pictures noisy, and what
+          clipping to [0, 1] did to them, which is linear no more; it looks at no ``earlier`` views.
 
 Not from a paper: ours. Errors: ``AttackError`` without what it has to know.
 
@@ -23,16 +28,42 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from prunella.attacks.engine.folded import evaluator as folded_evaluator
+from prunella.attacks.engine.folded import foldable
 from prunella.attacks.engine.image_priors import into_box
+from prunella.attacks.engine.inversion import (
+    Inversion,
+    descend_alone,
+    descend_together,
+    evaluator,
+    first_guess,
+)
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.shadow import Shadow
+from prunella.attacks.engine.signals import likely_labels
 from prunella.attacks.r_gap import RGap, solve_image
-from prunella.core.errors import AttackError
+from prunella.core.config import Count
+from prunella.core.errors import AttackError, DefenseError
 from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
+
+_COMPONENTS = 4000  # public images whose components are taken, at most: as many as CIFAR-10 has pixels
+_BESIDE = 8  # the k-th component is learnt with the k / 8 on either side
+_LARGEST = 3.0  # factor: clipped noise makes pictures flatter, and they have to be stretched again
+_FEWEST = 8  # pairs
+_SOLVED = 1e-3  # of a gradient's square may be left unexplained where R-GAP is said to have an answer
 
 
 @dataclass(frozen=True)
 class Denoise(RGap):
-    """Against the channels: R-GAP, then the best linear denoiser for the noise's covariance."""
+    """Against the channels: rebuilds the noisy image, by R-GAP or by matching, then the best linear denoiser.
+
+    ``iterations`` and ``tolerance`` are those of R-GAP."""
+
+    shadows: Count = 32  #: public images that are sent through the defenses and rebuilt, to learn the denoiser on
+    match: Count = 300  #: iterations of matching where R-GAP has no answer
+    together: Count = 16  #: shadows that are rebuilt in one batch
 
 
 @dataclass(frozen=True)
@@ -63,6 +94,115 @@ def posterior_mean(noisy: Tensor, mean: Tensor, signal: Tensor, noise: Tensor) -
     return mean + (noisy - mean) @ weights
 
 
+@dataclass(frozen=True)
+class Filter:
+    """Rows [N, d] of noisy pixels to estimates of the clean ones: a factor for each of the ``components`` [k, d], one
+    for what lies outside, and how much brighter a pixel is when it is ``dark`` on average."""
+
+    mean: Tensor
+    dark: tuple[float, float]
+    components: Tensor
+    factors: Tensor
+    outside: float
+
+    def __call__(self, noisy: Tensor) -> Tensor:
+        centred = self.centred(noisy)
+        along = centred @ self.components.T
+        left = (centred - along @ self.components) * self.outside
+        return self.mean + (along * self.factors) @ self.components + left
+
+    def centred(self, noisy: Tensor) -> Tensor:
+        return noisy - self.mean - self.dark[0] - self.dark[1] * self.mean
+
+
+def learnt_filter(public: Tensor, clean: Tensor, noisy: Tensor) -> Filter:
+    """The filter for pairs clean, noisy [n, d], none of which is among the ``public`` images [M, d] that its components
+    are of."""
+    if len(public) < 2 or len(clean) < 2:
+        raise AttackError("denoising needs at least two public images beside two that are sent and rebuilt")
+    mean = public.mean(dim=0)
+    components = torch.linalg.svd(public - mean, full_matrices=False)[2][: len(public) - 1]
+    shift = (noisy - clean).mean(dim=0)
+    slope = float(((mean - mean.mean()) * (shift - shift.mean())).mean() / mean.var(unbiased=False).clamp_min(1e-12))
+    plain = Filter(mean, (float(shift.mean()) - slope * float(mean.mean()), slope), components, mean.new_ones(()), 1.0)
+    truth, found = clean - mean, plain.centred(noisy)
+    along, seen = truth @ components.T, found @ components.T
+    factors = _beside((along * seen).sum(0)) / _beside(seen.square().sum(0)).clamp_min(1e-12)
+    truth, found = truth - along @ components, found - seen @ components
+    outside = float((truth * found).sum() / found.square().sum().clamp_min(1e-12))
+    return Filter(mean, plain.dark, components, factors.clamp(0, _LARGEST), min(max(outside, 0.0), _LARGEST))
+
+
+def _beside(values: Tensor) -> Tensor:
+    """Means over each place and those beside it, the more the further back."""
+    places = torch.arange(len(values))
+    total = torch.cat([values.new_zeros(1), values.cumsum(0)])
+    low, high = places - places // _BESIDE, (places + places // _BESIDE + 1).clamp_max(len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+def rebuilt(views: Sequence[ServerView], task: Task, attack: Denoise, generator: Generator) -> list[Reconstruction]:
+    """The one image behind each of the views, of clients of one round, noisy as it was trained on."""
+    solved = list[Reconstruction]()
+    try:
+        for view in views:
+            image, label, misfit = solve_image(view, task, attack)
+            if misfit > _SOLVED:
+                return _matched(views, task, attack, generator)
+            solved.append(Reconstruction(image, label, misfit, 1))
+    except AttackError:  # not a model, or not a view, for R-GAP
+        return _matched(views, task, attack, generator)
+    return solved
+
+
+def _matched(views: Sequence[ServerView], task: Task, attack: Denoise, generator: Generator) -> list[Reconstruction]:
+    how, found = Inversion(iterations=attack.match), list[Reconstruction]()
+    for first in range(0, len(views), attack.together):
+        some = views[first : first + attack.together]
+        targets = [target_of(view, task.build(), True, attack.together) for view in some]
+        labels = [likely_labels(view, task, attack.together, generator)[:1] for view in some]
+        guesses = [
+            first_guess(target, task, label.to(target.flat.device), generator)
+            for target, label in zip(targets, labels, strict=True)
+        ]
+        if foldable(targets):
+            x, y = torch.cat([guess.x.detach() for guess in guesses]), torch.cat([guess.y for guess in guesses])
+            found += descend_together(how, x, y, folded_evaluator(targets, how.objective))
+        else:
+            for target, guess in zip(targets, guesses, strict=True):
+                found.append(descend_alone(how, guess, evaluator(target, how, guess), target.module))
+    return found
+
+
+def played(shadow: Shadow, attack: Denoise, generator: Generator) -> tuple[Examples, list[ServerView], Tensor]:
+    """Public images [n] that a shadow client sent one of, the views, and all others [M, C, H, W]."""
+    public = shadow.public
+    order = torch.randperm(len(public), generator=generator)
+    chosen, views, kept = order[: min(attack.shadows, len(public) // 2)], list[ServerView](), list[int]()
+    for draw, row in enumerate(chosen.tolist()):
+        shown = public.take(torch.tensor([row]))
+        try:
+            view = shadow.send(shown, draw)
+        except DefenseError:
+            continue
+        views.append(ServerView(**{**view.__dict__, "labels": shown.y}))
+        kept.append(row)
+    if len(kept) < min(_FEWEST, attack.shadows):
+        raise AttackError("denoising learns from shadow clients: too few have public images that their defense sends")
+    return public.take(torch.tensor(kept)), views, public.x[order[len(chosen) :][:_COMPONENTS]]
+
+
+def _by_shadow(view: ServerView, task: Task, attack: Denoise, generator: Generator, shadow: Shadow) -> Reconstruction:
+    if (view.num_examples or 1) != 1 or view.batch_size not in (None, 1):
+        raise AttackError("denoise takes one image out of its noise, not a batch of them")
+    sent, views, others = played(shadow, attack, generator)
+    noisy = torch.cat([each.x.cpu() for each in rebuilt(views, task, attack, generator)]).flatten(1).float()
+    clean = learnt_filter(others.flatten(1).cpu(), sent.x.flatten(1).cpu(), noisy)
+    mine = rebuilt([view], task, attack, generator)[0]
+    x = into_box(clean(mine.x.cpu().flatten(1).float())).reshape(1, *task.shape)
+    return Reconstruction(x.to(mine.x.device), mine.y, mine.objective, mine.iterations)
+
+
 def reconstruct(
     view: ServerView,
     task: Task,
@@ -70,10 +210,14 @@ def reconstruct(
     generator: Generator,
     known: Channel | None = None,
     earlier: Sequence[ServerView] = (),
+    shadow: Shadow | None = None,
 ) -> Reconstruction:
-    """The image [1, C, H, W] behind the noise, from this view and ``earlier`` ones of the same image."""
+    """The image [1, C, H, W] behind the noise, from this view and, with ``known``, ``earlier`` ones of the image."""
+    if known is None and shadow is not None:
+        return _by_shadow(view, task, attack, generator, shadow)
     if known is None:
-        raise AttackError("denoise must be told public images and the channel's covariance: it cannot replay a trace")
+        raise AttackError("denoise needs to know the noise: public images and the channel's covariance, or a shadow of "
+                          "the client; a run's audit has one, for a trace add --known FILE")  # fmt: skip
     solved = [solve_image(each, task, attack) for each in (*earlier, view)]
     noisy = torch.stack([image.cpu() for image, _, _ in solved]).double().mean(dim=0).flatten(1)
     mean, signal = moments(known.public.cpu())

@@ -58,13 +58,13 @@ _SURE = 4.0  # logit of a label that was found, where labels are still optimised
 
 @dataclass(frozen=True)
 class Portfolio:
-    """``iterations`` bounds every single descent, ``restarts`` the starts of a candidate, ``seconds`` all of it."""
+    """Every attack that fits the view, in the time given; the best is kept and named."""
 
     mask_aware: ClassVar[bool] = True
-    seconds: Positive = 60.0
-    iterations: Count = 1000
-    restarts: Count = 2
-    max_images: Count = 16
+    seconds: Positive = 60.0  #: of all of it; an answer depends on how fast the machine is
+    iterations: Count = 1000  #: most iterations of a descent
+    restarts: Count = 2  #: random starts of a candidate
+    max_images: Count = 16  #: images in memory at a time
 
 
 class Setting(NamedTuple):

@@ -46,11 +46,15 @@ _MATCHED = 1e-9  # a reading matched this well is the image's own: no other star
 
 @dataclass(frozen=True)
 class Representation(Inversion):
-    """``polish``: a descent on the whole gradient follows."""
+    """Reads the input of the first linear layer and looks for the image that has it.
+
+    ``optimizer=auto`` is L-BFGS, then Adam where that does not explain the input; Adam where columns of it are missing.
+    """
 
     objective: Literal["cosine", "euclidean"] = "euclidean"
     tolerance: Weight = 1e-12
     restarts: Count = 2
+    #: a descent on the whole gradient follows, where the input leaves something open and no value was made up
     polish: bool = True
 
 

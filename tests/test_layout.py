@@ -19,10 +19,10 @@ LEVELS = [
 ROOMS = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Modules of which the same holds as of others: one test asks it of all of them.
 TESTED_BY = {
+    "attacks/engine/shadow.py": "tests/attacks/test_inverter.py",
     "attacks/dlg.py": "tests/attacks/test_attacks.py",
     "attacks/idlg.py": "tests/attacks/test_attacks.py",
     "attacks/ig.py": "tests/attacks/test_attacks.py",
-    "attacks/engine/shadow.py": "tests/server/audit/test_shadow.py",
     "strategies/grasp.py": "tests/strategies/test_snip.py",
 }
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))

@@ -60,8 +60,6 @@ def attack_keywords(
     if resume.folder is not None and not attack.resumable:
         able = [n for n, line in ATTACKS.items() if line.resumable]
         raise UsageError(f"{name} has no progress to save: --keep is for {', '.join(able)}")
-    if known is None and "known" in attack.needs:
-        raise UsageError(f"{name} needs to know the noise: add --known FILE with tensors public and noise")
     given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
     given |= {"resume": resume} if attack.resumable else {}
     return given | ({"known": Channel(**read_tensors(known, ("public", "noise")))} if known is not None else {})

@@ -2,14 +2,16 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.denoise import Channel, Denoise, moments, posterior_mean
+from prunella.attacks.denoise import Channel, Denoise, learnt_filter, moments, posterior_mean
 from prunella.attacks.score.control import undefended_view
-from prunella.attacks.score.leakage import mse
+from prunella.attacks.score.leakage import mse, psnr
 from prunella.core.errors import AttackError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.types import PrivateBatch
 from prunella.privacy.channel import NaturalChannel, natural_channel
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
+from tests.shadow_client import ShadowClient
 
 ATTACK = ATTACKS["denoise"]
 CNN6 = Task("cnn6", (1, 8, 8), 10)
@@ -61,7 +63,51 @@ def test_no_noise_changes_nothing_and_endless_noise_leaves_the_mean() -> None:
 
 def test_without_public_images_and_covariance_it_says_what_is_missing(batch) -> None:
     view = undefended_view(CNN6, *initial(CNN6, 0), batch(0, 1))
-    with pytest.raises(AttackError, match="public images"):
+    with pytest.raises(AttackError, match="public images and the channel's covariance, or a shadow"):
         ATTACK.reconstruct(view, CNN6, Denoise(), stream(0, purpose="attack"))
     with pytest.raises(AttackError, match="two public"):
         moments(torch.zeros(1, 1, 8, 8))
+
+
+def test_a_filter_is_learnt_from_few_pairs(digits) -> None:
+    """With 24 pairs it is near the best linear estimate, which knows both covariances, and better than none at all."""
+    draw, rows = stream(0, purpose="filter"), torch.randperm(len(digits.x), generator=stream(0, purpose="rows"))
+    x = digits.x.flatten(1)[rows]
+    noisy = (x + 0.4 * torch.randn(x.shape, generator=draw)).clamp(0, 1)
+    clean = learnt_filter(x[:1000], x[1000:1024], noisy[1000:1024])
+    unseen, seen = x[1100:1400], noisy[1100:1400]
+    error = float((clean(seen) - unseen).square().mean())
+    ones = torch.cat([noisy[:1000], torch.ones(1000, 1)], dim=1)  # least squares on a thousand pairs
+    best = torch.cat([seen, torch.ones(300, 1)], dim=1) @ torch.linalg.lstsq(ones, x[:1000]).solution
+    assert error < 0.6 * float((seen - unseen).square().mean())
+    assert error < 0.8 * float((x[:1000].mean(dim=0) - unseen).square().mean())
+    assert error < 1.5 * float((best - unseen).square().mean())
+
+
+def test_a_filter_of_clean_pairs_changes_little(digits) -> None:
+    x = digits.x.flatten(1)
+    clean = learnt_filter(x[:1000], x[1000:1024], x[1000:1024])
+    torch.testing.assert_close(clean(x[1100:1200]), x[1100:1200], rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("model", ["cnn6", "cnn"])
+def test_a_shadow_teaches_what_the_noise_is(model: str, digits, batch) -> None:
+    """In closed form, and where R-GAP has no answer by matching gradients."""
+    task = Task(model, (1, 8, 8), 10)
+    public = Examples(digits.x[:600], digits.y[:600])
+    shadow = ShadowClient(task, public, "channel-natural", raw={"channel-natural.kappa": 10.0})
+    settings, truth, other = Denoise(iterations=120, shadows=16, match=80), batch(0, 1), batch(5, 1)
+    found = []
+    for x, y, draw in ((truth.x, truth.y, -1), (other.x, other.y, -2)):
+        view = shadow.attacked(x, y, draw)
+        found.append(ATTACK.reconstruct(view, task, settings, stream(0, purpose="attack"), shadow=shadow).x)
+    assert psnr(truth.x, found[0])[0] > psnr(truth.x, public.x.mean(dim=0)[None])[0] + 1
+    assert psnr(truth.x, found[1])[0] < psnr(truth.x, found[0])[0] - 2
+
+
+def test_a_batch_is_refused(digits, task, batch) -> None:
+    public = Examples(digits.x[:100], digits.y[:100])
+    shadow, truth = ShadowClient(task, public, batch_size=2), batch(0, 2)
+    with pytest.raises(AttackError, match="one image"):
+        view = shadow.attacked(truth.x, truth.y)
+        ATTACK.reconstruct(view, task, Denoise(shadows=8), stream(0, purpose="attack"), shadow=shadow)

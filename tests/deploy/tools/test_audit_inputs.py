@@ -82,7 +82,6 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
     for name, known, earlier, words in (
         ("sgi", None, [view], "--earlier is for unrolling"),
         ("sgi", tmp_path, [], "--known is for denoise"),
-        ("denoise", None, [], "needs to know the noise"),
     ):
         with pytest.raises(UsageError, match=words):
             attack_keywords(name, known, earlier, ResumeStore())
