@@ -60,6 +60,11 @@ class Attack(NamedTuple):
         return "resume" in inspect.signature(self.reconstruct).parameters
 
     @property
+    def timed(self) -> bool:
+        """Whether it takes ``deadline``, of ``time.monotonic``, by which it ends with what it has."""
+        return "deadline" in inspect.signature(self.reconstruct).parameters
+
+    @property
     def shadow(self) -> bool:
         """Whether it takes ``shadow``, the attacked client played on public images (``attacks.engine.shadow``)."""
         return "shadow" in inspect.signature(self.reconstruct).parameters

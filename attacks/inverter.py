@@ -21,6 +21,8 @@ not learnt from, which is known before anyone sees the truth.
 Not from a paper: ours; learning to invert from gradients is Wu et al. (2023). Errors: ``AttackError`` without a shadow.
 """
 
+import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -268,11 +270,19 @@ class Inverse:
 
 
 def reconstruct(
-    view: ServerView, task: Task, attack: Inverter, generator: Generator, shadow: Shadow | None = None
+    view: ServerView,
+    task: Task,
+    attack: Inverter,
+    generator: Generator,
+    shadow: Shadow | None = None,
+    deadline: float = math.inf,
 ) -> Reconstruction:
-    """The images [N, C, H, W] and labels [N] behind the view, as far as public images teach to read it."""
+    """The images [N, C, H, W] and labels [N] behind the view, as far as public images teach to read it.
+
+    ``deadline``: by ``time.monotonic``."""
     if shadow is None:
         raise AttackError("inverter learns from shadow clients: it runs in a run's audit, and cannot replay a trace")
-    y = likely_labels(view, task, attack.max_images, generator)
-    images = view.num_examples or (view.batch_size or len(y)) * (view.steps or 1)
+    attack = dataclasses.replace(attack, seconds=max(1.0, min(attack.seconds, deadline - time.monotonic())))
+    images = view.num_examples or (view.batch_size or 1) * (view.steps or 1)
+    y = likely_labels(view, task, images, generator)
     return Inverse(view, images, task, attack, generator, shadow)(view, y)

@@ -1,19 +1,22 @@
-"""The strongest of all attacks that fit a view, within a budget of seconds: an audit is worth what its attack is worth.
+"""The strongest of the attacks that match, solve or read a view, within a budget of seconds.
+
+An audit is worth what its attack is worth. ``inverter`` and ``denoise``, which learn on a shadow's updates, are not
+asked yet: run them by name.
 
 No single setting wins: signed Adam is far behind L-BFGS on smooth networks and far ahead on ReLU with batch norm, the
 right weight of TV depends on the defense, and labels fixed into the wrong step cost 20 dB. So
 
-1. ``CANDIDATES`` whose predicate holds are asked: those that solve or learn in full, those that descend as scouts, a
-   few short descents each;
+1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
+   descents each;
 2. the most promising scouts go on, with the labels that they found;
 3. the best is polished, by L-BFGS where Adam found it, by Adam where L-BFGS did.
 
 What is best is said without the truth. With a ``shadow`` the candidates first attack public images behind the same
 chain, where the truth is known, and the two of the highest mean PSNR go on. Between these, and without a shadow, the
-yardstick is how well a guess explains the direction of the update on coordinates that no descent saw: a tenth of those
-that arrived, so that an image fitted to noise does not win. TV decides between equals. ``Reconstruction.found_by``
-names what won; ``objective`` is one minus the cosine on those coordinates or, where the
-gradient cannot be matched, the winner's own.
+yardstick is how well a guess explains the direction of the update on a tenth of the coordinates that arrived. Scouts do
+not descend on these, so that an image fitted to noise does not win; what solves in full has the whole update. TV
+decides between equals. ``Reconstruction.found_by`` names what won; ``objective`` is one minus the cosine on that tenth
+or, where the gradient cannot be matched, the winner's own.
 
 Threat model: that of the candidates, all honest but curious. The answer depends on the clock, so it is not the same to
 the last bit on two machines, and it cannot be resumed.
@@ -33,7 +36,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.image_priors import total_variation
-from prunella.attacks.engine.inversion import Guess, Inversion, descents, first_guess, labels_to_try
+from prunella.attacks.engine.inversion import EXPLAINED, Guess, Inversion, descents, first_guess, labels_to_try
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import cosine
@@ -51,7 +54,7 @@ _EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spa
 _SOLVED = 1e-10  # one minus the cosine: nothing is left to find
 _PLAYED = 2  # public images, or batches, that candidates are tried on
 _LEAST, _MOST = 20, 100  # iterations of a scout
-_EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is a difference of decibels
+_EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
 _GO_ON = 3  # scouts that go on
 _SURE = 4.0  # logit of a label that was found, where labels are still optimised
 
@@ -190,13 +193,15 @@ class Case:
 
         line = find_attack(candidate.attack)
         settings: Any = dataclasses.replace(line.settings(), **candidate.changes)
-        keywords = {"shadow": self.setting.shadow} if line.shadow else {}
+        keywords: dict[str, Any] = {"shadow": self.setting.shadow} if line.shadow else {}
         most = min(self.attack.iterations, getattr(settings, "iterations", 1))
         begin, end, tried = time.monotonic(), time.monotonic() + share * self.clock.left(), min(_MOST, most)
         found: list[Found] = []
         while True:  # what an iteration takes is not known before: each turn is as long as the rest of the share allows
             if hasattr(settings, "iterations"):
                 settings = dataclasses.replace(settings, iterations=tried)
+            if line.resumable:
+                keywords["resume"] = ResumeStore(deadline=end)
             answer = line.reconstruct(self.view, self.task, settings, self.generator, **keywords)
             found.append(Found(candidate.name, answer, None, self.missed(answer)))
             spent, left = time.monotonic() - begin, end - time.monotonic()
@@ -227,7 +232,7 @@ class Case:
 
     def descended(self, name: str, settings: Inversion, guesses: Sequence[Guess]) -> list[Found]:
         begin = time.monotonic()
-        answers = descents(self.fitted, settings, guesses, ResumeStore())
+        answers = descents(self.fitted, settings, guesses, ResumeStore(deadline=self.clock.end))
         ran = sum(answer.iterations for answer in answers)  # until the best was found: more may have been run
         self.clock.measured(self.optimizer(settings), time.monotonic() - begin, ran)
         return [
@@ -335,8 +340,10 @@ def ranked(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> list[
 def finish(case: Case, found: list[Found]) -> Found:
     """The most promising go on, and the best is polished."""
     attack, clock = case.attack, case.clock
-    leading = {f.by: f for f in sorted(found, key=lambda f: -f.missed) if f.settings is not None}  # the best of each
-    for each in list(leading.values())[::-1][:_GO_ON]:
+    leading: dict[str, Found] = {}  # the best of each, best first
+    for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
+        leading.setdefault(each.by, each)
+    for each in list(leading.values())[:_GO_ON]:
         most = clock.iterations(0.4, attack.iterations, case.optimizer(each.settings))  # type: ignore[arg-type]
         found += attempted(lambda e=each, n=most: case.go_on(e, {"iterations": n}))  # type: ignore[misc]
         if best_of(found).missed <= _SOLVED:
@@ -379,5 +386,6 @@ def reconstruct(
     if not found:
         raise AttackError("no attack of the portfolio fits this view")
     best = best_of(found) if best_of(found).missed <= _SOLVED else finish(case, found)
-    objective = best.missed if matchable(case.setting) else best.answer.objective
-    return dataclasses.replace(best.answer, objective=objective, found_by=best.by)
+    if not matchable(case.setting):
+        return dataclasses.replace(best.answer, found_by=best.by)
+    return dataclasses.replace(best.answer, objective=best.missed, found_by=best.by, explained=best.missed <= EXPLAINED)

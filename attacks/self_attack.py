@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.engine.inversion import Inversion
+from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.score.control import matched_view, rebuilt_control
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.core.errors import ConfigError, DefenseError, unknown
@@ -68,7 +68,9 @@ def control_succeeds(
     plain = matched_view(task, view, [PrivateBatch(x, y) for x, y in used])
     seen = dataclasses.replace(plain, labels=known_labels(private, settings.images))
     rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack_of(settings), generator)
-    return rebuilt_control(score(rebuilt, private).to_dict())
+    # Of several images one may look like a guess by chance: there the guesses must explain the update, too.
+    fits = len(private.y) == 1 or explained(rebuilt, attack_of(settings))
+    return fits and rebuilt_control(score(rebuilt, private).to_dict())
 
 
 def guarded(

@@ -83,6 +83,7 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     trained = session.store.trained(round)
     if trained is None or trained.settings != session.trained_under:
         return _outcome("refused")
+    anybodys = _public(session)  # before an answer is counted: it may fail
     if not session.accounts.claim("audits", trained.request, ANSWERS_PER_ROUND, AUDITS):
         return _outcome("refused")
     private = truth(session, session.trained(trained.request))
@@ -92,7 +93,6 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     from prunella.attacks.score.leakage import paired, score  # most messages are no audit, and each is a new process
     from prunella.attacks.score.level import level
 
-    anybodys = _public(session)
     leakage = score(rebuilt, private, gallery=session.data.all if anybodys is None else anybodys)
     word = ConfigRecord({"outcome": "scored", "level": level({"scores": leakage.to_dict()})})
     reply = RecordDict({"audit": word})

@@ -82,7 +82,7 @@ class Run(BaseModel):
     rate: Rate = 0.3  #: share of the prunable weights that the scheme removes
     #: comma-separated, in order: data before gradient before update; or your own as `package.module:NAME`
     defenses: str = "priprune"
-    #: what the server attacks with; an entry of the list (label and denoise replay traces only), or your own as
+    #: what the server attacks with; an entry of the list (label replays traces only), or your own as
     #: `package.module:NAME`
     attack: str = "sgi"
     #: where audits run: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device

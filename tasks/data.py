@@ -86,9 +86,12 @@ def load_test(dataset: str, root: Path | None) -> Examples | None:
 
 
 def load_public(dataset: str, root: Path | None) -> Examples | None:
-    """``load_test``, where these examples are anybody's; None where what a node points at is all its own."""
+    """``load_test``, where the installation or the hub has these examples, so that they are anybody's.
+
+    None where files are named, by the node or in the run's settings: a server could call a site's own files by a public
+    dataset's name."""
     entry, path = _find(dataset, root)
-    return None if entry.own else entry.test(path)
+    return None if entry.own or path is not None else entry.test(None)
 
 
 def make_task(model: str, dataset: str, root: Path | None) -> Task:

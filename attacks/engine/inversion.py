@@ -47,7 +47,7 @@ from prunella.tasks.task import Task
 Weight = Annotated[float, Field(ge=0)]
 _START = (0.5, 0.25)  # mean and deviation of the first guess, clipped to the box
 _SCOUT = 60  # iterations of a first look at a label; the right one is ahead long before
-_EXPLAINED = 1e-4  # an update matched this well needs no further start
+EXPLAINED = 1e-4  # an update matched this well needs no further start
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def file_of(store: ResumeStore, attack: Inversion, targets: Sequence[Target], gu
 
 
 def explained(reconstruction: Reconstruction, attack: Inversion) -> bool:
-    return reconstruction.objective <= max(attack.tolerance, _EXPLAINED)
+    return reconstruction.objective <= max(attack.tolerance, EXPLAINED)
 
 
 def over_labels(

@@ -4,9 +4,9 @@ z = W a + b gives dW = sum_i d_i a_i^T and db = sum_i d_i, with d_i the loss gra
 over its entry of db is the input itself (Phong et al. 2018; Fowl et al. 2021, of PRECODE: Scheliga et al. 2022, arXiv
 2208.04767). The random draw of a bottleneck behind the layer changes d, and d cancels.
 
-Where some coordinates were withheld, only those that arrived are used. Where they were filled with noise, rows are
-compared: d_k a_j over d_l a_j is d_k / d_l in every column in which both are true and anything in the others, so that
-the most frequent ratio is exact (``by_agreement``). Of several images only the span of their inputs is known.
+Where some coordinates of one image were withheld, only those that arrived are used. Where they were filled with noise,
+rows are compared: d_k a_j over d_l a_j is d_k / d_l in every column in which both are true and anything in the others,
+so that the most frequent ratio is exact (``by_agreement``). Of several images only the span of their inputs is known.
 
 Shapes: dW [K, F], db [K]. Errors: ``AttackError`` where there is no such layer.
 """
@@ -25,9 +25,8 @@ from prunella.core.trees import Mask
 _SAME = 1e-4  # relative difference up to which two figures are one: an update is a difference of rounded weights
 _RIDGE = 1e-6  # of the span of several inputs, which may be alike
 _FEW = 0.02  # share of a row's figures that must agree: by chance less than a hundredth does
-_SMALL = (
-    0.1  # weight of "this input is small", of columns that no two rows have: on MNIST it adds 16 dB, 0.3 adds as much
-)
+# Weight of "this input is small", of columns that no two rows have: on MNIST it adds 16 dB, 0.3 adds as much.
+_SMALL = 0.1
 _FAITHFUL = 0.9  # share of a gradient that one outer product explains, where nothing was made up
 
 

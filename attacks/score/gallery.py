@@ -79,6 +79,13 @@ class Gallery:
         if not torch.isfinite(x).all():
             raise AttackError("an image of the gallery is not finite: this evaluation failed")
         self.truth, self.guess, self.generator = truth, guess, stream(0, purpose="gallery")
+        # An image that was used in several steps is one of the truth, not several that agree.
+        first = {
+            (image.numpy().tobytes(), int(label)): n
+            for n, (image, label) in enumerate(zip(truth.x, truth.y, strict=True))
+        }
+        rows = sorted(first.values())
+        self.distinct = PrivateBatch(truth.x[rows], truth.y[rows])
         chosen = self._part(y, max(1, min(LARGEST, VALUES // max(1, x[:1].numel()))))
         x, y = x[chosen], y[chosen]
         different = ~(_twins(x, truth.x) | _twins(x, guess))
@@ -98,11 +105,11 @@ class Gallery:
 
     def _draw(self) -> Tensor:
         """Positions of as many images as the truth has, of its labels as far as possible, none twice."""
-        by_label, order = _shuffled_by_label(self.y, self.truth.y, self.generator)
-        counts = {label: int((self.truth.y == label).sum()) for label in by_label}
+        by_label, order = _shuffled_by_label(self.y, self.distinct.y, self.generator)
+        counts = {label: int((self.distinct.y == label).sum()) for label in by_label}
         chosen = torch.cat([positions[: counts[label]] for label, positions in by_label.items()])
         rest = order[~torch.isin(order, chosen)]
-        return torch.cat([chosen, rest[: len(self.truth.y) - len(chosen)]])
+        return torch.cat([chosen, rest[: len(self.distinct.y) - len(chosen)]])
 
     def null(self) -> tuple[Tensor, Tensor]:
         """The pairs (gallery, guess) of all draws, each once, int64 [P, 2]: those of least squared error, and those of
@@ -126,10 +133,10 @@ class Gallery:
         """How many originals are told from their look-alikes."""
         from scipy.stats import beta
 
-        own = correlations(self.truth.x, self.guess).abs().max(1).values
+        own = correlations(self.distinct.x, self.guess).abs().max(1).values
         others = correlations(self.x, self.guess).abs().max(1).values
         hits, chances, sizes = 0, [], []
-        for number, label in enumerate(self.truth.y):
+        for number, label in enumerate(self.distinct.y):
             order = torch.randperm(len(self), generator=self.generator)
             same = order[self.y[order] == label]
             alike = (same if len(same) else order)[:LOOKALIKES]

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from prunella.attacks.trace import load_trace, recorded_task, save_trace
+from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.server.audit.job import PATTERN, TRUTH, VIEW
@@ -55,7 +56,9 @@ def load_pool(task: Task, test: Examples | None, seed: int) -> tuple[Examples, E
 def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     """The update of a canary of ``kind`` (module docstring). ``shadow`` plays under the defenses of that kind."""
     single, number = kind.startswith("single"), shadow.round.number
-    images = 1 if single else min(shadow.like.num_examples or 1, len(canaries))
+    images = 1 if single else shadow.like.num_examples or 1
+    if images > len(canaries):
+        raise AttackError(f"{len(canaries)} public images are too few for a control of this client's {images}")
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
     shown = canaries.take(order[:images])
     return shadow.play(shown, 0, 1, 1) if single else shadow.play(shown, 0)

@@ -17,6 +17,7 @@ class Job:
     client: int | None
     threat: str
     defense: str
+    matched: bool = True  # whether the round's control is of this view's kind
 
     @property
     def name(self) -> str:

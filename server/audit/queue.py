@@ -41,7 +41,7 @@ from prunella.server.audit.answers import read_pictures, read_scores
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
-from prunella.server.audit.shadow import template_of, write_public, write_sent
+from prunella.server.audit.shadow import alike, template_of, write_public, write_sent
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.tasks.data import Examples
@@ -53,6 +53,7 @@ ANSWERING = 60.0  # seconds beyond its own limit that a job has for its view, it
 # Flower's codes for what the SuperLink answers in a client's place (``strategies.round.replies.UNANSWERED``).
 UNSCORED = dict.fromkeys((3, 4), "the client did not answer in time") | {5: "the client cannot be reached"}
 REFUSED = "the client refused: not its round, or it has answered as often as it will"
+UNMATCHED = "the round's control is of another client's kind: other sizes or masks"
 LEFT_OUT = "the client's answer is left out"
 Outcome = dict[str, Any]
 
@@ -200,8 +201,8 @@ class Auditor:
             return
         taken.add(member.client)
         view, moved = view_of(self.run, expected, contribution, start), moved_mask(expected, contribution.base)
-        self._matched(expected, view, moved)
-        self._file(expected, "client", member.client, view, moved)
+        pattern, _ = self._matched(expected, view, moved)
+        self._file(expected, "client", member.client, view, moved, matched=alike(pattern, view))
 
     def miss(self, round: int, asked: Mapping[int, Member], silent: Mapping[int, str]) -> None:
         """Count the consenting clients that were ``asked`` and whose update did not come, while the round's quota
@@ -219,9 +220,17 @@ class Auditor:
         defenses = self.run.defense_names if kind in DEFENDED else ("none",)
         self._file(expected, kind, None, template_of(view, defenses), moved)
 
-    def _file(self, expected: Expected, kind: str, client: int | None, view: ServerView, moved: Mask | None) -> None:
+    def _file(
+        self,
+        expected: Expected,
+        kind: str,
+        client: int | None,
+        view: ServerView,
+        moved: Mask | None,
+        matched: bool = True,
+    ) -> None:
         threat = f"{self.attack.threat}. {view.describe()}"
-        job = Job(expected.round, kind, client, threat, ",".join(view.defenses) or "none")
+        job = Job(expected.round, kind, client, threat, ",".join(view.defenses) or "none", matched)
         folder = self.queue / job.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = {"round": expected.round, "kind": kind}
@@ -325,13 +334,15 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        self._finish(job, {**result, "level": reported}, "scored", scores, kept, self._evidence(job, result))
+        other = None if job.matched else UNMATCHED
+        told = {**result, "level": reported}
+        self._finish(job, told, "scored", scores, kept, self._evidence(job, result), other)
 
     def _evidence(self, job: Job, result: Outcome) -> bool | None:
-        """False where a client's audit cannot show that nothing leaks: the attack was cut short, or its images do not
-        explain an update that no defense changed."""
+        """False where a client's audit cannot show that nothing leaks: the attack was cut short, its images do not
+        explain an update that no defense changed, or the round's control is of another kind."""
         unexplained = result["explained"] is False and job.defense == "none"
-        return False if unexplained or result["reason"] else None
+        return False if unexplained or result["reason"] or not job.matched else None
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"

@@ -71,6 +71,15 @@ def template_of(view: ServerView, defenses: tuple[str, ...]) -> ServerView:
     return replace(view, update=update, shared=view.mask, importance=importance, labels=labels, defenses=defenses)
 
 
+def alike(a: ServerView, b: ServerView) -> bool:
+    """Whether a control of one view's kind is one of the other's."""
+    if (a.num_examples, a.batch_size, a.steps) != (b.num_examples, b.batch_size, b.steps):
+        return False
+    if (a.importance is None) != (b.importance is None) or (a.mask is None) != (b.mask is None):
+        return False
+    return a.mask is None or b.mask is None or all(torch.equal(a.mask[name], bits) for name, bits in b.mask.items())
+
+
 @dataclass(frozen=True)
 class _Played:
     """A shadow's training and the batches it used."""

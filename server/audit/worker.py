@@ -19,6 +19,7 @@ process, so that forking is safe and a job's memory is returned when the job end
 import ctypes
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -40,7 +41,7 @@ from prunella.attacks.score.leakage import score
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section
 from prunella.core.device import pick_device
-from prunella.core.errors import PrunellaError
+from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
@@ -91,12 +92,14 @@ def _rebuild(folder: Path) -> Attempt:
     view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
     store = ResumeStore(folder / DESCENTS, deadline=time.monotonic() + job["seconds"])
     more: dict[str, Any] = {"resume": store} if attack.resumable else {}
+    if attack.timed:
+        more["deadline"] = store.deadline
     if attack.shadow:
         more["shadow"] = shadow_beside(folder / VIEW, view, task, about)
     found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **more)
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
     cut = f"stopped after {job['seconds']:g} s of its {settings.iterations} iterations" if store.cut else None
-    judged = explained(found, settings) if isinstance(settings, Inversion) else None
+    judged = explained(found, settings) if isinstance(settings, Inversion) else found.explained
     found = replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
     return Attempt(found, cut, judged)
 
@@ -118,6 +121,8 @@ def work(folder: Path) -> JobResult:
         make_canary(folder)
         attempt = _rebuild(folder)
         rebuilt = attempt.rebuilt
+        if not math.isfinite(rebuilt.objective):
+            raise AttackError("the objective is not finite: the attack failed")
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)

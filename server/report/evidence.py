@@ -24,7 +24,7 @@ WORDS: dict[Level, str] = {
 FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
 # An objective is 0 where a guess explains the whole update and about 1 where it explains nothing (both are relative).
 # A rebuilt control shows how low it can get in this setting; twice that is a fit as good.
-FITTED, WORSE = 0.01, 2.0
+FITTED, WORSE, UNFITTED = 0.01, 2.0, 0.5
 
 
 def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
@@ -84,8 +84,15 @@ def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:
 def fitted(audit: Line, audits: Iterable[Line]) -> bool:
     """Whether the attack explained the update it was given: nearly whole, or as well as that of the rebuilt control."""
     reached = [c["objective"] for c in controls_of(audit, audits) if control_state(c) == "rebuilt"]
-    limits = [FITTED, *(WORSE * each for each in reached if each is not None)]
+    limits = [FITTED, *(min(WORSE * each, UNFITTED) for each in reached if each is not None)]
     return audit.get("objective") is not None and bool(audit["objective"] <= max(limits))
+
+
+def unfinished(audits: Iterable[Line]) -> list[Line]:
+    """Scored audits that show nothing where they find nothing: the attack was cut short or explained no update, or the
+    round's control was of another kind."""
+    relying = (a for a in scored(audits) if a["kind"] in (*CONTROLS, "control-defended"))
+    return [a for a in relying if a.get("ok") is False or a.get("reason")]
 
 
 def worst_first(audits: Iterable[Line]) -> list[Line]:

@@ -12,6 +12,7 @@ from prunella.server.report.evidence import (
     scored,
     scores_in_words,
     trouble,
+    unfinished,
     worst_first,
 )
 from prunella.server.report.state import RunState
@@ -35,11 +36,14 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
     failed = [c for c in controls if control_state(c) == "failed" and c["outcome"] != "failed"]
     if not failed:
         return []
-    named = ", ".join(f"round {c['round']}" + (f" ({c['reason']})" if c.get("reason") else "") for c in failed[:MOST])
-    more = f" and {len(failed) - MOST} more" if len(failed) > MOST else ""
+    by_reason: dict[str, list[str]] = {}
+    for control in failed[:MOST]:
+        by_reason.setdefault(control.get("reason") or "no reason recorded", []).append(str(control["round"]))
+    named = "; ".join(f"round {', '.join(rounds)}: {reason}" for reason, rounds in by_reason.items())
+    more = f"; {len(failed) - MOST} more" if len(failed) > MOST else ""
     return [
-        f"The attack did not rebuild its undefended control in {len(failed)} of {plural(len(controls), 'trial')} "
-        f"({named}{more}): it cannot judge this setting, and finding nothing there proves nothing."
+        f"The attack failed on its undefended control in {len(failed)} of {plural(len(controls), 'trial')} "
+        f"({named}{more}). Finding nothing there proves nothing."
     ]
 
 
@@ -66,6 +70,8 @@ def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
     silent = f"{capital(state.denial)}: nothing is known of what their updates give away."
     found = [silent] if state.denial else []
     found += _failures(audits) + _failed_controls(audits)
+    if cut := unfinished(audits):
+        found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")
     if audits and state.doubt:
         found.append(f"{capital(state.doubt[1])}, so the audits say little about a model that learns.")
     found += _worst_case(audits, state)

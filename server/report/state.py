@@ -31,6 +31,8 @@ class RunState:
     clients: int | None = None
     denied: int = 0
     defended: bool = False
+    unfinished: bool = False
+    balance_known: bool = True
     epsilon: float | None = None
     mean_epsilon: float | None = None
     delta: float | None = None
@@ -38,7 +40,9 @@ class RunState:
     @property
     def guessing(self) -> float | None:
         """The accuracy of a model that always names the most frequent class."""
-        return None if not self.classes else max(1 / self.classes, self.largest_class or 0.0)
+        if not self.classes or not self.balance_known:
+            return None
+        return max(1 / self.classes, self.largest_class or 0.0)
 
     @property
     def diverged(self) -> bool:
@@ -119,6 +123,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     settings = run.get("settings", {})
     refused = {a["client"] for a in audits if a["outcome"] == "no-consent"}
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
+    on_clients = settings.get("evaluation") == "clients"
     return RunState(
         rounds=int(last(lines, "round") or 0),
         accuracy=last(lines, "accuracy_ratio"),
@@ -129,6 +134,8 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         clients=None if clients is None else int(clients),
         denied=max(int(last(lines, "clients_denying_audits") or 0), len(refused)),
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
+        unfinished=run.get("status") in ("running", "failed", "stopped"),
+        balance_known=not on_clients or run.get("largest_class") is not None,
         epsilon=last(lines, "privacy_epsilon", stat="worst"),
         mean_epsilon=last(lines, "privacy_epsilon", stat="mean"),
         delta=settings.get("privacy.delta"),

@@ -20,6 +20,7 @@ from prunella.server.report.evidence import (
     of_kind,
     scored,
     trouble,
+    unfinished,
     valid_audits,
     worst_of,
 )
@@ -76,17 +77,27 @@ def _behind_the_defense(audits: Sequence[Line], state: RunState, who: str) -> An
     return None
 
 
-def _doubts(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | None:
+def _gaps(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | None:
+    """Why more may be unknown than the audits that are there show."""
+    if failed := [a for a in audits if a["outcome"] == "failed"]:
+        text = f"Nothing was rebuilt, but audits failed, so more is unknown: {trouble(failed[0])}."
+        return "unproven", "Not judged", text
+    if cut := unfinished(audits):
+        text = f"Nothing was rebuilt, but an attack did not finish, or shows nothing: {trouble(cut[0])}."
+        return "unproven", "Not judged", text
+    if state.unfinished:
+        text = "Nothing was rebuilt so far, but the run is not complete: audits may be missing."
+        return "unproven", "Not finished", text
+    if damaged:
+        return "unproven", "Not judged", "Nothing was rebuilt, but audits that cannot be read may say otherwise."
+    return None
+
+
+def _doubts(audits: Sequence[Line], state: RunState) -> Answer | None:
     """Why finding nothing is no clear verdict."""
-    failed = [a for a in audits if a["outcome"] == "failed"]
     relying = scored(of_kind(audits, "client", "control-defended", "single-defended"))
     states = {control_behind(audit, audits) for audit in relying}
     states |= {control_state(audit) for audit in of_kind(audits, "control", "single")}
-    if failed:
-        text = f"Nothing was rebuilt, but audits failed, so more is unknown: {trouble(failed[0])}."
-        return "unproven", "Not judged", text
-    if damaged:
-        return "unproven", "Not judged", "Nothing was rebuilt, but audits that cannot be read may say otherwise."
     if "failed" in states:
         text = "Nothing was rebuilt, but this attack failed on an undefended control: there it proves nothing."
         return "unproven", "Proves nothing", text
@@ -97,7 +108,11 @@ def _doubts(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | N
         badge, why = state.doubt
         text = f"Nothing was rebuilt, but {why}: what a model that learns would leak is unknown."
         return "unproven", badge, text
-    if not state.defended or not scored(of_kind(audits, "control-defended")):
+    if any(level(audit) == "unknown" for audit in relying):
+        return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
+    if not state.defended or not {a["round"] for a in of_kind(relying, "client")} <= {
+        a["round"] for a in of_kind(relying, "control-defended")
+    }:
         why = "no defense was audited" if state.defended else "nothing defends the updates"
         text = f"This attack rebuilt nothing, but {why}: a stronger attack may rebuild images."
         return "unproven", "Not defended", text
@@ -126,7 +141,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     if "unknown" in levels:
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
     text = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
-    return _doubts(audits, state, damaged) or ("clear", "Nothing rebuilt", text)
+    return _gaps(audits, state, damaged) or _doubts(audits, state) or ("clear", "Nothing rebuilt", text)
 
 
 def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:

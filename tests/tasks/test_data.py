@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from prunella.core.errors import ConfigError, DataError
-from prunella.tasks.data import Partition, describe, load_client, load_test, make_task
+from prunella.tasks.data import Partition, describe, load_client, load_public, load_test, make_task
 
 
 def test_digits_are_shared_out_and_held_out():
@@ -130,3 +130,9 @@ sys.exit(", ".join(sorted(heavy)) or None)
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_files_that_somebody_names_are_not_anybody_s(tmp_path: Path) -> None:
+    """A server could call a site's own files by a public dataset's name, and ask about its test images."""
+    assert load_public("digits", None) is not None
+    assert load_public(f"mnist:{tmp_path}", None) is None and load_public("mnist", tmp_path) is None

@@ -99,3 +99,10 @@ def test_recognition_is_the_share_of_originals_nearest_to_what_was_rebuilt() -> 
     assert found.chance == pytest.approx(0.01) and found.low == pytest.approx(0.05 ** (1 / 8))  # all of 8: alpha^(1/n)
     flat = Gallery(others, batch(truth), torch.full_like(truth, 0.5)).recognition()
     assert flat.hits == 0 and flat.low == 0
+
+
+def test_an_image_used_in_several_steps_is_one_trial_and_one_of_the_truth() -> None:
+    x, others, guess = images(4), labelled(images(60, seed=1)), images(32, seed=2)
+    once, often = (Gallery(others, batch(truth), guess) for truth in (x, x.repeat(8, 1, 1, 1)))
+    assert often.recognition() == once.recognition() and once.recognition().images == 4
+    assert len(often._draw()) == len(once._draw()) == 4

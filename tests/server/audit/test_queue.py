@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ from prunella.core.errors import ConfigError
 from prunella.core.files import read_tree
 from prunella.core.metrics import METRICS
 from prunella.core.randomness import stream
+from prunella.core.types import ServerView
 from prunella.privacy.defense import Entry
 from prunella.privacy.none import NoDefense
 from prunella.privacy.top_k import TopK, top_k
 from prunella.server.app import assemble, describe
 from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
-from prunella.server.audit.queue import ANSWERING, control_fault, ready_settings
+from prunella.server.audit.queue import ANSWERING, UNMATCHED, control_fault, ready_settings
+from prunella.server.audit.shadow import alike
 from prunella.server.audit.worker import preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
@@ -443,3 +445,30 @@ def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
     emitted = {line["metric"] for run in runs for line in run.store.metrics()}
     by_exporter = {metric.name for metric in METRICS.values() if metric.kind == "info"}
     assert emitted | by_exporter == METRICS.keys()
+
+
+def test_a_control_of_another_size_or_mask_does_not_vouch_for_a_client() -> None:
+    weights = {"w": torch.ones(2)}
+    view = ServerView(
+        weights, weights, mask={"w": torch.tensor([True, False])}, num_examples=64, batch_size=16, steps=4
+    )
+    assert alike(view, replace(view, update={"w": torch.zeros(2)}))
+    for change in ({"num_examples": 1}, {"batch_size": 1}, {"steps": 1}, {"importance": weights}, {"mask": None},
+                   {"mask": {"w": torch.tensor([True, True])}}):  # fmt: skip
+        assert not alike(view, replace(view, **change)) and not alike(replace(view, **change), view)
+
+
+def test_clients_of_another_kind_than_the_round_s_control_show_nothing(tmp_path: Path) -> None:
+    """Two audited clients, one of which says that it has one example: its control is no control of the other."""
+
+    def shrink(message: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.src_node_id == 100 and message.has_content():
+            for record in message.content.metric_records.values():
+                if "num-examples" in record:
+                    record["num-examples"] = 1
+        return message
+
+    federation, _ = go(tmp_path, "scores", shrink, audit_clients=2, batch_size=4, sgi__iterations=5)
+    clients = {audit["client"]: audit for audit in federation.store.audits() if audit["kind"] == "client"}
+    assert sorted(str(audit["reason"]) for audit in clients.values()) == sorted(["None", UNMATCHED])
+    assert {audit["ok"] for audit in clients.values() if audit["reason"]} == {False}

@@ -48,6 +48,7 @@ class Known:
     defenses: str = "priprune"
     denying: int = 0
     epsilon: float | None = None
+    status: str = "completed"
 
 
 CLEAR = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
@@ -87,12 +88,12 @@ KNOWN: dict[str, Known] = {
         "undefended control.",
         (("control", NOTHING, {"outcome": "control-failed", "reason": "8 steps of 16 images: 9.1 dB"}), DEFENDED,
          client()),
-        ("did not rebuild its undefended control in 1 of 1 trial (round 4 (8 steps of 16 images: 9.1 dB))",)),
+        ("failed on its undefended control in 1 of 1 trial (round 4: 8 steps of 16 images: 9.1 dB)",)),
     "one control of two failed": Known(
         "Proves nothing", "Nothing was rebuilt, but this attack failed on an undefended control: there it proves "
         "nothing.",
         (CONTROL, DEFENDED, client(), ("control", NOTHING, {"round": 2, "outcome": "control-failed"}),
-         client(round=2)), ("in 1 of 2 trials (round 2)",)),
+         client(round=2)), ("in 1 of 2 trials (round 2: no reason recorded)",)),
     "control missing": Known("Proves nothing", "The audit proves nothing: no undefended control was run.",
                              (client(),)),
     "all denied": Known(
@@ -124,6 +125,18 @@ KNOWN: dict[str, Known] = {
     "not explained": Known(
         "Not explained", "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild "
         "images.", (CONTROL, DEFENDED, *WORST_CASE, client(objective=0.6))),
+    "out of time": Known(
+        "Not judged", "Nothing was rebuilt, but an attack did not finish, or shows nothing: client 2, round 4 (stopped "
+        "after 600 s of its 300 iterations).",
+        (CONTROL, DEFENDED, *WORST_CASE, client(ok=False, reason="stopped after 600 s of its 300 iterations")),
+        ("1 audit did not finish, or can show nothing: client 2, round 4 (stopped after 600 s",)),
+    "interrupted": Known(
+        "Not finished", "Nothing was rebuilt so far, but the run is not complete: audits may be missing.",
+        (CONTROL, DEFENDED, *WORST_CASE, client()), status="failed"),
+    "defended in another round": Known(
+        "Not defended", "This attack rebuilt nothing, but no defense was audited: a stronger attack may rebuild "
+        "images.", (CONTROL, *WORST_CASE, client(), ("control", COPY, {"round": 2}),
+                    ("control-defended", NOTHING, {"round": 2}))),
     "not audited": Known(
         "Not audited", "Nothing was audited, so nothing is known about what a curious server could rebuild."),
     "an epsilon": Known("Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client()),
@@ -134,7 +147,9 @@ KNOWN: dict[str, Known] = {
 
 def stored(path: Path, known: Known) -> RunStore:
     settings = {"dataset": "digits", "rounds": 4, "seed": 5, "defenses": known.defenses, "privacy.delta": 1e-5}
-    store = new_run(path, loss=False, settings=settings, classes=10, test_examples=359, largest_class=0.12)
+    store = new_run(
+        path, loss=False, settings=settings, classes=10, test_examples=359, largest_class=0.12, status=known.status
+    )
     last = [row("accuracy_ratio", known.accuracy), row("clients_available", 4)]
     last += [row("clients_denying_audits", known.denying)] + ([row("loss", known.loss)] if known.loss else [])
     if known.epsilon:

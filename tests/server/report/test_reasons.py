@@ -19,7 +19,7 @@ def test_every_failed_audit_is_counted_and_a_few_are_named() -> None:
 
 def test_a_failed_control_says_where_and_why() -> None:
     text = " ".join(notes([CONTROL_FAILED | {"reason": "8 steps"}, CONTROL | {"round": 9}], LEARNED))
-    assert "in 1 of 2 trials (round 5 (8 steps))" in text and "cannot judge this setting" in text
+    assert "in 1 of 2 trials (round 5: 8 steps)" in text and "Finding nothing there proves nothing" in text
 
 
 def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
