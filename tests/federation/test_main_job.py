@@ -59,14 +59,20 @@ def test_it_learns_while_pruned_and_sends_less_than_dense(job: Finished) -> None
     assert not [r for r in read_metrics(job.path) if r["metric"] == "client_failures_total"]
 
 
-def test_the_control_succeeds_and_the_defense_lowers_what_leaks(job: Finished) -> None:
-    controls, defended = job.audits("control"), job.audits("control-defended")
-    assert len(controls) == len(defended) == 2
-    for control, other in zip(controls, defended, strict=True):
-        assert control["ok"] is True
-        assert control["scores"]["psnr"]["mean"] >= 20 and control["scores"]["label_accuracy"] == 1.0
-        assert other["scores"]["psnr"]["mean"] < control["scores"]["psnr"]["mean"]
-        assert other["scores"]["mse"]["mean"] > control["scores"]["mse"]["mean"]
+def test_the_worst_case_is_rebuilt_and_less_well_behind_the_defense(job: Finished) -> None:
+    single, defended = job.audits("single"), job.audits("single-defended")
+    assert len(single) == len(defended) == 2
+    for plain, other in zip(single, defended, strict=True):
+        assert plain["scores"]["psnr"]["mean"] >= 20 and plain["scores"]["label_accuracy"] == 1.0
+        assert other["scores"]["psnr"]["mean"] < plain["scores"]["psnr"]["mean"]
+        assert other["scores"]["mse"]["mean"] > plain["scores"]["mse"]["mean"]
+
+
+def test_eight_steps_of_sixteen_are_judged_by_a_control_of_as_many_which_fails(job: Finished) -> None:
+    for control in job.audits("control"):
+        assert control["scores"]["images"] == 128 and control["ok"] is False
+        assert control["outcome"] == "control-failed" and "cannot judge this setting" in control["reason"]
+    assert "Nothing rebuilt" not in job.output and "failed on its undefended control in 2 of 4 trials" in job.output
     clients = job.audits("client")
     assert clients and all(a["outcome"] == "scored" and a["pictures"] for a in clients)
     assert min(job.series("defense_rate_ratio")) > 0.02
