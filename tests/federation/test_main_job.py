@@ -70,7 +70,7 @@ def test_the_worst_case_is_rebuilt_and_less_well_behind_the_defense(job: Finishe
 
 def test_eight_steps_of_sixteen_are_judged_by_a_control_of_as_many_which_fails(job: Finished) -> None:
     for control in job.audits("control"):
-        assert control["scores"]["images"] == 128 and control["ok"] is False
+        assert control["scores"]["recognition"]["images"] == 128 and control["ok"] is False
         assert control["outcome"] == "control-failed" and "cannot judge this setting" in control["reason"]
     assert "Nothing rebuilt" not in job.output and "failed on its undefended control in 2 of 4 trials" in job.output
     clients = job.audits("client")
