@@ -77,8 +77,9 @@ def control_behind(audit: Line, audits: Iterable[Line]) -> Control:
 
 
 def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:
-    """Whether an audit shows anything: its control was rebuilt, or it rebuilt an image itself, which needs none."""
-    return level(audit) == "rebuilt" or control_behind(audit, audits) == "rebuilt"
+    """Whether an audit shows anything: its control was rebuilt, or it found something itself. What is above the
+    baselines needs no control; only finding nothing does."""
+    return level(audit) in ("rebuilt", "traces") or control_behind(audit, audits) == "rebuilt"
 
 
 def fitted(audit: Line, audits: Iterable[Line]) -> bool:

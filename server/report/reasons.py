@@ -83,7 +83,7 @@ def _recognised(scores: Mapping[str, Any]) -> list[str]:
     found, seen, images = [], scores.get("recognition"), int(scores.get("images") or 0)
     if isinstance(seen, Mapping) and {"hits", "images", "gallery", "chance"} <= seen.keys():
         found.append(
-            f"it picks {seen['hits']} of {plural(int(seen['images']), 'original')} out of {seen['gallery']} "
+            f"it picks {seen['hits']:.0f} of {plural(int(seen['images']), 'original')} out of {seen['gallery']:.0f} "
             f"look-alikes (by chance: {percent(seen['chance'])})"
         )
     if images > 1 and scores.get("iip") is not None:

@@ -47,7 +47,7 @@ def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
         ([*CLEAR, audit(outcome="failed")], "unproven", "audits failed"),
         ([*CLEAR, audit("control-defended", outcome="failed")], "unproven", "audits failed"),
         ([CONTROL_FAILED, audit(scores=NOTHING)], "unproven", "cannot judge this setting"),
-        ([CONTROL_FAILED, audit(scores=TRACES)], "unproven", "cannot judge this setting"),
+        ([CONTROL_FAILED, audit(scores=TRACES)], "traces", "In part"),
         ([CONTROL_FAILED, audit(scores=REBUILT)], "leak", "could rebuild images"),
         ([audit(scores=NOTHING)], "unproven", "no undefended control was run"),
         ([*CLEAR, audit(scores=NOTHING, round=9)], "unproven", "had no undefended control"),
