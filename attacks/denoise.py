@@ -23,7 +23,7 @@ Not from a paper: ours. Errors: ``AttackError`` without what it has to know.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -185,7 +185,7 @@ def played(shadow: Shadow, attack: Denoise, generator: Generator) -> tuple[Examp
             view = shadow.send(shown, draw)
         except DefenseError:
             continue
-        views.append(ServerView(**{**view.__dict__, "labels": shown.y}))
+        views.append(replace(view, labels=shown.y))
         kept.append(row)
     if len(kept) < min(_FEWEST, attack.shadows):
         raise AttackError("denoising learns from shadow clients: too few have public images that their defense sends")

@@ -21,7 +21,6 @@ not learnt from, which is known before anyone sees the truth.
 Not from a paper: ours; learning to invert from gradients is Wu et al. (2023). Errors: ``AttackError`` without a shadow.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -282,7 +281,7 @@ def reconstruct(
     ``deadline``: by ``time.monotonic``."""
     if shadow is None:
         raise AttackError("inverter learns from shadow clients: it runs in a run's audit, and cannot replay a trace")
-    attack = dataclasses.replace(attack, seconds=max(1.0, min(attack.seconds, deadline - time.monotonic())))
+    attack = replace(attack, seconds=max(1.0, min(attack.seconds, deadline - time.monotonic())))
     images = view.num_examples or (view.batch_size or 1) * (view.steps or 1)
     y = likely_labels(view, task, images, generator)
     return Inverse(view, images, task, attack, generator, shadow)(view, y)

@@ -71,11 +71,10 @@ class Portfolio:
 
 
 class Setting(NamedTuple):
-    """What a predicate may ask about: the view, its matching problem, and whether there is a shadow."""
+    """What a predicate may ask about: the view and its matching problem."""
 
     view: ServerView
     target: Target
-    shadow: Shadow | None
 
     def has(self, *kinds: type[nn.Module]) -> bool:
         return any(isinstance(layer, kinds) for layer in self.target.module.modules())
@@ -159,12 +158,10 @@ class Clock:
 class Case:
     """One view under attack: the problem that descents see, and the one on which their answers are judged."""
 
-    def __init__(
-        self, view: ServerView, task: Task, attack: Portfolio, generator: Generator, clock: Clock, shadow: Shadow | None
-    ) -> None:
+    def __init__(self, view: ServerView, task: Task, attack: Portfolio, generator: Generator, clock: Clock) -> None:
         self.view, self.task, self.attack, self.generator, self.clock = view, task, attack, generator, clock
         whole = target_of(view, task.build(), True, attack.max_images)
-        self.setting = Setting(view, whole, shadow)
+        self.setting = Setting(view, whole)
         self.fitted, self.judged = held_out(whole, task, generator)
         self.clock.cost = self.clock.cost or self._cost()
 
@@ -193,16 +190,14 @@ class Case:
 
         line = find_attack(candidate.attack)
         settings: Any = dataclasses.replace(line.settings(), **candidate.changes)
-        keywords: dict[str, Any] = {"shadow": self.setting.shadow} if line.shadow else {}
         most = min(self.attack.iterations, getattr(settings, "iterations", 1))
         begin, end, tried = time.monotonic(), time.monotonic() + share * self.clock.left(), min(_MOST, most)
         found: list[Found] = []
         while True:  # what an iteration takes is not known before: each turn is as long as the rest of the share allows
             if hasattr(settings, "iterations"):
                 settings = dataclasses.replace(settings, iterations=tried)
-            if line.resumable:
-                keywords["resume"] = ResumeStore(deadline=end)
-            answer = line.reconstruct(self.view, self.task, settings, self.generator, **keywords)
+            more = {"resume": ResumeStore(deadline=end)} if line.resumable else {}
+            answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
             found.append(Found(candidate.name, answer, None, self.missed(answer)))
             spent, left = time.monotonic() - begin, end - time.monotonic()
             longer = min(most, int(tried * left / max(spent, 1e-9)))
@@ -324,7 +319,7 @@ def ranked(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> list[
         shown = shadow.public.take(rows)
         try:
             view = shadow.send(shown, draw)
-            played = Case(view, case.task, case.attack, case.generator, case.clock, shadow)
+            played = Case(view, case.task, case.attack, case.generator, case.clock)
         except (AttackError, DefenseError):
             continue
         best: dict[str, float] = {}
@@ -375,7 +370,7 @@ def reconstruct(
 
     Raises ``AttackError`` where no candidate finds anything.
     """
-    case = Case(view, task, attack, generator, Clock(attack.seconds, deadline), shadow)
+    case = Case(view, task, attack, generator, Clock(attack.seconds, deadline))
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
     if shadow is not None:
         order = ranked(case, candidates, shadow)[:2]

@@ -81,9 +81,8 @@ def adapted(target: Target, layer: str, reading: Reading, task: Task) -> Adapted
         return torch.cat([part.to(target.flat.dtype) for part in parts])
 
     scaled = [part / size for part, size in zip(wanted, sizes, strict=True)]
-    compared = (
-        None if all(bool((part == 1).all()) for part in support) else torch.cat([s.to(target.flat) for s in support])
-    )
+    weights = torch.cat([part.to(target.flat) for part in support])
+    compared = None if bool((weights == 1).all()) else weights
     return AdaptedTarget(dummy, torch.cat([part.to(target.flat) for part in scaled]), compared, target)
 
 

@@ -12,7 +12,7 @@ from prunella.core.errors import ConfigError
 # By the names they are imported under; pyproject.toml has those they are installed under.
 EXTRAS = {
     "server": ("sklearn", "jinja2", "PIL", "pyarrow", "prometheus_client"),
-    "vision": ("torchvision", "flwr_datasets", "pyarrow", "PIL"),
+    "vision": ("torchvision", "torchmetrics", "flwr_datasets", "pyarrow", "PIL"),
     "simulation": ("ray",),
     "benchmarks": ("opacus", "matplotlib", "psutil"),
 }

@@ -128,14 +128,20 @@ def recovered_support(view: ServerView) -> Mask:
     return view.shared if view.shared is not None else {name: u != 0 for name, u in view.update.items()}
 
 
-def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:
-    """The matching problem; ``module`` is put in the client's training mode, but for what draws at random there
-    (dropout, a variational bottleneck): the draw is unknown, its mean is what an attack can use."""
-    check_view(view, module)
+def in_training_mode(module: nn.Module) -> nn.Module:
+    """``module`` as the client trains it, but for what draws at random there (dropout, a variational bottleneck): the
+    draw is unknown, its mean is what an attack can use."""
     module.train()
     for layer in module.modules():
         if isinstance(layer, _DropoutNd | Bottleneck):
             layer.eval()
+    return module
+
+
+def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:
+    """The matching problem; ``module`` is put ``in_training_mode``."""
+    check_view(view, module)
+    in_training_mode(module)
     support = recovered_support(view)
     flat = flatten(apply_mask(target_gradient(view), support).values())
     if not bool(flat.any()):

@@ -20,16 +20,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import one_hot, softmax
-from torch.nn.modules.dropout import _DropoutNd
 
 from prunella.attacks.engine.label_inference import label_candidates, last_linear
-from prunella.attacks.engine.matching import recovered_support, target_gradient, target_of
+from prunella.attacks.engine.matching import in_training_mode, recovered_support, target_gradient, target_of
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree
 from prunella.core.types import ServerView
 from prunella.tasks.examples import Examples
 from prunella.tasks.models.layers import Shape
-from prunella.tasks.models.precode import Bottleneck
 from prunella.tasks.task import Task
 
 SKETCH = 4096  # numbers kept of a tensor
@@ -73,6 +71,8 @@ def site_of(module: nn.Module, shape: Shape, classes: int) -> Site:
     finally:
         for hook in hooks:
             hook.remove()
+    if not called:
+        raise AttackError("the model calls no linear layer whose input could be read")
     name, grid = called[0]
     prefix = f"{name}." if name else ""
     return Site(f"{prefix}weight", f"{prefix}bias", grid, name == last)
@@ -157,10 +157,7 @@ def usual_input(weight: Tensor, arrived: Tensor, r: Tensor) -> Tensor:
 
 def class_answers(module: nn.Module, view: ServerView, public: Examples, classes: int) -> Tensor:
     """Mean probabilities [K, K] that the model gives public images of each class, of all where it has none."""
-    module.train()
-    for layer in module.modules():
-        if isinstance(layer, _DropoutNd | Bottleneck):
-            layer.eval()
+    in_training_mode(module)
     x, y = public.x[:_ANSWERS].cpu(), public.y[:_ANSWERS].cpu()
     buffers = {name: buffer.clone() for name, buffer in view.buffers.items()}  # batch norm writes into them
     with torch.no_grad():

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from prunella.core.errors import AttackError
+from prunella.core.errors import AttackError, ConfigError
+from prunella.core.extras import require
 
 WEIGHTS = "alexnet-owt-7be5be79.pth"
 _SMALLEST = 32
@@ -29,6 +30,10 @@ def network() -> nn.Module:
     """The metric with its weights. Raises ``AttackError`` where they are not on disk."""
     if not weights().is_file():
         raise AttackError(f"AlexNet's weights ({WEIGHTS}) are not in torchvision's cache")
+    try:
+        require("vision", "torchvision", "torchmetrics")
+    except ConfigError as error:
+        raise AttackError(str(error)) from None
     from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
     return LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True).eval()

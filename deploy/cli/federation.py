@@ -37,7 +37,7 @@ class ReportPreloader:
 
 def preload() -> None:
     """Import what a report needs; an error here comes up again, and is shown, when the report is written."""
-    for module in ("prunella.server.report.build", "prunella.deploy.console.summary", "torchmetrics.functional.image"):
+    for module in ("prunella.server.report.build", "prunella.deploy.console.summary"):
         with suppress(Exception):
             importlib.import_module(module)
 

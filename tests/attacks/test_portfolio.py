@@ -64,7 +64,7 @@ def test_predicates_ask_the_view_and_the_model(batch) -> None:
     def names(model: str, size: int) -> set[str]:
         task, truth = Task(model, (1, 16, 16), 10), PrivateBatch(torch.rand(size, 1, 16, 16), torch.arange(size))
         view = undefended_view(task, *initial(task, 0), truth)
-        setting = Setting(view, target_of(view, task.build(), True, 16), None)
+        setting = Setting(view, target_of(view, task.build(), True, 16))
         return {each.name for each in CANDIDATES if each.applies(setting)}
 
     assert names("precode-cnn", 1) == {"representation"}
