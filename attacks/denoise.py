@@ -192,15 +192,21 @@ def played(shadow: Shadow, attack: Denoise, generator: Generator) -> tuple[Examp
     return public.take(torch.tensor(kept)), views, public.x[order[len(chosen) :][:_COMPONENTS]]
 
 
-def _by_shadow(view: ServerView, task: Task, attack: Denoise, generator: Generator, shadow: Shadow) -> Reconstruction:
-    if (view.num_examples or 1) != 1 or view.batch_size not in (None, 1):
-        raise AttackError("denoise takes one image out of its noise, not a batch of them")
-    sent, views, others = played(shadow, attack, generator)
-    noisy = torch.cat([each.x.cpu() for each in rebuilt(views, task, attack, generator)]).flatten(1).float()
-    clean = learnt_filter(others.flatten(1).cpu(), sent.x.flatten(1).cpu(), noisy)
-    mine = rebuilt([view], task, attack, generator)[0]
-    x = into_box(clean(mine.x.cpu().flatten(1).float())).reshape(1, *task.shape)
-    return Reconstruction(x.to(mine.x.device), mine.y, mine.objective, mine.iterations)
+class Denoiser:
+    """``denoise`` with a ``shadow``, learnt once for every client of a round: views to images [1, C, H, W]."""
+
+    def __init__(self, task: Task, attack: Denoise, generator: Generator, shadow: Shadow) -> None:
+        self.task, self.attack, self.generator = task, attack, generator
+        sent, views, others = played(shadow, attack, generator)
+        noisy = torch.cat([each.x.cpu() for each in rebuilt(views, task, attack, generator)]).flatten(1).float()
+        self.clean = learnt_filter(others.flatten(1).cpu(), sent.x.flatten(1).cpu(), noisy)
+
+    def __call__(self, view: ServerView) -> Reconstruction:
+        if (view.num_examples or 1) != 1 or view.batch_size not in (None, 1):
+            raise AttackError("denoise takes one image out of its noise, not a batch of them")
+        mine = rebuilt([view], self.task, self.attack, self.generator)[0]
+        x = into_box(self.clean(mine.x.cpu().flatten(1).float())).reshape(1, *self.task.shape)
+        return Reconstruction(x.to(mine.x.device), mine.y, mine.objective, mine.iterations)
 
 
 def reconstruct(
@@ -214,7 +220,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The image [1, C, H, W] behind the noise, from this view and, with ``known``, ``earlier`` ones of the image."""
     if known is None and shadow is not None:
-        return _by_shadow(view, task, attack, generator, shadow)
+        return Denoiser(task, attack, generator, shadow)(view)
     if known is None:
         raise AttackError("denoise needs to know the noise: public images and the channel's covariance, or a shadow of "
                           "the client; a run's audit has one, for a trace add --known FILE")  # fmt: skip

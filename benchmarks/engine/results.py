@@ -63,16 +63,21 @@ def as_printed(value: float, digits: int) -> str:
 
 
 def cell(point: Point, metric: Column) -> str:
-    """Mean and spread, and the published number beside it where there is one.
+    """Mean and spread, or its interval where images were kept, and the published number where there is one.
 
     >>> cell(Point(("a",), {"x": (1.0, 3.0)}), Column("x", "x", 1, {("a",): 2.5}))
     '2.0 ± 1.4 (2.5)'
+    >>> cell(Point(("a",), {"x": (2.0,), "x.0": (2.0,), "x.1": (2.0,)}), Column("x", "x", 1))
+    '2.0 [2.0, 2.0]'
     """
     if metric.key not in point.values:
         return ""
     spread = point.spread(metric.key)
-    text = number(point.mean(metric.key), metric.digits)
-    text += f" ± {number(spread, metric.digits)}" if math.isfinite(spread) else ""
+    text, interval = number(point.mean(metric.key), metric.digits), point.interval(metric.key)
+    if interval is not None:
+        text += f" [{', '.join(number(end, metric.digits) for end in interval)}]"
+    elif math.isfinite(spread):
+        text += f" ± {number(spread, metric.digits)}"
     published = metric.published.get(point.label)
     return text + (f" ({as_printed(published, metric.digits)})" if published is not None else "")
 
@@ -103,6 +108,16 @@ def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
     return {key: " or ".join(values) for key, values in found.items() if key not in (*keys, "arm") and values}
 
 
+def _beside(result: Measured) -> str:
+    """What stands beside a mean in the table."""
+    kept = any(point.interval(metric.key) for point in result.points[:1] for metric in result.experiment.metrics)
+    return (
+        "and, of what was kept for every image, [95 % interval, bootstrap of seeds and images],"
+        if kept
+        else ("± standard deviation")
+    )
+
+
 def page(result: Measured, plot: str) -> str:
     """The page of a claim, Markdown."""
     claim, experiment = result.claim, result.experiment
@@ -115,7 +130,7 @@ def page(result: Measured, plot: str) -> str:
         f"{claim.paper}, {claim.where}. {claim.compared}.",
         f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
         f"![{claim.name}: measured]({plot})",
-        f"Mean ± standard deviation over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",
+        f"Mean {_beside(result)} over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",
         table(result),
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",

@@ -164,7 +164,12 @@ def test_the_job_runs_to_its_end_and_is_seen(base: Project) -> None:
     assert [line["value"] for line in rounds] == [4.0] * ROUNDS
     audits = read(base, "job", "audits.jsonl")
     # Nobody was asked for consent, so nobody gave it: the server attacked its own canary and no client.
-    assert audits and {audit["kind"] for audit in audits} == {"control", "control-defended"}
+    assert audits and {audit["kind"] for audit in audits} == {
+        "control",
+        "control-defended",
+        "single",
+        "single-defended",
+    }
     assert "Starting Fleet API (gRPC-rere)" in base.do("logs", "superlink")
 
 

@@ -1,0 +1,178 @@
+"""Every defense under every attack that is known to be strong against it, beside what needs no update.
+
+The attacked images, weights and chains are those of docs/defenses.md (``defended``; one image, one step of the weights
+that a run starts from, label known), each with a client of its own: a defense that learns took its first steps on other
+images. Public images are training images, test images are attacked. ``inverter`` and ``denoise`` are learnt once for a
+cell, from shadow clients, who fit their data defense on public images in one of ``FITS`` ways.
+
+``class mean`` is the mean public image of the image's class: the best picture that needs no update. ``null`` is what an
+attack's picture scores against other people's images of the same class, the best of 32 draws; ``rebuilt`` and
+``traces`` are the shares of images that a report would call so, or worse (``attacks.score.level``). ``seconds`` is the
+processor time of an attack on all images of a cell, learning included, on one thread. Every score is kept for every
+image: means stand beside intervals over images and seeds.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunella.attacks.denoise import Denoise, Denoiser
+from prunella.attacks.inverter import Inverse, Inverter
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.attacks.score.leakage import score
+from prunella.attacks.score.level import ORDER, level
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
+from prunella.benchmarks.engine.images import client_images, part, place
+from prunella.benchmarks.engine.priors import PUBLIC
+from prunella.benchmarks.engine.views import LEARNS, NONE, Sender, after_rounds, draws, initial_sender, model_of, seen
+from prunella.benchmarks.engine.views import answer as attacked
+from prunella.benchmarks.papers.defended import EARLIER, POOL, images_of, inverting
+from prunella.core.errors import AttackError, DefenseError
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.data import Examples, Partition, make_task
+from prunella.tasks.task import Task
+
+Attack = Callable[[ServerView, int], Reconstruction]
+FITS = 8
+LESS: Settings = {"shadows": 600, "epochs": 10, "polish": 50}
+MEAN = "class mean"
+PLAIN = ("ig",)
+CHAINS: Mapping[str, tuple[str, ...]] = {  # the chains, and what is strong against them
+    NONE: PLAIN,
+    "dgp": ("sgi",),
+    "top-k": ("sgi",),
+    "outpost": PLAIN,
+    "gaussian": PLAIN,
+    "priprune": ("sgi", "inverter"),
+    "channel-natural": ("denoise", "inverter"),
+    "channel-white": ("denoise",),
+    "channel-personalized": ("denoise",),
+    "dgp,mask-hiding": ("inverter", "representation"),
+    "top-k,mask-hiding": ("inverter", "representation"),
+    "dp-sgd": ("inverter",),
+    "precode": ("representation",),
+}
+
+
+def client(settings: Settings, task: Task, seed: int, images: Examples, number: int, kind: str) -> Sender:
+    """A client of its own before its first attacked round: fitted on ``images``, after its first steps on some."""
+    one = initial_sender(task, seed, settings["defenses"], settings["raw"], images.x[:POOL], settings["batch"])
+    if not LEARNS & set(settings["defenses"].split(",")):
+        return one
+    order = torch.randperm(len(images), generator=stream(seed, client=number, purpose=f"{kind}-order"))
+    earlier = [part(images.take(order[:EARLIER]), turn) for turn in range(EARLIER)]
+    return after_rounds(one, earlier, lambda turn: rehearsal(seed, round=turn, client=number, purpose=f"{kind}-warm"))
+
+
+@dataclass
+class ShadowSender:
+    """Shadow clients of a cell; ``public`` are split into ``FITS`` clients' images."""
+
+    settings: Settings
+    task: Task
+    seed: int
+    public: Examples
+
+    @functools.cached_property
+    def fitted(self) -> list[Sender]:
+        pools = [self.public.take(torch.arange(fit, len(self.public), FITS)) for fit in range(FITS)]
+        return [client(self.settings, self.task, self.seed, pool, fit, "shadow") for fit, pool in enumerate(pools)]
+
+    def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
+        one = self.fitted[draw % FITS]
+        if LEARNS & set(self.settings["defenses"].split(",")):
+            one = client(self.settings, self.task, self.seed, self.public, FITS + draw, "shadow")
+        return seen(one, shown, lambda purpose: rehearsal(self.seed, client=draw, purpose=f"shadow-{purpose}")).view
+
+
+def prepared(name: str, settings: Settings, shadow: ShadowSender, view: ServerView, labels: list[Tensor]) -> Attack:
+    """An attack, ready for every view of a cell, of which ``view`` is one; all ``labels`` are known."""
+    task, seed = shadow.task, shadow.seed
+    generator = stream(seed, purpose=name)
+    if name == "inverter":
+        inverse = Inverse(view, 1, task, dataclasses.replace(Inverter(), **settings["inverter"]), generator, shadow)
+        return lambda view, number: inverse(view, labels[number])
+    if name == "denoise":
+        denoiser = Denoiser(task, Denoise(), generator, shadow)
+        return lambda view, number: denoiser(view)
+
+    def one(view: ServerView, number: int) -> Reconstruction:
+        draw = stream(seed, round=number, purpose="leakage-attack")  # as in the tables of docs/defenses.md
+        return attacked(name, view, task, settings["iterations"], draw)
+
+    return one
+
+
+def scored(answer: Reconstruction, truth: PrivateBatch, public: Examples) -> dict[str, float]:
+    """What one image's picture tells, and what it would tell of somebody else's."""
+    row = score(answer, truth, gallery=public)
+    found, of = level({"scores": row.to_dict()}), ORDER.index
+    said = {word: float(of(found) >= of(word)) for word in ("traces", "rebuilt")}
+    return {"psnr": row.psnr.mean, "ssim": row.ssim.mean, "ncc": row.ncc.mean, "null": row.psnr.other, **said}
+
+
+def make(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell: one chain, all its images under all its attacks."""
+    names, where = settings["defenses"].split(","), place(settings["dataset"], data)
+    task = make_task(model_of(settings["model"], names), where, None)
+    train = client_images(settings["dataset"], data, Partition("iid", clients=1))
+    public = Examples(train.x[:PUBLIC], train.y[:PUBLIC])
+    images = images_of(settings, seed, data)
+    rest = images.take(torch.arange(settings["images"], len(images)))
+    mean = torch.stack([public.x[public.y == label].mean(dim=0) for label in range(task.classes)])
+    sent = list[tuple[PrivateBatch, ServerView]]()
+    for number in range(settings["images"]):
+        private = part(images, number)
+        one = client(settings, task, seed, rest, number, "attacked")
+        sent.append((PrivateBatch(private.x, private.y), seen(one, private, draws(seed, number, "attacked")).view))
+    shadow, found = ShadowSender(settings, task, seed, public), Found()
+    for name in settings["attack"]:
+        start, answers = time.process_time(), list[Reconstruction]()
+        attack = prepared(name, settings, shadow, sent[0][1], [truth.y for truth, _ in sent])
+        for number, (truth, view) in enumerate(sent):
+            try:
+                answers.append(attack(view, number))
+            except (AttackError, DefenseError):  # no answer: what anybody has without an attack
+                answers.append(Reconstruction(mean[truth.y], truth.y, 0.0, 0))
+        found[name] = {"seconds": time.process_time() - start} | _rows(answers, sent, public)
+    found[MEAN] = _rows([Reconstruction(mean[truth.y], truth.y, 0.0, 0) for truth, _ in sent], sent, public)
+    return found
+
+
+def _rows(
+    answers: list[Reconstruction], sent: list[tuple[PrivateBatch, ServerView]], public: Examples
+) -> dict[str, float]:
+    return each([scored(answer, truth, public) for answer, (truth, _) in zip(answers, sent, strict=True)])
+
+
+def cells(images: int, **inverter: Any) -> tuple[Settings, ...]:
+    """Every chain on both datasets."""
+    common = {**inverting("cnn", "", images, iterations=300), "raw": {}, "inverter": inverter, "draws": "leakage"}
+    return tuple(
+        {**common, "dataset": dataset, "defenses": chain, "attack": attacks}
+        for chain, attacks in CHAINS.items()
+        for dataset in ("mnist", "cifar10")
+    )
+
+
+CONTROL: Settings = {"defenses": NONE, "raw": {}, "attack": PLAIN}
+STRONGEST: Claim = declared(
+    """strongest | Prunella | docs/defenses.md | what the attacks that are strong against a defense rebuild behind it
+    small: Eight test images for each seed; the inverter learns from 600 shadow clients in 10 epochs.
+    * An image that an attack gives no answer for counts as its class mean.
+    * The control is the same attack on the same images without a defense, on the plain model.""",
+    Measure("strongest", make, control=CONTROL, told="ig", least={"psnr": PSNR_FLOOR}),
+    "dataset defenses: attack",
+    "psnr 1 PSNR; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share rebuilt; traces 2 share with traces; "
+    "seconds 0 processor seconds",
+    Plot(("psnr",), split=0),
+    small=cells(8, **LESS),
+)
