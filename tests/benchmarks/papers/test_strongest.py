@@ -17,8 +17,8 @@ def test_every_chain_is_there_on_both_datasets() -> None:
 
 @pytest.mark.slow
 def test_a_cell_has_every_attack_beside_the_class_mean() -> None:
-    found = bench.make({**CELLS["mnist", "channel-natural"], "dataset": "digits"}, 0, None)
-    assert found.keys() == {"denoise", "inverter", "class mean"}
+    found = bench.make({**CELLS["mnist", "dp-sgd"], "dataset": "digits"}, 0, None)
+    assert found.keys() == {"inverter", "class mean"}
     assert found["inverter"]["psnr"] > 10 and found["inverter"]["seconds"] > 0
     assert found["inverter"]["psnr"] == pytest.approx((found["inverter"]["psnr.0"] + found["inverter"]["psnr.1"]) / 2)
 
@@ -29,7 +29,7 @@ def test_a_rebuilt_image_is_called_so_and_another_persons_is_not() -> None:
     truth = bench.PrivateBatch(images.x[:1], images.y[:1])
     other = images.x[1:][images.y[1:] == images.y[0]][:1]
     own, foreign = (bench.scored(bench.Reconstruction(x, None, 0.0, 1), truth, images) for x in (truth.x, other))
-    assert own["rebuilt"] == 1 and own["psnr"] == 100 and foreign["rebuilt"] == 0 and foreign["psnr"] < foreign["null"]
+    assert own["rebuilt"] == 1 and own["psnr"] == 100 and foreign["rebuilt"] == 0
 
 
 def test_another_draw_is_another_client() -> None:
