@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from prunella.attacks.score.level import ORDER, level
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import Mask, Tree
@@ -155,12 +154,13 @@ def _require_replies(federation: Federation) -> None:
 def take_audits(federation: Federation, grid: Grid) -> None:
     """Record the outcomes of the audits that have finished since the last call."""
     federation.auditor.advance(grid)
-    # Of one round's audits with the same labels the last is what Prometheus sees: that which leaks most.
-    for outcome in sorted(federation.auditor.finished, key=lambda each: ORDER.index(level(each))):
+    for outcome in federation.auditor.finished:
         name = f"audits_total|{outcome['outcome']}"
         federation.counters[name] = federation.counters.get(name, 0.0) + 1
+        before = [audit for audit in federation.store.audits() if audit["round"] == outcome["round"]]
         federation.store.append_audit(outcome)
-        federation.emit(outcome["round"], audit_rows(outcome) + counter_rows({name: federation.counters[name]}))
+        rows = audit_rows(outcome, before) + counter_rows({name: federation.counters[name]})
+        federation.emit(outcome["round"], rows)
     federation.auditor.finished.clear()
 
 

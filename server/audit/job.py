@@ -10,16 +10,16 @@ PATTERN = "pattern.safetensors"  # of a canary's view, until the worker has made
 
 @dataclass(frozen=True)
 class Job:
-    """An attack that was ordered, as ``job.json`` keeps it. ``client`` is the client's number, None for a canary."""
+    """An attack that was ordered, as ``job.json`` keeps it. ``client`` is the number of the client that was audited, or
+    of the one whose view a control of its own matches; None for the round's canaries."""
 
     round: int
     kind: str
     client: int | None
     threat: str
     defense: str
-    matched: bool = True  # whether the round's control is of this view's kind
 
     @property
     def name(self) -> str:
-        suffix = self.kind if self.client is None else f"client-{self.client}"
-        return f"round-{self.round:06d}-{suffix}"
+        suffix = "" if self.client is None else f"-{self.client}"
+        return f"round-{self.round:06d}-{self.kind}{suffix}"

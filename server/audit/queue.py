@@ -53,7 +53,6 @@ ANSWERING = 60.0  # seconds beyond its own limit that a job has for its view, it
 # Flower's codes for what the SuperLink answers in a client's place (``strategies.round.replies.UNANSWERED``).
 UNSCORED = dict.fromkeys((3, 4), "the client did not answer in time") | {5: "the client cannot be reached"}
 REFUSED = "the client refused: not its round, or it has answered as often as it will"
-UNMATCHED = "the round's control is of another client's kind: other sizes or masks"
 LEFT_OUT = "the client's answer is left out"
 Outcome = dict[str, Any]
 
@@ -202,7 +201,9 @@ class Auditor:
         taken.add(member.client)
         view, moved = view_of(self.run, expected, contribution, start), moved_mask(expected, contribution.base)
         pattern, _ = self._matched(expected, view, moved)
-        self._file(expected, "client", member.client, view, moved, matched=alike(pattern, view))
+        if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
+            self._file_canary(expected, "control", view, moved, member.client)
+        self._file(expected, "client", member.client, view, moved)
 
     def miss(self, round: int, asked: Mapping[int, Member], silent: Mapping[int, str]) -> None:
         """Count the consenting clients that were ``asked`` and whose update did not come, while the round's quota
@@ -216,21 +217,15 @@ class Auditor:
             why = f"no update came from this client: {silent.get(node, 'its reply was lost or left out')}"
             self._finish(job, {"objective": None, "seconds": 0.0}, "failed", reason=why)
 
-    def _file_canary(self, expected: Expected, kind: str, view: ServerView, moved: Mask | None) -> None:
-        defenses = self.run.defense_names if kind in DEFENDED else ("none",)
-        self._file(expected, kind, None, template_of(view, defenses), moved)
-
-    def _file(
-        self,
-        expected: Expected,
-        kind: str,
-        client: int | None,
-        view: ServerView,
-        moved: Mask | None,
-        matched: bool = True,
+    def _file_canary(
+        self, expected: Expected, kind: str, view: ServerView, moved: Mask | None, client: int | None = None
     ) -> None:
+        defenses = self.run.defense_names if kind in DEFENDED else ("none",)
+        self._file(expected, kind, client, template_of(view, defenses), moved)
+
+    def _file(self, expected: Expected, kind: str, client: int | None, view: ServerView, moved: Mask | None) -> None:
         threat = f"{self.attack.threat}. {view.describe()}"
-        job = Job(expected.round, kind, client, threat, ",".join(view.defenses) or "none", matched)
+        job = Job(expected.round, kind, client, threat, ",".join(view.defenses) or "none")
         folder = self.queue / job.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = {"round": expected.round, "kind": kind}
@@ -284,7 +279,7 @@ class Auditor:
         if result["error"] is not None:
             log(WARNING, "audit %s failed: %s", job.name, clean(result["error"]))
             self._finish(job, result, "failed", reason=result["reason"])
-        elif job.client is None:
+        elif job.kind != "client":
             self._canary_scored(job, result)
         else:
             self._ask(job, grid)
@@ -334,15 +329,14 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        other = None if job.matched else UNMATCHED
         told = {**result, "level": reported}
-        self._finish(job, told, "scored", scores, kept, self._evidence(job, result), other)
+        self._finish(job, told, "scored", scores, kept, self._evidence(job, result))
 
     def _evidence(self, job: Job, result: Outcome) -> bool | None:
-        """False where a client's audit cannot show that nothing leaks: the attack was cut short, its images do not
-        explain an update that no defense changed, or the round's control is of another kind."""
+        """False where a client's audit cannot show that nothing leaks: the attack was cut short, or its images do not
+        explain an update that no defense changed."""
         unexplained = result["explained"] is False and job.defense == "none"
-        return False if unexplained or result["reason"] or not job.matched else None
+        return False if unexplained or result["reason"] else None
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"

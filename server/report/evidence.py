@@ -40,11 +40,13 @@ def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
 
 def who(audit: Line) -> str:
     """
-    >>> who({"kind": "client", "client": 3}), who({"kind": "control-defended"})
-    ('Client 3', 'Control, defended')
+    >>> who({"kind": "client", "client": 3}), who({"kind": "control", "client": 3}), who({"kind": "control-defended"})
+    ('Client 3', 'Control, undefended, of client 3', 'Control, defended')
     """
-    name = KINDS[audit["kind"]]
-    return name if audit.get("client") is None else f"{name} {audit['client']}"
+    name, client = KINDS[audit["kind"]], audit.get("client")
+    if client is None:
+        return name
+    return f"{name} {client}" if audit["kind"] == "client" else f"{name}, of client {client}"
 
 
 def of_kind(audits: Iterable[Line], *kinds: str) -> list[Line]:
@@ -65,9 +67,11 @@ def control_state(control: Line | None) -> Control:
 
 
 def controls_of(audit: Line, audits: Iterable[Line]) -> list[Line]:
-    """The undefended controls that an audit relies on: of its round and attack."""
-    wanted = CONTROLS.get(audit["kind"])
-    return [a for a in audits if (a["kind"], a["attack"], a["round"]) == (wanted, audit["attack"], audit["round"])]
+    """The undefended controls that an audit relies on: of its round and attack, its client's own where there is one."""
+    wanted = CONTROLS.get(audit["kind"]), audit["attack"], audit["round"]
+    found = [a for a in audits if (a["kind"], a["attack"], a["round"]) == wanted]
+    own = [a for a in found if a.get("client") is not None and a["client"] == audit.get("client")]
+    return own or [a for a in found if a.get("client") is None]
 
 
 def control_behind(audit: Line, audits: Iterable[Line]) -> Control:
@@ -90,8 +94,7 @@ def fitted(audit: Line, audits: Iterable[Line]) -> bool:
 
 
 def unfinished(audits: Iterable[Line]) -> list[Line]:
-    """Scored audits that show nothing where they find nothing: the attack was cut short or explained no update, or the
-    round's control was of another kind."""
+    """Scored audits that show nothing where they find nothing: the attack was cut short or explained no update."""
     relying = (a for a in scored(audits) if a["kind"] in (*CONTROLS, "control-defended"))
     return [a for a in relying if a.get("ok") is False or a.get("reason")]
 

@@ -79,16 +79,26 @@ def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row
         yield row("leakage_label_accuracy_ratio", scores["label_accuracy"], **labels, stat="mean")
 
 
-def audit_rows(outcome: Mapping[str, Any]) -> list[Row]:
-    """The metrics of one audit. A failed audit has a time, and nothing that could be read as low leakage."""
+def _labels(outcome: Mapping[str, Any]) -> dict[str, str]:
     view = "client" if outcome["kind"] == "client" else "canary"
-    labels = {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
+    return {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
+
+
+def audit_rows(outcome: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> list[Row]:
+    """The metrics of one audit. A failed audit has a time, and nothing that could be read as low leakage. Of the audits
+    ``before`` it in its round, one with the same labels that leaks more stays what is shown, and a failed control."""
+    labels = _labels(outcome)
+    same = [a for a in before if (a["kind"], _labels(a)) == (outcome["kind"], labels)]
     rows = [row("audit_seconds", outcome["seconds"])]
     if outcome["ok"] is not None and outcome["kind"] == "control":
-        rows.append(row("attack_control_ok", float(outcome["ok"])))
+        rows.append(row("attack_control_ok", float(all(a["ok"] for a in (outcome, *same) if a["ok"] is not None))))
+    if outcome["kind"].startswith("single"):  # the worst case is the report's
+        return rows
+    if any(a["outcome"] == "scored" and ORDER.index(level(a)) > ORDER.index(level(outcome)) for a in same):
+        return rows
     if outcome["objective"] is not None:
         rows.append(row("attack_objective", outcome["objective"], **labels))
-    if outcome["outcome"] == "scored" and not outcome["kind"].startswith("single"):  # the worst case is the report's
+    if outcome["outcome"] == "scored":
         rows.append(row("leakage_level", ORDER.index(level(outcome)), **labels))
     if outcome["scores"] is not None:
         rows += _leakage(outcome, labels)

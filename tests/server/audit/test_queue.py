@@ -34,10 +34,11 @@ from prunella.privacy.top_k import TopK, top_k
 from prunella.server.app import assemble, describe
 from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
-from prunella.server.audit.queue import ANSWERING, UNMATCHED, control_fault, ready_settings
+from prunella.server.audit.queue import ANSWERING, control_fault, ready_settings
 from prunella.server.audit.shadow import alike
 from prunella.server.audit.worker import preload, serve
 from prunella.server.grid import OrderedGrid
+from prunella.server.report.evidence import controls_of
 from prunella.server.rounds import Federation, federate
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task
@@ -458,8 +459,8 @@ def test_a_control_of_another_size_or_mask_does_not_vouch_for_a_client() -> None
         assert not alike(view, replace(view, **change)) and not alike(replace(view, **change), view)
 
 
-def test_clients_of_another_kind_than_the_round_s_control_show_nothing(tmp_path: Path) -> None:
-    """Two audited clients, one of which says that it has one example: its control is no control of the other."""
+def test_a_client_of_another_kind_than_the_round_s_control_has_its_own(tmp_path: Path) -> None:
+    """Two audited clients, one of which says that it has one example: the other's control says nothing about it."""
 
     def shrink(message: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.src_node_id == 100 and message.has_content():
@@ -469,6 +470,10 @@ def test_clients_of_another_kind_than_the_round_s_control_show_nothing(tmp_path:
         return message
 
     federation, _ = go(tmp_path, "scores", shrink, audit_clients=2, batch_size=4, sgi__iterations=5)
-    clients = {audit["client"]: audit for audit in federation.store.audits() if audit["kind"] == "client"}
-    assert sorted(str(audit["reason"]) for audit in clients.values()) == sorted(["None", UNMATCHED])
-    assert {audit["ok"] for audit in clients.values() if audit["reason"]} == {False}
+    audits = federation.store.audits()
+    clients = [audit for audit in audits if audit["kind"] == "client"]
+    relied = [controls_of(audit, audits) for audit in clients]
+    assert [len(controls) for controls in relied] == [1, 1] and relied[0] != relied[1]
+    assert sorted(controls[0]["client"] is None for controls in relied) == [False, True]
+    shown = {controls[0]["threat"].count("1 example") for controls in relied}
+    assert shown == {0, 1}, [controls[0]["threat"] for controls in relied]

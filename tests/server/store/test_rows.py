@@ -77,6 +77,17 @@ def test_client_and_canary_have_their_own_series_and_a_failed_audit_no_leakage()
     assert failed == {("audit_seconds",): 1.5}
 
 
+def test_of_a_round_s_clients_the_worst_is_shown_and_a_failed_control_stays_so() -> None:
+    worse, better = ({**OUTCOME, "level": word, "scores": None} for word in ("rebuilt", "traces"))
+    assert not [key for key in values(audit_rows(better, [worse])) if key[0].startswith("leakage")]
+    assert [key for key in values(audit_rows(worse, [better])) if key[0] == "leakage_level"]
+    assert [key for key in values(audit_rows(better, [{**worse, "attack": "ig"}])) if key[0] == "leakage_level"]
+    control = OUTCOME | {"kind": "control", "ok": True}
+    assert values(audit_rows(control, [control | {"ok": False}]))[("attack_control_ok",)] == 0.0
+    single = values(audit_rows(OUTCOME | {"kind": "single"}, []))
+    assert not [key for key in single if key[0].startswith("leakage")], "it shares the labels of a canary"
+
+
 def test_a_word_without_numbers_is_a_level() -> None:
     told = values(audit_rows(OUTCOME | {"scores": None, "level": "rebuilt"}))
     assert told["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("rebuilt")
