@@ -88,6 +88,8 @@ def audit_rows(outcome: Mapping[str, Any]) -> list[Row]:
         rows.append(row("attack_control_ok", float(outcome["ok"])))
     if outcome["objective"] is not None:
         rows.append(row("attack_objective", outcome["objective"], **labels))
+    if outcome["kind"] == "membership":  # the report's
+        return rows
     if outcome["outcome"] == "scored" and not outcome["kind"].startswith("single"):  # the worst case is the report's
         rows.append(row("leakage_level", ORDER.index(level(outcome)), **labels))
     if outcome["scores"] is not None:
