@@ -52,8 +52,10 @@ def read_answer(reply: Message | None) -> dict[str, Any]:
 
 
 def ask_membership(auditor: Auditor, grid: Grid, round: int, answered: list[dict[str, Any]]) -> None:
-    """Put the question to the audited clients that have not ``answered`` it for ``round``; their lines are finished."""
+    """Put the question to the audited clients that have not ``answered`` it for ``round``, waiting ``audit-seconds``
+    in all at most; their lines are finished."""
     run, done = auditor.run, {(a["kind"], a["round"], a["client"]) for a in answered}
+    end = time.monotonic() + run.audit_seconds
     for client in audited(auditor.queue, run.audit_clients) if run.membership else ():
         member = auditor.roster.find(client)
         if member is None or ("membership", round, client) in done:
@@ -61,7 +63,7 @@ def ask_membership(auditor: Auditor, grid: Grid, round: int, answered: list[dict
         content = RecordDict({"audit": ConfigRecord({"round": round})})
         begin = time.perf_counter()
         question = Message(content, dst_node_id=member.node, message_type=QUERY)
-        replies = list(grid.send_and_receive([question], timeout=run.audit_seconds))
+        replies = list(grid.send_and_receive([question], timeout=max(end - time.monotonic(), 0.0)))
         line = {"round": round, "kind": "membership", "client": client, "attack": "membership", "adaptive": False}
         line |= {"defense": ",".join(run.defense_names), "threat": THREAT, "seconds": time.perf_counter() - begin}
         empty = dict.fromkeys(("objective", "scores", "level", "pictures", "ok", "reason", "found_by", "membership"))

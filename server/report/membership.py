@@ -18,9 +18,9 @@ from prunella.server.report.units import percent
 
 Scores = Mapping[str, Mapping[str, Any]]
 FOUND = (
-    "No image is known to be rebuilt, but a curious server can tell which examples a client trained on, better than "
+    "No image is known to be rebuilt, but a curious server can tell which examples a client trained on better than by "
+    "chance."
 )
-FOUND += "by chance."
 WORDS = {
     "found": "which examples it trained on can be told better than by chance",
     "not-found": "which examples it trained on was not told better than by chance, as a stronger attack might",
@@ -68,7 +68,8 @@ def membership_notes(audits: Sequence[Line]) -> list[str]:
     found = []
     for audit in _answers(audits):
         told = audit["membership"]
-        beside = ", as it reports without numbers" if told.get("scores") is None else ""
+        silent = told.get("scores") is None and told["word"] != "unresolved"
+        beside = ", as it reports without numbers" if silent else ""
         if told.get("scores"):
             beside = f": {_figures(told['scores'])}"
         found.append(f"{who(audit)}: {WORDS[told['word']]}{beside}.")

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from prunella.attacks.membership import MODEL, UPDATES, WORST, Seen, candidate_scores
-from prunella.attacks.score.membership import compare, found, told
+from prunella.attacks.score.membership import compare, found
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree
 from prunella.tasks.data import load_public
@@ -55,7 +55,7 @@ def test_of_a_model_that_learned_by_heart_every_score_names_the_members(overtrai
     assert set(found_by) == MODEL | UPDATES
     apart = {name: compare(scores[:40], scores[40:]) for name, scores in found_by.items()}
     assert all(found([each]) for each in apart.values())
-    assert apart["local"].auc > 0.9 and told(apart["local"])["loose"] >= 5
+    assert apart["local"].auc > 0.9 and apart["drop"].auc > 0.9
 
 
 def test_of_a_model_that_others_trained_no_score_does(overtrained) -> None:
