@@ -1,9 +1,10 @@
 """The ClientApp: receive, train under the defenses, reply; answer consented audits.
 
 Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``evaluate``, ``query.hello`` (who is
-this), ``query.audit`` (score a reconstruction). What leaves is built field by field from an allow-list: arrays of the
-update, an example count, a time, the names of the defenses, the ledger line. An exception becomes an error reply whose
-text the server reads, so nothing below formats a value of a tensor.
+this), ``query.audit`` (score a reconstruction), ``query.membership`` (can members be told from outsiders). What leaves
+is built field by field from an allow-list: arrays of the update, an example count, a time, the names of the defenses,
+the ledger line. An exception becomes an error reply whose text the server reads, so nothing below formats a value of a
+tensor.
 """
 
 import functools
@@ -30,6 +31,8 @@ from prunella.client.charging import (
     require_uncovered_is_allowed,
 )
 from prunella.client.download import keep_model, proposal, receive_locations, receive_model
+from prunella.client.membership import answer as answer_membership
+from prunella.client.membership import keep
 from prunella.client.policy import check_first_mask, check_model
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
@@ -203,6 +206,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         trained = TrainedRound(request.digest, session.trained_under)
         session.store.save(round, Memory(result.state, tally, plan.keep), trained)
         session.store.save_mask(result.base)
+        keep(session, round, received, result)
         keep_model(session.store, session.procedure.chain, result.state, received.params)
         reply = _reply(session, round, result, mask, names, seconds)
         reply.update(proposal(session.procedure.chain, result.state, content, mask))
@@ -288,3 +292,10 @@ def hello(message: Message, context: Context) -> Message:
 def audit(content: RecordDict, session: Session) -> RecordDict:
     """How good the server's reconstruction is beside the images this client really used, if its owner consents."""
     return answer(session, content, _round_of(content, "audit"))
+
+
+@app.query("membership")
+@alone
+def membership(content: RecordDict, session: Session) -> RecordDict:
+    """Whether this client's examples can be told from others of its own, if its owner consents."""
+    return answer_membership(session)

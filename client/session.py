@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from flwr.app import Context
+from torch import Tensor
 
 from prunella.client.accounts import Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
@@ -129,9 +130,13 @@ class LocalData:
     @cached_property
     def examples(self) -> Examples:
         """The examples to train on: all, or four fifths when clients evaluate or the scheme validates."""
-        if self._run.evaluation == "server" and not validates(self._run.strategy):
-            return self.all
-        return self.all.take(torch.arange(len(self.all)) % HELD_OUT != 0)
+        return self.all if bool(self.trained.all()) else self.all.take(self.trained)
+
+    @cached_property
+    def trained(self) -> Tensor:
+        """Truth values [N] over all examples: those to train on."""
+        everything = self._run.evaluation == "server" and not validates(self._run.strategy)
+        return (torch.arange(len(self.all)) % HELD_OUT != 0) | everything
 
     @cached_property
     def held_out(self) -> Examples:
@@ -227,7 +232,17 @@ class Session:
 
     def batches(self, request: ServerRequest, steps: int | None = None) -> Iterator[Examples]:
         """The batches of a request; asked again, the same ones, so that an audit needs no copy of private data."""
+        for batch in self._drawn(self.data.examples, request, steps):
+            yield Examples(batch.x.to(self.device), batch.y.to(self.device))
+
+    def used(self, request: ServerRequest) -> Tensor:
+        """The positions among the examples to train on of those in the batches of a round's request."""
+        places = torch.arange(len(self.data.examples))
+        drawn = [batch.y for batch in self._drawn(Examples(places, places), request)]
+        found: Tensor = torch.unique(torch.cat(drawn))
+        return found
+
+    def _drawn(self, examples: Examples, request: ServerRequest, steps: int | None = None) -> Iterator[Examples]:
         count = self.run.local_steps if steps is None else steps
         draw = batches if self.procedure.chain.private is None else poisson_batches
-        for batch in draw(self.data.examples, self.run.batch_size, count, request.generator("batches")):
-            yield Examples(batch.x.to(self.device), batch.y.to(self.device))
+        return draw(examples, self.run.batch_size, count, request.generator("batches"))

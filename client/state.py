@@ -25,6 +25,8 @@ KEPT_ROUNDS = 3
 AUDITABLE_ROUNDS = 100
 SCHEME = "scheme"  # beside the names of defenses
 LOCK_SECONDS = 600.0
+KEPT_SEEN = 3  # audited rounds that a membership question is answered about
+_SEEN = "seen-{:08d}.safetensors"
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 
@@ -44,6 +46,15 @@ class TrainedRound:
 
     request: str
     settings: str
+
+
+@dataclass(frozen=True)
+class SeenRound:
+    """What the server saw of this client in a round: the weights and buffers it sent, the update it received."""
+
+    params: Tree
+    buffers: Tree
+    update: Tree
 
 
 class ClientStore:
@@ -105,6 +116,8 @@ class ClientStore:
         stale = [r for r in rounds if r > round] + [r for r in rounds if r <= round][:-KEPT_ROUNDS]
         for old in stale:
             self._path(old).unlink(missing_ok=True)
+        for old in [r for r in self._seen() if r > round]:
+            (self.folder / _SEEN.format(old)).unlink()
         if trained is not None:
             rounds_trained = self._trained() | {round: trained}
             kept = sorted(rounds_trained)[-AUDITABLE_ROUNDS:]
@@ -122,6 +135,21 @@ class ClientStore:
     def trained(self, round: int) -> TrainedRound | None:
         """What is known of a round this client trained in, as far back as audits may ask; else None."""
         return self._trained().get(round)
+
+    def save_seen(self, round: int, seen: SeenRound) -> None:
+        """Keep an audited round, and forget all but the last ``KEPT_SEEN``."""
+        write_tree(self.folder / _SEEN.format(round), flatten_state({"seen": vars(seen)}))
+        for old in self._seen()[:-KEPT_SEEN]:
+            (self.folder / _SEEN.format(old)).unlink()
+
+    def seen(self) -> Iterator[tuple[int, SeenRound]]:
+        """The audited rounds that were kept, oldest first."""
+        for round in self._seen():
+            tree = unflatten_state(read_tree(self.folder / _SEEN.format(round))[0])["seen"]
+            yield round, SeenRound(**{"buffers": {}, **tree})
+
+    def _seen(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("seen-")) for path in self.folder.glob("seen-*.safetensors"))
 
     def mask(self) -> Mask | None:
         """The mask last received, or None."""

@@ -92,6 +92,8 @@ class Run(BaseModel):
     audit_workers: Count = 2  #: audits that run at the same time, each a process of its own
     #: most seconds of one audit's attack, which then ends with what it has; the run's end waits as long for each left
     audit_seconds: Positive = 600.0
+    #: whether audited clients are asked, at the end of the run, if their examples can be told from others of theirs
+    membership: bool = True
     # where the server keeps the run; the launcher fills these in
     run_dir: str = ""  #: directory on the server that keeps the run
     resume: bool = False  #: go on from the last checkpoint in `run-dir`
@@ -101,6 +103,10 @@ class Run(BaseModel):
     @property
     def defense_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.defenses.split(",") if name.strip()) or ("none",)
+
+    def audits(self, round: int) -> bool:
+        """Whether a round is audited: every ``audit_every``, and the last."""
+        return self.audit_every > 0 and (round % self.audit_every == 0 or round == self.rounds)
 
 
 def _explain(error: ValidationError, prefix: str = "") -> str:

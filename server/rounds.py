@@ -18,6 +18,7 @@ from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import Mask, Tree
 from prunella.privacy.accounting import Privacy
 from prunella.server import checkpoint as checkpoints
+from prunella.server.audit.membership import ask_membership
 from prunella.server.audit.queue import Auditor
 from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
@@ -258,6 +259,7 @@ def federate(federation: Federation, grid: Grid) -> None:
         arrays, done = one_round(federation, grid, round, arrays), round
         take_audits(federation, grid)
     federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
+    ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
 
 

@@ -174,8 +174,7 @@ class Auditor:
                 self.jobs.append(job)
 
     def due(self, round: int) -> bool:
-        every = self.run.audit_every
-        return every > 0 and (round % every == 0 or round == self.run.rounds)
+        return self.run.audits(round)
 
     # filing jobs -----------------------------------------------------------------------------------------------------
     def file_controls(self, expected: Expected, importance: frozenset[str] = frozenset()) -> None:

@@ -13,6 +13,10 @@ RESULTS = {
     "rebuilt": ("leak", "● rebuilt"), "traces": ("traces", "◐ traces"), "baseline": ("clear", "○ nothing"),
     "unknown": ("unproven", "? not judged"),
 }  # fmt: skip
+MEMBERSHIP = {
+    "found": ("traces", "◐ members found"), "not-found": ("unproven", "members not found"),
+    "unresolved": ("unproven", "? not judged"),
+}  # fmt: skip
 OUTCOMES = {"no-consent": "no consent", "failed": "failed", "control-failed": "control failed", "scored": "scored"}
 
 
@@ -54,6 +58,8 @@ def _result(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
     """The tone (a CSS class) and the words of an audit's result."""
     if audit["outcome"] != "scored":
         return "unproven", OUTCOMES[audit["outcome"]]
+    if audit["kind"] == "membership":
+        return MEMBERSHIP[audit["membership"]["word"]]
     undefended = audit["kind"] in ("control", "single")
     if undefended and control_state(audit) == "failed":
         return "unproven", "control failed"

@@ -14,7 +14,7 @@ from prunella.server.store.schema import StoreError, StoreLine, check_audit
 Control = Literal["rebuilt", "failed", "missing"]
 KINDS = {
     "control": "Control, undefended", "control-defended": "Control, defended", "single": "Worst case, undefended",
-    "single-defended": "Worst case, defended", "client": "Client",
+    "single-defended": "Worst case, defended", "client": "Client", "membership": "Membership of client",
 }  # fmt: skip
 CONTROLS = {"client": "control", "control-defended": "control", "single-defended": "single"}  # what a kind relies on
 WORDS: dict[Level, str] = {

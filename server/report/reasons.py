@@ -15,6 +15,7 @@ from prunella.server.report.evidence import (
     unfinished,
     worst_first,
 )
+from prunella.server.report.membership import membership_notes
 from prunella.server.report.state import RunState
 from prunella.server.report.units import capital, decibels, percent, plural
 
@@ -74,7 +75,7 @@ def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
         found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")
     if audits and state.doubt:
         found.append(f"{capital(state.doubt[1])}, so the audits say little about a model that learns.")
-    found += _worst_case(audits, state)
+    found += _worst_case(audits, state) + membership_notes(audits)
     return tuple(found + ([f"Guaranteed: {state.guarantee}."] if state.guarantee else []))
 
 

@@ -24,6 +24,7 @@ from prunella.server.report.evidence import (
     valid_audits,
     worst_of,
 )
+from prunella.server.report.membership import FOUND, members_found
 from prunella.server.report.reasons import notes, sentences
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import capital
@@ -174,6 +175,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = _with_clients(audits, state, damaged)
     else:
         answer = _without_clients(audits, state)
+    if answer[0] not in ("leak", "traces") and members_found(audits):
+        answer = "traces", "Members found", FOUND
     return RunVerdict(*answer, sentences(audits, state, answer[0]), notes(audits, state), worst_of(audits))
 
 

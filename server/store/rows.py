@@ -92,7 +92,7 @@ def audit_rows(outcome: Mapping[str, Any], before: Iterable[Mapping[str, Any]] =
     rows = [row("audit_seconds", outcome["seconds"])]
     if outcome["ok"] is not None and outcome["kind"] == "control":
         rows.append(row("attack_control_ok", float(all(a["ok"] for a in (outcome, *same) if a["ok"] is not None))))
-    if outcome["kind"].startswith("single"):  # the worst case is the report's
+    if outcome["kind"] == "membership" or outcome["kind"].startswith("single"):  # these are the report's
         return rows
     if any(a["outcome"] == "scored" and ORDER.index(level(a)) > ORDER.index(level(outcome)) for a in same):
         return rows

@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from prunella.attacks.score.level import Level
+from prunella.attacks.score.membership import LEAST, Word, resolves
 from prunella.core.errors import PrunellaError, unknown
 from prunella.core.metrics import METRICS
+from prunella.core.types import MAX_COUNT
 
 RUN, METRIC_LINES, AUDIT_LINES = "run.json", "metrics.jsonl", "audits.jsonl"
 StoreLine = dict[str, Any]
@@ -51,6 +53,37 @@ def check_row(given: Row) -> Row:
     return given
 
 
+class MembershipScore(BaseModel):
+    """How one score parts ``members`` from ``outsiders``: its AUC, and how many members it catches at 0.1 %
+    (``strict``) and 1 % (``loose``) of the outsiders, None where so few outsiders cannot tell."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    members: int = Field(ge=LEAST, le=MAX_COUNT)
+    outsiders: int = Field(ge=LEAST, le=MAX_COUNT)
+    auc: float = Field(ge=0, le=1)
+    strict: int | None = Field(default=None, ge=0)
+    loose: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _resolved(self) -> "MembershipScore":
+        hits = (self.strict, self.loose)
+        if tuple(each is not None for each in hits) != resolves(self.outsiders):
+            raise ValueError("a rate is there that so few outsiders cannot tell, or missing")
+        if max(each or 0 for each in hits) > self.members:
+            raise ValueError("more members are caught than there are")
+        return self
+
+
+class Membership(BaseModel):
+    """A client's answer to the membership question: a word and, from one that tells them, numbers by score."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    word: Word
+    scores: dict[Literal["model", "local", "drop", "alignment"], MembershipScore] | None = None
+
+
 class AuditLine(BaseModel):
     """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``. ``level`` is what the client itself reports,
     and the only result of a client that returns no numbers. ``ok`` says whether a control was rebuilt, and is
@@ -58,12 +91,13 @@ class AuditLine(BaseModel):
     data, and ``found_by`` which attack of a portfolio rebuilt the most.
 
     ``control`` and ``control-defended`` are public images trained on as the audited client trains; ``single`` and
-    ``single-defended`` one public image in one step, the worst that the server could have asked for."""
+    ``single-defended`` one public image in one step, the worst that the server could have asked for. ``membership`` is
+    a client's answer whether the examples it trained on can be told from others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     round: int
-    kind: Literal["control", "control-defended", "single", "single-defended", "client"]
+    kind: Literal["control", "control-defended", "single", "single-defended", "client", "membership"]
     client: int | None = None
     attack: str
     defense: str
@@ -78,6 +112,7 @@ class AuditLine(BaseModel):
     ok: bool | None = None
     reason: str | None = None
     found_by: str | None = None
+    membership: Membership | None = None
 
 
 def check_audit(audit: Mapping[str, Any]) -> StoreLine:
@@ -87,6 +122,7 @@ def check_audit(audit: Mapping[str, Any]) -> StoreLine:
     except ValidationError as error:
         problems = [".".join(map(str, e["loc"])) + ": " + e["type"] for e in error.errors(include_input=False)]
         raise StoreError(f"audit does not fit the store: {', '.join(problems)}") from None
-    if checked.outcome == "scored" and checked.scores is None and checked.level is None:
+    told = (checked.scores, checked.level) if checked.kind != "membership" else (checked.membership,)
+    if checked.outcome == "scored" and all(each is None for each in told):
         raise StoreError("audit says 'scored' and has neither scores nor a level")
     return checked.model_dump()

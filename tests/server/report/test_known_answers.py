@@ -35,6 +35,10 @@ def client(noise: float = NOTHING, **changes: Any) -> Audit:
     return ("client", noise, changes)
 
 
+def members(answer: str) -> Audit:
+    return ("membership", NOTHING, {"client": 2, "scores": None, "membership": MEMBERS[answer]})
+
+
 @dataclass(frozen=True)
 class Known:
     """A run, the badge and the headline it must have, and words that must stand beside them everywhere."""
@@ -52,6 +56,19 @@ class Known:
 
 
 CLEAR = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
+MEMBERS = {
+    "found": {"word": "found", "scores": {
+        "local": {"members": 218, "outsiders": 279, "auc": 0.55, "loose": 5},
+        "drop": {"members": 218, "outsiders": 279, "auc": 0.71, "loose": 30},
+    }},
+    "not-found": {"word": "not-found", "scores": {"drop": {"members": 218, "outsiders": 1500, "auc": 0.52, "strict": 0,
+                                                           "loose": 0}}},
+    "unresolved": {"word": "unresolved"}, "in a word": {"word": "found"},
+}  # fmt: skip
+FOUND = (
+    "No image is known to be rebuilt, but a curious server can tell which examples a client trained on better than by "
+    "chance."
+)
 LEAK = "Yes: a curious server could rebuild images of an audited client."
 UNDEFENDED = {"defenses": "none"}
 ONE = "one image in one step, which the server may ask for,"
@@ -139,6 +156,32 @@ KNOWN: dict[str, Known] = {
                     ("control-defended", NOTHING, {"round": 2}))),
     "not audited": Known(
         "Not audited", "Nothing was audited, so nothing is known about what a curious server could rebuild."),
+    "members found": Known(
+        "Members found", FOUND, (CONTROL, DEFENDED, *WORST_CASE, client(), members("found")),
+        ("Membership of client 2: which examples it trained on can be told better than by chance: an example that was "
+         "trained on outranks one that was not in 71.0\u202f% of pairs (65.2\u202f% to 76.8\u202f%; by chance: "
+         "50.0\u202f%); at 1.0\u202f% of false alarms 13.8\u202f% of 218 are caught (9.0\u202f% to 21.9\u202f%; by "
+         "chance: 1.0\u202f%); 0.1\u202f% of false alarms cannot be resolved with at most 279 outsiders.",)),
+    "members found, control failed": Known(
+        "Members found", FOUND, (("control", NOTHING, {"outcome": "control-failed", "reason": "9.1 dB"}), DEFENDED,
+                                 client(), members("in a word")),
+        ("as it reports without numbers", "The attack failed on its undefended control in 1 of 1 trial")),
+    "members and pictures found": Known(
+        "Leak found", LEAK, (CONTROL, DEFENDED, client(COPY), members("found")), ("outranks one that was not in 71",)),
+    "members not found": Known(
+        "Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client(), members("not-found")),
+        ("was not told better than by chance, as a stronger attack might",
+         "at 0.1\u202f% of false alarms 0.0\u202f% of 218 are caught (0.0\u202f% to 4.6\u202f%; by chance: "
+         "0.1\u202f%)")),
+    "members not found, no proof": Known(
+        "Proves nothing", "The audit proves nothing: no undefended control was run.", (client(), members("not-found"))),
+    "members not judged": Known(
+        "Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client(), members("unresolved")),
+        ("Membership of client 2: not judged, since fewer than 20",)),
+    "members refused": Known(
+        "Not judged", "Nothing was rebuilt, but audits failed, so more is unknown: membership of client 2, round 4 "
+        "(the client refused).", (CONTROL, DEFENDED, *WORST_CASE, client(),
+                                  ("membership", NOTHING, BROKEN | {"client": 2, "reason": "the client refused"}))),
     "an epsilon": Known("Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client()),
                         ("Guaranteed: ε 3.21 at δ 1e-05 for the client that spent most, 2.5 on average.",),
                         defenses="dp-sgd", epsilon=3.21),

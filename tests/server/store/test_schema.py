@@ -11,7 +11,7 @@ def audit(**changes: Any) -> dict[str, Any]:
     base = {
         "round": 1, "kind": "client", "client": 0, "attack": "sgi", "defense": "priprune", "adaptive": True,
         "threat": "saw update", "objective": 0.5, "seconds": 1.0, "outcome": "scored", "scores": scores, "level": None,
-        "pictures": None, "ok": None, "reason": None, "found_by": None,
+        "pictures": None, "ok": None, "reason": None, "found_by": None, "membership": None,
     }  # fmt: skip
     return base | changes
 
