@@ -40,6 +40,7 @@ from prunella.server.report.state import RunState
 from prunella.server.report.verdict import RunVerdict
 from prunella.server.store.schema import StoreLine
 from prunella.tasks.data import load_test
+from prunella.tasks.datasets.digits import everything
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, are_classes, initial
 from prunella.tasks.training import evaluate
@@ -152,13 +153,15 @@ def _public(public: Batch | str | None, task: Task) -> tuple[Examples | None, st
     return _checked(public, task, "public images"), "the public images that were given"
 
 
-def learned(task: Task, batch: Examples, public: Examples | None, device: torch.device) -> RunState:
-    """What is known of the model: its accuracy on public images of its own kind or, where these are not known, on the
-    batch. Too few of the batch's say nothing, so that then nothing is known."""
-    params, buffers = ({name: t.to(device) for name, t in tree.items()} for tree in initial(task, 0))
+def learned(task: Task, like: ServerView, batch: Examples | None, public: Examples | None) -> RunState:
+    """What is known of the weights of ``like``: their accuracy on public images of the task's kind or, where these are
+    not known, on the batch. Too few of the batch's say nothing, so that then nothing is known."""
     own = public is not None and tuple(public.x.shape[1:]) == task.shape and are_classes(public.y, task.classes)
-    shown = public if public is not None and own else batch
-    found = evaluate(task.build().to(device), params, buffers, shown.x, shown.y)
+    shown = public if own else batch
+    if shown is None:
+        return RunState(classes=task.classes)
+    device = next(iter(like.params.values())).device
+    found = evaluate(task.build().to(device), like.params, like.buffers, shown.x, shown.y)
     state = RunState(accuracy=found.accuracy, loss=found.loss, classes=task.classes, examples=found.examples)
     return state if own or not state.at_chance else RunState(loss=found.loss, classes=task.classes)
 
@@ -221,13 +224,19 @@ def audit(
     raw = _raw(settings or {}, names, wanted)
     size = min(batch_size or len(own), len(own))
     like = _like(task, steps, size, len(own), (learning_rate, momentum, weight_decay)).on(where)
-    run = {"strategy": "fedavg", "defenses": ",".join(names), "seed": seed, "local-steps": steps, "batch-size": size}
+    run: dict[str, Any] = {
+        "strategy": "fedavg",
+        "defenses": ",".join(names),
+        "seed": seed,
+        "local-steps": steps,
+        "batch-size": size,
+    }
     stage = Stage(task, like, names, {**run, **raw}, *_pool(like, task, others, seed))
-    state = replace(learned(task, own, others, where), defended=stage.defended)
+    state = replace(learned(task, like, own, others), defended=stage.defended)
     keep_freed_memory()
     trials: list[Trial] = []
     for name in wanted:
-        chosen = parse_section(raw, name, find_attack(name).settings)
+        chosen: Any = parse_section(raw, name, find_attack(name).settings)
         attacker = Attacker(name, chosen, seed, _stores(chosen, progress, seconds))
         trials += _attack(stage, own, attacker, others is not None, worst_case)
     return Report(judge_trials(trials, state), tuple(trials), whose)
@@ -252,7 +261,7 @@ def _like(task: Task, steps: int, size: int, images: int, sgd: tuple[float, floa
 
 def _pool(like: ServerView, task: Task, others: Examples | None, seed: int) -> tuple[Examples, Examples]:
     """Canaries, and public images to learn from. Raises ``ConfigError`` where there are too few for a control."""
-    canaries, rest = load_pool(task, others, seed)
+    canaries, rest = load_pool(task, others or everything(), seed)
     if (needed := like.num_examples or 1) > len(canaries) or not len(rest):
         have = len(others) if others is not None else len(canaries) + len(rest)
         raise ConfigError(

@@ -46,7 +46,8 @@ def sheet(images: Tensor, width: int = WIDTH) -> Tensor:
     framed = pad(large, (0, GAP, 0, GAP), value=GREY)
     blank = torch.full_like(framed[:1], GREY)
     rows = [
-        torch.cat([*row, *[blank[0]] * (min(width, len(framed)) - len(row))], dim=-1) for row in framed.split(width)
+        torch.cat([*row, *[blank[0]] * (min(width, len(framed)) - len(row))], dim=-1)
+        for row in torch.split(framed, width)
     ]
     return pad(torch.cat(rows, dim=-2), (GAP, 0, GAP, 0), value=GREY)
 

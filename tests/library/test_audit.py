@@ -10,12 +10,12 @@ from torch.nn.functional import cross_entropy
 from prunella.core.errors import ConfigError
 from prunella.core.types import ServerView
 from prunella.library import audit as module
-from prunella.library.audit import Report, audit, learned
+from prunella.library.audit import Report, _like, audit, learned
 from prunella.library.module import own_task
 from prunella.library.trial import Stage
 from prunella.server.report.verdict import verdict
 from prunella.tasks.public import digits
-from prunella.tasks.task import initial
+from prunella.tasks.task import Task
 
 EVERY = digits()
 X, Y = EVERY.x[:1], EVERY.y[:1]
@@ -35,6 +35,11 @@ def model() -> nn.Sequential:
     return net
 
 
+def known(net: nn.Module) -> tuple[Task, ServerView]:
+    task = own_task(net, (1, 8, 8))
+    return task, _like(task, 1, 1, 1, (0.1, 0.0, 0.0))
+
+
 @pytest.fixture(scope="module")
 def leak(model: nn.Sequential) -> Report:
     return audit(model, (X, Y), attacks="r-gap", public=FIT, device="cpu")
@@ -44,7 +49,7 @@ def test_an_undefended_image_is_found_and_the_rule_is_the_report_s(model: nn.Seq
     assert (leak.verdict.tone, leak.verdict.badge) == ("leak", "Leak found")
     assert [line["kind"] for line in leak.lines] == ["client", "control", "single"]
     assert leak.lines[0]["level"] is None and leak.lines[0]["scores"]["psnr"]["worst"] > 30
-    again = verdict(leak.lines, learned(own_task(model, (1, 8, 8)), EVERY.take(torch.tensor([0])), None, X.device))
+    again = verdict(leak.lines, learned(*known(model), EVERY.take(torch.tensor([0])), None))
     assert again.headline == leak.verdict.headline
     assert leak.lines[1]["objective"] == leak.lines[2]["objective"]  # one image in one step is the worst case, too
 
@@ -101,13 +106,11 @@ def test_the_bundled_sample_is_named_where_no_public_images_are_given(model: nn.
 
 def test_what_is_known_of_the_model(model: nn.Sequential) -> None:
     """Of one image right says nothing; of public images of the kind everything; of others nothing."""
-    task, one = own_task(model, (1, 8, 8)), EVERY.take(torch.tensor([0]))
-    where = next(iter(initial(task, 0)[0].values())).device
-    assert learned(task, one, None, where).accuracy is None
-    public = EVERY.take(torch.arange(100, 250))
-    assert (learned(task, one, public, where).accuracy or 0) > 0.8 and not learned(task, one, public, where).doubt
-    untrained = own_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8))
-    assert (learned(untrained, one, public, where).doubt or [""])[0] == "Not learned"
+    one, public = EVERY.take(torch.tensor([0])), EVERY.take(torch.arange(100, 250))
+    assert learned(*known(model), one, None).accuracy is None and learned(*known(model), None, None).accuracy is None
+    assert (learned(*known(model), one, public).accuracy or 0) > 0.8 and not learned(*known(model), one, public).doubt
+    untrained = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert (learned(*known(untrained), one, public).doubt or [""])[0] == "Not learned"
 
 
 def test_mistakes_name_their_fix(model: nn.Sequential) -> None:
@@ -119,7 +122,7 @@ def test_mistakes_name_their_fix(model: nn.Sequential) -> None:
         ({"batch": (X, Y), "defenses": "dpg"}, "did you mean 'dgp'"),
         ({"batch": (X, Y), "defenses": "dgp", "settings": {"dgp.tops": 0.1}}, "did you mean 'dgp.top'"),
         ({"batch": (X, Y), "settings": {"dgp.top": 0.1}}, "unknown setting"),
-        ({"batch": (EVERY.x[:300], EVERY.y[:300]), "attacks": "r-gap"}, "public=|smaller batch"),
+        ({"batch": (EVERY.x.repeat(2, 1, 1, 1), EVERY.y.repeat(2)), "attacks": "r-gap"}, "public=|smaller batch"),
     ):
         with pytest.raises(ConfigError, match=told):
             audit(model, **keywords)  # type: ignore[arg-type]
