@@ -76,6 +76,11 @@ def run(
     prunella run -c dataset=imagefolder:/data/photos -c model=resnet18
 
     prunella run --resume latest
+
+    prunella run --app ../my-flower-app --supernodes 4
+
+    With --app it runs another Flower app, -c then being that app's own run-config. It ends with the time it took, where
+    the app's recorder put its traces, and the command that audits them.
     """
     from prunella.deploy.cli.federation import run_local
 
