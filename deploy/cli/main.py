@@ -144,6 +144,8 @@ def compare(
     run: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Ids or paths of two or more runs.")],
     seeds: Annotated[bool, typer.Option("--seeds", help="One column for runs that differ only in their seed.")] = False,
     runs: Runs = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="A JSON list instead: one record for each run.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The same records as CSV.")] = False,
 ) -> None:
     """Show runs side by side: the settings that differ, and the results. --seeds: mean ± standard deviation.
 
@@ -158,17 +160,30 @@ def compare(
         found = [find(runs, name) for name in run]
         if len({each.path for each in found}) < 2:
             raise UsageError("compare needs two different runs: `prunella runs` lists them")
+        if json or csv:
+            from prunella.deploy.tools.results import as_csv, as_json, records
+
+            typer.echo(as_json(records(found)) if json else as_csv(records(found)).rstrip())
+            return
         from prunella.deploy.tools.compare import by_seed, comparison
 
         console.print(comparison(by_seed(found) if seeds else [[run] for run in found]))
 
 
 @app.command("runs")
-def list_runs(runs: Runs = Path("runs")) -> None:
+def list_runs(
+    runs: Runs = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="A JSON list: settings, figures and verdict of each.")] = False,
+) -> None:
     """List the runs, oldest first."""
     from prunella.deploy.runs import every, state
 
     with explained():
+        if json:
+            from prunella.deploy.tools.results import as_json, records
+
+            typer.echo(as_json(records(every(runs))))
+            return
         for run in every(runs):
             console.print(f"{run.id}  {state(run)}", highlight=False)
 

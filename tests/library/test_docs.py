@@ -1,6 +1,8 @@
 """What docs/library.md shows runs as it stands there, from the first block to the last."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,43 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         exec(compile(block, str(PAGE), "exec"), names)
     assert (tmp_path / "rebuilt.png").stat().st_size > 100
     assert len(list((tmp_path / "pictures").glob("*.png"))) == 10  # two attacks on five updates
+
+
+PLAIN = """
+import sys
+from importlib.abc import MetaPathFinder
+
+EXTRAS = {"sklearn", "PIL", "torchvision", "torchmetrics", "pyarrow", "prometheus_client", "pandas", "matplotlib", "ray"}
+
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(name, name=name)
+
+
+sys.meta_path.insert(0, Missing())
+import importlib.util
+
+import torch
+from torch import nn
+
+import prunella
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 10))
+x, y = torch.rand(1, 1, 8, 8), torch.tensor([3])
+nn.functional.cross_entropy(model(x), y).backward()
+result = prunella.attack(prunella.view(model, shape=(1, 8, 8), batch=1), "ig", iterations=2)
+report = prunella.audit(model, (x, y), attacks="r-gap", worst_case=False)
+print(len(result._repr_png_()) > 100, len(report._repr_html_()) > 100, report.verdict.badge)
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_installation_attacks_and_shows() -> None:
+    """With none of the packages that only extras bring."""
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run([sys.executable, "-c", PLAIN], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-800:]
+    assert done.stdout.startswith("True True "), done.stdout
