@@ -2,6 +2,8 @@
 
 ``import prunella`` imports nothing else; a name of ``__all__`` brings its module with it when it is first used:
 
+    audit(model, (x, y), defenses=…)  what a curious server would rebuild of these images, beside its matched control
+    view, attack                      an update of a module of your own as a server sees it, and an attack on it
     ATTACKS, DEFENSES, STRATEGIES     everything there is to choose from, by the names that settings take
     Task                              a model, the shape of its inputs and the number of classes
     Recorder, Training, record        keep what the server of a Flower app of your own receives
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from prunella.core.errors import PrunellaError
     from prunella.core.types import PrivateBatch, Reconstruction, ServerView
     from prunella.flower.record import Recorder, Training, record
+    from prunella.library.attack import attack
+    from prunella.library.audit import audit
+    from prunella.library.view import view
     from prunella.privacy import DEFENSES
     from prunella.strategies import STRATEGIES
     from prunella.tasks.task import Task
@@ -40,9 +45,12 @@ __all__ = [
     "ServerView",
     "Task",
     "Training",
+    "attack",
+    "audit",
     "load_trace",
     "record",
     "score",
+    "view",
 ]
 
 _MODULES = {
@@ -56,9 +64,12 @@ _MODULES = {
     "ServerView": "core.types",
     "Task": "tasks.task",
     "Training": "flower.record",
+    "attack": "library.attack",
+    "audit": "library.audit",
     "load_trace": "attacks.trace",
     "record": "flower.record",
     "score": "attacks.score.leakage",
+    "view": "library.view",
 }
 
 if not (Path(__file__).parent / "core").is_dir():  # a checkout or an app's bundle: the packages lie beside this folder

@@ -6,6 +6,7 @@
 (21882, {}, ['0.0.weight', '0.2.weight', '2.0.weight'])
 """
 
+import copy
 import hashlib
 import inspect
 import json
@@ -45,6 +46,22 @@ class Task:
         """Names and shapes of what ``build`` makes, and no memory for a weight, whatever the sizes."""
         with torch.device("meta"):
             return _build(self, 0)
+
+    def builder(self) -> Builder:
+        """The function of (shape, classes) that ``model`` names. Raises ``ConfigError``."""
+        found: Builder = lookup("model", self.model, MODELS)
+        return found
+
+
+@dataclass(frozen=True)
+class ModuleTask(Task):
+    """The task of a ``module`` that is there already, with its weights; ``model`` only tells people which it is. Every
+    ``build`` is a copy of it, whatever the seed. No trace can name such a model."""
+
+    module: nn.Module
+
+    def builder(self) -> Builder:
+        return lambda shape, classes: copy.deepcopy(self.module)
 
 
 def are_classes(labels: Tensor, classes: int) -> bool:
@@ -114,7 +131,7 @@ def require_fit(task: Task, module: nn.Module) -> None:
 
 def _build(task: Task, seed: int) -> nn.Module:
     """Layers initialise themselves from torch's global generator, which is put back afterwards."""
-    builder: Builder = lookup("model", task.model, MODELS)
+    builder = task.builder()
     try:
         inspect.signature(builder).bind(task.shape, task.classes)
     except (TypeError, ValueError):

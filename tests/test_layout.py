@@ -13,6 +13,7 @@ LEVELS = [
     {"wire", "tasks", "pruning", "privacy"},
     {"attacks", "strategies"},
     {"client", "server", "flower"},
+    {"library"},
     {"deploy"},
     {"benchmarks"},
 ]

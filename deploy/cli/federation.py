@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,12 +52,18 @@ def run_local(
         say(f"run {run.id} is completed already; its report is {run.path}/report.html")
         return "completed"
     request = restored(run, keep) if run else asked(app, runs, given, keep=keep, **options)
+    started = time.time()
     with shown() as view:
         outcome = launch(request, view, checker(request, view), run)
     if outcome.status != "completed":
         record(outcome)
         explain(outcome)
-    if outcome.status != "stopped":
+    if outcome.status == "completed" and not outcome.run.status():
+        from prunella.deploy.tools.other_app import closing
+
+        for line in closing(outcome.run, request.app, started):
+            say(line)
+    elif outcome.status != "stopped":
         finish(outcome.run)
     return outcome.status
 

@@ -4,7 +4,6 @@ Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or se
 typer and rich is imported before a command runs.
 """
 
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,8 @@ import typer
 
 from prunella.deploy.cli import machines
 from prunella.deploy.cli.machines import Runs, Settings, Stock
-from prunella.deploy.console.terminal import EXIT, FAILED, Consent, console, errors, explained, say
+from prunella.deploy.console.terminal import EXIT, FAILED, INTERRUPTED, Consent, console, errors, explained, say
+from prunella.library import DEFAULT_ATTACK
 
 HELP = """Pruned, defended and audited federated learning on Flower.
 
@@ -76,6 +76,11 @@ def run(
     prunella run -c dataset=imagefolder:/data/photos -c model=resnet18
 
     prunella run --resume latest
+
+    prunella run --app ../my-flower-app --supernodes 4
+
+    With --app it runs another Flower app, -c then being that app's own run-config. It ends with the time it took, where
+    the app's recorder put its traces, and the command that audits them.
     """
     from prunella.deploy.cli.federation import run_local
 
@@ -139,6 +144,8 @@ def compare(
     run: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Ids or paths of two or more runs.")],
     seeds: Annotated[bool, typer.Option("--seeds", help="One column for runs that differ only in their seed.")] = False,
     runs: Runs = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="A JSON list instead: one record for each run.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The same records as CSV.")] = False,
 ) -> None:
     """Show runs side by side: the settings that differ, and the results. --seeds: mean ± standard deviation.
 
@@ -153,17 +160,30 @@ def compare(
         found = [find(runs, name) for name in run]
         if len({each.path for each in found}) < 2:
             raise UsageError("compare needs two different runs: `prunella runs` lists them")
+        if json or csv:
+            from prunella.deploy.tools.results import as_csv, as_json, records
+
+            typer.echo(as_json(records(found)) if json else as_csv(records(found)).rstrip())
+            return
         from prunella.deploy.tools.compare import by_seed, comparison
 
         console.print(comparison(by_seed(found) if seeds else [[run] for run in found]))
 
 
 @app.command("runs")
-def list_runs(runs: Runs = Path("runs")) -> None:
+def list_runs(
+    runs: Runs = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="A JSON list: settings, figures and verdict of each.")] = False,
+) -> None:
     """List the runs, oldest first."""
     from prunella.deploy.runs import every, state
 
     with explained():
+        if json:
+            from prunella.deploy.tools.results import as_json, records
+
+            typer.echo(as_json(records(every(runs))))
+            return
         for run in every(runs):
             console.print(f"{run.id}  {state(run)}", highlight=False)
 
@@ -171,7 +191,16 @@ def list_runs(runs: Runs = Path("runs")) -> None:
 @app.command()
 def audit(
     trace: Annotated[Path, typer.Argument(help="A recorded view: a *.safetensors file, or its directory.")],
-    attack: Annotated[str, typer.Option(help="Name of the attack.")] = "sgi",
+    attack: Annotated[str, typer.Option(help="Name of the attack.")] = DEFAULT_ATTACK,
+    control: Annotated[
+        bool, typer.Option("--control", help="Attack public images, too, sent as this trace says but not defended.")
+    ] = False,
+    worst_case: Annotated[
+        bool, typer.Option("--worst-case", help="Attack one public image in one step, not the trace: seconds.")
+    ] = False,
+    public: Annotated[
+        str, typer.Option(help="Dataset of these images, as in -c dataset=; else the run's, or digits, resized.")
+    ] = "",
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("."),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
@@ -190,19 +219,29 @@ def audit(
 
     prunella audit traces/round-000001-node-7.safetensors --model my_app.model:build --truth batch.safetensors
 
+    prunella audit TRACE --control --public cifar10
+
     prunella audit TRACE --attack mia --known members-and-outsiders.safetensors --truth asked.safetensors
+
+    Ends with the verdict of a run's report. Without --truth only the controls are scored. Exit codes: 0 the audit came
+    to its end, whatever it found; 2 wrong usage, or a trace that cannot be attacked; 130 stopped by Ctrl-C, which
+    leaves what was found so far (a second Ctrl-C: nothing).
     """
     with explained():
         from prunella.attacks import PROBES
         from prunella.deploy.console.progress import descents
-        from prunella.deploy.tools.replay import Sources, audit_membership, replay
+        from prunella.deploy.tools.replay import Sources, audit_membership
+        from prunella.deploy.tools.trace_audit import TraceAudit, run_audit
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
+        if attack in PROBES:
+            for line in audit_membership(sources, attack, settings or [], seed).lines():
+                say(line)
+            return
+        asked = TraceAudit(sources, attack, tuple(settings or ()), seed, public)
         with descents(errors) as tell:
-            audit_view = audit_membership if attack in PROBES else partial(replay, tell=tell)
-            result = audit_view(sources, attack, settings or [], seed)
-        for line in result.lines():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            ended = run_audit(asked, control, worst_case, tell, say)
+        raise typer.Exit(0 if ended else INTERRUPTED)
 
 
 @app.command()

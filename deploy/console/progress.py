@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from prunella.server.report.units import audits_left
 
 Line = Mapping[str, Any]
+PAUSED = 15.0  # seconds between two lines about an attack that is piped somewhere
 PAUSE = 5.0  # seconds between two lines about how many clients came: fifty clients need a minute
 
 
@@ -205,17 +206,31 @@ class LiveView:
 
 
 @contextmanager
-def descents(console: Console) -> Iterator[Callable[[int, int, float, int], None]]:
-    """A progress bar for an attack, on terminals only, removed at the end. Yields what to call at every iteration."""
+def descents(console: Console) -> Iterator[Callable[[str, int], Callable[[int, int, float], None]]]:
+    """The progress of attacks: a bar that is removed at the end on a terminal, else a line now and then. Yields what
+    makes, of an attack's name and its iterations, the function to call at every iteration."""
+    from prunella.library.pace import Pace
+
     columns = BarColumn(bar_width=12), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
 
-        def tell(number: int, iteration: int, objective: float, total: int) -> None:
-            text = f"start {number + 1}, iteration {iteration} of {total}, objective {objective:.4g}"
-            bar.update(task, description=text, total=total, completed=iteration)
+        def show(text: str) -> None:
+            if console.is_terminal:
+                bar.update(task, description=text)
+            else:
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-        yield tell
+        def pace(what: str, iterations: int) -> Callable[[int, int, float], None]:
+            made = Pace(iterations, show, what, every=0.2 if console.is_terminal else PAUSED)
+
+            def tell(start: int, iteration: int, objective: float) -> None:
+                made.tell(start, iteration, objective)
+                bar.update(task, total=iterations or None, completed=iteration)
+
+            return tell
+
+        yield pace
 
 
 def view(console: Console) -> View:

@@ -10,14 +10,14 @@ attack of the user's own is also named by its import path; both may be in the cu
 """
 
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from prunella.attacks import PROBES, SECTIONS, find_attack
 from prunella.attacks.engine.resume import ResumeStore
@@ -29,7 +29,6 @@ from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section, section_defaults
 from prunella.core.device import pick_device
 from prunella.core.errors import AttackError, unknown
-from prunella.core.extras import require
 from prunella.core.files import read_tree
 from prunella.core.foreign import is_foreign
 from prunella.core.memory import keep_freed_memory
@@ -38,13 +37,16 @@ from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.settings import parse
 from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, membership_examples
-from prunella.server.audit.shadow import RunShadow, shadow_beside
+from prunella.library import pictures
+from prunella.server.audit.attempt import Attempt, Order, attempt
+from prunella.server.audit.shadow import PUBLIC, RunShadow, read_public, shadow_beside
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
+Store = Callable[[Path | None], ResumeStore]
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
 VIEW, TRUTH = "view.safetensors", "truth.safetensors"
 SCORES = ("psnr", "ssim", "nmi", "ami", "mse", "ncc")
-SIDE = 128  # pixels a picture is enlarged to, so that an 8x8 digit can be looked at
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Replay:
     leakage: Leakage | None = None
     labels: LabelLeakage | None = None
     perceptual: str = ""
+    attempt: Attempt | None = None
+    seconds: float = 0.0
 
     def lines(self) -> list[str]:
         """What to tell the user."""
@@ -121,14 +125,8 @@ def import_from_current_directory() -> None:
 
 def save(images: Tensor, path: Path) -> None:
     """A sheet of the images [N, C, H, W] in [0, 1], enlarged without smoothing. Raises ``UsageError``."""
-    factor = max(1, SIDE // max(images.shape[-2:]))
-    require("vision", "torchvision")
-    from torchvision.utils import save_image
-
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_image(interpolate(images.clamp(0, 1), scale_factor=factor, mode="nearest"), path, padding=4, pad_value=0.5)
-        path.chmod(0o600)
+        pictures.write(pictures.sheet(images), path)
     except OSError as error:
         raise UsageError(f"cannot write {path} ({error.strerror}): choose another directory with --out") from None
 
@@ -185,6 +183,14 @@ class Sources:
             return None
         return shadow_beside(file, view, task, load_trace(file, task)[2])
 
+    def gallery(self, task: Task) -> Examples | None:
+        """Public images of the run in whose directory a canary's trace lies, which its own audit was scored with."""
+        file, _ = find_trace(self.trace)
+        if load_trace(file, task)[2].get("kind", "client") == "client":
+            return None
+        beside = file.absolute().parent.parent / PUBLIC
+        return read_public(beside)[0] if beside.is_file() else None
+
     def views(self) -> tuple[ServerView, Task, list[ServerView]]:
         """The view, its task and the earlier views of the same task."""
         file, _ = find_trace(self.trace)
@@ -230,8 +236,11 @@ def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: in
     return Membership(PROBES[name].threat, found)
 
 
-def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: Tell | None = None) -> Replay:
-    """Attack the view in ``sources.trace``, write pictures into ``sources.out``; ``tell`` is called with progress."""
+def replay(
+    sources: Sources, name: str, given: Sequence[str], seed: int, tell: Tell | None = None, store: Store = ResumeStore
+) -> Replay:
+    """Attack the view in ``sources.trace``, write pictures into ``sources.out``; ``tell`` is called with progress, and
+    ``store`` makes what keeps it."""
     if name in PROBES:
         raise UsageError(f"{name} infers membership and reconstructs nothing: use `prunella audit`")
     import_from_current_directory()
@@ -240,21 +249,22 @@ def replay(sources: Sources, name: str, given: Sequence[str], seed: int, tell: T
     file, title = find_trace(sources.trace)
     batch = read_truth(sources.truth, file)
     view, task, earlier = sources.views()
-    resume = ResumeStore(sources.keep)
+    resume = store(sources.keep)
     if tell is not None:
         resume.tell = lambda start, turn, loss: tell(start, turn, loss, settings.iterations)
     attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, resume)
-    if attack.shadow:
-        more["shadow"] = sources.shadow(view, task)
-    answer = attack.reconstruct(view, task, settings, stream(seed, purpose="replay"), **more)
-    answer = replace(answer, x=answer.x.detach().cpu(), y=None if answer.y is None else answer.y.cpu())
+    order = Order(name, settings, stream(seed, purpose="replay"), {k: v for k, v in more.items() if k != "resume"})
+    begun = time.perf_counter()
+    found = attempt(view, task, order, resume, lambda: sources.shadow(view, task))
+    answer, plain = found.rebuilt, (name, attack.threat, attack.adaptive, view, found.rebuilt)
+    timed: dict[str, Any] = {"attempt": found, "seconds": time.perf_counter() - begun}
     if attack.gives == "labels":
         named = None if batch is None or answer.y is None else label_leakage(answer.y, batch.y, task.classes)
-        return Replay(name, attack.threat, attack.adaptive, view, answer, None, labels=named)
-    pictures = sources.out / f"{title}-{name}.png"
-    save(answer.x, pictures)
+        return Replay(*plain, None, labels=named, **timed)
+    path = sources.out / f"{title}-{name}.png"
+    save(answer.x, path)
     if batch is None:
-        return Replay(name, attack.threat, attack.adaptive, view, answer, pictures)
-    leakage = score(answer, batch)
+        return Replay(*plain, path, **timed)
+    leakage = score(answer, batch, gallery=sources.gallery(task))
     told = perceptual_score(batch, answer, leakage)
-    return Replay(name, attack.threat, attack.adaptive, view, answer, pictures, leakage, perceptual=told)
+    return Replay(*plain, path, leakage, perceptual=told, **timed)

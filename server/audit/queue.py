@@ -27,7 +27,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from prunella.attacks import find_attack
-from prunella.attacks.score.control import rebuilt_control
 from prunella.attacks.score.leakage import paired
 from prunella.attacks.score.level import ORDER
 from prunella.attacks.trace import save_trace
@@ -38,6 +37,7 @@ from prunella.core.trees import Mask, Tree, add, apply_mask, subtract, zeros_lik
 from prunella.core.types import ServerView
 from prunella.core.untrusted import clean
 from prunella.server.audit.answers import read_pictures, read_scores
+from prunella.server.audit.attempt import canary_outcome, client_evidence
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
@@ -104,16 +104,6 @@ def moved_mask(expected: Expected, base: Mask) -> Mask | None:
     """The mask a client was sent, where it moved that while it trained. One that only shrank was so from the start."""
     inside = base is expected.mask or not any(bool((base[name] & ~kept).any()) for name, kept in expected.mask.items())
     return None if inside else expected.mask
-
-
-def control_fault(scores: Outcome, explained: bool | None) -> str | None:
-    """Why a control proves nothing, or None. Of many images one may look like a guess by chance, and an attack whose
-    guesses do not explain the update has not undone it: a control of several images must be explained, too."""
-    if not rebuilt_control(scores):
-        return "it does not rebuild an undefended update of it"
-    if scores["images"] > 1 and explained is False:
-        return "its images do not explain an undefended update of it"
-    return None
 
 
 def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
@@ -286,11 +276,8 @@ class Auditor:
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = (read_tree(self.queue / job.name / file)[0] for file in (REBUILT, TRUTH))
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
-        if job.kind != "control":
-            return self._finish(job, result, "scored", result["scores"], picture)
-        why = control_fault(result["scores"], result["explained"])
-        ok, reason = why is None, why and f"this attack cannot judge this setting: {why}"
-        self._finish(job, result, "scored" if ok else "control-failed", result["scores"], picture, ok, reason)
+        outcome, ok, reason = canary_outcome(job.kind, result["scores"], result["explained"])
+        self._finish(job, result, outcome, result["scores"], picture, ok, reason)
 
     def _ask(self, job: Job, grid: Grid) -> None:
         """Send the reconstruction to the client whose update was attacked; it alone can tell how good it is."""
@@ -329,13 +316,8 @@ class Auditor:
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
         told = {**result, "level": reported}
-        self._finish(job, told, "scored", scores, kept, self._evidence(job, result))
-
-    def _evidence(self, job: Job, result: Outcome) -> bool | None:
-        """False where a client's audit cannot show that nothing leaks: the attack was cut short, or its images do not
-        explain an update that no defense changed."""
-        unexplained = result["explained"] is False and job.defense == "none"
-        return False if unexplained or result["reason"] else None
+        ok = client_evidence(job.defense, result["explained"], result["reason"])
+        self._finish(job, told, "scored", scores, kept, ok)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"

@@ -19,7 +19,6 @@ process, so that forking is safe and a job's memory is returned when the job end
 import ctypes
 import importlib
 import json
-import math
 import multiprocessing
 import os
 import shutil
@@ -35,17 +34,17 @@ from typing import Any
 import torch
 
 from prunella.attacks import find_attack
-from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.leakage import score
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section
 from prunella.core.device import pick_device
-from prunella.core.errors import AttackError, PrunellaError
+from prunella.core.errors import PrunellaError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
 from prunella.server.audit.shadow import PUBLIC, read_public, shadow_beside
@@ -74,34 +73,18 @@ class JobResult:
     found_by: str | None = None
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What an attack found, and why it was cut short if it was."""
-
-    rebuilt: Reconstruction
-    cut: str | None
-    explained: bool | None
-
-
-def _rebuild(folder: Path) -> Attempt:
+def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
+    """What the attack found, and why it was cut short if it was."""
     job = json.loads((folder / JOB).read_text())
     task = recorded_task(folder / VIEW)  # written by our own server, which has built this model already
     view, _, about = load_trace(folder / VIEW, task)
-    attack = find_attack(job["attack"])
-    settings: Any = parse_section(job["settings"], job["attack"], attack.settings)
+    settings: Any = parse_section(job["settings"], job["attack"], find_attack(job["attack"]).settings)
     view = view.on(pick_device(job["device"]))  # in this fork only, which is what CUDA's driver bears
     store = ResumeStore(folder / DESCENTS, deadline=time.monotonic() + job["seconds"])
-    more: dict[str, Any] = {"resume": store} if attack.resumable else {}
-    if attack.timed:
-        more["deadline"] = store.deadline
-    if attack.shadow:
-        more["shadow"] = shadow_beside(folder / VIEW, view, task, about)
-    found = attack.reconstruct(view, task, settings, stream(job["seed"], purpose="attack"), **more)
+    order = Order(job["attack"], settings, stream(job["seed"], purpose="attack"))
+    found = attempt(view, task, order, store, lambda: shadow_beside(folder / VIEW, view, task, about))
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
-    cut = f"stopped after {job['seconds']:g} s of its {settings.iterations} iterations" if store.cut else None
-    judged = explained(found, settings) if isinstance(settings, Inversion) else found.explained
-    found = replace(found, x=found.x.detach().cpu(), y=None if found.y is None else found.y.cpu())
-    return Attempt(found, cut, judged)
+    return found, f"stopped after {job['seconds']:g} s of its {settings.iterations} iterations" if found.cut else None
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:
@@ -119,15 +102,13 @@ def work(folder: Path) -> JobResult:
     begin = time.perf_counter()
     try:
         make_canary(folder)
-        attempt = _rebuild(folder)
-        rebuilt = attempt.rebuilt
-        if not math.isfinite(rebuilt.objective):
-            raise AttackError("the objective is not finite: the attack failed")
+        attacked, cut = _rebuild(folder)
+        rebuilt = attacked.rebuilt
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
         result = JobResult(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order)
-        result = replace(result, reason=attempt.cut, explained=attempt.explained)
+        result = replace(result, reason=cut, explained=attacked.explained)
         result = replace(result, found_by=getattr(rebuilt, "found_by", None))
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
         if not isinstance(error, PrunellaError):

@@ -54,7 +54,7 @@ def _images(audit: StoreLine) -> str:
     return plural(int(images), "image") if images else ""
 
 
-def _result(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
+def result_of(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
     """The tone (a CSS class) and the words of an audit's result."""
     if audit["outcome"] != "scored":
         return "unproven", OUTCOMES[audit["outcome"]]
@@ -81,7 +81,7 @@ def letter(index: int) -> str:
 def audit_table(audits: Sequence[StoreLine], threats: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for audit in audits[-ROWS:]:
-        tone, result = _result(audit, audits)
+        tone, result = result_of(audit, audits)
         rows.append({
             "round": audit["round"], "who": who(audit), "images": _images(audit), "tone": tone, "result": result,
             "reason": audit.get("reason") or "", "attack": audit["attack"], "found_by": audit.get("found_by") or "",

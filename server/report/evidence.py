@@ -121,10 +121,15 @@ def worst_of(audits: Sequence[Line]) -> Line | None:
     return found[0] if found else None
 
 
+def _when(audit: Line) -> str:
+    """Audits outside a run have round 0."""
+    return f", round {audit['round']}" if audit["round"] else ""
+
+
 def scores_in_words(audit: Line) -> str:
     if not audit.get("scores"):
-        return f"{WORDS[level(audit)]}, as the client reported without numbers, round {audit['round']}"
-    return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}, round {audit['round']}"
+        return f"{WORDS[level(audit)]}, as the client reported without numbers{_when(audit)}"
+    return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}{_when(audit)}"
 
 
 def in_words(audit: Line) -> str:
@@ -144,4 +149,4 @@ def trouble(audit: Line) -> str:
     'client 3, round 5 (the objective is not finite)'
     """
     whose = who(audit)
-    return f"{whose[0].lower()}{whose[1:]}, round {audit['round']} ({audit.get('reason') or 'no reason recorded'})"
+    return f"{whose[0].lower()}{whose[1:]}{_when(audit)} ({audit.get('reason') or 'no reason recorded'})"

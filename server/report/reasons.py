@@ -40,7 +40,10 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for control in failed[:MOST]:
         by_reason.setdefault(control.get("reason") or "no reason recorded", []).append(str(control["round"]))
-    named = "; ".join(f"round {', '.join(rounds)}: {reason}" for reason, rounds in by_reason.items())
+    named = "; ".join(
+        f"round {', '.join(rounds)}: {reason}" if any(map(int, rounds)) else reason
+        for reason, rounds in by_reason.items()
+    )
     more = f"; {len(failed) - MOST} more" if len(failed) > MOST else ""
     return [
         f"The attack failed on its undefended control in {len(failed)} of {plural(len(controls), 'trial')} "

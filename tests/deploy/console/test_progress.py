@@ -5,11 +5,22 @@ import json
 from functools import reduce
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from prunella.deploy.console.progress import Follower, LiveView, PlainView, State, by_round, describe, fold, view
+from prunella.deploy.console.progress import (
+    Follower,
+    LiveView,
+    PlainView,
+    State,
+    by_round,
+    descents,
+    describe,
+    fold,
+    view,
+)
 
 
 def line(round: int, metric: str, value: float, **labels: str) -> dict:
@@ -127,3 +138,15 @@ def test_a_terminal_gets_a_bar() -> None:
     live.say("a client is gone")
     live.close()
     assert "round 2/2" in out.getvalue() and "a client is gone" in out.getvalue()
+
+
+def test_an_attack_that_is_piped_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunella.deploy.console.progress.PAUSED", 0.0)
+    file = io.StringIO()
+    with descents(Console(file=file, width=200)) as pace:
+        tell = pace("control", 100)
+        for iteration in (0, 1, 2):
+            tell(0, iteration, 0.5)
+    lines = file.getvalue().splitlines()
+    assert [line for line in lines if "iteration 2 of 100, objective 0.5, at most" in line], lines
+    assert all(line.startswith("control: start 1") for line in lines if line.strip())

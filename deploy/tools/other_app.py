@@ -1,0 +1,49 @@
+"""How a run of another Flower app than ours ends: how long it took, where its traces are, and what audits them.
+
+Such an app keeps no ``run.json``. Where its recorder writes is its own affair, so traces are looked for where a
+relative path would put them, in the directory that the run was started in, and in the app's own.
+"""
+
+import shlex
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from prunella.attacks.trace import recorded_task
+from prunella.core.errors import AttackError
+from prunella.core.foreign import is_foreign
+from prunella.deploy.runs import RunDir
+from prunella.server.report.units import duration, plural
+
+NAME = "round-*-node-*.safetensors"  # flower.record
+DEPTH = 3  # folders below each place
+HOW = "wrap its strategy with prunella.record, as docs/audit-your-app.md shows"
+
+
+def traces_since(places: Iterable[Path], started: float) -> list[Path]:
+    """Traces of a recorder in or below ``places`` that were written after ``started``, in seconds since 1970, oldest
+    round first."""
+    patterns = [f"{'*/' * depth}{NAME}" for depth in range(DEPTH)]
+    found = {path.resolve() for place in places for pattern in patterns for path in place.glob(pattern)}
+    return sorted(path for path in found if path.stat().st_mtime >= started)
+
+
+def command(trace: Path) -> str:
+    """The command that audits a trace, with its control; code of a model that the trace names runs only if it is named
+    there, too."""
+    words = ["prunella", "audit", str(trace), "--control"]
+    try:
+        model = recorded_task(trace).model
+    except AttackError:
+        model = ""
+    return shlex.join([*words, *(["--model", model] if is_foreign(model) else [])])
+
+
+def closing(run: RunDir, app: Path, started: float) -> list[str]:
+    """What to tell at the end of a run that was started at ``started``, in seconds since 1970."""
+    head = f"run {run.id} of {app.name}: completed in {duration(time.time() - started)}; its logs are in {run.logs}"
+    traces = traces_since([Path.cwd(), app, run.path], started)
+    if not traces:
+        return [head, f"traces: none, so there is nothing to audit: {HOW}"]
+    where = ", ".join(dict.fromkeys(str(path.parent) for path in traces))
+    return [head, f"traces: {plural(len(traces), 'file')} in {where}", f"audit one: {command(traces[0])}"]

@@ -1,0 +1,260 @@
+"""``prunella audit``: the attack on a trace, the controls that go with it, and one verdict on all of it.
+
+The controls are those of a run (``server.audit.canary``): public images that are trained on as the trace says, from the
+weights it holds, without a defense and, where the trace lies in the directory of a run, behind that run's. The images
+are the run's, those of a dataset that the user names, or scikit-learn's digits, resized. The verdict is that of
+``server.report.verdict``; outside a run it is not known whether the model learned unless the dataset is of its kind.
+
+Ctrl-C ends the attack with the best it has, and the verdict is on what was found so far; a second one ends at once.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prunella.attacks import find_attack
+from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.trace import load_trace
+from prunella.core.foreign import is_foreign
+from prunella.core.types import MAX_COUNT, ServerView
+from prunella.deploy.tools.replay import (
+    Replay,
+    Sources,
+    find_trace,
+    import_from_current_directory,
+    replay,
+    settings_of,
+)
+from prunella.library.audit import learned
+from prunella.library.pace import Tell, estimate
+from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials
+from prunella.server.audit.attempt import canary_outcome, client_evidence
+from prunella.server.audit.canary import load_pool
+from prunella.server.audit.shadow import PUBLIC, SentRound, read_public, round_of
+from prunella.server.report.evidence import KINDS, in_words
+from prunella.server.report.state import RunState, run_state
+from prunella.server.report.units import duration, plural
+from prunella.server.report.verdict import RunVerdict
+from prunella.server.store.read import read_metrics, read_run
+from prunella.server.store.schema import RUN, check_audit
+from prunella.tasks.data import load_test
+from prunella.tasks.datasets.digits import everything
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task
+
+Say = Callable[[str], object]
+Teller = Callable[[str, int], Tell]
+
+
+@dataclass
+class Stop:
+    """What Ctrl-C does: the attacks under way end with what they have."""
+
+    asked: bool = False
+    stores: list[ResumeStore] = field(default_factory=list)
+    early: bool = True  # whether the attack can end early; one that cannot is interrupted
+
+    def store(self, folder: Path | None = None) -> ResumeStore:
+        made = ResumeStore(folder, deadline=time.monotonic() if self.asked else None)
+        self.stores.append(made)
+        return made
+
+    def ask(self, *_: object) -> None:
+        """Handle SIGINT."""
+        if self.asked or not self.early:
+            self.asked = True
+            raise KeyboardInterrupt
+        self.asked = True
+        for each in self.stores:
+            each.deadline = time.monotonic()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGINT, self.ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@dataclass(frozen=True)
+class TraceAudit:
+    """An audit of ``sources.trace`` with the attack ``name``; ``given`` are its settings as typed, ``public`` names the
+    dataset of the controls."""
+
+    sources: Sources
+    name: str
+    given: tuple[str, ...] = ()
+    seed: int = 0
+    public: str = ""
+    stop: Stop = field(default_factory=Stop)
+
+    @cached_property
+    def settings(self) -> Any:
+        return settings_of(self.name, self.given)
+
+    @cached_property
+    def seen(self) -> tuple[ServerView, Task, dict[str, Any]]:
+        """The view, its task, and what else its trace says."""
+        view, task, _ = self.sources.views()
+        return view, task, load_trace(find_trace(self.sources.trace)[0], task)[2]
+
+    @property
+    def round(self) -> int:
+        """The trace is not trusted: anything but a count is 0, no round."""
+        said = self.seen[2].get("round")
+        return said if type(said) is int and 0 <= said <= MAX_COUNT else 0
+
+    @cached_property
+    def run(self) -> Path | None:
+        """The directory of the run that recorded the trace, if it lies there."""
+        folder = find_trace(self.sources.trace)[0].absolute().parent.parent
+        return folder.parent if (folder / PUBLIC).is_file() and "round" in self.seen[2] else None
+
+    @cached_property
+    def named(self) -> Examples | None:
+        """The public images that the user names."""
+        return load_test(self.public, None) if self.public else None
+
+    @cached_property
+    def stage(self) -> Stage:
+        """The client of the trace, to be played on public images."""
+        view, task, about = self.seen
+        raw: dict[str, Any] = {"strategy": "fedavg", "seed": self.seed}
+        pool, sent = None, SentRound(self.round)
+        if self.run is not None:
+            public, canaries, kept = read_public(self.run / "traces" / PUBLIC)
+            raw, pool = dict(kept), (canaries, public)
+            sent = round_of(find_trace(self.sources.trace)[0].parent, about, "canary")
+        if self.named is not None or pool is None:
+            pool = load_pool(task, self.named or everything(), self.seed)
+        known = self.run is not None and not any(is_foreign(each) for each in view.defenses)
+        return Stage(task, view, view.defenses if known else ("none",), raw, *pool, sent)
+
+    @property
+    def whose(self) -> str:
+        if self.public:
+            return f"test images of {self.public}"
+        return "public images of the run" if self.run is not None else "scikit-learn's digits, resized"
+
+    def kinds(self, control: bool, worst_case: bool) -> list[str]:
+        """The canaries to attack, controls first."""
+        wanted = ["control"] * control + ["single"] * worst_case
+        return [kind for each in wanted for kind in (each, f"{each}-defended")[: 1 + self.stage.defended]]
+
+    def estimates(self, control: bool, worst_case: bool) -> Iterator[str]:
+        """What will be attacked, and about how long it takes at most."""
+        view, task, _ = self.seen
+        steps, size = view.steps or 1, view.batch_size or view.num_examples or 1
+        kinds = self.kinds(control, worst_case)
+        alone = steps * size == 1
+        whole = None if worst_case and not control else estimate(view, task, self.name, self.settings)
+        attacks = (not worst_case) + sum(not kind.startswith("single") for kind in kinds)
+        if attacks:
+            each = "" if attacks == 1 else f", {attacks} attacks"
+            about = "" if whole is None else f": at most about {duration(whole * attacks)}"
+            yield f"{plural(steps, 'step')} × {plural(size, 'image')}{each}{about}"
+        if alone and not worst_case or self.name == "portfolio":
+            return
+        single = estimate(self.stage.canary("single").view, task, self.name, self.settings)
+        about = "" if single is None else f", at most about {duration(single)}{' each' if worst_case else ''}"
+        yield f"{'worst case' if worst_case else '--worst-case'}: one step of one image{about}"
+
+    def attack_trace(self, tell: Teller) -> tuple[Replay, Trial]:
+        """The attack on the trace itself, and the trial that it is for the verdict."""
+        paced = tell("", getattr(self.settings, "iterations", 0))
+        found = replay(
+            self.sources, self.name, self.given, self.seed, lambda a, b, c, _: paced(a, b, c), self.stop.store
+        )
+        return found, self._trial(found)
+
+    def _trial(self, found: Replay) -> Trial:
+        view, _, about = self.seen
+        kind = about.get("kind") if about.get("kind") in KINDS else "client"
+        attempt = found.attempt
+        reason = CUT if attempt is not None and attempt.cut else None
+        explained = None if attempt is None else attempt.explained
+        line: dict[str, Any] = {"round": self.round, "kind": kind, "attack": self.name}
+        line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
+        line |= {"objective": found.answer.objective, "seconds": found.seconds, "found_by": found.answer.found_by}
+        if found.leakage is None:
+            return Trial(check_audit(line | {"outcome": "no-consent", "reason": reason}), None, found.answer.x)
+        scores = found.leakage.to_dict()
+        if kind == "client":
+            judged = {"outcome": "scored", "ok": client_evidence(line["defense"], explained, reason), "reason": reason}
+        else:
+            outcome, ok, why = canary_outcome(str(kind), scores, explained)
+            judged = {"outcome": outcome, "ok": ok, "reason": why or reason}
+        return Trial(check_audit(line | {"scores": scores} | judged), None, found.answer.x)
+
+    def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
+        """The attacks on public images, each with the picture of its pairs, until Ctrl-C."""
+        _, title = find_trace(self.sources.trace)
+
+        def store(what: str) -> ResumeStore:
+            made = self.stop.store()
+            made.tell = tell(what, getattr(self.settings, "iterations", 0))
+            return made
+
+        attacker = Attacker(self.name, self.settings, self.seed, store)
+        for kind in kinds:
+            if self.stop.asked:
+                return
+            trial = self.stage.attack_canary(kind, attacker)
+            yield trial, trial.save(self.sources.out, title)
+
+    def state(self) -> RunState:
+        """What is known of the model: from the run's own files or, outside a run, from the public images named."""
+        view, task, _ = self.seen
+        if self.run is not None and (self.run / RUN).is_file():
+            return run_state(read_run(self.run), read_metrics(self.run))
+        return replace(learned(task, view, None, self.named), defended=view.defenses not in ((), ("none",)))
+
+    def verdict(self, trials: list[Trial]) -> RunVerdict:
+        return judge_trials(trials, self.state())
+
+
+def conclusion(answer: RunVerdict, whose: str) -> list[str]:
+    """The verdict as the lines that close an audit."""
+    worst = [] if answer.worst is None else [f"worst      {in_words(answer.worst)}"]
+    notes = [f"note       {note}" for note in answer.notes]
+    return [
+        f"verdict    {answer.badge}. {answer.headline}",
+        *worst,
+        *notes,
+        *([f"controls   {whose}"] if whose else []),
+    ]
+
+
+def run_audit(audit: TraceAudit, control: bool, worst_case: bool, tell: Teller, say: Say) -> bool:
+    """The whole audit, told line by line as it is found. False where Ctrl-C cut it short."""
+    import_from_current_directory()
+    entry, kinds, trials = find_attack(audit.name), audit.kinds(control, worst_case), list[Trial]()
+    audit.stop.early = entry.resumable
+    try:
+        with audit.stop.listening():
+            for line in audit.estimates(control, worst_case):
+                say(f"estimate   {line}")
+            if not worst_case:
+                found, trial = audit.attack_trace(tell)
+                trials.append(trial)
+                for line in found.lines():
+                    say(line)
+            for trial, picture in audit.attack_canaries(kinds, tell):
+                trials.append(trial)
+                say(f"{trial.line['kind']:<10} {trial.words([t.line for t in trials])}")
+                if picture is not None:
+                    say(f"pictures   {picture}")
+    except KeyboardInterrupt:
+        audit.stop.asked = True
+        if not trials:
+            raise
+    if entry.gives == "images":
+        for line in conclusion(audit.verdict(trials), audit.whose if len(kinds) else ""):
+            say(line)
+    return not audit.stop.asked

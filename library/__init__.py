@@ -1,0 +1,6 @@
+"""The library without a federation: a view of an update, an attack on it, and an audit with its control, in one call.
+
+``prunella.view``, ``prunella.attack`` and ``prunella.audit`` are these functions; docs/library.md shows them.
+"""
+
+DEFAULT_ATTACK = "sgi"  # where none is named: of ``prunella.attack``, ``prunella.audit`` and the command ``audit``

@@ -1,0 +1,308 @@
+"""An audit of a user's own model and images, without a federation: what a curious server would rebuild.
+
+The images are trained on and defended as a client of a run trains and defends (``server.audit.shadow``), the update is
+attacked and scored, and beside it, for the same attack, the matched controls of a run: public images sent in the same
+way, without a defense and behind it, and the worst case, one image in one step (``server.audit.canary``). One rule
+says what all of it shows, that of a run's report (``server.report.verdict``).
+
+Public images are the user's (``public``) or scikit-learn's digits, resized: these serve as controls, but an original is
+compared with others only where they are of its kind.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunella.attacks import find_attack
+from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.score.level import level, value
+from prunella.core.config import parse_section, section_defaults
+from prunella.core.device import pick_device
+from prunella.core.errors import AttackError, ConfigError, DefenseError, unknown
+from prunella.core.memory import keep_freed_memory
+from prunella.core.trees import zeros_like
+from prunella.core.types import ServerView
+from prunella.library import DEFAULT_ATTACK, pictures
+from prunella.library.attack import data_uri, teller
+from prunella.library.module import Normal, own_task
+from prunella.library.trial import Attacker, Stage, Trial, failed, judge_trials, judging
+from prunella.privacy import find_defense
+from prunella.server.audit.canary import load_pool
+from prunella.server.report.evidence import in_words, who
+from prunella.server.report.state import RunState
+from prunella.server.report.verdict import RunVerdict
+from prunella.server.store.schema import StoreLine
+from prunella.tasks.data import load_test
+from prunella.tasks.datasets.digits import everything
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task, are_classes, initial
+from prunella.tasks.training import evaluate
+
+Batch = tuple[Tensor, Tensor]
+SCORES = ("psnr", "ssim", "ncc")
+_MATCHED = {"single": "control", "single-defended": "control-defended"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an audit found. ``verdict`` has a ``badge``, a ``headline`` and the reasons; ``trials`` the attacks on the
+    batch and on its controls; ``public`` says whose images the controls were. A notebook shows all of it."""
+
+    verdict: RunVerdict
+    trials: tuple[Trial, ...]
+    public: str
+
+    @property
+    def lines(self) -> list[StoreLine]:
+        """One for each attacked update, as a run keeps it in ``audits.jsonl``."""
+        return [trial.line for trial in self.trials]
+
+    @property
+    def table(self) -> Any:
+        """A row for each attacked update, with its baselines: a pandas ``DataFrame``, or a list of dicts without
+        pandas."""
+        rows = [_row(trial, self.lines) for trial in self.trials]
+        if find_spec("pandas") is None:
+            return rows
+        import pandas as pd
+
+        return pd.DataFrame(rows)
+
+    def figure(self) -> Any:
+        """Originals above what was made of them, for each attacked update: a matplotlib ``Figure``, or the bytes of a
+        PNG without matplotlib."""
+        shown = [(trial.title, picture) for trial in self.trials if (picture := trial.picture()) is not None]
+        if not shown:
+            raise AttackError("nothing was rebuilt, so there is nothing to show")
+        if find_spec("matplotlib") is None:
+            return self._repr_png_()
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 2.4 * len(shown)), layout="constrained")
+        for axes, (title, picture) in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
+            axes.imshow(picture[:3].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set_title(title, fontsize="small")
+            axes.set_axis_off()
+        return figure
+
+    def __repr__(self) -> str:
+        answer, rows = self.verdict, [f"{who(t.line)}, {t.line['attack']}: {t.words(self.lines)}" for t in self.trials]
+        worst = [] if answer.worst is None else [f"Worst: {in_words(answer.worst)}"]
+        return "\n".join(
+            [f"{answer.badge}. {answer.headline}", *worst, *answer.notes, *rows, f"Controls: {self.public}"]
+        )
+
+    def _repr_png_(self) -> bytes | None:
+        shown = [picture for trial in self.trials if (picture := trial.picture()) is not None]
+        return pictures.encode(pictures.stacked(shown)) if shown else None
+
+    def _repr_html_(self) -> str:
+        parts = [f"<h3>{escape(self.verdict.badge)}</h3><p>{escape(self.verdict.headline)}</p>"]
+        parts += [f"<p>{escape(sentence)}</p>" for sentence in self.verdict.sentences]
+        for trial in self.trials:
+            parts.append(f"<h4>{escape(trial.title)}</h4><p>{escape(trial.words(self.lines))}</p>")
+            if (picture := trial.picture()) is not None:
+                parts.append(f'<img alt="{escape(trial.title)}" src="{data_uri(pictures.encode(picture))}">')
+        return "".join([*parts, f"<p>Controls: {escape(self.public)}</p>"])
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a picture of each attacked update into ``folder``; only the owner can read them."""
+        for trial in self.trials:
+            trial.save(Path(folder), "")
+        return Path(folder)
+
+
+def _row(trial: Trial, lines: Sequence[StoreLine]) -> dict[str, Any]:
+    line = trial.line
+    row = {key: line[key] for key in ("kind", "attack", "defense", "outcome")} | {"level": level(line)}
+    row["images"] = (line["scores"] or {}).get("images")
+    for metric in SCORES:
+        row[metric] = value(line, metric)
+        row |= {f"{metric}_{stat}": value(line, metric, stat) for stat in ("random", "other", "blind")}
+    return row | {"objective": line["objective"], "seconds": line["seconds"], "words": trial.words(lines)}
+
+
+def _checked(batch: Batch, task: Task, what: str) -> Examples:
+    x, y = (torch.as_tensor(each).detach().cpu() for each in batch)
+    x, y = x.float(), y.long()
+    if x.dim() != 4 or tuple(x.shape[1:]) != task.shape or y.shape != (len(x),) or not len(y):
+        raise ConfigError(f"the {what} must be images [N, {', '.join(map(str, task.shape))}] and labels [N]")
+    if not bool(torch.isfinite(x).all()) or x.min() < 0 or x.max() > 1:
+        raise ConfigError(f"the {what} must have values in [0, 1]: pass images before, and normalize=(mean, std)")
+    if not are_classes(y, task.classes):
+        raise ConfigError(f"the labels of the {what} must be classes from 0 to {task.classes - 1}")
+    return Examples(x.contiguous(), y)
+
+
+def _public(public: Batch | str | None, task: Task) -> tuple[Examples | None, str]:
+    """The user's public images, if any, and whose they are."""
+    if public is None:
+        return None, "scikit-learn's digits, resized; public= takes images like yours"
+    if isinstance(public, str):
+        found = load_test(public, None)
+        if found is None:
+            raise ConfigError(f"public={public!r}: this dataset has no test images; pass (images, labels)")
+        return found, f"test images of {public}"
+    return _checked(public, task, "public images"), "the public images that were given"
+
+
+def learned(task: Task, like: ServerView, batch: Examples | None, public: Examples | None) -> RunState:
+    """What is known of the weights of ``like``: their accuracy on public images of the task's kind or, where these are
+    not known, on the batch. Too few of the batch's say nothing, so that then nothing is known."""
+    own = public is not None and tuple(public.x.shape[1:]) == task.shape and are_classes(public.y, task.classes)
+    shown = public if own else batch
+    if shown is None:
+        return RunState(classes=task.classes)
+    device = next(iter(like.params.values())).device
+    found = evaluate(task.build().to(device), like.params, like.buffers, shown.x, shown.y)
+    state = RunState(accuracy=found.accuracy, loss=found.loss, classes=task.classes, examples=found.examples)
+    return state if own or not state.at_chance else RunState(loss=found.loss, classes=task.classes)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    listed = given.split(",") if isinstance(given, str) else given
+    return tuple(name.strip() for name in listed if name.strip()) or ("none",)
+
+
+def _raw(settings: Mapping[str, Any], defenses: Sequence[str], attacks: Sequence[str]) -> dict[str, Any]:
+    """Dotted settings of the named defenses and attacks. Raises ``ConfigError`` for any other."""
+    sections = {name: find_defense(name).settings for name in defenses}
+    sections |= {name: find_attack(name).settings for name in attacks}
+    for key in settings:
+        if key.rpartition(".")[0] not in sections:
+            raise unknown("setting", key, [key for name in sections for key in section_defaults(name, sections[name])])
+    for name, section in sections.items():
+        parse_section(settings, name, section)
+    return dict(settings)
+
+
+def audit(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    defenses: str | Sequence[str] = "none",
+    attacks: str | Sequence[str] = DEFAULT_ATTACK,
+    settings: Mapping[str, Any] | None = None,
+    public: Batch | str | None = None,
+    classes: int | None = None,
+    steps: int = 1,
+    batch_size: int | None = None,
+    learning_rate: float = 0.1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    worst_case: bool = True,
+    normalize: Normal | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: bool | Callable[[str], None] = False,
+    device: str = "auto",
+) -> Report:
+    """What a curious server would rebuild of ``batch``, images [N, C, H, W] in [0, 1] and labels [N], from the update
+    that a client with these images and ``defenses`` sends after ``steps`` steps of SGD from the weights of ``model``.
+
+    ``defenses``, ``attacks``  names, as in docs/settings.md; defenses in the order data, gradient, update
+    ``settings``    theirs: ``{"dgp.top": 0.1, "sgi.iterations": 500}``
+    ``public``      images that anybody may see, (x, y) or the name of a dataset; best of the batch's kind
+    ``batch_size``  images in a step; by default all
+    ``worst_case``  attack one public image in one step, too
+    ``normalize``   (mean, std) of each channel, where the model was trained on normalised images
+    ``seconds``     most of each attack, which then ends with what it has
+    ``progress``    True prints how far each attack is, now and then; a function gets the same lines
+
+    The defenses' noise is drawn from ``seed`` and protects nothing here. Raises ``ConfigError`` that says what to pass.
+    """
+    task = own_task(model, tuple(batch[0].shape[1:]), classes, normalize)
+    own, (others, whose) = _checked(batch, task, "batch"), _public(public, task)
+    names, wanted, where = _names(defenses), [judging(name) for name in _names(attacks)], pick_device(device)
+    raw = _raw(settings or {}, names, wanted)
+    size = min(batch_size or len(own), len(own))
+    like = _like(task, steps, size, len(own), (learning_rate, momentum, weight_decay)).on(where)
+    run: dict[str, Any] = {
+        "strategy": "fedavg",
+        "defenses": ",".join(names),
+        "seed": seed,
+        "local-steps": steps,
+        "batch-size": size,
+    }
+    stage = Stage(task, like, names, {**run, **raw}, *_pool(like, task, others, seed))
+    state = replace(learned(task, like, own, others), defended=stage.defended)
+    keep_freed_memory()
+    trials: list[Trial] = []
+    for name in wanted:
+        chosen: Any = parse_section(raw, name, find_attack(name).settings)
+        attacker = Attacker(name, chosen, seed, _stores(chosen, progress, seconds))
+        trials += _attack(stage, own, attacker, others is not None, worst_case)
+    return Report(judge_trials(trials, state), tuple(trials), whose)
+
+
+def _like(task: Task, steps: int, size: int, images: int, sgd: tuple[float, float, float]) -> ServerView:
+    """The pattern of the client's view: what the server knows before an update comes."""
+    params, buffers = initial(task, 0)
+    return ServerView(
+        params,
+        zeros_like(params),
+        buffers=buffers,
+        received_buffers=buffers,
+        num_examples=min(steps * size, images),
+        steps=steps,
+        batch_size=size,
+        learning_rate=sgd[0],
+        momentum=sgd[1],
+        weight_decay=sgd[2],
+    )
+
+
+def _pool(like: ServerView, task: Task, others: Examples | None, seed: int) -> tuple[Examples, Examples]:
+    """Canaries, and public images to learn from. Raises ``ConfigError`` where there are too few for a control."""
+    canaries, rest = load_pool(task, others or everything(), seed)
+    if (needed := like.num_examples or 1) > len(canaries) or not len(rest):
+        have = len(others) if others is not None else len(canaries) + len(rest)
+        raise ConfigError(
+            f"the control needs {needed} public images and as many to compare with, and there are {have}: "
+            "pass more as public=(images, labels), or a smaller batch"
+        )
+    return canaries, rest
+
+
+def _stores(
+    settings: Any, progress: bool | Callable[[str], None], seconds: float | None
+) -> Callable[[str], ResumeStore]:
+    def store(what: str) -> ResumeStore:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return ResumeStore(tell=teller(settings, progress, what), deadline=deadline)
+
+    return store
+
+
+def _attack(stage: Stage, own: Examples, attacker: Attacker, known: bool, worst_case: bool) -> list[Trial]:
+    """The batch's own update and its controls. ``known``: public images of its kind are."""
+    try:
+        sent = stage.shadow(stage.defenses, "client").play(own, 0)
+    except (AttackError, DefenseError) as error:
+        client = failed("client", attacker.name, ",".join(stage.defenses), str(error))
+    else:
+        client = stage.attack("client", sent, attacker, stage.public if known else None)
+    kinds = ["control", "control-defended", "single", "single-defended"] if stage.defended else ["control", "single"]
+    alone = (stage.like.num_examples, stage.like.steps) == (1, 1)
+    canaries = [kind for kind in kinds if worst_case or not kind.startswith("single")]
+    trials = {
+        kind: stage.attack_canary(kind, attacker) for kind in canaries if not (alone and kind.startswith("single"))
+    }
+    return [
+        client,
+        *(trials[kind] if kind in trials else _as_single(trials[_MATCHED[kind]], kind) for kind in canaries),
+    ]
+
+
+def _as_single(trial: Trial, kind: str) -> Trial:
+    """The control of a client that itself has one image and one step is the worst case, too."""
+    if trial.line["outcome"] == "failed":
+        return replace(trial, line={**trial.line, "kind": kind})
+    return replace(trial, line={**trial.line, "kind": kind, "outcome": "scored", "ok": None, "reason": None})

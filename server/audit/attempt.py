@@ -1,0 +1,83 @@
+"""One attack on one view, and what its result is worth as evidence: for a run's audits and for those made by hand."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Generator
+
+from prunella.attacks import find_attack
+from prunella.attacks.engine.inversion import Inversion, explained
+from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.engine.shadow import Shadow
+from prunella.attacks.score.control import rebuilt_control
+from prunella.core.errors import AttackError
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.task import Task
+
+CANNOT_JUDGE = "this attack cannot judge this setting"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which attack, with what settings, from which draws, and what else it is given (a client's ``earlier`` views)."""
+
+    attack: str
+    settings: Any
+    generator: Generator
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an attack found, on the CPU; whether it was ``cut`` short; and whether its images explain the update, None
+    where the attack has no objective that would say."""
+
+    rebuilt: Reconstruction
+    cut: bool
+    explained: bool | None
+
+
+def attempt(
+    view: ServerView, task: Task, order: Order, store: ResumeStore, shadow: Callable[[], Shadow | None] = lambda: None
+) -> Attempt:
+    """Attack ``view`` on the device where it lies. Raises ``AttackError``, also where the objective is not finite."""
+    attack, more = find_attack(order.attack), dict(order.more)
+    if attack.resumable:
+        more["resume"] = store
+    if attack.timed and store.deadline is not None:
+        more["deadline"] = store.deadline
+    if attack.shadow:
+        more["shadow"] = shadow()
+    found = attack.reconstruct(view, task, order.settings, order.generator, **more)
+    if not math.isfinite(found.objective):
+        raise AttackError("the objective is not finite: the attack failed")
+    judged = explained(found, order.settings) if isinstance(order.settings, Inversion) else found.explained
+    labels = None if found.y is None else found.y.cpu()
+    return Attempt(dataclasses.replace(found, x=found.x.detach().cpu(), y=labels), store.cut, judged)
+
+
+def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | None:
+    """Why a control proves nothing, or None. Of many images one may look like a guess by chance, and an attack whose
+    guesses do not explain the update has not undone it: a control of several images must be explained, too."""
+    if not rebuilt_control(scores):
+        return "it does not rebuild an undefended update of it"
+    if scores["images"] > 1 and explained is False:
+        return "its images do not explain an undefended update of it"
+    return None
+
+
+def canary_outcome(kind: str, scores: Mapping[str, Any], explained: bool | None) -> tuple[str, bool | None, str | None]:
+    """``outcome``, ``ok`` and ``reason`` of the audit line of a scored canary."""
+    if kind != "control":
+        return "scored", None, None
+    why = control_fault(scores, explained)
+    return ("scored", True, None) if why is None else ("control-failed", False, f"{CANNOT_JUDGE}: {why}")
+
+
+def client_evidence(defense: str, explained: bool | None, reason: str | None) -> bool | None:
+    """False where a client's audit cannot show that nothing leaks: the attack was cut short, for a ``reason``, or its
+    images do not explain an update that no defense changed. Else None."""
+    return False if reason or (explained is False and defense == "none") else None

@@ -1,0 +1,56 @@
+"""Records have the numbers of the store and the verdict of the report, and go into JSON and CSV and back."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from prunella.deploy.cli.main import app
+from prunella.deploy.runs import RunDir
+from prunella.deploy.tools.results import as_csv, as_json, record, records
+from prunella.server.report.verdict import judge
+from prunella.server.store.read import read_audits, read_metrics, read_run
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
+
+
+def a_run(folder: Path, rate: float) -> RunDir:
+    store = RunStore.open(folder)
+    settings = {"rate": rate, "run-dir": str(folder), "defenses": "dgp"}
+    store.write_run(id=folder.name, status="completed", error=None, settings=settings, classes=10)
+    lines = [row("round", 1), row("rounds", 1), row("accuracy_ratio", 0.75), row("mask_density_ratio", 0.5)]
+    lines += [row("wire_bytes_total", 300, direction="up"), row("wire_bytes_total", 100, direction="down")]
+    store.append_metrics(1, [*lines, row("wire_dense_bytes_total", 1000, direction="up")])
+    spread = {"worst": 30.0, "mean": 30.0, "random": 6.0, "other": 9.0}
+    line = {"round": 1, "attack": "sgi", "adaptive": True, "threat": "t", "seconds": 1.0, "outcome": "scored"}
+    scores = {"psnr": spread, "ssim": {**spread, "worst": 0.9, "other": 0.1}, "images": 1}
+    store.append_audit({**line, "kind": "client", "client": 0, "defense": "dgp", "scores": scores})
+    return RunDir(folder)
+
+
+def test_a_record_has_the_store_s_numbers_and_the_report_s_verdict(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "a", 0.3)
+    found = record(run)
+    answer = judge(read_run(run.path), read_metrics(run.path), read_audits(run.path))
+    assert (found["verdict"], found["headline"]) == (answer.badge, answer.headline) == ("Leak found", answer.headline)
+    assert (found["accuracy"], found["density"], found["sent_bytes"], found["dense_bytes"]) == (0.75, 0.5, 400, 1000)
+    assert (found["worst.psnr"], found["worst.ssim"], found["worst.level"]) == (30.0, 0.9, "rebuilt")
+    assert found["settings.rate"] == 0.3 and "settings.run-dir" not in found and found["epsilon"] is None
+
+
+def test_json_and_csv_read_back(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / "a", 0.3), a_run(tmp_path / "b", 0.5)]
+    found = records(runs)
+    assert json.loads(as_json(found)) == found
+    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert [each["run"] for each in rows] == ["a", "b"] and float(rows[1]["settings.rate"]) == 0.5
+
+
+def test_the_commands_print_them(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / "a", 0.3), a_run(tmp_path / "b", 0.5)]
+    where = ["--runs", str(tmp_path)]
+    assert json.loads(CliRunner().invoke(app, ["runs", "--json", *where]).output) == records(runs)
+    assert json.loads(CliRunner().invoke(app, ["compare", "b", "a", "--json", *where]).output) == records(runs[::-1])
+    assert CliRunner().invoke(app, ["compare", "a", "b", "--csv", *where]).output == as_csv(records(runs))

@@ -1,0 +1,157 @@
+"""An audit says how long it takes, runs the controls that match the trace, ends in a report's verdict, and stops."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from prunella.attacks.score.control import matched_view
+from prunella.attacks.trace import save_trace
+from prunella.core.files import write_tree
+from prunella.core.randomness import stream
+from prunella.core.trees import zeros_like
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.deploy.cli.main import app
+from prunella.deploy.tools.replay import Sources
+from prunella.deploy.tools.trace_audit import Stop, TraceAudit, conclusion, run_audit
+from prunella.library.pace import Tell
+from prunella.server.audit.canary import load_pool
+from prunella.server.audit.shadow import write_public
+from prunella.server.report.verdict import verdict
+from prunella.tasks.data import load_test
+from prunella.tasks.task import Task, initial
+
+TASK = Task("cnn", (1, 8, 8), 10)
+FEW = ("ig.iterations=3", "ig.labels-tried=1")
+
+
+def view_of(x: torch.Tensor, y: torch.Tensor, size: int) -> ServerView:
+    """What a foreign app's recorder keeps of plain SGD on these images."""
+    params, buffers = initial(TASK, 0)
+    steps = len(y) // size
+    like = ServerView(params, zeros_like(params), buffers=buffers, num_examples=len(y), steps=steps, batch_size=size)
+    used = [PrivateBatch(*each) for each in zip(x.split(size), y.split(size), strict=True)]
+    return replace(matched_view(TASK, replace(like, learning_rate=0.1), used), defenses=())
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    x, y = torch.rand(4, 1, 8, 8, generator=stream(0, purpose="image")), torch.tensor([3, 1, 4, 1])
+    save_trace(tmp_path / "mine.safetensors", view_of(x, y, 2), TASK, {"round": 5, "node": "7"})
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
+    return tmp_path / "mine.safetensors"
+
+
+def silent(what: str, iterations: int) -> Tell:
+    return lambda *_: None
+
+
+def audited(trace: Path, *settings: str, control: bool = False, worst: bool = False, **more: object) -> list[str]:
+    told: list[str] = []
+    sources = Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors")
+    asked = TraceAudit(sources, "ig", settings or FEW, **more)  # type: ignore[arg-type]
+    assert run_audit(asked, control, worst, silent, told.append)
+    return told
+
+
+def test_the_estimate_comes_first_and_names_the_quicker_way(trace: Path) -> None:
+    told = audited(trace)
+    assert told[0].startswith("estimate   2 steps × 2 images: at most about ")
+    assert told[1].startswith("estimate   --worst-case: one step of one image, at most about ")
+    assert told[2].startswith("view") and "control" not in "".join(each[:10] for each in told)
+
+
+def test_the_control_is_trained_as_the_trace_says_and_the_verdict_is_a_report_s(trace: Path) -> None:
+    asked = TraceAudit(Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors"), "ig", FEW)
+    sent = asked.stage.canary("control")
+    mine = asked.seen[0]
+    assert (sent.view.steps, sent.view.batch_size, sent.view.num_examples) == (2, 2, 4)
+    assert (sent.view.learning_rate, sent.view.momentum) == (mine.learning_rate, mine.momentum)
+    assert all(torch.equal(sent.view.params[name], tensor) for name, tensor in mine.params.items())
+    used = [PrivateBatch(*each) for each in zip(sent.truth.x.split(2), sent.truth.y.split(2), strict=True)]
+    for name, tensor in matched_view(TASK, mine, used).update.items():
+        torch.testing.assert_close(sent.view.update[name], tensor)
+    lines: list[str] = []
+    run_audit(asked, True, False, silent, lines.append)
+    assert sum(each.startswith("control ") for each in lines) == 1
+    found, trial = asked.attack_trace(silent)
+    trials = [trial, *(each for each, _ in asked.attack_canaries(["control"], silent))]
+    answer = verdict([each.line for each in reversed(trials)], asked.state())
+    assert [t.line["round"] for t in trials] == [5, 5]
+    assert lines[-len(conclusion(answer, asked.whose)) :][0] == f"verdict    {answer.badge}. {answer.headline}"
+    assert answer.badge == "Proves nothing" and "failed on its undefended control" in answer.headline
+    pictures = [Path(each.split(maxsplit=1)[1]) for each in lines if each.startswith("pictures")]
+    assert [each.name for each in pictures] == ["mine-ig.png", "mine-ig-control.png"]
+    assert all(Image.open(each).size[0] >= 128 for each in pictures) and found.pictures == pictures[0]
+
+
+def test_the_worst_case_is_one_public_image_in_place_of_the_trace(trace: Path) -> None:
+    told = audited(trace, "ig.iterations=150", "ig.labels-tried=3", worst=True)
+    assert [each.split()[0] for each in told[:3]] == ["estimate", "single", "pictures"]
+    assert not (trace.parent / "mine-ig.png").exists()
+    closing = next(each for each in told if each.startswith("verdict"))
+    assert "No client's images were scored" in closing or "proves nothing" in closing
+
+
+def test_without_the_truth_nothing_is_said_of_the_client(trace: Path) -> None:
+    (trace.parent / "truth.safetensors").unlink()
+    told: list[str] = []
+    assert run_audit(TraceAudit(Sources(trace, trace.parent), "ig", FEW), False, False, silent, told.append)
+    assert any("no undefended control was run" in each for each in told if each.startswith("verdict"))
+    assert not any(each.startswith("psnr") for each in told)
+
+
+def test_in_the_directory_of_a_run_the_controls_are_the_run_s_own(tmp_path: Path) -> None:
+    x, y = torch.rand(2, 1, 8, 8, generator=stream(0, purpose="image")), torch.tensor([3, 1])
+    folder = tmp_path / "traces" / "round-000005-client-0"
+    view = replace(view_of(x, y, 2), defenses=("dgp",))
+    save_trace(folder / "view.safetensors", view, TASK, {"round": 5, "kind": "client"})
+    pool = load_pool(TASK, load_test("digits", None), 0)
+    write_public(tmp_path / "traces", *reversed(pool), {"strategy": "fedavg", "defenses": "dgp"})
+    asked = TraceAudit(Sources(folder, tmp_path), "ig", FEW)
+    assert asked.kinds(True, True) == ["control", "control-defended", "single", "single-defended"]
+    assert torch.equal(asked.stage.canaries.x, pool[0].x) and asked.whose == "public images of the run"
+    assert asked.stage.canary("control-defended").view.defenses == ("dgp",)
+    assert TraceAudit(Sources(folder, tmp_path), "ig", public="digits").whose == "test images of digits"
+
+
+def test_what_a_trace_says_of_its_round_is_not_trusted(trace: Path) -> None:
+    view, task, _ = TraceAudit(Sources(trace, trace.parent), "ig").seen
+    for said in ("five", -1, 1.5, None, True):
+        save_trace(trace, view, task, {"round": said})
+        assert TraceAudit(Sources(trace, trace.parent), "ig").round == 0
+
+
+def test_ctrl_c_leaves_what_was_found_so_far_and_a_second_ends_it(trace: Path) -> None:
+    told: list[str] = []
+    stop = Stop()
+
+    def interrupting(what: str, iterations: int) -> Tell:
+        return lambda start, iteration, objective: os.kill(os.getpid(), signal.SIGINT) if iteration == 2 else None
+
+    sources = Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors")
+    settings = ("ig.iterations=500", "ig.patience=500")
+    asked = TraceAudit(sources, "ig", settings, stop=stop)
+    before = signal.getsignal(signal.SIGINT)
+    assert not run_audit(asked, True, False, interrupting, told.append)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (trace.parent / "mine-ig.png").exists() and not (trace.parent / "mine-ig-control.png").exists()
+    assert any(each.startswith("psnr") for each in told)
+    assert any("stopped before its end" in each or "Proves nothing" in each for each in told)
+    with pytest.raises(KeyboardInterrupt):
+        stop.ask()
+
+
+def test_the_command_ends_with_its_exit_codes(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["audit", str(trace), "--attack", "ig", "--out", str(trace.parent), "--truth"]
+    arguments += [str(trace.parent / "truth.safetensors"), *(word for each in FEW for word in ("-c", each))]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0 and "verdict    " in done.output, done.output
+    monkeypatch.setattr("prunella.deploy.tools.trace_audit.run_audit", lambda *_: False)
+    assert CliRunner().invoke(app, arguments).exit_code == 130
+    assert CliRunner().invoke(app, [*arguments, "--public", "cifar"]).exit_code in (2, 130)

@@ -1,0 +1,64 @@
+"""A trial's line is a line of a run; a withheld update is a failed trial; the verdict is the rule of reports."""
+
+from pathlib import Path
+
+import pytest
+
+from prunella.attacks.ggl import Ggl
+from prunella.attacks.ig import Ig
+from prunella.core.errors import ConfigError
+from prunella.library.audit import _like, _pool
+from prunella.library.trial import Attacker, Stage, attacked, judge_trials, judging
+from prunella.server.report.state import RunState
+from prunella.server.report.verdict import verdict
+from prunella.server.store.schema import check_audit
+from prunella.tasks.task import Task
+
+
+def stage(defenses: tuple[str, ...] = ("none",), **raw: float) -> Stage:
+    task = Task("cnn", (1, 8, 8), 10)
+    like = _like(task, 2, 1, 2, (0.1, 0.0, 0.0))
+    return Stage(task, like, defenses, {"strategy": "fedavg", **raw}, *_pool(like, task, None, 0))
+
+
+def few() -> Attacker:
+    return Attacker("ig", Ig(iterations=2))
+
+
+def test_a_canary_s_trial_has_the_line_of_a_run_and_its_pictures(tmp_path: Path) -> None:
+    found = stage().attack_canary("control", few())
+    assert check_audit(found.line) == found.line and found.line["outcome"] == "control-failed"
+    assert found.line["scores"]["images"] == 2 and "honest-but-curious" in found.line["threat"]
+    saved = found.save(tmp_path, "mine")
+    assert saved is not None and saved.name == "mine-ig-control.png"
+    assert "cannot judge" in found.words([found.line])
+
+
+def test_the_single_canary_is_one_image_in_one_step() -> None:
+    sent = stage().canary("single")
+    assert (sent.view.steps, sent.view.num_examples, len(sent.truth.y)) == (1, 1, 1)
+    assert (stage().canary("control").view.steps, stage(("dgp",)).canary("control").view.defenses) == (2, ("none",))
+    assert stage(("dgp",)).canary("control-defended").view.defenses == ("dgp",)
+
+
+def test_what_keeps_an_attack_from_running_is_a_failed_trial() -> None:
+    sent = stage().canary("control")
+    found = attacked("control", sent.view, sent.truth, stage().task, Attacker("ggl", Ggl()))
+    assert found.line["outcome"] == "failed" and found.line["reason"] and found.picture() is None
+    assert found.words([found.line]).startswith("failed: ")
+    unknown = attacked("client", sent.view, None, stage().task, few())
+    assert (
+        unknown.line["outcome"] == "no-consent" and "not scored" in unknown.words([]) and unknown.picture() is not None
+    )
+
+
+def test_the_verdict_is_that_of_the_lines() -> None:
+    trials = [stage().attack_canary(kind, few()) for kind in ("single", "control")]
+    assert judge_trials(trials, RunState()) == verdict([t.line for t in reversed(trials)], RunState())
+    assert judge_trials(trials, RunState()).badge == "Proves nothing"
+
+
+def test_an_attack_that_cannot_judge_is_refused() -> None:
+    assert judging("sgi") == "sgi"
+    with pytest.raises(ConfigError, match="cannot judge"):
+        judging("label")
