@@ -53,6 +53,7 @@ class TwoPorts:
         if addresses[1].port == port:
             sys.exit(f"{fleet}: the port of the commands, which need no login: choose another for SuperNodes")
         sockets = [listen(address) for address in addresses]
+        print(f"Starting Fleet API (HTTP) on {addresses[1]}", flush=True)
         server = uvicorn.Server(uvicorn.Config(only_fleet(app, port), host=host, port=port, **options))
         server.run(sockets=sockets)
         if not server.started:
