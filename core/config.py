@@ -94,7 +94,7 @@ class Run(BaseModel):
     #: most seconds of one audit's attack, which then ends with what it has; the run's end waits as long for each left
     audit_seconds: Positive = 600.0
     # where the server keeps the run; the launcher fills these in
-    #: directory on the server that keeps the run; empty: `prunella/runs/` and Flower's number of the run, in `FLWR_HOME`
+    #: directory on the server that keeps the run; empty: `prunella/runs/` and Flower's number of it, in `FLWR_HOME`
     run_dir: str = ""
     resume: bool = False  #: go on from the last checkpoint in `run-dir`
     metrics_address: str = ""  #: host:port of the live page and of `/metrics`; empty: none

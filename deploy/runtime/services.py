@@ -1,9 +1,10 @@
 """Flower's processes and their command lines, for one machine and for several.
 
-SuperNodes connect to the SuperLink's Fleet API (gRPC in Flower 1.39, HTTP in 1.42; ``deploy.runtime.flower_release``);
-the SuperLink serves its Control and Runtime APIs over HTTP on one port; each SuperNode serves a Runtime API of its own. A SuperExec asks a Runtime API for tasks and
-starts them: ServerApps at the SuperLink's, ClientApps at a SuperNode's. With ``stock`` Flower starts its SuperExecs
-by itself; otherwise they are processes of ours, which fork tasks from the zygote.
+SuperNodes connect to the SuperLink's Fleet API (gRPC in Flower 1.39, HTTP in 1.42: ``deploy.runtime.flower_release``);
+the SuperLink serves its Control and Runtime APIs over HTTP on one port; each SuperNode serves a Runtime API of its own.
+A SuperExec asks a Runtime API for tasks and starts them: ServerApps at the SuperLink's, ClientApps at a SuperNode's.
+With ``stock`` Flower starts its SuperExecs by itself; otherwise they are processes of ours, which fork tasks from the
+zygote.
 """
 
 import json

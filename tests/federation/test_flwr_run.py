@@ -1,4 +1,4 @@
-"""``flwr run .`` as a Flower user types it: Flower's own command, its simulation engine, and nothing of our launcher."""
+"""``flwr run .`` as a Flower user types it: Flower's own command and simulation engine, nothing of our launcher."""
 
 import json
 import stat
@@ -74,7 +74,9 @@ def test_it_ends_with_a_report_whose_path_the_log_has(flower: Flower) -> None:
     assert "round 2/2: accuracy" in done.stdout and f"report: {folder}/report.html" in done.stdout, done.stdout
     assert flower.status(run) == "finished:completed" and read_run(folder)["status"] == "completed"
     assert read_run(folder)["settings"]["defenses"] == "dgp" and read_run(folder)["id"] == run
-    assert {audit["kind"] for audit in read_audits(folder)} >= {"control", "single"}, "clients deny, controls are public"
+    assert {audit["kind"] for audit in read_audits(folder)} >= {"control", "single"}, (
+        "clients deny, controls are public"
+    )
     assert f"report: {folder}/report.html" in flower.flwr("log", run, "--show").stdout
     private = [folder, folder / "report.html", *(flower.home / "prunella" / str(client) for client in (0, 1))]
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in private)
@@ -99,4 +101,3 @@ def test_flwr_stop_ends_it_and_the_run_says_so(flower: Flower) -> None:
     wait_for(lambda: read_run(folder)["status"] != "running", "the end of the ServerApp")
     assert read_run(folder)["status"] == "stopped" and (folder / "metrics.parquet").exists()
     assert not (folder / "report.html").exists() and "report:" not in flower.flwr("log", run, "--show").stdout
-

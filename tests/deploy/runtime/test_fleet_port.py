@@ -63,7 +63,9 @@ def ask(port: int, path: str) -> int:
 def raw(port: int, target: str) -> int:
     """The status of a request whose target no client library has tidied up."""
     with socket.create_connection((LOOPBACK, port), 10) as connection:
-        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {LOOPBACK}:1\r\nX-Forwarded-For: {LOOPBACK}\r\n\r\n".encode())
+        connection.sendall(
+            f"GET {target} HTTP/1.1\r\nHost: {LOOPBACK}:1\r\nX-Forwarded-For: {LOOPBACK}\r\n\r\n".encode()
+        )
         return int(connection.recv(100).split()[1])
 
 

@@ -19,7 +19,13 @@ def test_the_transport_is_that_of_the_installed_flower() -> None:
 
 def test_other_releases_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flower_release.is_started()
-    for version, started in (("1.38.0", False), ("1.39.7", True), ("1.4.2", False), ("1.42.1", True), ("1.43.0", False)):
+    for version, started in (
+        ("1.38.0", False),
+        ("1.39.7", True),
+        ("1.4.2", False),
+        ("1.42.1", True),
+        ("1.43.0", False),
+    ):
         monkeypatch.setattr(flower_release.metadata, "version", lambda _, version=version: version)
         assert flower_release.is_started() is started
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import sysconfig
 import time
-from importlib import metadata
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import psutil
