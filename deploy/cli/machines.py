@@ -99,7 +99,8 @@ def superlink(
         from prunella.deploy.ports import Address
 
         plain = insecure or insecure_anyway
-        address = Address.parse(fleet or ("127.0.0.1:9092" if insecure and not insecure_anyway else "0.0.0.0:9092"))
+        local = insecure and not insecure_anyway
+        address = Address.parse(fleet or machines.fleet_address(control, local, stock))
         machines.must_be_safe(address, plain, insecure_anyway)
         machines.must_be_private(Address.parse(control), open_control)
         link = SuperLink(

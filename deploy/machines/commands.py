@@ -84,11 +84,21 @@ def must_be_private(control: Address, opened: bool) -> None:
         )
 
 
+def one_port(stock: bool) -> bool:
+    """Whether Flower's own SuperLink serves SuperNodes on the port of its Control API; ours has one for each."""
+    return stock and not flower_release.speaks_grpc()
+
+
+def fleet_address(control: str, local: bool, stock: bool) -> str:
+    """Where SuperNodes connect if nothing else is said; ``local``: those of this machine alone."""
+    return control if one_port(stock) else "127.0.0.1:9092" if local else "0.0.0.0:9092"
+
+
 def check_link(link: SuperLink) -> None:
     """Its certificate is there, and its ports can be had. Raises ``UsageError``."""
     if link.keys:
         check_superlink(link.keys)
-    one = link.stock and not flower_release.speaks_grpc()
+    one = one_port(link.stock)
     if one and link.fleet != link.control:
         raise UsageError(
             f"with --stock, flwr {flower_release.version()} serves SuperNodes and commands on one port: leave it out, "
