@@ -75,7 +75,7 @@ def next_steps(out: Path, names: Sequence[str], hosts: Sequence[str], clients: i
 @app.command()
 def superlink(
     keys: KeysDir = Path("keys"),
-    fleet: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where SuperNodes connect (gRPC).")] = "",
+    fleet: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where SuperNodes connect.")] = "",
     control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where commands connect.")] = "127.0.0.1:8000",
     home: Annotated[Path, typer.Option(help="Directory for its database and logs.")] = Path("superlink"),
     in_memory: Annotated[bool, typer.Option("--in-memory", help="No database: a restart forgets all keys.")] = False,
