@@ -28,11 +28,11 @@ federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two files 
 	$(BIN)/pytest -n 2 --dist loadfile -m "federation or slow" tests
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
-	PATH=$(CURDIR)/$(NEWEST)/bin:$$PATH $(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not federation" $(FLOWER_TESTS)
-	PATH=$(CURDIR)/$(NEWEST)/bin:$$PATH $(NEWEST)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_JOBS)
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not federation" $(FLOWER_TESTS)
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_JOBS)
 
 FLOWER_TESTS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round
-FLOWER_JOBS := tests/federation/test_main_job.py tests/federation/test_policy.py
+FLOWER_JOBS := tests/federation/test_main_job.py tests/federation/test_fleet_port.py tests/federation/test_policy.py
 
 # The packages are those of $(VENV); only what the newest Flower demands otherwise comes before them on the path.
 $(NEWEST)/installed: pyproject.toml $(VENV)/dev
