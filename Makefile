@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+NEWEST := $(VENV)/newest
 
-.PHONY: run test quick lint unit federation clean
+.PHONY: run test quick lint unit federation newest clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. ARGS="-c rounds=3" passes options on.
 	$(BIN)/prunella run $(ARGS)
 
-test: lint unit federation  ## Everything .ci/run runs.
+test: lint unit federation  ## Every check with the Flower that `make run` starts.
 
 quick: lint  ## Style, types and the unit tests of what changed since main (tests/changed.py): under a minute.
 	tests=$$($(BIN)/python tests/changed.py) && $(BIN)/pytest -n 2 -m "not federation and not slow" $$tests
@@ -25,6 +26,22 @@ unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flow
 
 federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. And the slow tests.
 	$(BIN)/pytest -n 2 --dist loadfile -m "federation or slow" tests
+
+newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not federation" $(FLOWER_TESTS)
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_JOBS)
+
+FLOWER_TESTS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round
+FLOWER_JOBS := tests/federation/test_main_job.py tests/federation/test_fleet_port.py tests/federation/test_policy.py
+
+# The packages are those of $(VENV); only what the newest Flower demands otherwise comes before them on the path.
+$(NEWEST)/installed: pyproject.toml $(VENV)/dev
+	$(BIN)/python -m venv $(NEWEST)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	  $$($(NEWEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps "cryptography>=50,<51" \
+	  "flwr==$$($(BIN)/python -c 'from prunella.deploy.runtime.flower_release import STARTED; print(STARTED[-1])').*"
+	touch $@
 
 $(VENV)/installed: pyproject.toml $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[server,vision]"

@@ -157,13 +157,14 @@ class Session:
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
         check_run(self.node.policy, self.run, self.raw, self._privacy)
+        self.name = self.run.name(context.run_id)
         self.device = pick_device(self.run.device)
         # A federation inside one process brings a loader of its own.
         self.data = LocalData(self.run, self.node, getattr(context, "load_client", load_client))
 
     @cached_property
     def store(self) -> ClientStore:
-        return ClientStore(self.node.state_dir, Path(self.run.run_dir).name or "run")
+        return ClientStore(self.node.state_dir, self.name)
 
     @cached_property
     def accounts(self) -> Accounts:

@@ -13,6 +13,7 @@ core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: 
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -95,10 +96,19 @@ class Run(BaseModel):
     #: whether audited clients are asked, at the end of the run, if their examples can be told from others of theirs
     membership: bool = True
     # where the server keeps the run; the launcher fills these in
-    run_dir: str = ""  #: directory on the server that keeps the run
+    #: directory on the server that keeps the run; empty: `prunella/runs/` and Flower's number of it, in `FLWR_HOME`
+    run_dir: str = ""
     resume: bool = False  #: go on from the last checkpoint in `run-dir`
     metrics_address: str = ""  #: host:port of the live page and of `/metrics`; empty: none
     poll_seconds: Positive = 0.1  #: seconds between two looks of the server for replies
+
+    def name(self, number: int) -> str:
+        """What server and clients call the run: the last part of ``run_dir``, or else Flower's ``number`` of it.
+
+        >>> Run(run_dir="/runs/first").name(7), Run().name(7)
+        ('first', '7')
+        """
+        return Path(self.run_dir).name or str(number)
 
     @property
     def defense_names(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The ServerApp: reads the settings, builds the federation, runs it, and records how it ended."""
 
 import os
+import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from logging import INFO
@@ -9,6 +10,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import add_exit_handler
 
 from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import Raw, Run, check_sections, parse_run
@@ -37,6 +39,7 @@ Loader = Callable[[str, Path | None], Examples | None]
 
 SECTIONS = {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}
 NUMBERS = "client-numbers.json"
+LAUNCHED = "launch.json"  # what `prunella run` and `prunella submit` write into the directory of a run
 MAX_ERROR = 2_000  # characters of the error that ended a run
 _PACKAGES = ("prunella", "flwr", "torch", "numpy")
 
@@ -52,13 +55,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def run_directory(run: Run) -> Path:
-    """The directory of the run. Raises ``ConfigError`` without one."""
-    if not run.run_dir:
-        raise ConfigError(
-            "run-dir is not set: start with `prunella run`, or give --run-config 'run-dir=\"/where/to/keep/it\"'"
-        )
-    return Path(run.run_dir)
+def placed(run: Run, number: int) -> Run:
+    """The run with a directory: ``run-dir``, or with Flower's own `flwr run` one below ``FLWR_HOME``, in which Flower
+    keeps everything else. ``number`` is Flower's of this run. Raises ``ConfigError``."""
+    if not run.run_dir and run.resume:
+        raise ConfigError("resume needs the run-dir of the run to go on with; the log of that run names it")
+    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    folder = run.run_dir or str((home / "prunella" / "runs" / run.name(number)).absolute())
+    return run.model_copy(update={"run_dir": folder})
 
 
 def numbering_file(folder: Path) -> Path:
@@ -71,7 +75,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
 
     Raises ``ConfigError`` before anything starts."""
     check_sections(raw, SECTIONS)
-    folder = run_directory(run)
+    folder = Path(run.run_dir)
     task = make_task(run.model, run.dataset, None)
     module = task.build()
     require_fit(task, module)
@@ -132,19 +136,44 @@ def main(grid: Grid, context: Context) -> None:
     raw: Raw = settled(given)
     if said := choice(given):
         log(INFO, "%s", said)
-    run = parse_run(raw)
-    with claimed(run_directory(run)):
-        run_to_end(assemble(run, raw), grid)
+    run = placed(parse_run(raw), context.run_id)
+    with claimed(Path(run.run_dir)):
+        log(INFO, "this run is kept in %s", run.run_dir)
+        federation = assemble(run, raw)
+        try:
+            run_to_end(federation, grid)
+        finally:
+            report(federation)
+
+
+def report(federation: Federation) -> None:
+    """Write the report of a run that no launcher follows, and say where; a launcher writes its own, and nobody waits
+    for that of a run that was told to stop."""
+    if (federation.folder / LAUNCHED).exists() or federation.store.run()["status"] not in ("completed", "failed"):
+        return
+    from prunella.server.report.build import write_report
+
+    log(INFO, "report: %s", write_report(federation.folder))
+
+
+def stopped(store: RunStore) -> None:
+    """Flower ends a simulation, whose ServerApp is a thread that no signal reaches: ``flwr stop``, most likely."""
+    if store.run()["status"] == "running":
+        store.finish("stopped")
 
 
 def run_to_end(federation: Federation, grid: Grid) -> None:
     """Run the federation and record whether it completed, failed or was stopped."""
     describe(federation)
+    if threading.current_thread() is not threading.main_thread():
+        add_exit_handler(lambda: stopped(federation.store))
     try:
         federate(federation, OrderedGrid(grid, federation.run.poll_seconds))
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
             federation.store.finish("stopped")
+            raise
+        if federation.store.run()["status"] == "stopped":
             raise
         federation.store.finish("failed", clean(f"{type(error).__name__}: {error}", MAX_ERROR))
         raise

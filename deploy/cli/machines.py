@@ -75,7 +75,7 @@ def next_steps(out: Path, names: Sequence[str], hosts: Sequence[str], clients: i
 @app.command()
 def superlink(
     keys: KeysDir = Path("keys"),
-    fleet: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where SuperNodes connect (gRPC).")] = "",
+    fleet: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where SuperNodes connect.")] = "",
     control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where commands connect.")] = "127.0.0.1:8000",
     home: Annotated[Path, typer.Option(help="Directory for its database and logs.")] = Path("superlink"),
     in_memory: Annotated[bool, typer.Option("--in-memory", help="No database: a restart forgets all keys.")] = False,
@@ -99,7 +99,8 @@ def superlink(
         from prunella.deploy.ports import Address
 
         plain = insecure or insecure_anyway
-        address = Address.parse(fleet or ("127.0.0.1:9092" if insecure and not insecure_anyway else "0.0.0.0:9092"))
+        local = insecure and not insecure_anyway
+        address = Address.parse(fleet or machines.fleet_address(control, local, stock))
         machines.must_be_safe(address, plain, insecure_anyway)
         machines.must_be_private(Address.parse(control), open_control)
         link = SuperLink(

@@ -69,7 +69,7 @@ def run(
     keep: Keep = False,
     app_dir: AppDir = None,
 ) -> None:
-    """Run a federation on this machine: a SuperLink and one SuperNode per client, over gRPC on loopback.
+    """Run a federation on this machine: a SuperLink and one SuperNode per client, on loopback.
 
     prunella run -c rounds=20 -c rate=0.5 --supernodes 8
 

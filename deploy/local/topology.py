@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prunella.deploy.ports import LOOPBACK, Address
 from prunella.deploy.runs import RunDir
+from prunella.deploy.runtime import flower_release
 from prunella.deploy.runtime.processes import Process
 from prunella.deploy.runtime.request import RunRequest
 from prunella.deploy.runtime.services import (
@@ -50,14 +51,14 @@ def node_config(request: RunRequest, run: RunDir, index: int) -> dict[str, Value
 
 def deployment(run: RunDir, ports: Ports, request: RunRequest) -> list[Process]:
     """SuperLink and SuperNodes, and the SuperExecs, which stock Flower starts by itself."""
-    fleet = Address(LOOPBACK, ports.fleet)
     ours = not request.stock
+    fleet = Address(LOOPBACK, ports.fleet if ours or flower_release.speaks_grpc() else ports.control)
     processes = [superlink(_folders(run, "superlink"), _control(ports), fleet, isolated=ours)]
     for i, port in enumerate(ports.nodes):
         config = write_node_config(run.node(i) / "node.toml", node_config(request, run, i))
         folders = _folders(run, f"node-{i}")
         processes.append(
-            supernode(folders, fleet, port, config, name=f"supernode-{i}", isolated=ours, wait_for=[ports.fleet])
+            supernode(folders, fleet, port, config, name=f"supernode-{i}", isolated=ours, wait_for=[fleet.port])
         )
     if request.stock:
         return processes

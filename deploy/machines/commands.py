@@ -1,9 +1,10 @@
 """One machine's part of a federation: a SuperLink or a SuperNode, its checks and its processes.
 
 Outside this machine's loopback interface everything is TLS with registered SuperNode keys, unless the user insists on
-less. Ports of Flower 1.39: SuperNodes come to the Fleet API (gRPC, 9092); commands and the ServerApp come to the
-Control and Runtime API (HTTP, 8000), which asks nobody for a login and runs what it is sent, so it stays on loopback; a
-SuperNode's own Runtime API (HTTP, 9094) is for the ClientApps of its machine and is always on loopback.
+less. Ports: SuperNodes come to the Fleet API (9092; gRPC or HTTP, as the installed Flower speaks
+it); commands and the ServerApp come to the Control and Runtime API (HTTP, 8000), which asks nobody for a login and runs
+what it is sent, so it stays on loopback; a SuperNode's own Runtime API (HTTP, 9094) is for the ClientApps of its
+machine and is always on loopback.
 
 Each SuperLink and SuperNode keeps everything in one directory, 0700: ``flower/`` (its FLWR_HOME), ``logs/``,
 ``state.db`` (SuperLink: registered keys and runs), ``state/`` and ``node.toml`` (SuperNode: what the client remembers,
@@ -18,7 +19,7 @@ from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.machines import connection_errors
 from prunella.deploy.machines.keys import Keys, check_superlink, present, private_directory
 from prunella.deploy.ports import LOOPBACK, Address
-from prunella.deploy.runtime import services
+from prunella.deploy.runtime import flower_release, services
 from prunella.deploy.runtime.own_code import OWN_CODE
 from prunella.deploy.runtime.processes import Process
 from prunella.deploy.runtime.services import Folders, Value
@@ -83,9 +84,28 @@ def must_be_private(control: Address, opened: bool) -> None:
         )
 
 
+def one_port(stock: bool) -> bool:
+    """Whether Flower's own SuperLink serves SuperNodes on the port of its Control API; ours has one for each."""
+    return stock and not flower_release.speaks_grpc()
+
+
+def fleet_address(control: str, local: bool, stock: bool) -> str:
+    """Where SuperNodes connect if nothing else is said; ``local``: those of this machine alone."""
+    return control if one_port(stock) else "127.0.0.1:9092" if local else "0.0.0.0:9092"
+
+
 def check_link(link: SuperLink) -> None:
+    """Its certificate is there, and its ports can be had. Raises ``UsageError``."""
     if link.keys:
         check_superlink(link.keys)
+    one = one_port(link.stock)
+    if one and link.fleet != link.control:
+        raise UsageError(
+            f"with --stock, flwr {flower_release.version()} serves SuperNodes and commands on one port: leave it out, "
+            "or give --fleet and --control the same HOST:PORT"
+        )
+    if not one and link.fleet.port == link.control.port:
+        raise UsageError("--fleet and --control need two ports: only SuperNodes may reach the first")
 
 
 def check_node(node: SuperNode) -> None:

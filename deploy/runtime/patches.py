@@ -2,9 +2,9 @@
 
 Nothing on disk changes: attributes of modules are replaced in the zygote, before it forks the SuperLink, the
 SuperNodes and the SuperExecs. ``prunella run --stock`` applies none of it. An attribute that is not there means
-another version of Flower than the one this was written for: ``PatchError``, never a silent skip.
+another version of Flower than those this was written for: ``PatchError``, never a silent skip.
 
-Times are seconds. Flower 1.39 sleeps 3 s between two requests for work, 0.5 s between two checks for a reply, waits
+Times are seconds. Flower sleeps 3 s between two requests for work, 0.5 s between two checks for a reply, waits
 1 s and then twice that for an object that is not there yet, and needs 60 s to notice a dead SuperNode.
 """
 
@@ -12,9 +12,10 @@ import importlib
 import inspect
 import time
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
+from prunella.deploy.runtime import flower_release
+from prunella.deploy.runtime.fleet_port import TwoPorts
 from prunella.deploy.runtime.own_code import checked, loading_own
 
 POLL = 0.1
@@ -42,16 +43,17 @@ def poll_for(supernodes: int) -> float:
 
 
 class PatchError(Exception):
-    """The installed Flower does not have an attribute this launcher replaces."""
+    """The installed Flower does not have what this launcher replaces: ``what`` completes "flwr 1.39.0 …"."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"flwr {flower_release.version()} {what}: {flower_release.install()}, or add --stock")
 
 
 def _attribute(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
-        raise PatchError(
-            f"flwr {metadata.version('flwr')} has no {module}.{name}: install flwr==1.39.* or add --stock"
-        ) from None
+        raise PatchError(f"has no {module}.{name}") from None
 
 
 def replace(module: str, name: str, value: Any) -> None:
@@ -64,9 +66,7 @@ def set_default(module: str, function: str, parameter: str, value: Any) -> None:
     """Change the default of a keyword-only ``parameter`` of ``module.function``."""
     defaults = getattr(_attribute(module, function), "__kwdefaults__", None) or {}
     if parameter not in defaults:
-        raise PatchError(
-            f"flwr {metadata.version('flwr')}: {module}.{function} has no {parameter!r}: install 1.39.*, or add --stock"
-        )
+        raise PatchError(f"has no {parameter!r} in {module}.{function}")
     defaults[parameter] = value
 
 
@@ -123,7 +123,7 @@ class ForkedPopen:
 def faster_supernode(poll: float) -> None:
     """The SuperNode checks for replies every ``poll`` seconds, for work patiently, and its death shows sooner."""
     replace("flwr.supernode.start_client_internal", "time", PatientTime(poll))
-    for module in ("flwr.client.grpc_rere_client.connection", "flwr.supercore.heartbeat"):
+    for module in (flower_release.connection(), "flwr.supercore.heartbeat"):
         replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
 
@@ -161,9 +161,7 @@ def forked_tasks(spawn: Spawn, poll: float) -> None:
     starting Python and importing everything again."""
     executor = _attribute("flwr.supercore.superexec.executor.subprocess_executor", "SubprocessExecutor")
     if "subprocess.Popen(" not in inspect.getsource(executor.launch):
-        raise PatchError(
-            f"flwr {metadata.version('flwr')} starts its tasks in another way: install flwr==1.39.* or add --stock"
-        )
+        raise PatchError("starts its tasks in another way")
     clock = PatientTime(poll)
     replace("flwr.supercore.superexec.run_superexec", "time", clock)
     replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn, clock))
@@ -181,6 +179,12 @@ def quiet_superlink() -> None:
     replace("flwr.superlink.cli.flower_superlink", "get_uvicorn_log_config", without_access)
 
 
+def fleet_port() -> None:
+    """Where SuperNodes connect over HTTP, they get a port of their own on which nothing else is answered."""
+    if not flower_release.speaks_grpc():
+        replace("flwr.superlink.cli.flower_superlink", "uvicorn", TwoPorts())
+
+
 def own_code() -> None:
     """If its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle."""
     module = "flwr.supernode.runtime.run_clientapp"
@@ -196,3 +200,4 @@ def apply(spawn: Spawn, poll: float = POLL) -> None:
     faster_objects()
     forked_tasks(spawn, poll)
     quiet_superlink()
+    fleet_port()

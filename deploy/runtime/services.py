@@ -1,9 +1,10 @@
 """Flower's processes and their command lines, for one machine and for several.
 
-In Flower 1.39 SuperNodes connect to the SuperLink's Fleet API (gRPC); the SuperLink serves its Control and Runtime APIs
-over HTTP on one port; each SuperNode serves a Runtime API of its own. A SuperExec asks a Runtime API for tasks and
-starts them: ServerApps at the SuperLink's, ClientApps at a SuperNode's. With ``stock`` Flower starts its SuperExecs
-by itself; otherwise they are processes of ours, which fork tasks from the zygote.
+SuperNodes connect to the SuperLink's Fleet API (gRPC in Flower 1.39, HTTP in 1.42: ``deploy.runtime.flower_release``);
+the SuperLink serves its Control and Runtime APIs over HTTP on one port; each SuperNode serves a Runtime API of its own.
+A SuperExec asks a Runtime API for tasks and starts them: ServerApps at the SuperLink's, ClientApps at a SuperNode's.
+With ``stock`` Flower starts its SuperExecs by itself; otherwise they are processes of ours, which fork tasks from the
+zygote.
 """
 
 import json
@@ -64,7 +65,8 @@ def superlink(
     database: Path | None = None,
     isolated: bool = True,
 ) -> Process:
-    """A SuperLink that serves ``control`` and ``fleet``; without ``fleet``, one that simulates its clients."""
+    """A SuperLink that serves ``control`` and ``fleet``, which over HTTP may be one; without ``fleet``, one that
+    simulates its clients."""
     args = [*tls, "--host", control.host, "--port", str(control.port), NO_INSTALL]
     args += ["--fleet-api-address", str(fleet)] if fleet else ["--simulation"]
     args += ["--database", str(database)] if database else []

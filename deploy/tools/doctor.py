@@ -20,13 +20,11 @@ from rich.text import Text
 
 from prunella.core.errors import ConfigError, DataError
 from prunella.deploy.ports import PortError, free_ports, is_open
-from prunella.deploy.runtime import settings
+from prunella.deploy.runtime import flower_release, settings
 from prunella.deploy.runtime.processes import environment
-from prunella.deploy.runtime.requirements import FLOWER
 
 Severity = Literal["ok", "warn", "bad"]
 SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
-PINNED = {"flwr": FLOWER}
 PORTS = 8
 EARLIEST = 1735689600  # 2025-01-01: a clock before this breaks certificates and signed metadata
 SPACE = 2e9  # bytes a few runs and bundles may need
@@ -61,9 +59,9 @@ def packages() -> list[Check]:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             found = ""
-        right = bool(found) and found.startswith(PINNED.get(name, ""))
-        wanted = f"{name}=={PINNED[name]}*" if name in PINNED else name
-        checks.append(Check(name, "ok" if right else "bad", found or "missing", f"pip install '{wanted}'"))
+        right = bool(found) and (name != "flwr" or flower_release.is_started())
+        fix = flower_release.install() if name == "flwr" else f"pip install '{name}'"
+        checks.append(Check(name, "ok" if right else "bad", found or "missing", fix))
     return checks
 
 

@@ -121,3 +121,13 @@ def test_examples_held_out_for_evaluation_are_never_trained_on(tmp_path: Path) -
     assert len(here.data.examples.y) + len(here.data.held_out.y) == len(everything.y)
     rows = {tuple(x.flatten().tolist()) for x in here.data.held_out.x}
     assert not rows & {tuple(x.flatten().tolist()) for x in here.data.examples.x}
+
+
+def test_without_a_run_dir_the_memory_of_a_run_has_flowers_number_of_it(tmp_path: Path) -> None:
+    """Two runs of Flower's own ``flwr run`` must not meet the state of each other."""
+
+    def name(run: int, **overrides: str) -> str:
+        config = {"partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path)}
+        return Session(Context(run, 1, config, RecordDict(), settings(**overrides))).store.folder.name
+
+    assert (name(7), name(8), name(8, run_dir="/x/first")) == ("7", "8", "first")

@@ -1,4 +1,4 @@
-"""The README's main job with real processes over gRPC, and what it promises."""
+"""The README's main job with real processes over the network, and what it promises."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from prunella.deploy.runtime import flower_release
 from prunella.server.checkpoint import load
 from prunella.server.store.read import read_audits, read_metrics, read_run
 
@@ -85,8 +86,11 @@ def test_the_report_is_one_file_that_shows_it(job: Finished) -> None:
     assert str(job.path.resolve() / "report.html") in job.output or "report.html" in job.output
 
 
-def test_the_transport_was_grpc_and_nothing_private_lies_open(job: Finished) -> None:
-    assert "gRPC" in (job.path / "logs" / "superlink.log").read_text()
+def test_the_transport_was_that_of_the_installed_flower_and_nothing_private_lies_open(job: Finished) -> None:
+    said = "gRPC-rere" if flower_release.speaks_grpc() else "HTTP"
+    assert f"Starting Fleet API ({said}) on 127.0.0.1:" in (job.path / "logs" / "superlink.log").read_text()
+    warm = (job.path / "logs" / "zygote.log").read_text()
+    assert "ready, single-threaded" in warm, "every process was forked from one that had imported Flower and PyTorch"
     for node in (job.path / "nodes").iterdir():
         assert stat.S_IMODE(node.stat().st_mode) == 0o700
         assert list((node / "state").rglob("round-*.safetensors"))

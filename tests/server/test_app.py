@@ -1,16 +1,20 @@
 import json
+import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 
 import prunella.client.app
-from prunella.core.config import parse_run
+from prunella.core.config import Run, parse_run
 from prunella.core.errors import ConfigError
-from prunella.server.app import app, assemble, versions
+from prunella.server.app import LAUNCHED, app, assemble, placed, versions
+from prunella.server.store.read import read_run
 from prunella.server.store.schema import StoreError
 from prunella.server.store.write import claimed
 from tests.local_grid import LocalGrid, settings
@@ -40,14 +44,56 @@ def test_a_wrong_name_or_value_is_refused_before_anything_starts(tmp_path: Path,
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_run_needs_a_place(tmp_path: Path) -> None:
-    raw = settings()
+def test_a_run_without_a_place_gets_one_of_its_own_where_flower_keeps_everything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    first, second = (placed(Run(), number).run_dir for number in (7, 8))
+    assert Path(first) == tmp_path / "prunella" / "runs" / "7" and Path(second).name == "8"
+    assert placed(Run(run_dir="/there"), 7).run_dir == "/there"
+    monkeypatch.delenv("FLWR_HOME")
+    assert Path(placed(Run(), 7).run_dir).is_relative_to(Path.home() / ".flwr")
     with pytest.raises(ConfigError, match="run-dir"):
-        assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
+        placed(Run(resume=True), 7)
+
+
+def test_a_run_that_nobody_launched_ends_with_a_report_only_its_owner_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    raw = settings(audit_every=0, rounds=1, poll_seconds=0.01) | {"learning-rate": "auto"}
+    app(LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes"), context(raw))
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+    folder = tmp_path / "prunella" / "runs" / "5"
+    assert f"report: {folder}/report.html" in caplog.text and (folder / "report.html").stat().st_mode & 0o77 == 0
+    assert folder.stat().st_mode & 0o77 == 0 and read_run(folder)["status"] == "completed"
+
+
+def test_a_launcher_writes_the_report_itself(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LAUNCHED).write_text("{}")
+    assert run_main(tmp_path)["status"] == "completed" and not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_simulation_that_is_told_to_end_is_stopped_whatever_its_thread_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower runs its exit handlers while the ServerApp, a thread of its own there, goes on."""
+
+    def told(*_: object) -> None:
+        trigger_exit_handlers(run_before_force_exit=False)
+        raise RuntimeError("the workers are gone")
+
+    monkeypatch.setattr("prunella.server.app.federate", told)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError):
+        pool.submit(run_main, tmp_path).result()
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["status"] == "stopped" and run["error"] is None
 
 
 def context(raw: dict[str, Any]) -> Any:
-    return SimpleNamespace(run_config=raw)
+    return SimpleNamespace(run_config=raw, run_id=5)
 
 
 def run_main(tmp_path: Path, **overrides: Any) -> dict[str, Any]:

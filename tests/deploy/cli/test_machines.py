@@ -12,6 +12,7 @@ from prunella.deploy.cli import main as cli
 from prunella.deploy.machines import commands as machines
 from prunella.deploy.machines import submit, supervisor
 from prunella.deploy.runs import RunDir
+from prunella.deploy.runtime import flower_release
 from prunella.deploy.runtime.processes import Process
 
 RUNNER = CliRunner()
@@ -116,7 +117,8 @@ def test_insecure_means_loopback(here: Path, served: list[tuple]) -> None:
     assert RUNNER.invoke(cli.app, ["superlink", "--insecure", "--stock"]).exit_code == 0
     processes, stock, *_ = served[0]
     [link] = processes
-    assert stock and isinstance(link, Process) and "127.0.0.1:9092" in link.args
+    fleet = "127.0.0.1:9092" if flower_release.speaks_grpc() else "127.0.0.1:8000"
+    assert stock and isinstance(link, Process) and fleet in link.args
 
 
 def test_supernode_denies_audits_unless_told_otherwise(here: Path, served: list[tuple]) -> None:

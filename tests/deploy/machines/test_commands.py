@@ -149,3 +149,21 @@ def test_conditions_reach_the_client_and_its_own_code_comes_with_them(node: Supe
 def prepared(node: SuperNode) -> SuperNode:
     machines.make_home(node.home, "state")
     return node
+
+
+@pytest.mark.parametrize("grpc", [True, False])
+def test_stock_over_http_has_one_port_and_everything_else_two(
+    tmp_path: Path, made: Keys, monkeypatch: pytest.MonkeyPatch, grpc: bool
+) -> None:
+    monkeypatch.setattr(machines.flower_release, "speaks_grpc", lambda: grpc)
+    both = Address("127.0.0.1", 8000)
+    ours, stock = SuperLink(tmp_path, made, FLEET), SuperLink(tmp_path, made, FLEET, stock=True)
+    machines.check_link(ours)
+    with pytest.raises(UsageError, match="need two ports"):
+        machines.check_link(replace(ours, fleet=Address("10.0.0.1", both.port)))
+    given = stock if grpc else replace(stock, fleet=both)
+    machines.check_link(given)
+    with pytest.raises(UsageError, match="need two ports" if grpc else "the same HOST:PORT"):
+        machines.check_link(replace(stock, fleet=both) if grpc else stock)
+    assert machines.fleet_address("127.0.0.1:8000", True, True) == ("127.0.0.1:9092" if grpc else "127.0.0.1:8000")
+    assert machines.fleet_address("127.0.0.1:8000", False, False) == "0.0.0.0:9092"

@@ -14,8 +14,8 @@ def test_what_is_installed_here_passes() -> None:
 
 
 def test_another_flower_is_refused_and_the_right_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements.metadata, "version", lambda name: "1.42.0")
-    with pytest.raises(UsageError, match=r"here is 1\.42\.0: pip install 'flwr==1\.39\.\*'"):
+    monkeypatch.setattr(requirements.flower_release.metadata, "version", lambda name: "1.38.0")
+    with pytest.raises(UsageError, match=r"flwr 1\.38\.0 are not started: pip install 'flwr==1\.39\.\*' \(gRPC\) or"):
         requirements.check()
 
 

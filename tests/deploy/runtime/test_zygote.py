@@ -9,6 +9,7 @@ import sysconfig
 import time
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -46,7 +47,7 @@ def test_a_fork_runs_the_console_script_into_its_own_log(zygote: tuple[ZygoteBac
     log = directory / "version.log"
     backend.spawn(Process("v", "flower-superexec", ("--version",), str(log)))
     assert ended(backend) == [Exit("v", 0)]
-    assert "Flower version: 1.39" in log.read_text()
+    assert f"Flower version: {metadata.version('flwr')}" in log.read_text()
     assert log.stat().st_mode & 0o777 == 0o600
     backend.spawn(Process("w", "flower-superexec", ("--no-such-flag",), str(directory / "bad.log")))
     assert ended(backend) == [Exit("w", 2)]
@@ -93,7 +94,7 @@ def test_another_flower_is_refused_by_name(tmp_path: Path) -> None:
         "import flwr.supernode.start_client_internal as module\ndel module.time\n"
     )
     backend = ZygoteBackend(tmp_path / "zygote.log", 0.1, {"PYTHONPATH": str(tmp_path)}, ())
-    with pytest.raises(LaunchError, match="flwr 1.39.*start_client_internal.time.*--stock"):
+    with pytest.raises(LaunchError, match=r"flwr 1\.\d+\.\d+ has no .*start_client_internal.time.*--stock"):
         ended(backend)
     backend.stop()
 

@@ -23,7 +23,7 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
 def test_versions_against_the_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "1.41.0")
     found = {check.name: check for check in doctor.packages()}
-    assert found["flwr"].state == "bad" and "flwr==1.39.*" in found["flwr"].fix
+    assert found["flwr"].state == "bad" and "flwr==1.39.*" in found["flwr"].fix and "flwr==1.42.*" in found["flwr"].fix
     assert found["torch"].state == "ok"
 
     def missing(name: str) -> str:
