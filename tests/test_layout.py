@@ -12,7 +12,8 @@ LEVELS = [
     {"core"},
     {"wire", "tasks", "pruning", "privacy"},
     {"attacks", "strategies"},
-    {"client", "server", "flower"},
+    {"client", "server"},
+    {"flower"},
     {"deploy"},
     {"benchmarks"},
 ]

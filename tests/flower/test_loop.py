@@ -1,0 +1,1 @@
+"""The loop's defenses in somebody else's loop."""
