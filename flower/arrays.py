@@ -14,14 +14,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree, intersect, map_trees, where
 from prunella.wire.encode import fingerprint
-from prunella.wire.records import STYPE, from_coded, from_dense, pack, to_coded, to_dense
+from prunella.wire.records import STYPE, from_coded, from_dense, to_coded, to_dense
 
 MARK = "prunella"  # the config record by which server and client know each other
 REST = "prunella-rest"  # arrays that are not coded
 WIRE = 1
+FLOATS = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch norm calls its statistics
 
-__all__ = ["BUFFERS", "MARK", "REST", "Shapes", "close_record", "floats", "is_coded", "open_record", "whole", "pack"]
+
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def floats(tree: Tree) -> Tree:
@@ -53,7 +56,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tree: Tree) -> "Shapes":
-        return cls(tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tree.items()))
+        return cls(tuple((name, _kind(t), tuple(t.shape)) for name, t in tree.items()))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,7 +79,8 @@ def open_record(content: RecordDict, shapes: Shapes, reference: Mask | None = No
     _, record = whole(content)
     rest = from_dense(content.array_records.get(REST, ArrayRecord()))
     like = {name: tensor for name, tensor in shapes.like().items() if name not in rest}
-    coded, mask = from_coded(record, like, reference)
+    known = reference if reference is not None and reference.keys() == like.keys() else None
+    coded, mask = from_coded(record, like, known)
     found = {**rest, **coded}
     if found.keys() != set(shapes.names):
         raise WireError("name", "the arrays of the message are not those of the model")
@@ -97,16 +101,30 @@ def _differs(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def close_answer(name: str, after: Tree, before: Tree, base: Mask) -> RecordDict:
-    """The coded answer ``after`` to ``before``, which was sent under ``base``: its array records."""
-    same = {n: base[n] for n in base if n in after and after[n].dtype == before[n].dtype}
-    inside = {n: before[n] for n in same}
-    coded, rest = close_record(after, changed({n: after[n] for n in same}, inside, same))
-    return RecordDict({name: coded, **({REST: rest} if rest else {})})
+    """The answer ``after`` to ``before``, which was sent under ``base``: its array records, coded where they can be.
+
+    Servers' optimisers make float64 of a model whose clients answer in float32. An answer is coded in its own types,
+    which travel in the record ``MARK``.
+    """
+    names = [n for n in base if n in after and after[n].is_floating_point()]
+    if not names:
+        return RecordDict({name: to_dense(after)})
+    same = {n: before[n].to(after[n].dtype) for n in names}
+    inside = {n: base[n] for n in names}
+    coded, rest = close_record(after, changed({n: after[n] for n in names}, same, inside), inside)
+    cast = [f"{_kind(after[n])} {n}" for n in names if after[n].dtype != before[n].dtype]
+    return RecordDict({name: coded, **({REST: rest} if rest else {}), MARK: ConfigRecord({"cast": cast})})
 
 
-def open_answer(content: RecordDict, before: Tree) -> Tree:
-    """The inverse of ``close_answer``, at the server."""
-    sent, mask = open_record(content, Shapes.of(before))
+def open_answer(content: RecordDict, before: Tree, base: Mask) -> Tree:
+    """The inverse of ``close_answer`` for a coded answer, at the server. Raises ``WireError``."""
+    beside, before = content.array_records.get(REST, ArrayRecord()), dict(before)
+    cast = content.config_records.get(MARK, ConfigRecord()).get("cast", [])
+    for kind, _, name in (str(each).partition(" ") for each in cast) if isinstance(cast, list) else ():
+        if kind not in FLOATS or name not in before:
+            raise WireError("dtype", "the answer names an array or a type that there is not")
+        before[name] = before[name].to(FLOATS[kind])
+    sent, mask = open_record(content, Shapes.of(before), {n: kept for n, kept in base.items() if n not in beside})
     inside = where(mask, {n: sent[n] for n in mask}, {n: before[n] for n in mask})
     return {name: inside.get(name, sent[name]) for name in sent}
 

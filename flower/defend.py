@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from prunella.client.policy import check_model
@@ -132,7 +132,9 @@ def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
         shapes = Shapes.of(tree)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         write_json(path, shapes.rows, mode=0o600)
-        return name, tree, full_mask(shapes.like())
+        mask = full_mask(shapes.like())
+        site.store.save_mask(mask)
+        return name, tree, mask
     rows = json.loads(path.read_text()) if path.exists() else []
     shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
     tree, mask = open_record(content, shapes, site.store.mask())
@@ -234,7 +236,8 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     else:
         kept = {n: record[n] for n in defended if defended[n] is after[n]}
         arrays = RecordDict({answer_name: as_record(defended, kept)})
-    reply.content = RecordDict({**arrays, **told(reply.content, listed), MARK: marker(applied, mask)})
+    mark = ConfigRecord({**marker(applied, mask), **arrays.config_records.get(MARK, ConfigRecord())})
+    reply.content = RecordDict({**arrays.array_records, **told(reply.content, listed), MARK: mark})
     return reply
 
 
