@@ -215,13 +215,13 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     memory = site.store.load(round)
     work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state)
     composed = work.begin()
-    if not needs_loop(site.chain):
-        _spend(site, UNBOUNDED)
     token = HANDLED.set(work)
     try:
         reply = _answered(_given(message, name, {**received, **composed}), context, call_next)
     finally:
         HANDLED.reset(token)
+        if listed or not (work.accounted or needs_loop(site.chain)):
+            _spend(site, UNBOUNDED)  # also where it failed: that it did may tell something
     if reply.has_error():
         return reply
     answer_name, record = whole(reply.content)

@@ -22,6 +22,7 @@ and what the app answers is the model as the guard left it. Else the message is 
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -89,6 +90,7 @@ class Handled:
     steps: int = 0
     given: Tree = field(default_factory=dict)
     left: Tree | None = None
+    accounted: bool = False  # the app has charged its own steps (``flower.account``)
     question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
 
     def begin(self) -> Tree:
@@ -136,7 +138,8 @@ class Guard:
         self._draws = work.site.generator(work.question, "loop")
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
-        self._paid, self._poisson, self._shown = 0, 0.0, False
+        self._credit: Counter[float] = Counter()  # steps charged and not yet taken, by sampling rate
+        self._charges, self._poisson, self._charged, self._shown = 0, 0.0, False, False
         self._expected: int | None = None
         self._require_received()
         self._versions = self._seen()
@@ -177,16 +180,24 @@ class Guard:
 
     def _pay(self, steps: int, rate: float) -> None:
         """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
-        site, name = self._work.site, f"{self._work.question}-{self._work.steps}-{rate}"
+        site, name = self._work.site, f"{self._work.question}-{self._charges}"
         new = charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9))
         spend(site.accounts.ledger(), new, site.privacy)
         site.accounts.charge(new)
-        self._paid += steps
+        self._charges += 1
+        self._credit[rate] += steps
+
+    def _use(self) -> None:
+        """Take one charged step, of the sampling that its batch was drawn by."""
+        rate = self._poisson or 1.0
+        if not self._credit[rate]:
+            self._pay(BLOCK, rate)
+        self._credit[rate] -= 1
+        self._charged = True
 
     def images(self, x: Tensor) -> Tensor:
         """The batch [B, C, H, W] as training may see it."""
-        if self._paid <= self._work.steps:
-            self._pay(BLOCK, 1.0)
+        self._use()
         self._shown = True
         return present(self._chain, x, self._state, self._draws)
 
@@ -194,8 +205,8 @@ class Guard:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
         if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
-        if self._paid <= self._work.steps:
-            self._pay(BLOCK, 1.0)
+        if not self._charged:
+            self._use()
         self._observe(None)
 
     def step(self, x: Tensor, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
@@ -204,10 +215,9 @@ class Guard:
             raise DefenseError(
                 "protected: the model moved outside guard.step: leave out the loop's own optimizer.step()"
             )
-        if self._chain.private is not None and self._paid <= self._work.steps and not self._poisson:
-            self._pay(BLOCK, 1.0)
+        shown = self.images(x)
         try:
-            value = self._computed(x, y, loss)
+            value = self._computed(shown, y, loss)
         except Exception as error:
             if self._chain.private is None:
                 raise
@@ -219,8 +229,7 @@ class Guard:
         self._versions, self._poisson = self._seen(), 0.0
         return value
 
-    def _computed(self, x: Tensor, y: Tensor, loss: Loss) -> Tensor | None:
-        shown = self.images(x)
+    def _computed(self, shown: Tensor, y: Tensor, loss: Loss) -> Tensor | None:
         self._model.zero_grad(set_to_none=True)
         value = None
         if self._chain.private is None:
@@ -250,7 +259,7 @@ class Guard:
         for name, p in self._params.items():
             p.grad = defended[name].to(p.dtype)
         self._work.steps += 1
-        self._shown = False
+        self._shown = self._charged = False
 
     def close(self) -> None:
         """Note the model as it is, and give the state back."""

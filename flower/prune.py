@@ -23,7 +23,7 @@ Flower's strategies would refuse to aggregate them.
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -129,7 +129,7 @@ class Prune(Layer):
         module, shape = self._model or nn.Identity(), self._shape or (1, 1, 1)
         known = ServerModel(module, shape, tuple(floats(tree)), names, public)
         self._scheme = self._entry.strategy(self._run, known, self._settings)
-        self.mask = self._scheme.first_mask(self._params(tree), None, [])  # type: ignore[arg-type] - asks no client
+        self.mask = self._scheme.first_mask(self._params(tree), cast("Any", None), [])  # these schemes ask no client
 
     @staticmethod
     def _params(tree: Tree) -> Tree:

@@ -15,7 +15,7 @@ Errors: ``ConfigError``, which the server is told; it names settings.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -107,7 +107,9 @@ class Site:
 
     @cached_property
     def privacy(self) -> Privacy:
-        return within(self.policy, parse_section(self.raw, "privacy", Privacy))
+        """Under the smaller budget, and with one of the site's own at the smaller δ."""
+        found = within(self.policy, parse_section(self.raw, "privacy", Privacy))
+        return replace(found, delta=min(found.delta, self.policy.delta)) if self.policy.epsilon_budget else found
 
     @cached_property
     def chain(self) -> Chain:
