@@ -126,19 +126,18 @@ def check_order(message: Message, call_next: Next) -> None:
 def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
     """The model of a message, by the name of its record, and the mask it was sent under: all of it if dense."""
     name, record = whole(content)
-    path = site.store.home / "shapes" / f"{site.context.run_id}.json"
+    path = site.wire.folder / "shapes.json"
     if not is_coded(content):
         tree = from_dense(record)
         shapes = Shapes.of(tree)
-        path.parent.mkdir(exist_ok=True, mode=0o700)
         write_json(path, shapes.rows, mode=0o600)
         mask = full_mask(shapes.like())
-        site.store.save_mask(mask)
+        site.wire.save_mask(mask)
         return name, tree, mask
     rows = json.loads(path.read_text()) if path.exists() else []
     shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
-    tree, mask = open_record(content, shapes, site.store.mask())
-    site.store.save_mask(mask)
+    tree, mask = open_record(content, shapes, site.wire.mask())
+    site.wire.save_mask(mask)
     return name, tree, mask
 
 

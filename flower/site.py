@@ -17,6 +17,7 @@ Errors: ``ConfigError``, which the server is told; it names settings.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,12 +130,20 @@ class Site:
             raise ConfigError(f"this client's owner lets {stepwise[0]} take {limit} local steps a message at most")
 
     @cached_property
-    def store(self) -> ClientStore:
-        """State of this run and this type of message."""
+    def _home(self) -> Path:
         config, node = self.context.node_config, self.context.node_id
         client = config.get("client-id", config.get("partition-id", node))
-        home = state_directory(config, int(str(client))) / FOLDER
-        return ClientStore(home, f"run-{self.context.run_id}-{self.kind}")
+        return state_directory(config, int(str(client))) / FOLDER
+
+    @cached_property
+    def store(self) -> ClientStore:
+        """State of this run and this type of message."""
+        return ClientStore(self._home, f"run-{self.context.run_id}-{self.kind}")
+
+    @cached_property
+    def wire(self) -> ClientStore:
+        """What messages of any type of this run are read by: the last mask, and the shapes of the model."""
+        return ClientStore(self._home, f"run-{self.context.run_id}")
 
     @cached_property
     def accounts(self) -> Accounts:

@@ -133,6 +133,12 @@ def test_who_has_the_mod_is_sent_what_our_own_server_would_send(tmp_path: Path) 
     assert up < 0.6 * full.bytes_up
 
 
+def test_training_and_evaluation_share_the_mask(tmp_path: Path) -> None:
+    seen, layer = Seen(), Prune(FedAvg(), "magnitude", rate=0.5, ramp_rounds=2)
+    run(make([Defend()]), tmp_path, {"defenses": "dgp"}, layer, rounds=4, tamper=seen)
+    assert not seen.errors and len(seen.replies) == 16
+
+
 def test_a_client_that_forgot_its_mask_is_sent_it_again(tmp_path: Path) -> None:
     layer = Prune(FedAvg(**QUIET), "random", rate=0.5)
     seen = Seen()
