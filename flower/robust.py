@@ -41,7 +41,8 @@ class Robust(Layer):
         if rule not in ROBUST:
             raise unknown("robust aggregation", rule, ROBUST)
         raw = {f"{rule}.{kebab(key)}": value for key, value in settings.items()}
-        self._rule, self._settings = ROBUST[rule], parse_section(raw, rule, ROBUST[rule].settings)
+        self._rule = ROBUST[rule]
+        self._settings: Any = parse_section(raw, rule, self._rule.settings)
         self._liars = int(getattr(self._settings, "liars", BESIDE_NORM_BOUND))
         self._quorum = 1 if rule == "norm-bound" else quorum(self._liars)
         self._before: Tree = {}
