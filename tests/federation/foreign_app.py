@@ -19,7 +19,7 @@ publisher = "somebody"
 serverapp = "pytorchexample.server_app:app"
 clientapp = "pytorchexample.client_app:app"
 [tool.flwr.app.config]
-num-server-rounds = 3
+num-server-rounds = 2
 local-epochs = 1
 learning-rate = 0.1
 result = "RESULT"
