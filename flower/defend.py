@@ -131,9 +131,7 @@ def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
         tree = from_dense(record)
         shapes = Shapes.of(tree)
         write_json(path, shapes.rows, mode=0o600)
-        mask = full_mask(shapes.like())
-        site.wire.save_mask(mask)
-        return name, tree, mask
+        return name, tree, full_mask(shapes.like())
     rows = json.loads(path.read_text()) if path.exists() else []
     shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
     tree, mask = open_record(content, shapes, site.wire.mask())
@@ -189,7 +187,9 @@ def _evaluate(message: Message, context: Context, call_next: Next, site: Site, l
         _spend(site, UNBOUNDED)
     reply = _answered(_given(message, name, tree), context, call_next)
     if not reply.has_error():
-        reply.content = RecordDict({**told(reply.content, listed), MARK: marker((), mask)})
+        reply.content = RecordDict(
+            {**told(reply.content, listed), MARK: marker((), mask if is_coded(message.content) else None)}
+        )
     return reply
 
 
@@ -235,7 +235,12 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     else:
         kept = {n: record[n] for n in defended if defended[n] is after[n]}
         arrays = RecordDict({answer_name: as_record(defended, kept)})
-    mark = ConfigRecord({**marker(applied, mask), **arrays.config_records.get(MARK, ConfigRecord())})
+    mark = ConfigRecord(
+        {
+            **marker(applied, mask if is_coded(message.content) else None),
+            **arrays.config_records.get(MARK, ConfigRecord()),
+        }
+    )
     reply.content = RecordDict({**arrays.array_records, **told(reply.content, listed), MARK: mark})
     return reply
 

@@ -102,7 +102,14 @@ class Handled:
             composed, self.state = compose(self.site.chain, weights, self.state, generator)
             inside = {name: self.mask[name] for name in weights}
             self.given = {n: t.to(self.received[n].dtype) for n, t in apply_mask(composed, inside).items()}
+            self.given |= self._tied()
         return self.given
+
+    def _tied(self) -> Tree:
+        """What begins elsewhere than received under one name begins there under its others: tied weights."""
+        moved = [name for name, tensor in self.given.items() if not torch.equal(tensor, self.received[name])]
+        others = {name: tensor for name, tensor in self.received.items() if name not in self.given}
+        return {o: self.given[n] for n in moved for o, t in others.items() if torch.equal(t, self.received[n])}
 
 
 HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)

@@ -18,7 +18,7 @@ from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
-from tests.flower.foreign import RATE, Net, Seen, batches, load, make, run, tree
+from tests.flower.foreign import RATE, Net, Seen, batches, load, make, plain, run, tree
 
 
 def ours(names: list[str], received: Tree, state: Any, raw: Any = None) -> tuple[Tree, Any, Tree]:
@@ -182,6 +182,20 @@ def test_half_precision_tied_and_frozen_weights(names: str, tmp_path: Path) -> N
     assert 0 < int((arrived["body.weight"] != sent["body.weight"]).sum())
     state = store(tmp_path).load(9)
     assert set(state.scheme["tracked"]) == {"embed.weight", "body.weight", "body.bias"}
+
+
+def test_tied_weights_begin_as_one_where_a_defense_kept_some_back(tmp_path: Path) -> None:
+    seen: list[Tree] = []
+
+    def look(model: nn.Module, message: Message, context: Context) -> Any:
+        seen.append(tree(message.content["arrays"]))
+        return plain(model, message, context)
+
+    start = ArrayRecord(Odd().state_dict())
+    run(make([Defend()], look, build=Odd), tmp_path, {"defenses": "random"}, rounds=2, build=Odd, start=start)
+    for given in seen:
+        assert torch.equal(given["embed.weight"], given["head.weight"])
+    assert not torch.equal(seen[2]["embed.weight"], seen[3]["embed.weight"]), "each client put its own weights back"
 
 
 def test_bfloat16_travels_as_float32_since_flower_has_no_other_way(tmp_path: Path) -> None:
