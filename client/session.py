@@ -61,7 +61,8 @@ class NodeSettings:
     policy: Policy = Policy()
 
 
-def _state_dir(config: Mapping[str, object], client: int) -> Path:
+def state_directory(config: Mapping[str, object], client: int) -> Path:
+    """Where a client keeps its files: as its node says, or its environment."""
     if "state-dir" in config:
         return Path(str(config["state-dir"]))
     if "PRUNELLA_STATE_DIR" in os.environ:
@@ -83,7 +84,7 @@ def read_node(config: Mapping[str, object]) -> NodeSettings:
     return NodeSettings(
         client=client,
         clients=int(str(config.get("num-partitions", client + 1))),
-        state_dir=_state_dir(config, client),
+        state_dir=state_directory(config, client),
         data=Path(str(config["data"])) if "data" in config else None,
         consent=consent,
         seed=int(str(seed)) if seed is not None else None,

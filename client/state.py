@@ -87,6 +87,10 @@ class ClientStore:
         matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match.group(1)) for match in matches if match)
 
+    def next_round(self) -> int:
+        """One more than the last round that is remembered."""
+        return max(self._rounds(), default=0) + 1
+
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:08d}.safetensors"
 

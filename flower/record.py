@@ -1,10 +1,11 @@
 """What the server of any Flower app sees of its clients, recorded as traces to attack later.
 
-``record`` takes a strategy of the Message API and gives the same strategy back; from then on what was sent to a chosen
-client and what it answered become one trace (``attacks.trace``) each round. Nothing the strategy sees changes.
+``Record`` wraps a strategy of the Message API; from then on what was sent to a chosen client and what it answered
+become one trace (``attacks.trace``) each round. Nothing the strategy sees changes. ``record`` does the same to the
+strategy itself, and gives it back.
 
     task = Task("my_app.model:build", (3, 32, 32), 10)
-    strategy = record(FedAvg(), Recorder(task, Path("traces"), Training(learning_rate=0.1, batch_size=32)))
+    strategy = Record(FedAvg(), "traces", task, Training(learning_rate=0.1, batch_size=32))
 
 It understands full models only: one ``ArrayRecord`` each way, by the names of the module's ``state_dict``. An app that
 sends something else, or another model than the task names, gets an error before its first round. Where a client's
@@ -20,8 +21,9 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
@@ -30,10 +32,12 @@ from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.core.types import MAX_COUNT, ServerView
+from prunella.flower.layer import Layer, Trained
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
 
 EXAMPLES = "num-examples"
+Plain = Callable[[Message], RecordDict]
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Training:
 
 def everyone(round: int, node: int) -> bool:
     return True
+
+
+def content_of(message: Message) -> RecordDict:
+    return message.content
 
 
 @dataclass
@@ -89,20 +97,21 @@ class Recorder:
         buffers = {name: tree[name] for name, buffer in self._buffers.items() if buffer.is_floating_point()}
         return {name: tree[name] for name in self._params}, buffers
 
-    def remember(self, round: int, messages: Iterable[Message]) -> list[Message]:
-        """Keep what goes out to the chosen clients. A model that is not the task's raises ``AttackError``."""
+    def remember(self, round: int, messages: Iterable[Message], plain: Plain = content_of) -> list[Message]:
+        """Keep what goes out to the chosen clients; ``plain`` is a message's content with dense arrays. A model that is
+        not the task's raises ``AttackError``."""
         messages = list(messages)
         self._sent = {}
         split: dict[int, tuple[Tree, Tree]] = {}  # clients mostly get one and the same record
         for message in messages:
-            node, content = message.metadata.dst_node_id, message.content
+            node, content = message.metadata.dst_node_id, plain(message)
             if self.chosen(round, node):
                 if id(content) not in split:
                     split[id(content)] = self.split(content)
                 self._sent[node] = split[id(content)]
         return messages
 
-    def record(self, round: int, replies: Iterable[Message]) -> list[Message]:
+    def record(self, round: int, replies: Iterable[Message], plain: Plain = content_of) -> list[Message]:
         """Traces of the chosen clients' answers."""
         replies = list(replies)
         for reply in replies:
@@ -110,7 +119,7 @@ class Recorder:
             if node not in self._sent or reply.has_error():
                 continue
             try:
-                view = self.view(reply, *self._sent.pop(node))
+                view = self.view(plain(reply), *self._sent.pop(node))
                 about = {"round": round, "node": str(node)}
                 save_trace(self.folder / f"round-{round:06d}-node-{node}.safetensors", view, self.task, about)
             except Exception as error:  # noqa: BLE001 - bytes of a stranger: whatever they raise, the round goes on
@@ -118,11 +127,11 @@ class Recorder:
                 log(WARNING, "no trace of node %d in round %d: %s", node, round, told)
         return replies
 
-    def view(self, reply: Message, params: Tree, buffers: Tree) -> ServerView:
+    def view(self, reply: RecordDict, params: Tree, buffers: Tree) -> ServerView:
         """What the server saw of one client. Raises ``AttackError`` when the answer does not fit what was sent."""
-        after, received = self.split(reply.content)
+        after, received = self.split(reply)
         update = subtract(after, params)
-        examples, training = self._count(reply.content.metric_records.values()), self.training
+        examples, training = self._count(reply.metric_records.values()), self.training
         view = ServerView(
             params,
             update,
@@ -160,3 +169,29 @@ def record(strategy: Strategy, recorder: Recorder) -> Strategy:
     # On the object and not in a subclass: a strategy with a start() of its own, or wrapped in others, stays what it is.
     vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
     return strategy
+
+
+class Record(Layer):
+    """``strategy``, recorded into ``folder`` (``Recorder`` has the arguments). Outside of ``Prune``, a trace has the
+    weights as the client got and gave them, pruned."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        folder: Path | str,
+        task: Task,
+        training: Training,
+        chosen: Callable[[int, int], bool] = everyone,
+        examples: str = EXAMPLES,
+    ) -> None:
+        super().__init__(strategy)
+        self.recorder = Recorder(task, Path(folder), training, chosen, examples)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = super().configure_train(server_round, arrays, config, grid)
+        return self.recorder.remember(server_round, messages, self.plain_sent)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
+        return super().aggregate_train(server_round, self.recorder.record(server_round, replies, self.plain_reply))

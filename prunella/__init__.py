@@ -6,7 +6,9 @@
     view, attack                      an update of a module of your own as a server sees it, and an attack on it
     ATTACKS, DEFENSES, STRATEGIES     everything there is to choose from, by the names that settings take
     Task                              a model, the shape of its inputs and the number of classes
-    Recorder, Training, record        keep what the server of a Flower app of your own receives
+    Defend, protected, Account        a Flower app of your own, its clients: defenses, in the loop too, and an account
+    Prune, Robust                     its server: pruning and robust aggregation around a strategy of Flower's
+    Record, Recorder, Training, record     keep what its server receives
     load_trace, ServerView            what was kept, as an attack takes it
     PrivateBatch, Reconstruction      the truth, and what an attack makes of a view
     score                             how alike the two are, beside baselines
@@ -25,7 +27,12 @@ if TYPE_CHECKING:
     from prunella.attacks.trace import load_trace
     from prunella.core.errors import PrunellaError
     from prunella.core.types import PrivateBatch, Reconstruction, ServerView
-    from prunella.flower.record import Recorder, Training, record
+    from prunella.flower.account import Account
+    from prunella.flower.defend import Defend
+    from prunella.flower.loop import protected
+    from prunella.flower.prune import Prune
+    from prunella.flower.record import Record, Recorder, Training, record
+    from prunella.flower.robust import Robust
     from prunella.library.attack import attack
     from prunella.library.audit import audit
     from prunella.library.view import view
@@ -35,6 +42,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "protected",
+    "Robust",
+    "Record",
+    "Prune",
+    "Defend",
+    "Account",
     "ATTACKS",
     "DEFENSES",
     "STRATEGIES",
@@ -54,6 +67,12 @@ __all__ = [
 ]
 
 _MODULES = {
+    "protected": "flower.loop",
+    "Robust": "flower.robust",
+    "Record": "flower.record",
+    "Prune": "flower.prune",
+    "Defend": "flower.defend",
+    "Account": "flower.account",
     "ATTACKS": "attacks",
     "DEFENSES": "privacy",
     "STRATEGIES": "strategies",

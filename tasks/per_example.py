@@ -16,7 +16,7 @@ of its own: refused.
 [(5, 3, 2)]
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,16 @@ def group_of(expected: int) -> int:
 
 
 def per_example_gradients(
-    module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor, expected: int = TOGETHER
+    module: nn.Module,
+    params: Tree,
+    buffers: Tree,
+    x: Tensor,
+    y: Tensor,
+    expected: int = TOGETHER,
+    criterion: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
 ) -> Iterator[Tree]:
-    """The cross-entropy gradient of every example of x [B, C, H, W], y [B], as trees of [b, *shape] in order.
-    ``expected`` is a public guess at B."""
+    """The gradient of ``criterion`` (logits [1, K], label [1]) of every example of x [B, C, H, W], y [B], as trees of
+    [b, *shape] in order. ``expected`` is a public guess at B."""
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         raise DefenseError(f"{type(module).__name__} has batch norm, so no example has a gradient of its own")
     state = {name: tensor.detach() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
@@ -54,7 +60,7 @@ def per_example_gradients(
 
     def loss(weights: Tree, image: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(module, (weights, state), (image[None],))
-        return cross_entropy(logits, label[None]) + take_divergence(module)
+        return criterion(logits, label[None]) + take_divergence(module)
 
     each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     group = max(1, min(group_of(expected), FLOATS // max(1, size(params))))

@@ -12,8 +12,8 @@ LEVELS = [
     {"core"},
     {"wire", "tasks", "pruning", "privacy"},
     {"attacks", "strategies"},
-    {"client", "server", "flower"},
-    {"library"},
+    {"client", "server"},
+    {"flower", "library"},
     {"deploy"},
     {"benchmarks"},
 ]

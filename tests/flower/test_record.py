@@ -16,8 +16,12 @@ from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources, replay
-from prunella.flower.record import Recorder, Training, record
+from prunella.flower.defend import Defend
+from prunella.flower.prune import Prune
+from prunella.flower.record import Record, Recorder, Training, record
 from prunella.tasks.task import Task
+from tests.flower import foreign
+from tests.flower.foreign import make, run
 from tests.quickstart import BATCH, LEARNING_RATE, Net, app, load
 
 MODEL = "tests.quickstart:build"
@@ -53,6 +57,26 @@ def test_a_quick_start_app_is_recorded_attacked_and_scored(tmp_path: Path) -> No
     assert shown.leakage is not None and shown.leakage.psnr.mean > 20 > shown.leakage.psnr.other
     assert shown.answer.y is not None and shown.answer.y.tolist() == y.tolist()
     assert any(line.startswith("psnr") and "random" in line for line in shown.lines())
+
+
+def test_layers_in_one_line_are_recorded_as_clients_got_and_gave_them(tmp_path: Path) -> None:
+    """Outside of Prune, to clients that are sent coded messages: a trace has the pruned weights, and no more zeros."""
+    how = Training(0.1, 8)
+    task = Task("tests.flower.test_record:small", (1, 8, 8), 10)
+    strategy = Record(Prune(FedAvg(), "random", rate=0.5), str(tmp_path / "traces"), task, how)
+    run(make([Defend()]), tmp_path / "state", {"defenses": "dgp"}, strategy, rounds=3)
+    traces = sorted((tmp_path / "traces").iterdir())
+    assert len(traces) == 6
+    view, _, _ = load_trace(traces[-1], task)
+    zero = {name: float((tensor == 0).float().mean()) for name, tensor in view.params.items()}
+    assert 0.45 < zero["fc1.weight"] < 0.55 and zero["fc1.bias"] < 0.1
+    assert 0.85 < float((view.update["fc1.weight"] == 0).float().mean()) < 0.95, (
+        "half of it pruned, four fifths withheld"
+    )
+
+
+def small(shape: object, classes: object) -> foreign.Net:
+    return foreign.Net()
 
 
 def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> None:

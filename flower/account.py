@@ -1,0 +1,65 @@
+"""``Account``: the ε of an app that makes it itself, with Opacus or otherwise: added up on disk, up to a budget.
+
+    account = Account(context)                              # in train(), before the first batch
+    account.spend(steps=len(loader), rate=batch / len(data), noise=1.1)
+    account.opacus(optimizer, loader, epochs=1)             # the same, read from Opacus's own objects
+
+Every message's steps are charged before they are taken, and stay charged whatever happens then: Gaussian noise of
+``noise`` times the clip bound on every step's sum, over Poisson samples with probability ``rate``. A loader that
+shuffles is no Poisson sampler: say ``rate=1``. The budget is the site's (``epsilon-budget`` and ``delta`` of the node's
+configuration) or the run's (``privacy.epsilon-budget``), whichever is smaller; 0 is none.
+
+The account counts all apps with ``Account`` or ``Defend`` in one state directory together, over all runs, whichever
+examples they use. What an answer tells without an ε (a heuristic defense alone, a listed metric) leaves the account
+without one for good; an update defense of ``Defend`` beside ``Account`` changes nothing about the ε. The account does
+not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`` needs none of this.
+"""
+
+import secrets
+from contextlib import nullcontext
+from typing import Any
+
+from flwr.app import Context
+
+from prunella.core.errors import DefenseError
+from prunella.flower.loop import HANDLED
+from prunella.flower.site import Site
+from prunella.privacy.accounting import NOISE, STEPS, Charge
+from prunella.privacy.ledger.ledger import spend
+
+
+class Account:
+    """The account of this site. Raises ``DefenseError`` past the budget, and for noise or steps that give no ε."""
+
+    def __init__(self, context: Context) -> None:
+        self._site = Site(context, "account")
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of everything so far at the site's δ; None where something had none."""
+        return self._site.accounts.ledger().epsilon(self._site.privacy)
+
+    def spend(self, *, steps: int, rate: float, noise: float) -> float | None:
+        """Charge ``steps`` noised steps, on the disk when this returns: ε afterwards."""
+        if not (1 <= steps <= STEPS and 0 < rate <= 1 and NOISE[0] <= noise <= NOISE[1]):
+            raise DefenseError("account: steps of at least 1, a rate in (0, 1] and noise of 0.1 or more give an ε")
+        site, work = self._site, HANDLED.get()
+        new = Charge(secrets.token_hex(16), float(noise), float(rate), int(steps))
+        with site.store.alone() if work is None else nullcontext():  # Defend has locked the directory
+            spend(site.accounts.ledger(), new, site.privacy)
+            site.accounts.charge(new)
+        if work is not None:
+            work.accounted = True
+        return self.epsilon
+
+    def opacus(self, optimizer: Any, loader: Any, epochs: int = 1) -> float | None:
+        """Charge what Opacus is about to take: its optimiser's noise, and its loader's steps and sampling rate.
+
+        A loader that ``PrivacyEngine.make_private`` made with ``poisson_sampling=False`` has no sampling rate and is
+        charged without amplification.
+        """
+        noise = getattr(optimizer, "noise_multiplier", None)
+        if not isinstance(noise, int | float):
+            raise DefenseError("account: the optimiser has no noise_multiplier: make it private with Opacus first")
+        rate = getattr(loader, "sample_rate", None)
+        return self.spend(steps=epochs * len(loader), rate=1.0 if rate is None else float(rate), noise=float(noise))

@@ -1,0 +1,140 @@
+"""The arrays of a foreign app's messages: one record of named arrays, dense as Flower has it or coded as Prunella does.
+
+A *coded* record holds the floating arrays under a mask (``wire.records``); arrays of other types lie beside it, dense.
+Only a client with ``Defend`` is sent one, and only such a client's answers are coded (``flower.prune``). A coded answer
+has the values that differ from what was sent, so that what the client means arrives bit for bit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from prunella.core.errors import WireError
+from prunella.core.trees import Mask, Tree, intersect, map_trees, where
+from prunella.wire.encode import fingerprint
+from prunella.wire.records import STYPE, from_coded, from_dense, to_coded, to_dense
+
+MARK = "prunella"  # the config record by which server and client know each other
+REST = "prunella-rest"  # arrays that are not coded
+WIRE = 1
+FLOATS = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch norm calls its statistics
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def floats(tree: Tree) -> Tree:
+    return {name: tensor for name, tensor in tree.items() if tensor.is_floating_point()}
+
+
+def is_buffer(name: str) -> bool:
+    return name.rpartition(".")[2] in BUFFERS
+
+
+def is_coded(content: RecordDict) -> bool:
+    return any(array.stype == STYPE for record in content.array_records.values() for array in record.values())
+
+
+def whole(content: RecordDict) -> tuple[str, ArrayRecord]:
+    """The one record of the model, by name. Raises ``WireError``."""
+    records = {name: record for name, record in content.array_records.items() if name != REST}
+    if len(records) != 1:
+        raise WireError("malformed", f"the message has {len(records)} array records; one, of the model, is understood")
+    (found,) = records.items()
+    return found
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Names, types and shapes of a model's arrays, in order: what a coded record is read by."""
+
+    rows: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> "Shapes":
+        return cls(tuple((name, _kind(t), tuple(t.shape)) for name, t in tree.items()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _, _ in self.rows)
+
+    def like(self) -> Tree:
+        """Empty tensors of the floating ones."""
+        return floats({n: torch.empty(shape, dtype=getattr(torch, kind)) for n, kind, shape in self.rows})
+
+
+def close_record(tree: Tree, mask: Mask, reference: Mask | None = None) -> tuple[ArrayRecord, ArrayRecord]:
+    """The arrays named in ``mask`` coded under it, and the others as they are."""
+    inside = {name: tree[name] for name in mask}
+    return to_coded(inside, mask, reference), to_dense({n: t for n, t in tree.items() if n not in mask})
+
+
+def open_record(content: RecordDict, shapes: Shapes, reference: Mask | None = None) -> tuple[Tree, Mask]:
+    """All arrays of a coded message in the order of ``shapes``, zero outside the mask, and the mask. Raises
+    ``WireError`` for names that are missing, unknown or there twice, and for another shape or type."""
+    _, record = whole(content)
+    rest = from_dense(content.array_records.get(REST, ArrayRecord()))
+    like = {name: tensor for name, tensor in shapes.like().items() if name not in rest}
+    known = reference if reference is not None and reference.keys() == like.keys() else None
+    coded, mask = from_coded(record, like, known)
+    found = {**rest, **coded}
+    if found.keys() != set(shapes.names):
+        raise WireError("name", "the arrays of the message are not those of the model")
+    if any(tuple(found[name].shape) != shape for name, _, shape in shapes.rows):
+        raise WireError("shape", "the arrays of the message do not have the shapes of the model's")
+    return {name: found[name] for name in shapes.names}, mask
+
+
+def changed(after: Tree, before: Tree, base: Mask) -> Mask:
+    """Where an answer differs from what was sent, bit for bit, inside the base mask."""
+    return intersect(map_trees(_differs, after, before), base)
+
+
+def _differs(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = kinds[after.element_size()]
+    return after.contiguous().view(bits) != before.contiguous().view(bits)
+
+
+def close_answer(name: str, after: Tree, before: Tree, base: Mask) -> RecordDict:
+    """The answer ``after`` to ``before``, which was sent under ``base``: its array records, coded where they can be.
+
+    Servers' optimisers make float64 of a model whose clients answer in float32. An answer is coded in its own types,
+    which travel in the record ``MARK``.
+    """
+    names = [n for n in base if n in after and after[n].is_floating_point()]
+    if not names:
+        return RecordDict({name: to_dense(after)})
+    same = {n: before[n].to(after[n].dtype) for n in names}
+    inside = {n: base[n] for n in names}
+    coded, rest = close_record(after, changed({n: after[n] for n in names}, same, inside), inside)
+    cast = [f"{_kind(after[n])} {n}" for n in names if after[n].dtype != before[n].dtype]
+    return RecordDict({name: coded, **({REST: rest} if rest else {}), MARK: ConfigRecord({"cast": cast})})
+
+
+def open_answer(content: RecordDict, before: Tree, base: Mask) -> Tree:
+    """The inverse of ``close_answer`` for a coded answer, at the server. Raises ``WireError``."""
+    beside, before = content.array_records.get(REST, ArrayRecord()), dict(before)
+    cast = content.config_records.get(MARK, ConfigRecord()).get("cast", [])
+    for kind, _, name in (str(each).partition(" ") for each in cast) if isinstance(cast, list) else ():
+        if kind not in FLOATS or name not in before:
+            raise WireError("dtype", "the answer names an array or a type that there is not")
+        before[name] = before[name].to(FLOATS[kind])
+    sent, mask = open_record(content, Shapes.of(before), {n: kept for n, kept in base.items() if n not in beside})
+    inside = where(mask, {n: sent[n] for n in mask}, {n: before[n] for n in mask})
+    return {name: inside.get(name, sent[name]) for name in sent}
+
+
+def as_record(tree: Tree, kept: Mapping[str, Array]) -> ArrayRecord:
+    """A dense record; an array of ``kept`` is taken as it came."""
+    made = to_dense({name: tensor for name, tensor in tree.items() if name not in kept})
+    return ArrayRecord({name: kept[name] if name in kept else made[name] for name in tree})
+
+
+def marker(applied: tuple[str, ...], mask: Mask | None) -> ConfigRecord:
+    """What an answer says of the client: that it reads coded records, which defenses it applied, which mask it has."""
+    return ConfigRecord({"wire": WIRE, "applied": list(applied), "mask": fingerprint(mask) if mask else b""})

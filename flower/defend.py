@@ -1,0 +1,316 @@
+"""``Defend``: the update defenses of this project as a Mod of anybody's ``ClientApp``.
+
+    app = ClientApp(mods=[Defend()])
+
+A ``train`` message and its answer pass through it. It keeps the model received, lets the app train, and takes the
+update apart from the answer: after minus before, on floating parameters. The update passes the chain of defenses
+(``privacy.chain``) and the app's answer leaves as *before plus the defended update*, so that the server needs nothing.
+Where a defense withholds a coordinate, the server gets back what it sent. Which defenses: ``flower.site``. Those that
+touch batches or gradients need ``flower.loop.protected`` inside ``train()``.
+
+What leaves is an allow-list: the model's arrays, ``num-examples`` and the metrics listed (``metrics=`` here, or by the
+node), as finite numbers, and a config record that names the defenses. Other records of the answer stay. An exception of
+the app becomes one constant text, since Flower sends what it says to the server.
+
+*Names.* An array that did not change passes as it is (a frozen weight), and so does batch norm's statistics, by name;
+where a site has conditions those are refused (``client.policy``). Two names with equal values before and after (tied
+weights) are defended once. An array of integers that changed is refused, unless it is a single counter: no defense
+works on it. float16 is defended in float32 and rounded back.
+
+*State*, such as error feedback, lies on the client's disk, one folder for a run and type of message; the noise is drawn
+under the site's own secret, by a digest of all that the answer depends on.
+
+*Other mods.* Flower calls the first of a list first. Flower's clipping mods promise a norm to the server, which a
+defense inside of them would not change: they come before ``Defend``, or the message is refused. ``LocalDpMod`` may
+stand on either side. Secure aggregation's mods work on another kind of message and are refused.
+"""
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from prunella.client.policy import check_model
+from prunella.client.state import Memory
+from prunella.core.errors import ConfigError, DefenseError, PrunellaError
+from prunella.core.files import write_json
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, subtract
+from prunella.flower.arrays import (
+    MARK,
+    Shapes,
+    as_record,
+    close_answer,
+    is_buffer,
+    is_coded,
+    marker,
+    open_record,
+    whole,
+)
+from prunella.flower.loop import HANDLED, Handled, check_loop, needs_loop, resumed, wide
+from prunella.flower.site import Site
+from prunella.privacy.accounting import Charge
+from prunella.privacy.chain import flatten_state, release
+from prunella.privacy.defense import Outgoing
+from prunella.privacy.ledger.ledger import UNBOUNDED, digest, spend, tallied
+from prunella.wire.records import from_dense
+
+EXAMPLES = "num-examples"
+ROUND = "server-round"  # Flower's own strategies tell it in the config record
+TRACKED = "tracked"
+BEFORE = {"fixedclipping_mod", "adaptiveclipping_mod"}
+NEVER = {"secagg_mod", "secaggplus_mod"}
+FAILED = "the app could not handle this message; this client's own log says why"
+logger = logging.getLogger(__name__)
+Next = Callable[[Message, Context], Message]
+
+
+class Defend:
+    """A Mod. ``metrics`` are the names of numbers that may leave beside ``num-examples``; a node's own list wins.
+
+    Raises nothing but ``PrunellaError``, whose text tells the server names and settings only.
+    """
+
+    def __init__(self, metrics: tuple[str, ...] = ()) -> None:
+        self.metrics = tuple(metrics)
+
+    def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
+        try:
+            check_order(message, call_next)
+            site = Site(context, message.metadata.message_type)
+            listed = site.metrics(self.metrics)
+            with site.store.alone():
+                category = message.metadata.message_type.partition(".")[0]
+                handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
+                return handle(message, context, call_next, site, listed)
+        except PrunellaError:
+            raise
+        except Exception as error:
+            logger.exception("a message could not be handled")
+            raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+
+
+# ---- the mods between here and the app
+
+
+def inner_mods(call_next: Next) -> Iterator[Any]:
+    """The mods nearer to the app, as far as Flower's wrapping tells them."""
+    current: Any = call_next
+    while closure := getattr(current, "__closure__", None):
+        held = dict(zip(current.__code__.co_freevars, (cell.cell_contents for cell in closure), strict=True))
+        if "_mod" not in held:
+            return
+        yield held["_mod"]
+        current = held["_ffn"]
+
+
+def check_order(message: Message, call_next: Next) -> None:
+    """Refuse mods that would undo what this one does, or whose own promise it would break."""
+    inner = list(inner_mods(call_next))
+    names = {getattr(mod, "__name__", "") for mod in inner}
+    if found := sorted(names & BEFORE):
+        raise ConfigError(f"{found[0]} promises a norm that Defend would change: write mods=[{found[0]}, Defend()]")
+    if names & NEVER or any(name.startswith("secagg") for name in message.content.config_records):
+        raise ConfigError("Flower's secure aggregation sends no model that Defend could read: use one of the two")
+    if any(isinstance(mod, Defend) for mod in inner):
+        raise ConfigError("Defend stands twice among the mods: leave one out")
+
+
+# ---- the message the app gets, and its answer
+
+
+def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
+    """The model of a message, by the name of its record, and the mask it was sent under: all of it if dense."""
+    name, record = whole(content)
+    path = site.wire.folder / "shapes.json"
+    if not is_coded(content):
+        tree = from_dense(record)
+        shapes = Shapes.of(tree)
+        write_json(path, shapes.rows, mode=0o600)
+        return name, tree, full_mask(shapes.like())
+    rows = json.loads(path.read_text()) if path.exists() else []
+    shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
+    tree, mask = open_record(content, shapes, site.wire.mask())
+    site.wire.save_mask(mask)
+    return name, tree, mask
+
+
+def _given(message: Message, name: str, tree: Tree) -> Message:
+    """The message as the app is to see it. The one that came stays as it is: an in-process server still has it."""
+    others = {n: r for n, r in message.content.items() if n not in message.content.array_records and n != MARK}
+    given = copy.copy(message)
+    given.content = RecordDict({name: as_record(tree, {}), **others})
+    return given
+
+
+def _answered(message: Message, context: Context, call_next: Next) -> Message:
+    """The app's answer. What it raises, or says of an error, may quote an example: the server is told one text."""
+    try:
+        reply = call_next(message, context)
+    except PrunellaError:
+        raise
+    except Exception:
+        logger.exception("the app could not handle a message")
+        raise PrunellaError(FAILED) from None
+    if reply.has_error():
+        logger.error("the app answered with an error: %s", reply.error.reason)
+        return Message(Error(reply.error.code, FAILED), reply_to=message)
+    return reply
+
+
+def told(content: RecordDict, listed: frozenset[str]) -> dict[str, MetricRecord]:
+    """The metric records with the numbers that may leave, under their own names."""
+    allowed = listed | {EXAMPLES}
+    return {
+        name: MetricRecord(
+            {n: v for n, v in record.items() if n in allowed and isinstance(v, int | float) and -1e300 < v < 1e300}
+        )
+        for name, record in list(content.metric_records.items())[:1]
+    }
+
+
+def _query(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
+    """Neither training nor evaluation: the app's own affair, but where the site has conditions."""
+    reply = _answered(message, context, call_next)
+    if not reply.has_error() and (site.policy.conditions or site.chain.private is not None):
+        reply.content = RecordDict(dict(told(reply.content, listed)))
+    return reply
+
+
+def _evaluate(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
+    name, tree, mask = _open(site, message.content)
+    if listed:
+        _spend(site, UNBOUNDED)
+    reply = _answered(_given(message, name, tree), context, call_next)
+    if not reply.has_error():
+        reply.content = RecordDict(
+            {**told(reply.content, listed), MARK: marker((), mask if is_coded(message.content) else None)}
+        )
+    return reply
+
+
+def _spend(site: Site, new: Charge) -> None:
+    """Note what leaves without an ε, before it does. Raises ``DefenseError`` where the site has a budget."""
+    spend(site.accounts.ledger(), new, site.privacy)
+    site.accounts.charge(new)
+
+
+def _round(site: Site, content: RecordDict) -> int:
+    """The round that the message names, or the one after the last that is remembered."""
+    named = [record.get(ROUND) for record in content.config_records.values()]
+    known = [number for number in named if isinstance(number, int) and 0 < number < 10**8]
+    return known[0] if known else site.store.next_round()
+
+
+def _train(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
+    """One round. The state is on the disk before the answer exists."""
+    site.accounts.key()  # before any state: an account that is missing beside state stops the client
+    name, received, mask = _open(site, message.content)
+    round = _round(site, message.content)
+    memory = site.store.load(round)
+    work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state)
+    composed = work.begin()
+    token = HANDLED.set(work)
+    try:
+        reply = _answered(_given(message, name, {**received, **composed}), context, call_next)
+    finally:
+        HANDLED.reset(token)
+        if listed or not (work.accounted or needs_loop(site.chain)):
+            _spend(site, UNBOUNDED)  # also where it failed: that it did may tell something
+    if reply.has_error():
+        return reply
+    answer_name, record = whole(reply.content)
+    after = from_dense(record)
+    check_loop(work, after)
+    defended, applied = _defended(work, after, json.dumps([site.kind, context.run_id, round, site.names]))
+    tally = tallied(memory.tally, site.chain, work.steps)
+    tracked = {n: torch.ones(1, dtype=torch.bool) for n in work.tracked}
+    site.store.save(round, Memory(work.state, tally, {TRACKED: tracked}))
+    if is_coded(message.content):
+        arrays = close_answer(answer_name, defended, received, mask)
+    else:
+        kept = {n: record[n] for n in defended if defended[n] is after[n]}
+        arrays = RecordDict({answer_name: as_record(defended, kept)})
+    mark = ConfigRecord(
+        {
+            **marker(applied, mask if is_coded(message.content) else None),
+            **arrays.config_records.get(MARK, ConfigRecord()),
+        }
+    )
+    reply.content = RecordDict({**arrays.array_records, **told(reply.content, listed), MARK: mark})
+    return reply
+
+
+# ---- the update
+
+
+def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
+    """The names of the floating parameters of an answer. Raises ``DefenseError`` for what no defense works on."""
+    if after.keys() != before.keys():
+        odd = sorted(after.keys() ^ before.keys())
+        raise DefenseError(f"the answer differs from the model received in {len(odd)} names, first: {odd[0]}")
+    names, buffers = [], []
+    for name, tensor in after.items():
+        if tensor.shape != before[name].shape:
+            raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
+        if is_buffer(name):
+            buffers.append(name)
+        elif tensor.is_floating_point():
+            names.append(name)
+        elif tensor.numel() > 1 and not torch.equal(tensor, before[name]):
+            raise DefenseError(f"{name} is {tensor.dtype} and changed: no defense works on it")
+    check_model(site.policy, "this app's", buffers)
+    if site.chain.private is not None and buffers:
+        raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
+    return names
+
+
+def twins(names: list[str], before: Tree, after: Tree) -> dict[str, str]:
+    """Of names with equal values before and after, every later one and the first: tied weights."""
+    firsts: dict[tuple[int, ...], list[str]] = {}
+    found: dict[str, str] = {}
+    for name in names:
+        same = firsts.setdefault(tuple(after[name].shape), [])
+        for first in same:
+            if torch.equal(after[first], after[name]) and torch.equal(before[first], before[name]):
+                found[name] = first
+                break
+        else:
+            same.append(name)
+    return found
+
+
+def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, tuple[str, ...]]:
+    """The answer as it may leave, and the defenses applied; ``work`` has the state to keep afterwards."""
+    site, before = work.site, work.received
+    # Those that have a state first: of tied weights, the same name is defended in every round.
+    names = sorted(check_answer(site, after, before), key=lambda name: name not in work.tracked)
+    tied = twins(names, before, after)
+    moved = {n for n in names if n in work.tracked or not torch.equal(wide(after[n]), wide(before[n]))}
+    work.tracked = tuple(name for name in names if name in moved and name not in tied)
+    start_of = {name: wide(before[name]).to(wide(after[name]).dtype) for name in work.tracked}
+    base = {name: work.mask.get(name, torch.ones_like(after[name], dtype=torch.bool)) for name in work.tracked}
+    local = apply_mask({name: wide(after[name]) for name in work.tracked}, base)
+    update = apply_mask(subtract(local, start_of), base)
+    state = resumed(site.chain, local, work.state)
+    asked = digest([start_of, local, flatten_state(state)], question)
+    out, work.state, applied = release(
+        site.chain, Outgoing(update, base, base, local), state, site.generator(asked, "update")
+    )
+    sent = map_trees(_arrived, out.update, update, local, start_of)
+    first = {name: sent[name].to(after[name].dtype) for name in work.tracked}
+    result = {name: first.get(tied.get(name, name), after[name]) for name in after}
+    return {name: after[name] if _same(after[name], tensor) else tensor for name, tensor in result.items()}, applied
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or torch.equal(a, b)
+
+
+def _arrived(sent: Tensor, update: Tensor, local: Tensor, before: Tensor) -> Tensor:
+    """Before plus what is sent; the weight itself where all of its update is, which spares it a rounding."""
+    return torch.where(sent == update, local, before + sent)

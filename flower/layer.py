@@ -1,0 +1,64 @@
+"""What wraps a strategy of Flower's: messages on their way out, replies on their way in.
+
+A *layer* is a strategy itself, so that layers stack: ``Record(Prune(FedAvg(), "magnitude"), "traces", task, how)``.
+Flower's ``start`` calls the outermost one; each hands on to the next, and the innermost is anybody's own.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from prunella.core.errors import ConfigError
+
+Trained = tuple[ArrayRecord | None, MetricRecord | None]
+
+
+class Layer(Strategy):
+    """Hands everything on to ``strategy``. Raises ``ConfigError`` for one that runs its rounds itself."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        if not isinstance(strategy, Strategy):
+            raise ConfigError(
+                f"{type(self).__name__} wraps a strategy of flwr.serverapp, not {type(strategy).__name__}"
+            )
+        if type(strategy).start is not Strategy.start and not isinstance(strategy, Layer):
+            raise ConfigError(
+                f"{type(strategy).__name__} has a start() of its own, which nothing can be wrapped around"
+            )
+        self.strategy = strategy
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings of the inner strategy, as an app may read them."""
+        if name == "strategy":
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
+
+    def plain_sent(self, message: Message) -> RecordDict:
+        """The content of a message sent, its arrays dense, whatever this layer or one inside made of them."""
+        return self.strategy.plain_sent(message) if isinstance(self.strategy, Layer) else message.content
+
+    def plain_reply(self, message: Message) -> RecordDict:
+        """The content of a reply, its arrays dense. Raises ``WireError``."""
+        return self.strategy.plain_reply(message) if isinstance(self.strategy, Layer) else message.content
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)

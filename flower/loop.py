@@ -1,0 +1,298 @@
+"""``protected``: the defenses that touch batches or gradients, inside the training loop of anybody's app.
+
+    with protected(msg, context, model) as guard:
+        for x, y in loader:
+            guard.step(x, y, loss, optimizer)
+
+``guard.step`` shows the batch to the data defenses, takes the gradient of ``loss(model(x), y)``, puts it through the
+gradient defenses and steps the optimiser, as Prunella's own client does (``strategies.round.local``). In a loop of
+one's own, ``guard.images(x)`` is what training may see of a batch, and ``guard.gradients()`` stands between
+``backward()`` and ``optimizer.step()``. Without a defense of the loop both do what the plain lines did.
+
+*Needs.* ``flower.defend.Defend`` among the app's mods. A data defense is fitted on all images once: give them, or a
+loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) need ``guard.step``.
+
+*ε.* Each step is charged to the site's account before its batch is looked at. What a loader of one's own yields is no
+Poisson sample, so a step counts without amplification; ``for x, y in guard.loader(loader)`` draws Poisson batches of
+the same expected size from the loader's dataset, and counts as such.
+
+*Checked:* the model is the one received when the guard opens, nothing but ``guard.step`` moves it between two steps,
+and what the app answers is the model as the guard left it. Else the message is refused.
+"""
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor, nn
+
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, apply_mask, to_device
+from prunella.flower.arrays import is_buffer
+from prunella.flower.site import Site
+from prunella.privacy.chain import Chain, ChainState, compose, observe, present, start
+from prunella.privacy.defense import DataDefense, Step, UpdateDefense, ignore_gradient
+from prunella.privacy.ledger.ledger import charge, spend
+from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.sensitivity import representation_sensitivity
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+BLOCK = 8  # steps charged at a time where nobody says how many there will be
+LINES = (
+    "with protected(msg, context, model) as guard:  and inside your loop  guard.step(x, y, loss, optimizer)  "
+    "(from prunella import protected)"
+)
+FAILED = "a step under an ε failed; this client's own log says why"
+_UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In the precision that defenses work in."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def needs_loop(chain: Chain) -> list[str]:
+    """The defenses that see batches or the gradients of single steps."""
+    observing = [name for name, defense in chain.updates() if defense.observe is not ignore_gradient]
+    return [link.name for link in chain.links if not isinstance(link.defense, UpdateDefense)] + observing
+
+
+def resumed(chain: Chain, like: Tree, saved: ChainState) -> ChainState:
+    """State for the weights ``like``: as saved, and fresh for names that are new."""
+    updates = Chain(tuple(link for link in chain.links if not isinstance(link.defense, DataDefense)))
+    fresh = start(updates, _NONE, like, {}, _UNUSED)
+    state: ChainState = {}
+    for name in chain.names:
+        old, new = saved.get(name, {}), fresh.get(name, {})
+        known = {tree: {key: old.get(tree, {}).get(key, t) for key, t in new[tree].items()} for tree in new}
+        state[name] = {**old, **known}
+    checked = {name: {tree: state[name][tree] for tree in fresh[name]} for name in fresh}
+    return {**state, **{n: {**state[n], **trees} for n, trees in start(updates, _NONE, like, checked, _UNUSED).items()}}
+
+
+@dataclass
+class Handled:
+    """The train message that ``Defend`` is at: what came, what the defenses remember, and what the loop made of it."""
+
+    site: Site
+    received: Tree
+    mask: Mask
+    tracked: tuple[str, ...]
+    state: ChainState
+    steps: int = 0
+    given: Tree = field(default_factory=dict)
+    left: Tree | None = None
+    accounted: bool = False  # the app has charged its own steps (``flower.account``)
+    question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
+
+    def begin(self) -> Tree:
+        """The weights that local training starts from, where they are not those received."""
+        if self.tracked:
+            weights = {name: wide(self.received[name]) for name in self.tracked}
+            generator = self.site.generator(self.question, "compose")
+            self.state = resumed(self.site.chain, weights, self.state)
+            composed, self.state = compose(self.site.chain, weights, self.state, generator)
+            inside = {name: self.mask[name] for name in weights}
+            self.given = {n: t.to(self.received[n].dtype) for n, t in apply_mask(composed, inside).items()}
+            self.given |= self._tied()
+        return self.given
+
+    def _tied(self) -> Tree:
+        """What begins elsewhere than received under one name begins there under its others: tied weights."""
+        moved = [name for name, tensor in self.given.items() if not torch.equal(tensor, self.received[name])]
+        others = {name: tensor for name, tensor in self.received.items() if name not in self.given}
+        return {o: self.given[n] for n in moved for o, t in others.items() if torch.equal(t, self.received[n])}
+
+
+HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
+
+
+def check_loop(work: Handled, after: Tree) -> None:
+    """Refuse an answer that did not come out of the guarded loop, where a defense of the chain needs it."""
+    needed = needs_loop(work.site.chain)
+    if not needed:
+        return
+    if work.left is None or not work.steps:
+        raise DefenseError(f"{needed[0]} works inside the training loop, and no step went through it: write  {LINES}")
+    for name, tensor in after.items():
+        wanted = work.left.get(name, work.received.get(name))
+        if is_buffer(name) or not tensor.is_floating_point() or wanted is None:
+            continue  # judged as such by Defend
+        if not torch.equal(wanted.to(tensor.dtype), tensor):
+            raise DefenseError(f"{name} of the answer is not what protected() left: answer with the model it was given")
+    work.site.require_few(work.steps)
+
+
+class Guard:
+    """The defended steps of one message; made by ``protected``."""
+
+    def __init__(self, work: Handled, model: nn.Module, data: Any) -> None:
+        self._work, self._model, self._chain = work, model, work.site.chain
+        self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if odd := sorted(self._params.keys() - work.received.keys()):
+            raise ConfigError(f"protected: the message has no array named {odd[0]}: send the model's state_dict")
+        work.tracked = tuple(dict.fromkeys([*work.tracked, *self._params]))
+        self._received = {n: wide(work.received[n]).to(p.device) for n, p in self._params.items()}
+        self._mask = {n: work.mask[n].to(p.device) for n, p in self._params.items()}
+        self._draws = work.site.generator(work.question, "loop")
+        self._state = resumed(self._chain, self._received, work.state)
+        self._fit(data)
+        self._credit: Counter[float] = Counter()  # steps charged and not yet taken, by sampling rate
+        self._charges, self._poisson, self._charged, self._shown = 0, 0.0, False, False
+        self._expected: int | None = None
+        self._require_received()
+        self._versions = self._seen()
+
+    def _fit(self, data: Any) -> None:
+        for link in self._chain.links:
+            if isinstance(link.defense, DataDefense) and not self._state[link.name]:
+                if data is None:
+                    raise ConfigError(
+                        f"{link.name} is fitted on all images: write protected(msg, context, model, loader)"
+                    )
+                images = data if isinstance(data, Tensor) else torch.cat([batch[0] for batch in data])
+                fitting = self._work.site.generator("fit", link.name)
+                self._state[link.name] = link.defense.fit(images, fitting)
+
+    def _require_received(self) -> None:
+        for name, p in self._params.items():
+            given = self._work.given.get(name, self._work.received[name])
+            if not torch.equal(p.detach().cpu(), given.to(p.dtype)):
+                raise DefenseError(
+                    f"protected: {name} is not as received: load the message's arrays, then train inside"
+                )
+
+    def _seen(self) -> int:
+        return sum(p._version for p in self._params.values())
+
+    def loader(self, loader: Any) -> Iterator[Any]:
+        """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
+        data, count = loader.dataset, len(loader.dataset)
+        self._expected = int(loader.batch_size)
+        rate, drawn = min(1.0, self._expected / count), self._work.site.generator(self._work.question, "batches")
+        self._pay(len(loader), rate)
+        for _ in range(len(loader)):
+            chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
+            batch = loader.collate_fn([data[i] for i in chosen or [0]])
+            self._poisson = rate
+            yield batch if chosen else [part[:0] for part in batch]
+
+    def _pay(self, steps: int, rate: float) -> None:
+        """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
+        site, name = self._work.site, f"{self._work.question}-{self._charges}"
+        new = charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9))
+        spend(site.accounts.ledger(), new, site.privacy)
+        site.accounts.charge(new)
+        self._charges += 1
+        self._credit[rate] += steps
+
+    def _use(self) -> None:
+        """Take one charged step, of the sampling that its batch was drawn by."""
+        rate = self._poisson or 1.0
+        if not self._credit[rate]:
+            self._pay(BLOCK, rate)
+        self._credit[rate] -= 1
+        self._charged = True
+
+    def images(self, x: Tensor) -> Tensor:
+        """The batch [B, C, H, W] as training may see it."""
+        self._use()
+        self._shown = True
+        return present(self._chain, x, self._state, self._draws)
+
+    def gradients(self) -> None:
+        """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
+        if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
+            raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
+        if not self._charged:
+            self._use()
+        self._observe(None)
+
+    def step(self, x: Tensor, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """One local step on the batch x [B, ...], y [B]. Returns its loss, or None under an ε, which covers no loss."""
+        if self._seen() != self._versions:
+            raise DefenseError(
+                "protected: the model moved outside guard.step: leave out the loop's own optimizer.step()"
+            )
+        shown = self.images(x)
+        try:
+            value = self._computed(shown, y, loss)
+        except Exception as error:
+            if self._chain.private is None:
+                raise
+            raise DefenseError(FAILED) from error
+        optimizer.step()
+        with torch.no_grad():
+            for name, p in self._params.items():
+                p.copy_(torch.where(self._mask[name], p, torch.zeros((), dtype=p.dtype, device=p.device)))
+        self._versions, self._poisson = self._seen(), 0.0
+        return value
+
+    def _computed(self, shown: Tensor, y: Tensor, loss: Loss) -> Tensor | None:
+        self._model.zero_grad(set_to_none=True)
+        value = None
+        if self._chain.private is None:
+            value = loss(self._model(shown), y)
+            value.backward()  # type: ignore[no-untyped-call]
+        self._observe(self._step_of(shown, y, loss))
+        return None if value is None else value.detach()
+
+    def _step_of(self, x: Tensor, y: Tensor, loss: Loss) -> Step:
+        params = {name: wide(p.detach()) for name, p in self._params.items()}
+        expected, model = (self._expected if self._poisson else None) or max(1, len(x)), self._model
+        return Step(
+            params=params,
+            mask=self._mask,
+            number=self._work.steps,
+            batch=expected,
+            per_example=lambda: per_example_gradients(model, params, {}, x, y, expected, loss),
+            representation=lambda: representation_sensitivity(model, params, {}, x),
+        )
+
+    def _observe(self, step: Step | None) -> None:
+        found = {
+            n: wide(p.grad) if p.grad is not None else torch.zeros_like(self._received[n])
+            for n, p in self._params.items()
+        }
+        defended, self._state = observe(self._chain, found, self._received, self._state, self._draws, step)
+        for name, p in self._params.items():
+            p.grad = defended[name].to(p.dtype)
+        self._work.steps += 1
+        self._shown = self._charged = False
+
+    def close(self) -> None:
+        """Note the model as it is, and give the state back."""
+        state = self._model.state_dict()  # tied weights under all their names
+        own = {p.data_ptr() for p in self._params.values()}
+        self._work.left = {n: t.detach().cpu().clone() for n, t in state.items() if t.data_ptr() in own}
+        self._work.state = {
+            link: {t: to_device(v, "cpu") for t, v in trees.items()} for link, trees in self._state.items()
+        }
+
+
+@contextmanager
+def protected(
+    message: Message, context: Context, model: nn.Module, data: Tensor | Iterable[Any] | None = None
+) -> Iterator[Guard]:
+    """The guard of a ``train`` message's loop over ``model``, which holds the arrays received.
+
+    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y).
+
+    Raises ``ConfigError`` without ``Defend`` around, ``DefenseError`` where a defense could not do its job.
+    """
+    work = HANDLED.get()
+    if work is None or work.site.context.node_id != context.node_id:
+        raise ConfigError("protected() without Defend: write ClientApp(mods=[Defend()])")
+    if work.left is not None:
+        raise ConfigError("protected() was entered twice for one message: use one with statement")
+    guard = Guard(work, model, data)
+    yield guard
+    guard.close()

@@ -1,0 +1,106 @@
+"""``Robust``: this project's robust aggregations (``strategies.round.robust``) around any averaging strategy.
+
+    strategy = Prune(Robust(FedAvg(min_train_nodes=3), "median", liars=1), "magnitude", rate=0.3)
+
+The replies of a round are merged by the rule, and the strategy is handed that one model in every reply: what it
+averages is then the robust model, and what it does afterwards (FedAdam's step) it does with that. A coordinate that a
+client left as it was sent counts as its vote to leave it, since a foreign app's reply does not tell that from an
+abstention. Below the quorum, 2f+1 replies for f liars, the model stays as it was sent.
+
+Inside ``Prune`` the rule sees pruned models. Arrays of integers are merged by their median. A reply with other names,
+shapes or a value that is not finite is left out.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from prunella.core.config import kebab, parse_section
+from prunella.core.errors import WireError, unknown
+from prunella.core.trees import Tree, all_finite, full_mask, subtract
+from prunella.flower.arrays import whole
+from prunella.flower.layer import Layer, Trained
+from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
+from prunella.wire.records import from_dense, to_dense
+
+logger = logging.getLogger(__name__)
+
+
+class Robust(Layer):
+    """``rule`` is ``median``, ``trimmed-mean`` or ``norm-bound``; ``settings`` are the rule's (``liars=1``).
+
+    Raises ``ConfigError``.
+    """
+
+    def __init__(self, strategy: Strategy, rule: str = "median", **settings: Any) -> None:
+        super().__init__(strategy)
+        if rule not in ROBUST:
+            raise unknown("robust aggregation", rule, ROBUST)
+        raw = {f"{rule}.{kebab(key)}": value for key, value in settings.items()}
+        self._rule = ROBUST[rule]
+        self._settings: Any = parse_section(raw, rule, self._rule.settings)
+        self._liars = int(getattr(self._settings, "liars", BESIDE_NORM_BOUND))
+        self._quorum = 1 if rule == "norm-bound" else quorum(self._liars)
+        self._before: Tree = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._before = from_dense(arrays)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
+        read, errors = self._read(replies)
+        if not read:
+            return super().aggregate_train(server_round, errors)
+        merged = self._merged([tree for _, tree in read])
+        for reply, tree in read:
+            name, _ = whole(reply.content)
+            others = {n: r for n, r in reply.content.items() if n != name}
+            model = {key: merged[key].to(tensor.dtype) for key, tensor in tree.items()}
+            reply.content = RecordDict({name: to_dense(model), **others})
+        return super().aggregate_train(server_round, [*(reply for reply, _ in read), *errors])
+
+    def _read(self, replies: Iterable[Message]) -> tuple[list[tuple[Message, Tree]], list[Message]]:
+        """The replies whose arrays are the model's, and those that are errors."""
+        read, errors = list[tuple[Message, Tree]](), list[Message]()
+        for reply in replies:
+            if reply.has_error():
+                errors.append(reply)
+                continue
+            try:
+                tree = from_dense(whole(self.plain_reply(reply))[1])
+                fits = tree.keys() == self._before.keys() and all(
+                    t.shape == self._before[n].shape for n, t in tree.items()
+                )
+                if not fits or not all_finite(tree):
+                    raise WireError("shape", "its arrays are not those of the model, or not finite")
+                read.append((reply, tree))
+            except WireError as error:
+                logger.warning("the answer of node %d is left out: %s", reply.metadata.src_node_id, error)
+        return read, errors
+
+    def _merged(self, trees: list[Tree]) -> Tree:
+        """The model after the round, in float64. Names, not order, say which array is which."""
+        before = {name: tensor.double() for name, tensor in self._before.items()}
+        if len(trees) < self._quorum:
+            logger.warning(
+                "%d valid answers, and %d are needed to outvote %d liars", len(trees), self._quorum, self._liars
+            )
+            return before
+        params = {n: t for n, t in before.items() if self._before[n].is_floating_point()}
+        others = {n: t for n, t in before.items() if n not in params}
+        merged: Tree = {}
+        for part, total in (
+            (params, self._rule.make(params, self._settings)),
+            (others, by_median(others, Median(self._liars))),
+        ):
+            everywhere = full_mask(part)
+            for tree in trees:
+                total.add(subtract({n: tree[n].double() for n in part}, part), everywhere, 1.0)
+            merged |= total.result(part, "holders")
+        return merged

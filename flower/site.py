@@ -1,0 +1,162 @@
+"""What a site says about an app that is not Prunella's: which defenses, how strong, where its state lies.
+
+Settings come from two sides. The app's ``run_config`` (the server's) names ``defenses`` and their settings by the keys
+of Prunella's own app (``dgp.top``). The node's configuration (the site's own) may have
+
+``require``, ``epsilon-budget``, ``delta``    as in ``client.policy``: defenses, their settings and ``local-steps``
+``state-dir``                                 where state, the site's secret and its account lie
+``metrics``                                   names of metrics that may leave beside ``num-examples``
+
+The stricter of the two wins: a required defense that the run does not name is added, and a weaker setting is raised to
+the site's. What then still does not fit (another defense in the stage of a required one, another order) is refused. No
+defense named on either side is an error: ``defenses = "none"`` runs without one.
+
+Errors: ``ConfigError``, which the server is told; it names settings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+
+from prunella.client.accounts import Accounts
+from prunella.client.policy import Policy, check_run, read_policy, within
+from prunella.client.session import state_directory
+from prunella.client.state import ClientStore
+from prunella.core.config import Raw, Run, kebab, parse_run, parse_section
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import PrivateGenerator, derived
+from prunella.privacy import SECTIONS, find_defense
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.chain import Chain, build_chain
+from prunella.privacy.defense import STAGES, Stronger, directions
+
+KIND, STEPS = "defenses", "local-steps"
+OWN = ("adgp", "precode")  # a server that sends locations; a layer of Prunella's models
+FOLDER = "flower"  # inside the node's state directory: the account of Prunella's own app knows examples, this one none
+
+
+def read_names(run_config: Mapping[str, object], policy: Policy) -> tuple[str, ...]:
+    """The run's defenses with those that the site requires beside them, by stage. Raises ``ConfigError``."""
+    text = run_config.get(KIND, "")
+    asked = [name.strip() for name in str(text).split(",") if name.strip()]
+    if not asked and not policy.defenses:
+        raise ConfigError(
+            "no defense is named: write defenses = 'dgp' below [tool.flwr.app.config], or 'none' to run without one"
+        )
+    missing = [name for name in policy.defenses if name not in asked]
+    if not missing:
+        return tuple(asked)
+    every = [name for name in asked if name != "none"] + missing
+    return tuple(sorted(every, key=lambda name: STAGES.index(find_defense(name).stage)))
+
+
+def _stricter(which: Stronger, asked: Any, own: Any) -> Any:
+    if which is Stronger.EQUAL:
+        return own
+    return max(asked, own) if which is Stronger.LARGER else min(asked, own)
+
+
+def strengthened(raw: Raw, policy: Policy) -> Raw:
+    """The run's settings, those of required defenses at least as strong as the site's."""
+    result = dict(raw)
+    for section in policy.defenses:
+        if (settings := SECTIONS.get(section)) is None:
+            continue
+        own: Any = parse_section(policy.settings, section, settings)
+        asked: Any = parse_section(raw, section, settings)
+        ways = {**dict.fromkeys(vars(own), Stronger.EQUAL), **directions(settings)}
+        for name, which in ways.items():
+            result[f"{section}.{kebab(name)}"] = _stricter(which, getattr(asked, name), getattr(own, name))
+    return result
+
+
+def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy) -> None:
+    """``client.policy.check_run`` for an app of which only the defenses and their settings are known."""
+    if other := [key for key in policy.settings if "." not in key and key != STEPS]:
+        raise ConfigError(f"require names {other[0]}, which no app but Prunella's own tells: leave it out")
+    run = parse_run({KIND: ",".join(names), "strategy": "fedavg", STEPS: 1})
+    known = {key: value for key, value in policy.settings.items() if key != STEPS}
+    check_run(Policy(policy.defenses, known, policy.epsilon_budget, policy.delta), run, raw, privacy)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One message's worth of a site: its defenses, its policy, its files."""
+
+    context: Context
+    kind: str
+
+    @cached_property
+    def policy(self) -> Policy:
+        return read_policy(self.context.node_config)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return read_names(self.context.run_config, self.policy)
+
+    @cached_property
+    def raw(self) -> Raw:
+        """The settings of defenses: the app's other settings are its own affair."""
+        given = {k: v for k, v in self.context.run_config.items() if isinstance(v, str | int | float | bool)}
+        ours = {key: value for key, value in given.items() if "." in key and key.split(".")[0] in SECTIONS}
+        return strengthened(ours, self.policy)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """Under the smaller budget, and with one of the site's own at the smaller δ."""
+        found = within(self.policy, parse_section(self.raw, "privacy", Privacy))
+        return replace(found, delta=min(found.delta, self.policy.delta)) if self.policy.epsilon_budget else found
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The defenses of both sides, checked against the site's conditions."""
+        chain = build_chain(self.names, self.raw)
+        check_site(self.policy, self.names, self.raw, parse_section(self.raw, "privacy", Privacy))
+        for name in self.names:
+            if name in OWN or find_defense(name).guards:
+                raise ConfigError(f"{name} needs Prunella's own model, client or server: choose another defense")
+        return chain
+
+    def require_few(self, steps: int) -> None:
+        """Refuse more local steps than the site lets a defense of single steps take (``client.policy``)."""
+        limit = int(str(self.policy.settings.get(STEPS, Run.model_fields["local_steps"].default)))
+        stepwise = [name for name in self.policy.defenses if find_defense(name).stage != "update"]
+        if stepwise and not self.policy.epsilon_budget and steps > limit:
+            raise ConfigError(f"this client's owner lets {stepwise[0]} take {limit} local steps a message at most")
+
+    @cached_property
+    def _home(self) -> Path:
+        config, node = self.context.node_config, self.context.node_id
+        client = config.get("client-id", config.get("partition-id", node))
+        return state_directory(config, int(str(client))) / FOLDER
+
+    @cached_property
+    def store(self) -> ClientStore:
+        """State of this run and this type of message."""
+        return ClientStore(self._home, f"run-{self.context.run_id}-{self.kind}")
+
+    @cached_property
+    def wire(self) -> ClientStore:
+        """What messages of any type of this run are read by: the last mask, and the shapes of the model."""
+        return ClientStore(self._home, f"run-{self.context.run_id}")
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """One account for all examples of the site: an app does not say which it trains on."""
+        return Accounts(self.store.home, torch.zeros(1, dtype=torch.int64))
+
+    def generator(self, *question: str) -> PrivateGenerator:
+        """Draws that only this site can repeat."""
+        return PrivateGenerator(derived(self.accounts.key(), *question))
+
+    def metrics(self, listed: tuple[str, ...]) -> frozenset[str]:
+        """Names of metrics that may leave. Under an ε none but the count: no noise covers them."""
+        own = self.context.node_config.get("metrics")
+        names = listed if own is None and not self.policy.conditions else tuple(str(own or "").split(","))
+        names = () if self.chain.private is not None else names
+        return frozenset(name.strip() for name in names if name.strip())

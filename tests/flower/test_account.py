@@ -1,0 +1,73 @@
+"""The ε of an app that runs Opacus itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from opacus import PrivacyEngine
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunella.core.errors import DefenseError
+from prunella.flower.account import Account
+from prunella.flower.defend import Defend
+from prunella.privacy.accounting import Charge, epsilon
+from tests.flower.foreign import Seen, load, make, run
+
+
+def context(folder: Path, run: int = 1, **node: Any) -> Context:
+    return Context(run, 1, {"partition-id": 0, "state-dir": str(folder), **node}, RecordDict(), {})
+
+
+def test_it_adds_up_over_runs_as_the_accountant_does(tmp_path: Path) -> None:
+    for number in (1, 2):
+        found = Account(context(tmp_path, number)).spend(steps=10, rate=0.1, noise=1.5)
+    both = epsilon([Charge("a", 1.5, 0.1, 10), Charge("b", 1.5, 0.1, 10)], 1e-5, "rdp")
+    assert found == pytest.approx(both) and Account(context(tmp_path, 9)).epsilon == pytest.approx(both)
+
+
+def test_past_the_budget_it_refuses_and_charges_nothing(tmp_path: Path) -> None:
+    account = Account(context(tmp_path, **{"epsilon-budget": 3.0}))
+    before = account.spend(steps=10, rate=0.1, noise=1.5)
+    with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
+        account.spend(steps=10_000, rate=1.0, noise=1.0)
+    assert before == account.epsilon
+
+
+@pytest.mark.parametrize(("steps", "rate", "noise"), [(0, 0.1, 1.0), (1, 0.0, 1.0), (1, 1.1, 1.0), (1, 0.1, 0.0)])
+def test_what_gives_no_epsilon_is_refused(steps: int, rate: float, noise: float, tmp_path: Path) -> None:
+    with pytest.raises(DefenseError, match="give an ε"):
+        Account(context(tmp_path)).spend(steps=steps, rate=rate, noise=noise)
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+def test_opacus_s_own_objects_are_read(poisson: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    loader = DataLoader(TensorDataset(*load(0)), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=2.0, max_grad_norm=1.0,
+        poisson_sampling=poisson,
+    )  # fmt: skip
+    account = Account(context(tmp_path))
+    found = account.opacus(made[1], made[2], epochs=2)
+    rate = 0.25 if poisson else 1.0
+    assert found == pytest.approx(epsilon([Charge("a", 2.0, rate, 8)], 1e-5, "rdp"))
+    with pytest.raises(DefenseError, match="noise_multiplier"):
+        account.opacus(optimizer, loader)
+
+
+def test_beside_an_update_defense_the_account_stays_covered(tmp_path: Path) -> None:
+    """DGP of an update that has an ε has the same one; without Account the answer has none, for good."""
+
+    def counted(model: nn.Module, message: Message, context: Context) -> None:
+        Account(context).spend(steps=4, rate=0.25, noise=2.0)
+
+    seen, home = Seen(), tmp_path / "0"
+    run(make([Defend()], counted), tmp_path, {"defenses": "dgp"}, rounds=2, tamper=seen)
+    two = epsilon([Charge("a", 2.0, 0.25, 4), Charge("b", 2.0, 0.25, 4)], 1e-5, "rdp")
+    assert not seen.errors and Account(context(home)).epsilon == pytest.approx(two)
+    run(make([Defend()]), tmp_path, {"defenses": "dgp"})
+    assert Account(context(home)).epsilon is None

@@ -1,0 +1,97 @@
+"""Coded records of a foreign app's arrays: exact, and strict about names and shapes."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from prunella.core.errors import WireError
+from prunella.core.trees import Tree, full_mask
+from prunella.flower.arrays import (
+    MARK,
+    REST,
+    Shapes,
+    close_answer,
+    close_record,
+    floats,
+    is_coded,
+    open_answer,
+    open_record,
+)
+from prunella.wire.records import to_dense
+
+
+def model() -> Tree:
+    draws = torch.Generator().manual_seed(0)
+    return {
+        "w": torch.randn(6, 5, generator=draws),
+        "half": torch.randn(4, generator=draws).half(),
+        "count": torch.tensor(3),
+        "double": torch.randn((), generator=draws, dtype=torch.float64),
+    }
+
+
+def test_a_model_comes_back_in_order_and_bit_for_bit_under_its_mask() -> None:
+    tree = model()
+    mask = full_mask(floats(tree))
+    mask["w"][::2] = False
+    coded, rest = close_record(tree, mask)
+    content = RecordDict({"arrays": coded, REST: rest})
+    assert is_coded(content) and not is_coded(RecordDict({"arrays": to_dense(tree)}))
+    found, kept = open_record(content, Shapes.of(tree))
+    assert list(found) == list(tree) and torch.equal(kept["w"], mask["w"])
+    assert torch.equal(found["w"], torch.where(mask["w"], tree["w"], 0.0))
+    for name in ("half", "count", "double"):
+        assert torch.equal(found[name], tree[name]) and found[name].dtype == tree[name].dtype
+
+
+def test_an_answer_has_only_what_changed_and_arrives_bit_for_bit() -> None:
+    before = model()
+    after = {**before, "w": before["w"].clone(), "count": torch.tensor(4)}
+    after["w"][0, 0] += 1e-3
+    after["w"][1, 1] = -0.0
+    answer = close_answer("arrays", after, before, full_mask(floats(before)))
+    found = open_answer(answer, before, full_mask(floats(before)))
+    for name, tensor in after.items():
+        assert torch.equal(found[name], tensor)
+    assert torch.signbit(found["w"][1, 1])
+    more = close_answer("arrays", {**after, "w": before["w"] + 1}, before, full_mask(floats(before)))
+    sizes = [len(record["arrays"]["tree"].data) for record in (answer, more)]
+    assert sizes[0] < sizes[1] - 60
+
+
+def test_an_array_that_changed_its_type_lies_beside() -> None:
+    """Averaging makes a float of batch norm's counter, and the app answers with an integer."""
+    before = {"w": torch.zeros(3), "count": torch.tensor(1.5, dtype=torch.float64)}
+    after = {"w": torch.ones(3), "count": torch.tensor(2)}
+    found = open_answer(close_answer("arrays", after, before, full_mask(before)), before, full_mask(before))
+    assert found["count"].dtype == torch.int64 and int(found["count"]) == 2 and bool((found["w"] == 1).all())
+
+
+def test_an_answer_is_coded_in_its_own_type() -> None:
+    before = {"w": torch.randn(50, generator=torch.Generator().manual_seed(1)).double() / 3}
+    after = {"w": before["w"].float()}
+    after["w"][:5] += 1
+    answer = close_answer("arrays", after, before, full_mask(before))
+    found = open_answer(answer, before, full_mask(before))
+    assert found["w"].dtype == torch.float32 and torch.equal(found["w"], after["w"])
+    assert len(answer["arrays"]["tree"].data) < 120, "five values"
+
+
+def test_a_stranger_s_answer_is_checked() -> None:
+    before = model()
+    mask = full_mask(floats(before))
+    good = close_answer("arrays", before, before, mask)
+    for spoil in (
+        lambda r: r.__setitem__(REST, ArrayRecord({})),
+        lambda r: r.__setitem__(REST, to_dense({"count": torch.zeros(2)})),
+        lambda r: r.__setitem__(REST, to_dense({"count": torch.zeros(()), "other": torch.zeros(1)})),
+        lambda r: r.__setitem__("more", ArrayRecord({})),
+        lambda r: r.__setitem__(MARK, ConfigRecord({"cast": ["float32 nothing"]})),
+        lambda r: r.__setitem__(MARK, ConfigRecord({"cast": ["complex64 w"]})),
+        lambda r: r.__setitem__(MARK, ConfigRecord({"cast": ["float16 w"]})),
+        lambda r: r.pop("arrays"),
+    ):
+        content = RecordDict(dict(good))
+        spoil(content)
+        with pytest.raises(WireError):
+            open_answer(content, before, mask)

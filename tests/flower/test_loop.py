@@ -1,0 +1,274 @@
+"""The loop's defenses in somebody else's loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunella.client.accounts import Accounts
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import full_mask
+from prunella.flower.defend import Defend
+from prunella.flower.loop import needs_loop, protected
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.chain import build_chain, start
+from prunella.strategies.round.local import Procedure, Received, local_update
+from prunella.tasks.examples import Examples
+from prunella.tasks.training import Sgd
+from tests.flower.foreign import BATCH, RATE, Net, Seen, batches, load, make, plain, run, tree
+from tests.flower.test_defend import store
+
+ALL = 4
+
+
+def client(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def guarded(model: nn.Module, message: Message, context: Context) -> Any:
+    """The two lines."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with protected(message, context, model, load(client(context))[0]) as guard:
+        for x, y in batches(client(context)):
+            loss = guard.step(x, y, cross_entropy, optimizer)
+    return None if loss is None else loss.item()
+
+
+def by_hand(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with protected(message, context, model, load(client(context))[0]) as guard:
+        for x, y in batches(client(context)):
+            optimizer.zero_grad()
+            cross_entropy(model(guard.images(x)), y).backward()
+            guard.gradients()
+            optimizer.step()
+
+
+def poisson(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    loader = DataLoader(TensorDataset(*load(client(context))), batch_size=BATCH)
+    with protected(message, context, model) as guard:
+        for x, y in guard.loader(loader):
+            guard.step(x, y, cross_entropy, optimizer)
+
+
+def trained(loop: Any, folder: Path, defenses: str, **more: Any) -> Seen:
+    seen = Seen()
+    rounds = more.pop("rounds", 1)
+    node = {key: more.pop(key) for key in ("require", "epsilon-budget") if key in more}
+    run(make([Defend()], loop), folder, {"defenses": defenses, **more}, rounds=rounds, tamper=seen, **node)
+    return seen
+
+
+def moved(seen: Seen) -> int:
+    torch.manual_seed(0)
+    first, after = Net().state_dict(), tree(seen.trained()[0]["arrays"])
+    return sum(int((first[name] != after[name]).sum()) for name in first)
+
+
+@pytest.mark.parametrize("loop", [guarded, by_hand])
+def test_without_a_defense_of_the_loop_it_is_the_plain_loop(loop: Any, tmp_path: Path) -> None:
+    for names in ("none", "dgp"):
+        bare, through = trained(plain, tmp_path / names, names), trained(loop, tmp_path / f"{names}-2", names)
+        assert not through.errors
+        one, other = (tree(seen.trained()[0]["arrays"]) for seen in (bare, through))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_priprune_is_our_own_client_s_but_for_rounding(tmp_path: Path) -> None:
+    """A defense that watches gradients. The first round draws nothing that an answer depends on."""
+    settings = {"priprune.lambda-sha": 0.0, "priprune.lambda-acc": 0.0, "priprune.initial-alpha": 0.499}
+    seen = trained(guarded, tmp_path, "priprune", **settings)
+    assert not seen.errors
+    torch.manual_seed(0)
+    params = {name: p.detach().clone() for name, p in Net().named_parameters()}
+    chain = build_chain(["priprune"], settings)
+    draws = PrivateGenerator(bytes(32))
+    state = start(chain, torch.empty(0), params, {}, draws)
+    steps = (Examples(x, y) for x, y in batches(0))
+    ours = local_update(
+        Procedure(Net(), Sgd(RATE), chain), Received(params, full_mask(params), {}), steps, state, draws
+    )
+    kept = store(tmp_path).load(9).state["priprune"]
+    arrived = tree(seen.trained()[0]["arrays"])
+    for name, alpha in ours.state["priprune"]["alpha"].items():
+        assert torch.allclose(kept["alpha"][name], alpha, atol=1e-6)
+        withheld = ~ours.outgoing.shared[name]
+        assert torch.equal(arrived[name][withheld], params[name][withheld])
+        assert torch.allclose(arrived[name], params[name] + ours.outgoing.update[name], atol=1e-6)
+    assert 0 < sum(int((~m).sum()) for m in ours.outgoing.shared.values())
+
+
+@pytest.mark.parametrize(
+    "names", ["gaussian", "outpost", "soteria", "channel-natural", "channel-white,gaussian,dgp", "priprune"]
+)
+def test_every_kind_of_loop_defense_works_and_changes_the_update(names: str, tmp_path: Path) -> None:
+    seen = trained(guarded, tmp_path / "a", names, rounds=2)
+    assert not seen.errors and seen.trained()[0]["prunella"]["applied"] == names.split(",")
+    bare = trained(plain, tmp_path / "b", "none")
+    one, other = (tree(s.trained()[0]["arrays"]) for s in (seen, bare))
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    loud = {name: float((one[name] - other[name]).abs().max()) for name in one}
+    assert max(loud.values()) > 1e-5
+
+
+def test_gaussian_noise_by_hand_has_its_variance(tmp_path: Path) -> None:
+    """Of four steps at learning rate 0.1: 0.1 * sqrt(4) * deviation."""
+    noisy = trained(by_hand, tmp_path / "a", "gaussian", **{"gaussian.deviation": 5.0})
+    bare = trained(plain, tmp_path / "b", "none")
+    one, other = (tree(s.trained()[0]["arrays"]) for s in (noisy, bare))
+    first = torch.cat([(one[n] - other[n]).flatten() for n in one])
+    assert 0.9 < float(first.std()) / (0.1 * 2 * 5.0) < 1.1
+
+
+def test_dp_sgd_clips_every_example_and_adds_noise(tmp_path: Path) -> None:
+    """The update of one step is bounded by learning rate times clip, and its noise is clip * multiplier / batch."""
+
+    def once(model: nn.Module, message: Message, context: Context) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        x, y = load(client(context), BATCH)
+        with protected(message, context, model) as guard:
+            assert guard.step(x, y, cross_entropy, optimizer) is None
+
+    torch.manual_seed(0)
+    first = Net().state_dict()
+    for noise, low, high in ((0.1, 0.0, 0.055), (40.0, 0.9 * 4.0, 1.1 * 4.0)):
+        seen = trained(once, tmp_path / str(noise), "dp-sgd", **{"dp-sgd.clip": 0.8, "dp-sgd.noise-multiplier": noise})
+        assert not seen.errors
+        after = tree(seen.trained()[0]["arrays"])
+        step = torch.cat([(after[n] - first[n]).flatten() for n in first])
+        assert low <= float(step.std()) <= high
+        assert set(seen.trained()[0]["metrics"]) == {"num-examples"}, "no loss leaves under an ε"
+
+
+def spent(folder: Path) -> tuple[float | None, list[Any]]:
+    accounts = Accounts(folder / "0" / "flower", torch.zeros(1, dtype=torch.int64))
+    ledger = accounts.ledger()
+    return ledger.epsilon(Privacy()), list(ledger.charges)
+
+
+def test_every_step_is_charged_with_the_sampling_that_is_known(tmp_path: Path) -> None:
+    settings = {"dp-sgd.noise-multiplier": 4.0}
+    trained(poisson, tmp_path / "a", "dp-sgd", **settings)
+    trained(guarded, tmp_path / "b", "dp-sgd", **settings)
+    low, sampled = spent(tmp_path / "a")
+    high, whole = spent(tmp_path / "b")
+    assert [(c.steps, c.noise, c.sampling) for c in sampled] == [(ALL, 4.0, 0.25)]
+    assert [(c.steps, c.noise, c.sampling) for c in whole] == [(8, 4.0, 1.0)], (
+        "charged in blocks, without amplification"
+    )
+    assert low is not None and high is not None and low < high
+    trained(poisson, tmp_path / "a", "dp-sgd", **settings)
+    assert len(spent(tmp_path / "a")[1]) == 2, "a message asked again draws anew and is charged anew"
+
+
+def test_a_batch_of_one_s_own_is_not_paid_by_poisson_steps(tmp_path: Path) -> None:
+    def both(model: nn.Module, message: Message, context: Context) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        loader = DataLoader(TensorDataset(*load(client(context))), batch_size=BATCH)
+        x, y = load(client(context), BATCH)
+        with protected(message, context, model) as guard:
+            for drawn, labels in guard.loader(loader):
+                guard.step(drawn, labels, cross_entropy, optimizer)
+                guard.step(x, y, cross_entropy, optimizer)
+
+    trained(both, tmp_path, "dp-sgd", **{"dp-sgd.noise-multiplier": 4.0})
+    assert sorted((c.steps, c.sampling) for c in spent(tmp_path)[1]) == [(ALL, 0.25), (8, 1.0)]
+
+
+def test_past_the_budget_no_step_is_taken(tmp_path: Path) -> None:
+    settings = {"dp-sgd.noise-multiplier": 2.0, "epsilon-budget": 2.0}
+    seen = trained(poisson, tmp_path, "dp-sgd", rounds=4, **settings)
+    done = len(seen.trained())
+    assert 0 < done < 4 and "past privacy.epsilon-budget" in seen.errors[0]
+    total, charges = spent(tmp_path)
+    assert len(charges) == done and total is not None and total <= 2.0
+    heuristic = trained(plain, tmp_path / "b", "dgp", **{"privacy.epsilon-budget": 2.0})
+    assert "had an ε" in heuristic.errors[0]
+
+
+def outside(model: nn.Module, message: Message, context: Context) -> Any:
+    guarded(model, message, context)
+    plain(model, message, context)
+
+
+def before(model: nn.Module, message: Message, context: Context) -> Any:
+    plain(model, message, context)
+    guarded(model, message, context)
+
+
+def between(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with protected(message, context, model) as guard:
+        for x, y in batches(client(context)):
+            guard.step(x, y, cross_entropy, optimizer)
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def empty(model: nn.Module, message: Message, context: Context) -> Any:
+    with protected(message, context, model):
+        plain(model, message, context)
+
+
+def twice(model: nn.Module, message: Message, context: Context) -> Any:
+    guarded(model, message, context)
+    guarded(model, message, context)
+
+
+def fitless(model: nn.Module, message: Message, context: Context) -> Any:
+    with protected(message, context, model):
+        pass
+
+
+def unshown(model: nn.Module, message: Message, context: Context) -> Any:
+    with protected(message, context, model, load(0)[0]) as guard:
+        x, y = next(batches(0))
+        cross_entropy(model(x), y).backward()
+        guard.gradients()
+
+
+def stepless(model: nn.Module, message: Message, context: Context) -> Any:
+    return by_hand(model, message, context)
+
+
+@pytest.mark.parametrize(
+    ("loop", "names", "told"),
+    [
+        (plain, "gaussian", "guard.step(x, y, loss, optimizer)"),
+        (empty, "gaussian", "no step went through it"),
+        (outside, "gaussian", "not what protected() left"),
+        (before, "gaussian", "not as received"),
+        (between, "gaussian", "moved outside guard.step"),
+        (twice, "gaussian", "entered twice"),
+        (fitless, "channel-white", "protected(msg, context, model, loader)"),
+        (unshown, "channel-white", "guard.gradients() without guard.images(x)"),
+        (stepless, "dp-sgd", "cannot work on a gradient without its local step"),
+        (stepless, "soteria", "cannot work on a gradient without its local step"),
+    ],
+)
+def test_careless_loops_are_refused(loop: Any, names: str, told: str, tmp_path: Path) -> None:
+    seen = trained(loop, tmp_path, names)
+    assert told in seen.errors[0] and not seen.trained()
+
+
+def test_a_site_bounds_the_steps_over_which_noise_averages_out(tmp_path: Path) -> None:
+    seen = trained(guarded, tmp_path, "gaussian", require="gaussian, local-steps=3")
+    assert "3 local steps" in seen.errors[0] and not seen.trained()
+
+
+def test_without_the_mod_it_says_so(tmp_path: Path) -> None:
+    seen = Seen()
+    run(make([], guarded), tmp_path, {}, tamper=seen)
+    assert "mods=[Defend()]" in seen.errors[0]
+
+
+def test_which_defenses_need_the_loop() -> None:
+    assert needs_loop(build_chain(["gaussian", "dgp"], {})) == ["gaussian"]
+    assert needs_loop(build_chain(["priprune"], {})) == ["priprune"]
+    assert needs_loop(build_chain(["top-k", "mask-hiding"], {})) == needs_loop(build_chain(["none"], {})) == []

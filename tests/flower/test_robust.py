@@ -1,0 +1,94 @@
+"""Robust around Flower's strategies: a liar moves nothing, and without one the rule is the rule."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp.strategy import FedAdam, FedAvg
+
+from prunella.benchmarks.engine.inprocess import FIRST_NODE
+from prunella.core.errors import ConfigError
+from prunella.flower.defend import Defend
+from prunella.flower.prune import Prune
+from prunella.flower.robust import Robust
+from tests.flower.foreign import Net, Seen, make, run, tree
+
+QUIET: dict[str, Any] = {"fraction_evaluate": 0.0}
+
+
+def lie(reply: Message) -> Message:
+    if reply.metadata.src_node_id == FIRST_NODE and "tree" not in reply.content["arrays"]:
+        state = tree(reply.content["arrays"])
+        reply.content["arrays"] = ArrayRecord({name: tensor + 1e6 for name, tensor in state.items()})
+        reply.content["metrics"]["num-examples"] = 10**9
+    return reply
+
+
+def test_the_median_is_of_the_replies_coordinate_by_coordinate(tmp_path: Path) -> None:
+    seen = Seen()
+    replies: list[Any] = []
+
+    def keep(reply: Message) -> Message:
+        replies.append(tree(reply.content["arrays"]))
+        return seen(reply)
+
+    found = tree(run(make([]), tmp_path, {}, Robust(FedAvg(**QUIET)), clients=3, tamper=keep).arrays)
+    for name, tensor in found.items():
+        wanted = torch.stack([each[name] for each in replies]).median(0).values
+        assert torch.allclose(tensor.float(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam], ids=lambda s: s.__name__)
+def test_one_liar_of_three_moves_nothing_far(strategy: type, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = Net().state_dict()
+    for rule, wrap in (("median", True), ("trimmed-mean", True), ("none", False)):
+        made = Robust(strategy(**QUIET), rule) if wrap else strategy(**QUIET)
+        found = tree(run(make([]), tmp_path / rule, {}, made, clients=3, tamper=lie).arrays)
+        far = max(float((found[name] - first[name]).abs().max()) for name in found)
+        assert far < 0.5 if wrap or strategy is FedAdam else far > 1e5
+
+
+def test_the_norm_bound_bounds_the_damage(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = Net().state_dict()
+    made = Robust(FedAvg(**QUIET), "norm-bound", norm=0.5)
+    found = tree(run(make([]), tmp_path, {}, made, clients=3, tamper=lie).arrays)
+    assert sum(float((found[n] - first[n]).square().sum()) for n in found) ** 0.5 <= 0.5 + 1e-4
+
+
+def test_below_the_quorum_the_model_stays(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = Net().state_dict()
+    found = tree(run(make([]), tmp_path, {}, Robust(FedAvg(**QUIET)), clients=2).arrays)
+    assert all(torch.allclose(found[name].float(), first[name], atol=1e-7) for name in found)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_under_a_mask_in_either_order(outside: bool, tmp_path: Path) -> None:
+    inner: Any = FedAvg(**QUIET)
+    layer = Robust(Prune(inner, "random", rate=0.5)) if outside else Prune(Robust(inner), "random", rate=0.5)
+    done = run(make([Defend()]), tmp_path, {"defenses": "dgp"}, layer, rounds=3, clients=3, tamper=lie)
+    mask = layer.mask  # a layer hands on what the strategy inside has
+    found = tree(done.arrays)
+    assert all(bool((found[name][~mask[name]] == 0).all()) for name in found)
+    assert max(float(t.abs().max()) for t in found.values()) < 5
+
+
+def test_a_reply_that_is_no_model_is_left_out(tmp_path: Path) -> None:
+    def spoil(reply: Message) -> Message:
+        if reply.metadata.src_node_id == FIRST_NODE:
+            reply.content["arrays"] = ArrayRecord({"x": reply.content["arrays"]["fc2.bias"]})
+        return reply
+
+    done = run(make([]), tmp_path, {}, Robust(FedAvg(**QUIET)), clients=4, tamper=spoil)
+    assert set(tree(done.arrays)) == set(Net().state_dict())
+
+
+def test_unknown_rules_and_settings_are_told_at_once() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'median'"):
+        Robust(FedAvg(), "medan")
+    with pytest.raises(ConfigError, match="unknown setting 'median.lyars'"):
+        Robust(FedAvg(), "median", lyars=2)

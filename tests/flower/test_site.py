@@ -1,0 +1,59 @@
+"""What a site requires of an app that is not Prunella's."""
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from prunella.client.policy import read_policy
+from prunella.core.errors import ConfigError
+from prunella.flower.site import Site, read_names, strengthened
+
+
+def site(tmp_path, config, **node) -> Site:
+    return Site(Context(7, 1, {"partition-id": 0, "state-dir": str(tmp_path), **node}, RecordDict(), config), "train")
+
+
+def test_required_defenses_are_added_by_stage() -> None:
+    policy = read_policy({"require": "gaussian"})
+    assert read_names({"defenses": "dgp"}, policy) == ("gaussian", "dgp")
+    assert read_names({"defenses": "none"}, policy) == read_names({}, policy) == ("gaussian",)
+    assert read_names({"defenses": "none"}, read_policy({})) == ("none",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "wins"), [(0.5, 0.9, 0.9), (0.9, 0.5, 0.9), (0.75, 0.75, 0.75)], ids=["site", "run", "equal"]
+)
+def test_the_larger_share_wins_where_larger_is_stronger(asked: float, own: float, wins: float) -> None:
+    found = strengthened({"dgp.bottom": asked}, read_policy({"require": f"dgp.bottom={own}"}))
+    assert found["dgp.bottom"] == wins and found["dgp.top"] == 0.05
+
+
+def test_the_smaller_bound_wins_where_smaller_is_stronger_and_the_site_s_where_neither_is() -> None:
+    for asked, own in ((0.5, 0.1), (0.1, 0.5)):
+        assert strengthened({"top-k.keep": asked}, read_policy({"require": f"top-k.keep={own}"}))["top-k.keep"] == 0.1
+    assert strengthened({"dp-sgd.clip": 0.5}, read_policy({"require": "dp-sgd.clip=2.0"}))["dp-sgd.clip"] == 2.0
+
+
+def test_a_setting_that_is_no_number_is_not_stronger(tmp_path) -> None:
+    with pytest.raises(ConfigError):
+        site(tmp_path, {"defenses": "dgp", "dgp.bottom": float("nan")}, require="dgp").chain  # noqa: B018
+
+
+def test_few_steps_average_no_noise_away(tmp_path) -> None:
+    required = site(tmp_path, {"defenses": "gaussian"}, require="gaussian, local-steps=3")
+    assert required.chain.names == ("gaussian",)
+    required.require_few(3)
+    with pytest.raises(ConfigError, match="3 local steps"):
+        required.require_few(4)
+    site(tmp_path, {"defenses": "gaussian"}).require_few(10_000)
+
+
+def test_the_app_s_other_settings_are_its_own_affair(tmp_path) -> None:
+    config = {"defenses": "dgp", "num-server-rounds": 3, "lr": 0.1, "optimizer.name": "adam"}
+    assert site(tmp_path, config).chain.names == ("dgp",)
+
+
+def test_under_an_epsilon_no_metric_leaves(tmp_path) -> None:
+    assert site(tmp_path, {"defenses": "dgp"}).metrics(("loss",)) == {"loss"}
+    assert site(tmp_path, {"defenses": "dp-sgd"}, metrics="loss").metrics(("loss",)) == frozenset()
+    assert site(tmp_path, {"defenses": "dgp"}, require="dgp").metrics(("loss",)) == frozenset()
+    assert site(tmp_path, {"defenses": "dgp"}, require="dgp", metrics="a, b").metrics(()) == {"a", "b"}
