@@ -24,6 +24,7 @@ from prunella.attacks import (
     representation,
     rob,
     rog,
+    spear,
     unrolling,
 )
 from prunella.attacks.dlg import Dlg
@@ -85,6 +86,12 @@ ATTACKS: dict[str, Attack] = {
         representation.Representation,
         representation.reconstruct,
         "honest-but-curious; reads the input of the first linear layer, whatever is random behind it",
+        adaptive=True,
+    ),
+    "spear": Attack(
+        spear.Spear,
+        spear.reconstruct,
+        "honest-but-curious; takes the first linear layer's gradient apart by its ReLU's zeros; whole batches",
         adaptive=True,
     ),
     "portfolio": Attack(

@@ -65,7 +65,7 @@ def adapted(target: Target, layer: str, reading: Reading, task: Task) -> Adapted
     held = None if target.support is None else split(target.support, target.params)
     wanted, support, before = [reading.rows.flatten()], [reading.known.repeat(len(reading.rows))], list[str]()
     if reading.slope is not None:
-        blank = input_of(target, layer, torch.zeros(1, *task.shape, device=target.flat.device))
+        blank = input_of(target, layer, torch.zeros(len(reading.rows), *task.shape, device=target.flat.device))
         before = [name for name in front_gradient(target, layer, blank, reading.slope) if bool(seen[name].any())]
     if before:
         wanted.append(flatten(seen[name] for name in before))

@@ -181,13 +181,13 @@ def span_of(rows: Tensor, reading: Reading) -> Tensor:
 
 
 def front_gradient(target: Target, layer: str, rows: Tensor, slope: Tensor) -> dict[str, Tensor]:
-    """The gradient of the parameters before ``layer``, by name, from its input ``rows`` [1, F] and the loss gradient at
-    its output: no draw behind the layer is in it."""
+    """The gradient of the parameters before ``layer``, by name, from its inputs ``rows`` [N, F] and the loss gradients
+    [K] or [N, K] at its output: no draw behind the layer is in it."""
     weight = target.params[f"{layer}.weight" if layer else "weight"].detach()
     found = torch.autograd.grad(
         rows,
         list(target.params.values()),
-        (slope.to(weight.dtype) @ weight)[None],
+        (slope.to(weight.dtype) @ weight).view_as(rows),
         create_graph=True,
         allow_unused=True,
     )
