@@ -10,8 +10,8 @@ so that no difference between its data and somebody else's passes for membership
 ``UPDATES``   members took part in a kept round; outsiders in none of them. The client's secret chose which, at random
 ``MODEL``     members are all that is trained on; outsiders the fifth that the run holds out, if it does
 
-(Public images are no outsiders: on scikit-learn's digits they fit the model better than a client's own, an AUC of 0.46
-to 0.48, which would hide membership there, and with other data feign it.)
+(Public images are no outsiders: on scikit-learn's digits they fit the model better than a client's own, an AUC of 0.47,
+which would hide membership there, and with other data feign it.)
 
 Consent and rations are those of an audit (``client.audit``): nothing under ``deny``; one word of three under
 ``scores``; coarse numbers, without what belongs to any example, under ``numbers`` (``NUMBERS`` times) and ``pictures``;
