@@ -5,12 +5,13 @@ import time
 import pytest
 import torch
 
+from prunella.attacks import Attack
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.control import undefended_view
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
-from prunella.core.types import PrivateBatch, ServerView
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.server.audit.attempt import Order, attempt, canary_outcome, client_evidence, control_fault
 from prunella.tasks.task import Task, initial
 
@@ -35,11 +36,13 @@ def test_an_attack_says_whether_it_explains_the_update_and_whether_it_was_cut() 
     assert late.cut and late.rebuilt.objective > many.rebuilt.objective
 
 
-def test_an_objective_that_is_not_finite_is_a_failed_attack() -> None:
-    view = seen()
-    view.update["0.0.weight"].fill_(float("nan"))
+def test_an_objective_that_is_not_finite_is_a_failed_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: object) -> Reconstruction:
+        return Reconstruction(torch.zeros(1, 1, 8, 8), None, float("inf"), 1)
+
+    monkeypatch.setattr("prunella.server.audit.attempt.find_attack", lambda name: Attack(Ig, endless, "none"))
     with pytest.raises(AttackError, match="not finite"):
-        attempt(view, TASK, order(iterations=2), ResumeStore())
+        attempt(seen(), TASK, order(iterations=2), ResumeStore())
 
 
 def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
