@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -74,7 +75,8 @@ def test_predicates_ask_the_view_and_the_model(batch) -> None:
     assert "dlg labels=optimise" in names("cnn", 2) - names("cnn", 1)
 
 
-def test_a_noised_digit_is_rebuilt_with_a_shadow_and_without(task, digits, batch) -> None:
+def test_a_noised_digit_is_rebuilt_with_a_shadow_and_without(task, digits, batch, monkeypatch) -> None:
+    monkeypatch.setattr(portfolio, "CANDIDATES", tuple(each for each in CANDIDATES if each.attack == "sgi"))
     shadow = NoisyShadow(Examples(digits.x[:50], digits.y[:50]), task, 1.0)
     truth, other = batch(0, 1), batch(1, 1)
     view = shadow.send(Examples(truth.x, truth.y), 99)
@@ -117,6 +119,20 @@ def test_learnt_attacks_are_asked_behind_a_defense_alone(task, view) -> None:
 
     assert names(view) == set() == names(dataclasses.replace(view, defenses=("none",)))
     assert names(dataclasses.replace(view, defenses=("channel-white",))) == {"inverter", "denoise"}
+
+
+def test_what_learnt_attacks_rebuild_of_public_images_is_compared(task, digits, batch, monkeypatch) -> None:
+    shadow = NoisyShadow(Examples(digits.x[:40], digits.y[:40]), task, 1.0)
+    short = {"inverter": {"shadows": 24, "epochs": 1, "polish": 0}, "denoise": {"shadows": 8, "match": 10}}
+    monkeypatch.setattr(portfolio, "LEARNT", tuple(each._replace(changes=short[each.attack]) for each in LEARNT))
+    view = dataclasses.replace(shadow.send(Examples(batch(0, 1).x, batch(0, 1).y), 99), defenses=("channel-white",))
+    case, gains = Case(view, task, QUICK, stream(0, purpose="attack"), float("inf")), dict[str, float]()
+    found = {each.by: each for each in portfolio.learnt(case, shadow, gains)}
+    assert set(found) == set(gains) == {"inverter", "denoise"}
+    assert gains["inverter"] == pytest.approx(-10 * math.log10(found["inverter"].answer.objective))
+    assert 5 < gains["denoise"] < 30
+    open_view = dataclasses.replace(view, defenses=())
+    assert not portfolio.learnt(Case(open_view, task, QUICK, stream(0, purpose="attack"), 1e9), shadow, gains)
 
 
 def test_where_nothing_fits_it_says_so(task, view, monkeypatch) -> None:
