@@ -1,0 +1,222 @@
+"""One view under attack by several candidates: what they ask of it, how they descend, and what they are judged on.
+
+Candidates of a portfolio (``attacks.portfolio``) are judged without the truth, on a tenth of the coordinates that
+arrived (``held_out``); those that descend do not see it. Errors: ``AttackError``, as the candidates raise it.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Generator, nn
+from torch.nn.functional import one_hot
+
+from prunella.attacks.engine.image_priors import into_box
+from prunella.attacks.engine.inversion import Guess, Inversion, descents, first_guess, labels_to_try
+from prunella.attacks.engine.label_search import Budget, search
+from prunella.attacks.engine.local_steps import linearised
+from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.objectives import cosine
+from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.engine.shadow import Shadow
+from prunella.core.types import Reconstruction, ServerView
+from prunella.tasks.models.precode import Bottleneck
+from prunella.tasks.task import Task
+
+MOST = 100  # iterations of a scout
+SOLVED = 1e-10  # one minus the cosine: nothing is left to find
+MASK_HIDING = "mask-hiding"
+_HELD = 0.1  # share of the coordinates that arrived on which candidates are judged
+_EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spared
+_SURE = 4.0  # logit of a label that was found, where labels are still optimised
+_SEARCH = "label search"
+_FIXED = Inversion(objective="euclidean", optimizer="lbfgs", tolerance=SOLVED)
+
+
+class Limits(Protocol):
+    """What a portfolio's settings say about its cost."""
+
+    @property
+    def passes(self) -> int: ...
+
+    @property
+    def iterations(self) -> int: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    @property
+    def max_images(self) -> int: ...
+
+
+class Setting(NamedTuple):
+    """What a predicate may ask about: the view and its matching problem."""
+
+    view: ServerView
+    target: Target
+
+    def has(self, *kinds: type[nn.Module]) -> bool:
+        return any(isinstance(layer, kinds) for layer in self.target.module.modules())
+
+    @property
+    def single(self) -> bool:
+        """One image, one step."""
+        return self.target.plan.images == 1 and len(self.target.plan.batches) == 1
+
+    @property
+    def open_labels(self) -> bool:
+        return self.view.labels is None and self.target.plan.images > 1
+
+    @property
+    def merged(self) -> bool:
+        """The client used more images than are guessed."""
+        used = min((self.view.steps or 1) * (self.view.batch_size or math.inf), self.view.num_examples or math.inf)
+        return self.target.plan.images < used < math.inf
+
+    @property
+    def disturbed(self) -> bool:
+        """A defense stands between the gradient and the update."""
+        return not set(self.view.defenses) <= {"none"}
+
+
+def matchable(setting: Setting) -> bool:
+    """The whole gradient can be matched: no random draw is in it, and most of it is not made up."""
+    return not setting.has(Bottleneck) and MASK_HIDING not in setting.view.defenses
+
+
+class Candidate(NamedTuple):
+    """An attack of the registry, when it applies, and what of its settings differs from the default. ``scored``: its
+    objective is the mean squared error on public images."""
+
+    attack: str
+    applies: Callable[[Setting], bool]
+    changes: Mapping[str, Any] = {}
+    scored: bool = False
+
+    @property
+    def name(self) -> str:
+        told = [f"{key}={value}" for key, value in self.changes.items() if key in ("tv", "labels")]
+        return " ".join([self.attack, *told])
+
+
+class Found(NamedTuple):
+    """A reconstruction, the settings it was found with where it can go on from there, and how far it misses."""
+
+    by: str
+    answer: Reconstruction
+    settings: Inversion | None
+    missed: float
+
+
+class Case:
+    """One view under attack: the problem that descents see, and the one on which their answers are judged."""
+
+    def __init__(
+        self,
+        view: ServerView,
+        task: Task,
+        attack: Limits,
+        generator: Generator,
+        end: float,
+        budget: Budget | None = None,
+    ) -> None:
+        self.view, self.task, self.attack, self.generator, self.end = view, task, attack, generator, end
+        whole = target_of(view, task.build(), True, attack.max_images)
+        self.setting = Setting(view, whole)
+        self.fitted, self.judged = held_out(whole, task, generator)
+        passes = sum(len(rows) for rows in whole.plan.batches)
+        self.budget = budget or Budget(max(MOST, attack.passes // passes), lambda: time.monotonic() >= end)
+
+    @property
+    def images(self) -> int:
+        return self.fitted.plan.images
+
+    def iterations(self, share: float, most: int) -> int:
+        """How many iterations that share of the budget pays for."""
+        return max(1, min(most, int(share * self.budget.left())))
+
+    def missed(self, answer: Reconstruction) -> float:
+        """One minus the cosine of what the answer would have sent and what was, where no descent compared them."""
+        if answer.y is None or len(answer.x) != self.images:
+            return math.inf
+        return float(cosine(linearised(self.judged, answer.x, answer.y)[0], self.judged.flat, self.judged.support)[0])
+
+    def solve(self, candidate: Candidate, shadow: Shadow | None = None) -> list[Found]:
+        """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any."""
+        from prunella.attacks import find_attack  # the registry names this module, too
+
+        line = find_attack(candidate.attack)
+        settings: Any = dataclasses.replace(line.settings(), **candidate.changes)
+        bounds = {"max_images": self.attack.max_images, "iterations": self.attack.iterations}
+        kept = {name: min(most, getattr(settings, name)) for name, most in bounds.items() if hasattr(settings, name)}
+        settings = dataclasses.replace(settings, **kept)
+        more: dict[str, Any] = {"resume": ResumeStore(deadline=self.end)} if line.resumable else {}
+        more |= {"shadow": shadow} if line.shadow else {}
+        more |= {"deadline": self.end} if line.timed else {}
+        answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
+        return [Found(candidate.name, answer, None, self.missed(answer))]
+
+    def scout(self, candidate: Candidate, iterations: int) -> list[Found]:
+        """Short descents of a candidate, from ``restarts`` starts."""
+        settings = self.settings(candidate, iterations)
+        labels = labels_to_try(self.view, self.fitted, self.task, settings, self.generator)[:1] * self.starts(candidate)
+        guesses = [first_guess(self.fitted, self.task, each, self.generator) for each in labels]
+        return self.descended(candidate.name, settings, guesses)
+
+    def starts(self, candidate: Candidate) -> int:
+        return 1 if "tv" in candidate.changes else self.attack.restarts
+
+    def settings(self, candidate: Candidate, iterations: int) -> Inversion:
+        from prunella.attacks import find_attack
+
+        changes: dict[str, Any] = {"max_images": self.attack.max_images, **candidate.changes}
+        made: Inversion = find_attack(candidate.attack).settings()
+        return dataclasses.replace(made, iterations=iterations, tolerance=SOLVED, **changes)
+
+    def descended(self, name: str, settings: Inversion, guesses: Sequence[Guess]) -> list[Found]:
+        answers = descents(self.fitted, settings, guesses, ResumeStore(deadline=self.end))
+        self.budget.spend(settings.iterations * len(guesses))
+        return [
+            Found(name, answer, settings, misfit(settings, answer) if guess.soft else self.missed(answer))
+            for guess, answer in zip(guesses, answers, strict=True)
+        ]
+
+    def label_search(self, share: float) -> list[Found]:
+        """Labels that fit images and steps, looked for in that share of the budget."""
+        paid = Budget(int(share * self.budget.left()), self.budget.late)
+        self.budget.spend(paid.left())
+        at = search(self.fitted, self.task, self.generator, paid)
+        answer = Reconstruction(into_box(at.x), at.y, at.objective, 0)
+        return [Found(_SEARCH, answer, _FIXED, self.missed(answer))]
+
+    def go_on(self, found: Found, changes: Mapping[str, Any]) -> list[Found]:
+        """A descent from what was found, with its labels or, where these were optimised and still are, from them."""
+        if found.answer.y is None:
+            return []
+        settings = dataclasses.replace(found.settings or Inversion(), **changes)
+        x, y, soft = found.answer.x.clone().requires_grad_(), found.answer.y, settings.labels == "optimise"
+        if soft and self.setting.open_labels:
+            y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()
+        return self.descended(found.by, settings, [Guess(x, y, y.is_floating_point())])
+
+
+def misfit(settings: Inversion, answer: Reconstruction) -> float:
+    """About one minus the cosine, from the objective: the yardstick where probabilities stood for labels, which a
+    reconstruction does not hold."""
+    return answer.objective / (2 if settings.objective == "euclidean" else 1)
+
+
+def held_out(target: Target, task: Task, generator: Generator) -> tuple[Target, Target]:
+    """The problem without a tenth of the coordinates that arrived, and with these alone; twice the whole problem where
+    too few arrived."""
+    arrived = target.flat != 0 if target.support is None else target.support != 0
+    if int(arrived.sum()) < _EQUATIONS * target.plan.images * math.prod(task.shape):
+        return target, target
+    held = (torch.rand(len(arrived), generator=generator).to(arrived.device) < _HELD) & arrived
+    fitted, judged = ((arrived & ~held).to(target.flat), held.to(target.flat))
+    if target.support is None:
+        fitted = (~held).to(target.flat)
+    return tuple(dataclasses.replace(target, flat=target.flat * s, support=s) for s in (fitted, judged))  # type: ignore

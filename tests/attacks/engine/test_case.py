@@ -1,0 +1,54 @@
+import dataclasses
+
+import torch
+
+from prunella.attacks.engine.case import Candidate, Case, Setting, held_out, matchable
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.portfolio import PLAIN, Portfolio
+from prunella.attacks.score.control import undefended_view
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.tasks.task import Task, initial
+
+
+def setting(view: ServerView, task: Task) -> Setting:
+    return Setting(view, target_of(view, task.build(), True, 16))
+
+
+def test_a_tenth_of_what_arrived_is_kept_from_descents_where_enough_arrived(task, view) -> None:
+    target = target_of(view, task.build(), True, 16)
+    fitted, judged = held_out(target, task, stream(0, purpose="held"))
+    assert torch.equal(fitted.flat + judged.flat, target.flat) and not bool((fitted.flat * judged.flat).any())
+    assert 0.08 < float(judged.support.mean()) < 0.12
+    first = (torch.arange(len(target.flat)) < 200).float()
+    few = dataclasses.replace(target, flat=target.flat * first, support=first)
+    assert all(each is few for each in held_out(few, task, stream(0, purpose="held")))
+
+
+def test_predicates_read_the_view_and_the_model(task, fresh, batch) -> None:
+    one = undefended_view(task, *fresh, batch(0, 1))
+    many = undefended_view(task, *fresh, batch(0, 20))
+    assert setting(one, task).single and not setting(many, task).single
+    assert setting(many, task).merged and not setting(one, task).merged
+    assert not setting(dataclasses.replace(many, num_examples=16), task).merged
+    assert setting(many, task).open_labels and not setting(one, task).open_labels
+    assert not setting(dataclasses.replace(many, labels=batch(0, 20).y), task).open_labels
+    assert not setting(one, task).disturbed and setting(dataclasses.replace(one, defenses=("dgp",)), task).disturbed
+    assert not setting(dataclasses.replace(one, defenses=("none",)), task).disturbed
+    assert matchable(setting(one, task))
+    assert not matchable(setting(dataclasses.replace(one, defenses=("dgp", "mask-hiding")), task))
+    coded = Task("precode-cnn", task.shape, task.classes)
+    hidden = undefended_view(coded, *initial(coded, 0), PrivateBatch(torch.rand(1, *task.shape), torch.tensor([1])))
+    assert not matchable(setting(hidden, coded))
+
+
+def test_descents_spend_the_budget_and_the_truth_misses_nothing(task, view, batch) -> None:
+    case = Case(view, task, Portfolio(passes=500), stream(0, purpose="attack"), float("inf"))
+    before = case.budget.left()
+    found = case.scout(PLAIN, 10)
+    assert before == 500 and case.budget.left() == before - 10 * len(found) and len(found) == 2
+    truth = dataclasses.replace(found[0].answer, x=batch(0, 1).x, y=batch(0, 1).y)
+    other = dataclasses.replace(found[0].answer, x=batch(1, 1).x, y=batch(0, 1).y)
+    assert case.missed(truth) < 1e-6 < 0.01 < case.missed(other)
+    assert Case(view, task, Portfolio(), stream(0, purpose="attack"), 0.0).budget.left() == 0  # the deadline is over
+    assert Candidate("sgi", matchable, {"tv": 0.1, "patience": 3}).name == "sgi tv=0.1"
