@@ -7,17 +7,19 @@ the update of everything before the last layer, and of its row c, is that of the
 been in the batch. They are then inverted as an honest server inverts a small batch (``attacks.sgi``); the gradient of
 c's bias says how many there are. ``privacy.planted`` is the client's answer.
 
-Use: ``model = "prunella.attacks.fishing:cnn"`` (or lenet_zhu) plants for class 0; ``plant`` takes any class and weights.
+Use: ``model = "prunella.attacks.fishing:cnn"`` (or lenet_zhu), for class 0; ``plant`` takes any class and weights. On
+`cnn` untrained, the one image of its class in a batch of 16 came back at 57 to 65 dB (two of MNIST, two of CIFAR-10,
+seed 0), on `lenet-zhu` at 24 dB (two of CIFAR-10); three of one class in a batch of 64 did not (13 dB).
 
-Departures: feature fishing, which tells images of one class apart by the size of a feature, is left out; row c is scaled
-to the length that the others had. Errors: ``AttackError`` where the last layer does not look planted.
+Departure: feature fishing, which tells images of one class apart by the size of a feature, is left out. Errors:
+``AttackError`` where the last layer does not look planted, or where nobody has the class.
 """
 
 import dataclasses
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
 from prunella.attacks.engine import inversion
 from prunella.attacks.engine.matching import target_gradient

@@ -38,9 +38,9 @@ from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device, zeros_like
 from prunella.privacy.chain import flatten_state, start
-from prunella.privacy.planted import refuse_planted
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
+from prunella.privacy.planted import refuse_planted
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply

@@ -48,9 +48,9 @@ from prunella.tasks.training import drawing, mode
 PROBES, FEW = 64, 8  # images: where there is a hidden linear layer, and where there is none
 ALIKE = 0.98  # correlation over the probes of two rows that read the same
 OWNED = 0.5  # share of the difference of two rows that is one probe's
-ROWS, SINGLED = 6, 5  # rows that differ by one probe, and different probes they differ by
+ROWS, SINGLED = 6, 4  # rows that differ by one probe, and different probes they differ by
 ALONE, TRAPS = 0.9, 0.5  # share of a row's gradient that is one probe's, share of a layer's rows of which that holds
-HEARD = 0.3  # effective share of (probe, label) pairs
+HEARD = 0.25  # effective share of (probe, label) pairs
 _NEAR = 4  # rows that a row is compared with
 _PART = 256  # rows at a time, which bounds the memory
 _TRACE = 1e-4  # a difference of two rows counts above this share of them: below, it is rounding
@@ -66,14 +66,14 @@ class Response:
 
 def probes(count: int, shape: Shape, generator: PrivateGenerator) -> Tensor:
     """[count, C, H, W] in [0, 1]: noise with the spectrum of photographs (1 / frequency), channels mostly alike, from
-    dark to bright and from pale to full of contrast."""
+    bright to as dark as digits are, and from pale to full of contrast."""
     channels, height, width = shape
     squared = torch.fft.fftfreq(height)[:, None] ** 2 + torch.fft.fftfreq(width) ** 2
     spectrum = (squared + (0.5 / max(height, width)) ** 2).rsqrt()
     waves = 0.3 * generator.normal(count, channels, height, width, 2) + generator.normal(count, 1, height, width, 2)
     x = torch.fft.ifft2(torch.view_as_complex(waves.float()) * spectrum).real
     x = (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
-    mean, contrast = 0.03 + 0.67 * generator.uniform(count, 1, 1, 1), 0.1 + 0.3 * generator.uniform(count, 1, 1, 1)
+    mean, contrast = 0.95 * generator.uniform(count, 1, 1, 1) - 0.25, 0.15 + 0.25 * generator.uniform(count, 1, 1, 1)
     return (mean + contrast * x).clamp(0, 1).float()
 
 

@@ -25,7 +25,9 @@ def recovered(truth: PrivateBatch, found: Reconstruction) -> float:
     return sum(max(psnr(x.expand_as(found.x), found.x)) > 20 for x in truth.x[:, None]) / len(truth.x)
 
 
-@pytest.mark.parametrize("data, model", [("mnist", "cnn"), ("cifar10", "lenet_zhu")])
+@pytest.mark.parametrize(
+    "data, model", [("mnist", "cnn"), pytest.param("cifar10", "lenet_zhu", marks=pytest.mark.slow)]
+)
 def test_most_images_of_each_of_three_clients_out_of_the_mean_of_their_updates(photographs, data, model) -> None:
     """Each client's images come out for its own kernel, and not for another's."""
     everybody, task = photographs(data, 48), Task(f"prunella.attacks.loki:{model}", SHAPES[data], 10)
