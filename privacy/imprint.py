@@ -39,6 +39,7 @@ def largest_cluster(weight: Tensor, generator: PrivateGenerator) -> int:
     rows = rows[(rows != 0).sum(dim=1) >= SUPPORT]
     if len(rows) < CLUSTER:
         return len(rows)
+    rows = rows / rows.abs().amax(dim=1, keepdim=True)  # squares of what a server chose may overflow, or vanish
     rows = rows / rows.norm(dim=1, keepdim=True)
     short, slack = rows, 0.0
     if rows.shape[1] > 4 * SKETCH:

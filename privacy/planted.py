@@ -112,10 +112,10 @@ def respond(
 def heard(logits: Tensor, weight: Tensor) -> float:
     """Effective share of (probe, label) pairs [P, K] by the norm of W^T (softmax - e_y); 1 where there is none at all,
     as in a model whose last layer is pruned away."""
-    chance, products = logits.softmax(dim=1), weight @ weight.T
+    chance, products = logits.double().softmax(dim=1), weight.double() @ weight.double().T
     mixed = chance @ products
     squared = (mixed * chance).sum(dim=1, keepdim=True) - 2 * mixed + products.diagonal()
-    norms = squared.clamp_min(0).double().sqrt()
+    norms = squared.clamp_min(0).sqrt()
     whole = norms.pow(2).sum()
     return float(norms.sum() ** 2 / (whole * norms.numel())) if float(whole) > 0 else 1.0
 
@@ -127,14 +127,19 @@ def traps(slope: Tensor) -> float:
     return float((size.amax(dim=0) >= ALONE * total)[total > 0].float().mean()) if bool((total > 0).any()) else 0.0
 
 
+def _sized(columns: Tensor) -> Tensor:
+    """The largest of each column is 1: a server may scale rows until squares overflow."""
+    return columns / columns.abs().amax(dim=0).clamp_min(torch.finfo(columns.dtype).tiny)
+
+
 def bins(found: Response) -> tuple[int, int]:
     """How many rows have one near them that responds alike and whose gradient, scaled alike, differs by one probe only;
     and how many different probes they differ by."""
-    alive = found.slope.norm(dim=0) > 0
-    slope, out = found.slope[:, alive], found.out[:, alive]
+    alive = found.slope.abs().amax(dim=0) > 0
+    slope, out = _sized(found.slope[:, alive]), found.out[:, alive]
     if slope.shape[1] < ROWS:
         return 0, 0
-    slopes, outs = normalize(slope, dim=0), normalize(out - out.mean(dim=0), dim=0)
+    slopes, outs = normalize(slope, dim=0), normalize(_sized(out - out.mean(dim=0)), dim=0)
     rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool)
     for part in torch.arange(slope.shape[1]).split(_PART):
         cosines = (slopes[:, part].T @ slopes).abs()

@@ -115,6 +115,17 @@ def test_few_bins_among_honest_rows_permuted_and_rescaled(shape: Shape) -> None:
     assert "bins in imprint.encode" in found(task, {**params, **dict(zip(names, changed, strict=True))}, buffers)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e12])
+def test_no_size_of_the_rows_hides_them(size: float) -> None:
+    """relu(s a) / s is relu(a): gradients grow by 1 / s, and their squares beyond float32."""
+    task = Task("prunella.attacks.rob:cnn", (1, 28, 28), 10)
+    params, buffers = initial(task, 0)
+    scaled = {n: p * size if "imprint.encode" in n else p for n, p in params.items()}
+    scaled["imprint.decode.weight"] = params["imprint.decode.weight"] / size
+    seen = found(task, scaled, buffers)
+    assert {"imprint in imprint.encode", "bins in imprint.encode"} <= set(seen)
+
+
 def test_rows_with_bins_of_their_own_are_traps() -> None:
     """relu(1 - |h - t_k| / width): every unit responds to one brightness, and nothing needs to be subtracted."""
     slope = torch.eye(PROBES).repeat(1, 3) * torch.rand(3 * PROBES)
