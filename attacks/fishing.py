@@ -5,7 +5,7 @@ Class fishing: with the rows of all classes but c zero and their biases large, t
 and the gradient at the last layer's input, W^T (p - e_y), is -w_c for an image of class c and zero for any other. So
 the update of everything before the last layer, and of its row c, is that of the images of class c as if nobody else had
 been in the batch. They are then inverted as an honest server inverts a small batch (``attacks.sgi``); the gradient of
-c's bias says how many there are. ``privacy.planted`` is the client's answer.
+c's bias says how many there are. ``client.planted`` is the client's answer.
 
 Use: ``model = "prunella.attacks.fishing:cnn"`` (or lenet_zhu), for class 0; ``plant`` takes any class and weights. On
 `cnn` untrained, the one image of its class in a batch of 16 came back at 57 to 65 dB (two of MNIST, two of CIFAR-10,

@@ -4,7 +4,7 @@ Threat model: an *active* server behind secure aggregation, which sees only the 
 convolution and an imprint module (``attacks.rob``) in front of the model and sends every client a convolution of its
 own: client i's copies the image into the i-th group of channels and leaves the others empty (``for_client``). The
 gradient of an imprint row with respect to the i-th group's columns then holds client i's images alone, whoever else is
-in the sum. ``privacy.planted`` is the client's answer.
+in the sum. ``client.planted`` is the client's answer.
 
 A bias's gradient is the sum over all clients, so it cannot scale the image, as in Rob. What can is the bin: the row
 measures the mean pixel, and an image alone between two thresholds has a mean pixel between them.

@@ -3,7 +3,7 @@
 Threat model: an *active* server that leaves the model's structure as it is and plants weights only. The layers before
 the first linear one are the encoder. That layer's rows all measure the mean of the encoder's output and have thresholds
 of their own, the next linear layer's columns are alike, so that neighbouring rows' gradients differ by single images'
-latent codes (``attacks.rob``). Each code is then decoded into its image. ``privacy.planted`` is the client's answer.
+latent codes (``attacks.rob``). Each code is then decoded into its image. ``client.planted`` is the client's answer.
 
 Use: ``model = "prunella.attacks.scale_mia:conv_2"``, which plants into a fresh model with noise in
 place of images; ``plant`` takes public images and any weights.

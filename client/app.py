@@ -30,6 +30,7 @@ from prunella.client.charging import (
     require_uncovered_is_allowed,
 )
 from prunella.client.download import keep_model, proposal, receive_locations, receive_model
+from prunella.client.planted import refuse_planted
 from prunella.client.policy import check_first_mask, check_model
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
@@ -40,7 +41,6 @@ from prunella.core.trees import Mask, Tree, to_device, zeros_like
 from prunella.privacy.chain import flatten_state, start
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
-from prunella.privacy.planted import refuse_planted
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply

@@ -9,7 +9,7 @@ What honest models have: over ``tasks.MODELS`` as drawn, also pruned to 1 %, no 
 ``ALIKE``; after 300 steps of fast training on MNIST (rate 0.1, momentum 0.9) LeNet-5 has a group of 3.
 
 What this does not see: rows turned apart by noise below that cosine, small groups, and any other malicious model;
-``privacy.planted``, of which this is a part, looks at what the rows do. It costs one product of each layer's rows with
+``client.planted``, of which this is a part, looks at what the rows do. It costs one product of each layer's rows with
 themselves, in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer. Whoever knows
 the dimensions can hide rows along one line from them, so the client draws them in private.
 

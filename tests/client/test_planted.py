@@ -3,11 +3,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from prunella.core.errors import DefenseError
-from prunella.core.randomness import PrivateGenerator, rehearsal, stream
-from prunella.core.trees import Tree
-from prunella.privacy.imprint import imprint_layers
-from prunella.privacy.planted import (
+from prunella.client.planted import (
     PROBES,
     Response,
     bins,
@@ -18,6 +14,10 @@ from prunella.privacy.planted import (
     respond,
     traps,
 )
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator, rehearsal, stream
+from prunella.core.trees import Tree
+from prunella.privacy.imprint import imprint_layers
 from prunella.tasks.models import MODELS
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task, initial
