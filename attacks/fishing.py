@@ -41,7 +41,7 @@ class Fishing(Sgi):
 
 def last_linear(module: nn.Module) -> str:
     """The name of the layer that makes the logits."""
-    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not names:
         raise AttackError("fishing needs a model whose last layer is linear")
     return names[-1]

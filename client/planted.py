@@ -74,7 +74,8 @@ def probes(count: int, shape: Shape, generator: PrivateGenerator) -> Tensor:
     x = torch.fft.ifft2(torch.view_as_complex(waves.float()) * spectrum).real
     x = (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
     mean, contrast = 0.95 * generator.uniform(count, 1, 1, 1) - 0.25, 0.15 + 0.25 * generator.uniform(count, 1, 1, 1)
-    return (mean + contrast * x).clamp(0, 1).float()
+    made: Tensor = (mean + contrast * x).clamp(0, 1).float()
+    return made
 
 
 def respond(
@@ -141,7 +142,7 @@ def bins(found: Response) -> tuple[int, int]:
         return 0, 0
     slopes, outs = normalize(slope, dim=0), normalize(_sized(out - out.mean(dim=0)), dim=0)
     rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool)
-    for part in torch.arange(slope.shape[1]).split(_PART):
+    for part in torch.split(torch.arange(slope.shape[1]), _PART):
         cosines = (slopes[:, part].T @ slopes).abs()
         cosines[cosines > 1 - 1e-5] = 0  # itself, and those that the same probes move: their difference is nothing
         near = cosines.topk(min(_NEAR, cosines.shape[1]), dim=1).indices
