@@ -25,8 +25,9 @@ Errors: ``DefenseError`` with the kind and the names of the layers.
 >>> params = {name: p.detach() for name, p in net.named_parameters()}
 >>> planted_layers(net, params, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
 []
->>> rows = torch.zeros(10, 32).index_fill(0, torch.tensor(3), 1.0)
->>> planted_layers(net, {**params, "3.weight": rows}, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
+>>> only = torch.arange(10) == 3
+>>> fished = {**params, "3.weight": params["3.weight"] * only[:, None], "3.bias": 1000.0 * ~only}
+>>> planted_layers(net, fished, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
 ['silenced classes in 3']
 """
 
