@@ -13,10 +13,12 @@ from torch import Generator, Tensor
 from prunella.attacks import (
     denoise,
     expectation,
+    fishing,
     ggl,
     gradinversion,
     inverter,
     label,
+    loki,
     mia,
     model_inversion,
     portfolio,
@@ -24,6 +26,7 @@ from prunella.attacks import (
     representation,
     rob,
     rog,
+    scale_mia,
     spear,
     unrolling,
 )
@@ -101,6 +104,13 @@ ATTACKS: dict[str, Attack] = {
         adaptive=True,
     ),
     "rob": Attack(rob.Rob, rob.reconstruct, "active; plants an imprint module in front of the model; one step"),
+    "loki": Attack(loki.Loki, loki.reconstruct, "active; one client's images out of the mean of all updates; one step"),
+    "scale-mia": Attack(
+        scale_mia.ScaleMia, scale_mia.reconstruct, "active; plants weights that copy latent codes, and decodes them"
+    ),
+    "fishing": Attack(
+        fishing.Fishing, fishing.reconstruct, "active; silences all classes but one; one step", adaptive=True
+    ),
     "ggl": Attack(
         ggl.Ggl,
         ggl.reconstruct,

@@ -39,7 +39,7 @@ from prunella.tasks.task import Task
 
 ENCODE = "imprint.encode"
 BINS = 512
-_BRIGHTNESS = {1: (0.13, 0.06), 3: (0.47, 0.13)}  # mean and deviation of an image's mean pixel: MNIST, CIFAR-10
+BRIGHTNESS = {1: (0.13, 0.06), 3: (0.47, 0.13)}  # mean and deviation of an image's mean pixel: MNIST, CIFAR-10
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,33 @@ def thresholds(bins: int, mean: float, deviation: float) -> Tensor:
 
 
 class Imprint(nn.Module):
-    """x [B, C, H, W] + decode(relu(encode(x))) with planted weights."""
+    """x [B, C, H, W] + decode(relu(encode(x))) with planted weights; encode may see ``copies`` of the image's size, of
+    which all but one are empty (``attacks.loki``)."""
 
-    def __init__(self, shape: Shape, bins: int, mean: float, deviation: float) -> None:
+    def __init__(self, shape: Shape, bins: int, mean: float, deviation: float, copies: int = 1) -> None:
         super().__init__()
         pixels = shape[0] * shape[1] * shape[2]
-        self.encode, self.decode = nn.Linear(pixels, bins), nn.Linear(bins, pixels)
+        self.encode, self.decode = nn.Linear(copies * pixels, bins), nn.Linear(bins, pixels)
         with torch.no_grad():
             self.encode.weight.fill_(1 / pixels)
             self.encode.bias.copy_(-thresholds(bins, mean, deviation))
             self.decode.weight.copy_(torch.randn(pixels, 1).expand(-1, bins) / bins)
             self.decode.bias.zero_()
 
+    def shift(self, x: Tensor) -> Tensor:
+        """decode(relu(encode(x))), [B, C H W]."""
+        found: Tensor = self.decode(relu(self.encode(x.flatten(1))))
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
-        shift: Tensor = self.decode(relu(self.encode(x.flatten(1))))
-        return x + shift.view_as(x)
+        return x + self.shift(x).view_as(x)
 
 
 def imprinted(base: str, brightness: tuple[float, float] | None = None, bins: int = BINS) -> Builder:
     """The builder of ``base`` behind an imprint module for images of this (mean, deviation) of the mean pixel."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
-        mean, deviation = brightness or _BRIGHTNESS.get(shape[0], (0.5, 0.2))
+        mean, deviation = brightness or BRIGHTNESS.get(shape[0], (0.5, 0.2))
         front = Imprint(shape, bins, mean, deviation)
         return nn.Sequential(OrderedDict([("imprint", front), ("model", MODELS[base](shape, classes))]))
 

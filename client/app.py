@@ -33,6 +33,7 @@ from prunella.client.charging import (
 from prunella.client.download import keep_model, proposal, receive_locations, receive_model
 from prunella.client.membership import answer as answer_membership
 from prunella.client.membership import keep
+from prunella.client.planted import refuse_planted
 from prunella.client.policy import check_first_mask, check_model
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
@@ -41,7 +42,6 @@ from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device, zeros_like
 from prunella.privacy.chain import flatten_state, start
-from prunella.privacy.imprint import refuse_imprint
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
@@ -91,15 +91,16 @@ def alone(handler: Callable[[RecordDict, Session], RecordDict]) -> Handler:
 
 
 def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
-    """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One that would copy
-    images into the update is refused."""
+    """The model of a message, on the device, and its mask on the CPU as the wire codec wants it. One whose update would
+    tell single images apart is refused."""
     params_like, buffers_like = session.data.like
     check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
     if buffers.keys() != buffers_like.keys():
         raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
-    refuse_imprint(session.procedure.module, params, PrivateGenerator(secrets.token_bytes(KEY_BYTES)))
+    task, draw = session.data.task, PrivateGenerator(secrets.token_bytes(KEY_BYTES))
+    refuse_planted(session.procedure.module, params, buffers, task.shape, task.classes, draw)
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
 

@@ -8,13 +8,10 @@ than zero do not count, since pruning makes short rows alike.
 What honest models have: over ``tasks.MODELS`` as drawn, also pruned to 1 %, no row has a second one within a cosine of
 ``ALIKE``; after 300 steps of fast training on MNIST (rate 0.1, momentum 0.9) LeNet-5 has a group of 3.
 
-What this does not see: rows turned apart by noise below that cosine, for which the attack pays with most of its bins
-(noise of 0.5 of each weight: 1 to 4 images of a batch of nine recovered, instead of nine), several small groups, trap
-weights (Boenisch et al. 2021), or any other malicious model. It costs one product of each layer's rows with themselves,
-in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer. Whoever knows the
-dimensions can hide rows along one line from them, so the client draws them in private.
-
-Errors: ``DefenseError`` with the names of the layers.
+What this does not see: rows turned apart by noise below that cosine, small groups, and any other malicious model;
+``client.planted``, of which this is a part, looks at what the rows do. It costs one product of each layer's rows with
+themselves, in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer. Whoever knows
+the dimensions can hide rows along one line from them, so the client draws them in private.
 
 >>> net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 >>> params = {name: p.detach() for name, p in net.named_parameters()}
@@ -26,7 +23,6 @@ Errors: ``DefenseError`` with the names of the layers.
 import torch
 from torch import Tensor, nn
 
-from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
 
@@ -43,6 +39,7 @@ def largest_cluster(weight: Tensor, generator: PrivateGenerator) -> int:
     rows = rows[(rows != 0).sum(dim=1) >= SUPPORT]
     if len(rows) < CLUSTER:
         return len(rows)
+    rows = rows / rows.abs().amax(dim=1, keepdim=True)  # squares of what a server chose may overflow, or vanish
     rows = rows / rows.norm(dim=1, keepdim=True)
     short, slack = rows, 0.0
     if rows.shape[1] > 4 * SKETCH:
@@ -61,10 +58,3 @@ def imprint_layers(module: nn.Module, params: Tree, generator: PrivateGenerator)
     layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     found = {name: params[f"{name}.weight" if name else "weight"] for name in layers[:-1]}
     return [name for name, weight in found.items() if largest_cluster(weight, generator) >= CLUSTER]
-
-
-def refuse_imprint(module: nn.Module, params: Tree, generator: PrivateGenerator) -> None:
-    """Raise ``DefenseError`` where ``imprint_layers`` finds one: nothing is trained, and nothing leaves."""
-    found = imprint_layers(module, params, generator)
-    if found:
-        raise DefenseError(f"the model would copy images into its update (imprint in {', '.join(found)}): not trained")

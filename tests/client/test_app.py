@@ -8,8 +8,9 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from prunella.attacks.fishing import plant
 from prunella.client.app import app
-from prunella.core.errors import ConfigError, DataError
+from prunella.core.errors import ConfigError, DataError, DefenseError
 from prunella.core.trees import apply_mask, full_mask
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import from_coded, mask_from_coded, record_bytes, to_coded
@@ -197,6 +198,18 @@ def test_a_model_with_an_imprint_module_is_refused_before_it_is_trained(tmp_path
         with pytest.raises(Exception, match="imprint.encode"):
             send(tmp_path, kind, content, model="prunella.attacks.rob:cnn")
     assert not list(tmp_path.rglob("round-*"))
+
+
+def test_a_model_that_hears_one_class_only_is_refused_and_the_error_holds_nothing_private(tmp_path: Path) -> None:
+    """Weights alone, planted into the run's own model: its error names kind and layer, whatever the client's data."""
+    params = plant(TASK.build(), initial(TASK, 0)[0], 3)
+    content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 1})})
+    texts = set()
+    for partition in (0, 1):
+        with pytest.raises(DefenseError, match=r"silenced classes in 2\.0") as caught:
+            send(tmp_path, "train", content, {"partition-id": partition})
+        texts.add(str(caught.value))
+    assert len(texts) == 1 and not list(tmp_path.rglob("round-*"))
 
 
 def test_flowers_own_state_stays_empty(tmp_path: Path) -> None:

@@ -1,0 +1,190 @@
+"""A client's check of the model before it trains: would its update tell single examples apart?
+
+An update is a mean over examples, and what a malicious server plants makes single ones readable in it. So the client
+asks the model itself: it trains on ``PROBES`` images of its own making, drawn in private, and looks at what each of
+them contributes. Nothing private goes in, so that a refusal tells nothing. Refused are, by kind:
+
+- *imprint*: rows that point along one line, by their weights alone (``privacy.imprint``);
+- *bins*: rows that respond alike (correlation ``ALIKE`` over the probes), and whose gradients differ by one probe only
+  (``OWNED`` of the difference). To read a single example, Robbing the Fed, LOKI and Scale-MIA subtract such rows, so
+  noise on the weights, in whatever layer, hides them only where it blurs what they read. ``ROWS`` of them, which
+  isolate ``SINGLED`` different probes, are refused;
+- *trap*: more than half of a layer's rows that respond at all are moved by one probe each (bins with two ends);
+- *silenced*: over all probes and all labels y, the gradient W^T (softmax - e_y) at the last layer's input, which the
+  update of everything before it scales with, is that of few pairs: the effective share (sum n)^2 / (N sum n^2) of the
+  N pairs' norms n is under ``HEARD``. Class fishing (Wen et al. 2022) leaves 1 / classes. All labels are asked about,
+  as a model that learned well is silent about the right one only.
+
+What it does not see is listed in docs/threats.md. It costs one pass over the probes, and a backward pass from the loss
+to the first hidden linear layer where there is one. Linear layers that take more than one row for an image are checked
+by their weights only, and a model whose logits no linear layer makes is not asked about silenced classes.
+
+Errors: ``DefenseError`` with the kind and the names of the layers.
+
+>>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+>>> params = {name: p.detach() for name, p in net.named_parameters()}
+>>> planted_layers(net, params, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
+[]
+>>> only = torch.arange(10) == 3
+>>> fished = {**params, "3.weight": params["3.weight"] * only[:, None], "3.bias": 1000.0 * ~only}
+>>> planted_layers(net, fished, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
+['silenced classes in 3']
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, normalize
+
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
+from prunella.privacy.imprint import CLUSTER, imprint_layers
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.models.precode import take_divergence
+from prunella.tasks.training import drawing, mode
+
+PROBES, FEW = 64, 8  # images: where there is a hidden linear layer, and where there is none
+ALIKE = 0.98  # correlation over the probes of two rows that read the same
+OWNED = 0.5  # share of the difference of two rows that is one probe's
+ROWS, SINGLED = 6, 4  # rows that differ by one probe, and different probes they differ by
+ALONE, TRAPS = 0.9, 0.5  # share of a row's gradient that is one probe's, share of a layer's rows of which that holds
+HEARD = 0.25  # effective share of (probe, label) pairs
+_NEAR = 4  # rows that a row is compared with
+_PART = 256  # rows at a time, which bounds the memory
+_TRACE = 1e-4  # a difference of two rows counts above this share of them: below, it is rounding
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a linear layer made of the probes, ``out`` [P, K], and the loss gradient there, ``slope`` [P, K]."""
+
+    out: Tensor
+    slope: Tensor
+
+
+def probes(count: int, shape: Shape, generator: PrivateGenerator) -> Tensor:
+    """[count, C, H, W] in [0, 1]: noise with the spectrum of photographs (1 / frequency), channels mostly alike, from
+    bright to as dark as digits are, and from pale to full of contrast."""
+    channels, height, width = shape
+    squared = torch.fft.fftfreq(height)[:, None] ** 2 + torch.fft.fftfreq(width) ** 2
+    spectrum = (squared + (0.5 / max(height, width)) ** 2).rsqrt()
+    waves = 0.3 * generator.normal(count, channels, height, width, 2) + generator.normal(count, 1, height, width, 2)
+    x = torch.fft.ifft2(torch.view_as_complex(waves.float()) * spectrum).real
+    x = (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
+    mean, contrast = 0.95 * generator.uniform(count, 1, 1, 1) - 0.25, 0.15 + 0.25 * generator.uniform(count, 1, 1, 1)
+    made: Tensor = (mean + contrast * x).clamp(0, 1).float()
+    return made
+
+
+def respond(
+    module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor
+) -> tuple[Tensor, str | None, dict[str, Response]]:
+    """The logits [P, K] for the probes, the name of the linear layer that made them (or None), and what every other
+    linear layer made of them."""
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    outs: dict[str, Tensor] = {}
+
+    def keep(name: str, out: Tensor) -> None:
+        if out.ndim == 2 and not out.requires_grad:
+            out.requires_grad_()  # nothing before this layer needs a graph
+        outs[name] = out
+
+    hooks = [
+        module.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: keep(name, out))
+        for name in layers
+    ]
+    state = {name: t.detach().clone() for name, t in {**dict(module.named_buffers()), **buffers}.items()}
+    try:
+        with mode(module, True), torch.enable_grad():
+            logits = functional_call(module, ({name: p.detach() for name, p in params.items()}, state), (x,))
+            loss = cross_entropy(logits, y, reduction="sum") + take_divergence(module)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    last = next((name for name, out in outs.items() if out is logits), None)
+    hidden = {name: out for name, out in outs.items() if name != last and out.ndim == 2 and out.requires_grad}
+    slopes = torch.autograd.grad(loss, list(hidden.values()), materialize_grads=True) if hidden else ()
+    found = zip(hidden.items(), slopes, strict=True)
+    return logits.detach(), last, {name: Response(out.detach(), slope) for (name, out), slope in found}
+
+
+def heard(logits: Tensor, weight: Tensor) -> float:
+    """Effective share of (probe, label) pairs [P, K] by the norm of W^T (softmax - e_y); 1 where there is none at all,
+    as in a model whose last layer is pruned away."""
+    chance, products = logits.double().softmax(dim=1), weight.double() @ weight.double().T
+    mixed = chance @ products
+    squared = (mixed * chance).sum(dim=1, keepdim=True) - 2 * mixed + products.diagonal()
+    norms = squared.clamp_min(0).sqrt()
+    whole = norms.pow(2).sum()
+    return float(norms.sum() ** 2 / (whole * norms.numel())) if float(whole) > 0 else 1.0
+
+
+def traps(slope: Tensor) -> float:
+    """Share of the rows that any probe moves which one probe moves by itself."""
+    size = slope.abs()
+    total = size.sum(dim=0)
+    return float((size.amax(dim=0) >= ALONE * total)[total > 0].float().mean()) if bool((total > 0).any()) else 0.0
+
+
+def _sized(columns: Tensor) -> Tensor:
+    """The largest of each column is 1: a server may scale rows until squares overflow."""
+    return columns / columns.abs().amax(dim=0).clamp_min(torch.finfo(columns.dtype).tiny)
+
+
+def bins(found: Response) -> tuple[int, int]:
+    """How many rows have one near them that responds alike and whose gradient, scaled alike, differs by one probe only;
+    and how many different probes they differ by."""
+    alive = found.slope.abs().amax(dim=0) > 0
+    slope, out = _sized(found.slope[:, alive]), found.out[:, alive]
+    if slope.shape[1] < ROWS:
+        return 0, 0
+    slopes, outs = normalize(slope, dim=0), normalize(_sized(out - out.mean(dim=0)), dim=0)
+    rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool)
+    for part in torch.split(torch.arange(slope.shape[1]), _PART):
+        cosines = (slopes[:, part].T @ slopes).abs()
+        cosines[cosines > 1 - 1e-5] = 0  # itself, and those that the same probes move: their difference is nothing
+        near = cosines.topk(min(_NEAR, cosines.shape[1]), dim=1).indices
+        one, other = slope[:, part, None], slope[:, near]
+        both = (one != 0) & (other != 0)
+        factor = torch.where(both, one / torch.where(both, other, 1), torch.nan).nanmedian(dim=0).values.nan_to_num(0)
+        rest = (one - factor * other).abs()
+        most, who = rest.max(dim=0)
+        total = rest.sum(dim=0)
+        alike = (outs[:, part, None] * outs[:, near]).sum(dim=0).abs() >= ALIKE
+        hit = alike & (most >= OWNED * total) & (total > _TRACE * one.abs().sum(dim=0)) & (both.sum(dim=0) > 2)
+        rows += int(hit.any(dim=1).sum())
+        singled[who[hit]] = True
+    return rows, int(singled.sum())
+
+
+def planted_layers(
+    module: nn.Module, params: Tree, buffers: Tree, shape: Shape, classes: int, generator: PrivateGenerator
+) -> list[str]:
+    """What looks planted, as "kind in layer"; empty for an honest model."""
+    found = [f"imprint in {name}" for name in imprint_layers(module, params, generator)]
+    linear = sum(isinstance(layer, nn.Linear) for layer in module.modules())
+    count = PROBES if linear > 1 else FEW
+    x, y = probes(count, shape, generator), generator.below(classes, count)
+    with drawing(module, generator):
+        logits, last, hidden = respond(module, params, buffers, x, y)
+    if last is not None and heard(logits, params[f"{last}.weight" if last else "weight"]) < HEARD:
+        found.append(f"silenced classes in {last}")
+    for name, response in hidden.items():
+        rows, singled = bins(response)
+        if rows >= ROWS and singled >= SINGLED:
+            found.append(f"bins in {name}")
+        if response.slope.shape[1] >= CLUSTER and traps(response.slope) > TRAPS:
+            found.append(f"traps in {name}")
+    return found
+
+
+def refuse_planted(
+    module: nn.Module, params: Tree, buffers: Tree, shape: Shape, classes: int, generator: PrivateGenerator
+) -> None:
+    """Raise ``DefenseError`` where ``planted_layers`` finds something: nothing is trained, and nothing leaves."""
+    found = planted_layers(module, params, buffers, shape, classes, generator)
+    if found:
+        raise DefenseError(f"the model would copy single images into its update ({', '.join(found)}): not trained")

@@ -1,0 +1,203 @@
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from prunella.client.planted import (
+    PROBES,
+    Response,
+    bins,
+    heard,
+    planted_layers,
+    probes,
+    refuse_planted,
+    respond,
+    traps,
+)
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator, rehearsal, stream
+from prunella.core.trees import Tree
+from prunella.privacy.imprint import imprint_layers
+from prunella.tasks.models import MODELS
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
+
+HEAVY = {"vgg16", "alexnet", "conv-6", "conv-4", "conv-1", "vgg-11", "vgg11-bn", "vgg-9", "vgg-6", "precode-resnet18"}
+SHAPES = {"conv": (1, 28, 28), "ltp-": (1, 28, 28), "prec": (1, 16, 16)}
+
+
+def draw(seed: int = 0) -> PrivateGenerator:
+    return rehearsal(seed, purpose="probes")
+
+
+def found(task: Task, params: Tree, buffers: Tree, seed: int = 0) -> list[str]:
+    return planted_layers(task.build(), params, buffers, task.shape, task.classes, draw(seed))
+
+
+def pruned(params: Tree, keep: float, by_size: bool) -> Tree:
+    """The weights without all but ``keep`` of each tensor that has more than one dimension."""
+    drawn = stream(0, purpose="mask")
+    scores = {n: p.abs() if by_size else torch.rand(p.shape, generator=drawn) for n, p in params.items()}
+    cuts = {n: s.flatten().kthvalue(max(1, int(s.numel() * (1 - keep)))).values for n, s in scores.items()}
+    return {n: p * (scores[n] > cuts[n]) if p.ndim > 1 else p for n, p in params.items()}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in HEAVY else n for n in sorted(MODELS)])
+def test_honest_models_pass_dense_or_pruned(name: str) -> None:
+    task = Task(name, SHAPES.get(name[:4], (3, 32, 32)), 10)
+    params, buffers = initial(task, 0)
+    for i, weights in enumerate((params, pruned(params, 0.7, False), pruned(params, 0.02, True))):
+        assert found(task, weights, buffers, i) == []
+
+
+@pytest.mark.parametrize("model", ["cnn", "tests.attacks.test_scale_mia:plain", "tests.attacks.test_scale_mia:small"])
+def test_a_model_that_learned_passes_and_so_does_one_that_never_saw_most_classes(model: str) -> None:
+    bunch, task = load_digits(), Task(model, (1, 8, 8), 10)
+    x, y = torch.tensor(bunch.images / 16, dtype=torch.float32)[:, None], torch.tensor(bunch.target)
+    module = task.build()
+    for classes in (10, 2):
+        seen = (y < classes).nonzero().flatten()
+        params, buffers = initial(task, 0)
+        for step in range(100):
+            rows = seen[(32 * step + torch.arange(32)) % len(seen)]
+            _, gradient, buffers = loss_and_gradient(module, params, buffers, x[rows], y[rows])
+            params, _ = sgd_step(params, gradient, {}, Sgd(0.3), None)
+        assert evaluate(module, params, buffers, x[seen], y[seen]).accuracy > 0.9
+        for weights in (params, pruned(params, 0.3, True), pruned(params, 0.02, True)):
+            assert found(task, weights, buffers) == []
+
+
+PLANTED = {
+    "prunella.attacks.rob:cnn": "bins in imprint.encode",
+    "prunella.attacks.loki:cnn": "bins in loki.imprint.encode",
+    "tests.attacks.test_scale_mia:mlp": "bins in 2.0",
+    "tests.attacks.test_scale_mia:conv": "bins in 2.0",
+    "prunella.attacks.fishing:cnn": "silenced classes in 2.0",
+    "prunella.attacks.fishing:lenet_zhu": "silenced classes in 2.0",
+}
+
+
+@pytest.mark.parametrize("model", PLANTED)
+def test_every_planting_is_named_and_refused_whatever_the_probes(model: str) -> None:
+    task = Task(model, (1, 28, 28), 10)
+    params, buffers = initial(task, 0)
+    for seed in range(2):
+        assert PLANTED[model] in found(task, params, buffers, seed)
+    with pytest.raises(DefenseError, match=PLANTED[model]):
+        refuse_planted(task.build(), params, buffers, task.shape, task.classes, draw())
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_noise_that_hides_rows_from_a_look_at_the_weights_does_not_hide_what_they_do(shape: Shape) -> None:
+    task, name = Task("prunella.attacks.rob:cnn", shape, 10), "imprint.encode.weight"
+    params, buffers = initial(task, 0)
+    noise = torch.randn(params[name].shape, generator=stream(0, purpose="noise"))
+    noisy = {**params, name: params[name] * (1 + 0.7 * noise)}
+    assert "imprint.encode" not in imprint_layers(task.build(), noisy, draw())
+    assert "bins in imprint.encode" in found(task, noisy, buffers)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_few_bins_among_honest_rows_permuted_and_rescaled(shape: Shape) -> None:
+    task = Task("prunella.attacks.rob:cnn", shape, 10)
+    params, buffers = initial(task, 0)
+    drawn = stream(0, purpose="rows")
+    names = [f"imprint.{which}" for which in ("encode.weight", "encode.bias", "decode.weight")]
+    weight, bias, columns = (params[name].clone() for name in names)
+    kept = torch.linspace(0, len(bias) - 1, 24).long()
+    honest = torch.ones(len(bias), dtype=torch.bool).index_fill(0, kept, False)
+    weight[honest] = torch.randn(weight[honest].shape, generator=drawn) / weight.shape[1] ** 0.5
+    bias[honest] = 0
+    columns[:, honest] = torch.randn(columns[:, honest].shape, generator=drawn) / len(bias)
+    order, size = torch.randperm(len(bias), generator=drawn), torch.rand(len(bias), generator=drawn) + 0.5
+    changed = ((weight * size[:, None])[order], (bias * size)[order], (columns / size)[:, order])
+    assert "bins in imprint.encode" in found(task, {**params, **dict(zip(names, changed, strict=True))}, buffers)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e12])
+def test_no_size_of_the_rows_hides_them(size: float) -> None:
+    """relu(s a) / s is relu(a): gradients grow by 1 / s, and their squares beyond float32."""
+    task = Task("prunella.attacks.rob:cnn", (1, 28, 28), 10)
+    params, buffers = initial(task, 0)
+    scaled = {n: p * size if "imprint.encode" in n else p for n, p in params.items()}
+    scaled["imprint.decode.weight"] = params["imprint.decode.weight"] / size
+    seen = found(task, scaled, buffers)
+    assert {"imprint in imprint.encode", "bins in imprint.encode"} <= set(seen)
+
+
+def test_rows_with_bins_of_their_own_are_traps() -> None:
+    """relu(1 - |h - t_k| / width): every unit responds to one brightness, and nothing needs to be subtracted."""
+    slope = torch.eye(PROBES).repeat(1, 3) * torch.rand(3 * PROBES)
+    assert traps(slope) == 1.0 and traps(torch.ones(PROBES, 5)) == 0.0 and traps(torch.zeros(PROBES, 5)) == 0.0
+    mixed = torch.cat([slope[:, :10], torch.ones(PROBES, 30), torch.zeros(PROBES, 7)], dim=1)
+    assert traps(mixed) == 0.25, "rows that nothing moves do not count"
+
+
+def test_bins_are_counted_as_the_obvious_loop_over_all_pairs_counts_them() -> None:
+    """Twenty thresholds on one line and forty rows of noise: those that isolate a probe are found."""
+    drawn = stream(0, purpose="bins")
+    level = torch.linspace(0, 1, 32)
+    out = level[:, None] - torch.linspace(0.1, 0.9, 20)
+    delta = 0.5 + torch.rand(32, 1, generator=drawn)
+    honest = torch.randn(32, 40, generator=drawn)
+    given = Response(torch.cat([out, honest], dim=1), torch.cat([delta * (out > 0), honest.relu()], dim=1))
+    rows, singled = bins(given)
+    alone = [(out[:, i] > 0) ^ (out[:, i + 1] > 0) for i in range(19)]
+    expected = {int(each.nonzero()) for each in alone if int(each.sum()) == 1}
+    assert expected and singled >= len(expected) and 6 <= rows <= 20
+    assert bins(Response(honest, honest.relu())) == (0, 0)
+
+
+def test_what_is_heard_equals_the_norms_that_autograd_gives() -> None:
+    drawn = stream(0, purpose="heard")
+    features, weight = torch.randn(5, 7, generator=drawn), torch.randn(4, 7, generator=drawn)
+    norms = []
+    for row in features:
+        for y in range(4):
+            leaf = row.clone().requires_grad_()
+            nn.functional.cross_entropy((weight @ leaf)[None], torch.tensor([y])).backward()
+            norms.append(leaf.grad.norm())
+    n = torch.stack(norms).double()
+    assert heard(features @ weight.T, weight) == pytest.approx(float(n.sum() ** 2 / (20 * n.square().sum())), rel=1e-4)
+    assert heard(torch.zeros(5, 4), torch.zeros(4, 7)) == 1.0
+
+
+def test_probes_are_smooth_of_all_brightnesses_and_never_the_same() -> None:
+    made, again = probes(200, (3, 32, 32), draw(0)), probes(200, (3, 32, 32), draw(1))
+    assert made.shape == (200, 3, 32, 32) and 0 <= float(made.min()) <= float(made.max()) <= 1
+    assert not torch.equal(made, again) and float(made.mean((1, 2, 3)).std()) > 0.15
+
+    def rough(x: torch.Tensor) -> float:
+        return float(x.diff(dim=-1).square().mean() / x.var((1, 2, 3)).mean())
+
+    assert rough(made) < 1 < rough(torch.rand(100, 3, 32, 32))
+
+
+def test_the_model_its_mode_and_its_buffers_stay_as_they_are() -> None:
+    task = Task("vgg11-bn", (3, 32, 32), 10)
+    module, (params, buffers) = task.build().eval(), initial(task, 0)
+    before = {n: t.clone() for n, t in {**params, **buffers, **module.state_dict()}.items()}
+    x, y = probes(4, task.shape, draw()), torch.zeros(4, dtype=torch.int64)
+    respond(module, params, buffers, x, y)
+    after = {**params, **buffers, **module.state_dict()}
+    assert not module.training and all(torch.equal(after[n], t) for n, t in before.items())
+    assert not any(layer._forward_hooks for layer in module.modules())
+
+
+class Tokens(nn.Module):
+    """A linear layer on every row of the image, and a convolution in place of the last linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.last = nn.Linear(8, 8), nn.Conv2d(1, 10, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(self.each(x).relu()).flatten(1)
+        return logits
+
+
+def test_a_model_of_another_kind_is_looked_at_as_far_as_it_goes() -> None:
+    module = Tokens()
+    params = {name: p.detach() for name, p in module.named_parameters()}
+    assert planted_layers(module, params, {}, (1, 8, 8), 10, draw()) == []
