@@ -72,6 +72,7 @@ class Portfolio:
 PLAIN = Candidate("sgi", matchable)
 CANDIDATES = (
     Candidate("representation", lambda s: s.has(nn.Linear) and (len(s.target.plan.batches) == 1 or not matchable(s))),
+    Candidate("spear", lambda s: s.has(nn.Linear) and not s.single),
     Candidate("r-gap", lambda s: matchable(s) and s.single and s.target.support is None and not s.has(nn.ReLU)),
     PLAIN,
     Candidate("idlg", matchable, {"mask_aware": True}),
