@@ -222,14 +222,14 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
     found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[str, float]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
-    if found and shadow is not None and not explains(found):
+    if found and shadow is not None and not explains(found) and time.monotonic() < case.end:
         gains = gained(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
     if not found:
         return None
     best = finish(case, found, gains) if best_of(found).missed > SOLVED else best_of(found)
-    if shadow is None or best.missed <= EXPLAINED:
+    if shadow is None or best.missed <= EXPLAINED or time.monotonic() >= case.end:
         return best
     return chosen([best, *learnt(case, shadow, gains)], gains)
 
@@ -255,6 +255,7 @@ def reconstruct(
         best = sought(case, candidates, shadow)
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
+    best = best._replace(answer=dataclasses.replace(best.answer, cut=time.monotonic() >= end))
     if not matchable(case.setting) or math.isinf(best.missed):
         return dataclasses.replace(best.answer, found_by=best.by)
     return dataclasses.replace(best.answer, objective=best.missed, found_by=best.by, explained=best.missed <= EXPLAINED)

@@ -10,6 +10,7 @@ them contributes. Nothing private goes in, so that a refusal tells nothing. Refu
   noise on the weights, in whatever layer, hides them only where it blurs what they read. ``ROWS`` of them, which
   isolate ``SINGLED`` different probes, are refused;
 - *trap*: more than half of a layer's rows that respond at all are moved by one probe each (bins with two ends);
+- values that are not finite, of the weights or of what they make of a probe: of these nothing can be told;
 - *silenced*: over all probes and all labels y, the gradient W^T (softmax - e_y) at the last layer's input, which the
   update of everything before it scales with, is that of few pairs: the effective share (sum n)^2 / (N sum n^2) of the
   N pairs' norms n is under ``HEARD``. Class fishing (Wen et al. 2022) leaves 1 / classes. All labels are asked about,
@@ -31,7 +32,7 @@ Errors: ``DefenseError`` with the kind and the names of the layers.
 ['silenced classes in 3']
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +58,7 @@ _PART = 256  # rows at a time, which bounds the memory
 _TRACE = 1e-4  # a difference of two rows counts above this share of them: below, it is rounding
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(NamedTuple):
     """What a linear layer made of the probes, ``out`` [P, K], and the loss gradient there, ``slope`` [P, K]."""
 
     out: Tensor
@@ -170,6 +170,9 @@ def planted_layers(
     x, y = probes(count, shape, generator), generator.below(classes, count)
     with drawing(module, generator):
         logits, last, hidden = respond(module, params, buffers, x, y)
+    seen = [logits, *(each for response in hidden.values() for each in response)]
+    if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
+        return [*found, "values that are not finite"]  # one such probe would hide what the others show
     if last is not None and heard(logits, params[f"{last}.weight" if last else "weight"]) < HEARD:
         found.append(f"silenced classes in {last}")
     for name, response in hidden.items():

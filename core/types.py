@@ -71,7 +71,8 @@ class Reconstruction:
     """An attack's answer: images [B, C, H, W] in [0, 1], labels [B] or None, final objective (lower = better fit).
 
     ``found_by`` names the attack of a portfolio that rebuilt them, with what was chosen for it: "sgi tv=0.01".
-    ``explained`` is whether they would have sent the update, where the attack itself says so."""
+    ``explained`` is whether they would have sent the update, where the attack itself says so; ``cut`` whether it ended
+    for want of time."""
 
     x: Tensor
     y: Tensor | None
@@ -79,3 +80,4 @@ class Reconstruction:
     iterations: int
     found_by: str | None = None
     explained: bool | None = None
+    cut: bool = False

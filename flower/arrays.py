@@ -5,7 +5,7 @@ Only a client with ``Defend`` is sent one, and only such a client's answers are 
 has the values that differ from what was sent, so that what the client means arrives bit for bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +31,22 @@ def floats(tree: Tree) -> Tree:
     return {name: tensor for name, tensor in tree.items() if tensor.is_floating_point()}
 
 
-def is_buffer(name: str) -> bool:
-    return name.rpartition(".")[2] in BUFFERS
+def is_buffer(name: str, names: Container[str]) -> bool:
+    """Whether an array of a model with ``names`` is one of batch norm's statistics, which come together."""
+    prefix, dot, last = name.rpartition(".")
+    return last in BUFFERS and all(f"{prefix}{dot}{each}" in names for each in BUFFERS[:2])
+
+
+def fits(tree: Tree, sent: Tree) -> bool:
+    """Whether an answer has the names and shapes of what was sent, and numbers of the same kind: a liar's booleans
+    would make booleans of a mean."""
+
+    def kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+        return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
+
+    return tree.keys() == sent.keys() and all(
+        t.shape == sent[n].shape and kind(t) == kind(sent[n]) for n, t in tree.items()
+    )
 
 
 def is_coded(content: RecordDict) -> bool:

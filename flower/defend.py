@@ -14,7 +14,7 @@ the app becomes one constant text, since Flower sends what it says to the server
 
 *Names.* An array that did not change passes as it is (a frozen weight), and so does batch norm's statistics, by name;
 where a site has conditions those are refused (``client.policy``). Two names with equal values before and after (tied
-weights) are defended once. An array of integers that changed is refused, unless it is a single counter: no defense
+weights) are defended once. An array of another type that changed is refused: no defense
 works on it. float16 is defended in float32 and rounded back.
 
 *State*, such as error feedback, lies on the client's disk, one folder for a run and type of message; the noise is drawn
@@ -174,9 +174,11 @@ def told(content: RecordDict, listed: frozenset[str]) -> dict[str, MetricRecord]
 
 
 def _query(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
-    """Neither training nor evaluation: the app's own affair, but where the site has conditions."""
+    """Neither training nor evaluation: the numbers that may leave, and nothing else."""
+    if listed:
+        _spend(site, UNBOUNDED)
     reply = _answered(message, context, call_next)
-    if not reply.has_error() and (site.policy.conditions or site.chain.private is not None):
+    if not reply.has_error():
         reply.content = RecordDict(dict(told(reply.content, listed)))
     return reply
 
@@ -257,11 +259,11 @@ def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
     for name, tensor in after.items():
         if tensor.shape != before[name].shape:
             raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
-        if is_buffer(name):
+        if is_buffer(name, after):
             buffers.append(name)
         elif tensor.is_floating_point():
             names.append(name)
-        elif tensor.numel() > 1 and not torch.equal(tensor, before[name]):
+        elif not torch.equal(tensor, before[name]):
             raise DefenseError(f"{name} is {tensor.dtype} and changed: no defense works on it")
     check_model(site.policy, "this app's", buffers)
     if site.chain.private is not None and buffers:

@@ -12,8 +12,26 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
+from prunella.core.types import MAX_COUNT
 
+EXAMPLES = "num-examples"
 Trained = tuple[ArrayRecord | None, MetricRecord | None]
+
+
+def countable(content: RecordDict, key: str) -> bool:
+    """Whether a reply says how much it weighs, as a number that can be one: Flower's strategies divide by the sum."""
+    counts = [record.get(key) for record in content.metric_records.values()]
+    return len(counts) == 1 and isinstance(counts[0], int | float) and 1 <= counts[0] <= MAX_COUNT
+
+
+def common_metrics(contents: list[RecordDict]) -> None:
+    """Leave out the metrics that not every reply has."""
+    records = [record for content in contents for record in content.metric_records.values()]
+    common = set.intersection(*(set(record) for record in records)) if records else set()
+    for content in contents:
+        for name, record in list(content.metric_records.items()):
+            if record.keys() - common:
+                content[name] = MetricRecord({key: value for key, value in record.items() if key in common})
 
 
 class Layer(Strategy):
@@ -43,6 +61,11 @@ class Layer(Strategy):
     def plain_reply(self, message: Message) -> RecordDict:
         """The content of a reply, its arrays dense. Raises ``WireError``."""
         return self.strategy.plain_reply(message) if isinstance(self.strategy, Layer) else message.content
+
+    @property
+    def weight(self) -> str:
+        """The metric by which the strategy averages."""
+        return str(getattr(self.strategy, "weighted_by_key", EXAMPLES))
 
     def summary(self) -> None:
         self.strategy.summary()

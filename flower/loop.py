@@ -16,8 +16,9 @@ loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) nee
 Poisson sample, so a step counts without amplification; ``for x, y in guard.loader(loader)`` draws Poisson batches of
 the same expected size from the loader's dataset, and counts as such.
 
-*Checked:* the model is the one received when the guard opens, nothing but ``guard.step`` moves it between two steps,
-and what the app answers is the model as the guard left it. Else the message is refused.
+*Checked:* the model is the one received when the guard opens, nothing but ``guard.step`` moves it until the guard
+closes, and what the app answers is the model as the guard left it. Else the message is refused. In a loop of one's own
+with ``guard.gradients()`` the steps between are not checked: each ``optimizer.step()`` needs a call before it.
 """
 
 import math
@@ -90,6 +91,7 @@ class Handled:
     steps: int = 0
     given: Tree = field(default_factory=dict)
     left: Tree | None = None
+    entered: bool = False
     accounted: bool = False  # the app has charged its own steps (``flower.account``)
     question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
 
@@ -124,7 +126,7 @@ def check_loop(work: Handled, after: Tree) -> None:
         raise DefenseError(f"{needed[0]} works inside the training loop, and no step went through it: write  {LINES}")
     for name, tensor in after.items():
         wanted = work.left.get(name, work.received.get(name))
-        if is_buffer(name) or not tensor.is_floating_point() or wanted is None:
+        if is_buffer(name, after) or not tensor.is_floating_point() or wanted is None:
             continue  # judged as such by Defend
         if not torch.equal(wanted.to(tensor.dtype), tensor):
             raise DefenseError(f"{name} of the answer is not what protected() left: answer with the model it was given")
@@ -148,8 +150,9 @@ class Guard:
         self._credit: Counter[float] = Counter()  # steps charged and not yet taken, by sampling rate
         self._charges, self._poisson, self._charged, self._shown = 0, 0.0, False, False
         self._expected: int | None = None
+        self._rows = 0  # of the batch that the guard's loader drew last
         self._require_received()
-        self._versions = self._seen()
+        self._left: Tree | None = self._copy()  # the parameters as the last step left them; None in a loop of one's own
 
     def _fit(self, data: Any) -> None:
         for link in self._chain.links:
@@ -170,8 +173,14 @@ class Guard:
                     f"protected: {name} is not as received: load the message's arrays, then train inside"
                 )
 
-    def _seen(self) -> int:
-        return sum(p._version for p in self._params.values())
+    def _copy(self) -> Tree:
+        return {name: p.detach().clone() for name, p in self._params.items()}
+
+    def _require_unmoved(self) -> None:
+        if self._left is not None and not all(torch.equal(self._left[n], p) for n, p in self._params.items()):
+            raise DefenseError(
+                "protected: the model moved outside guard.step: leave out the loop's own optimizer.step()"
+            )
 
     def loader(self, loader: Any) -> Iterator[Any]:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
@@ -182,7 +191,7 @@ class Guard:
         for _ in range(len(loader)):
             chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
             batch = loader.collate_fn([data[i] for i in chosen or [0]])
-            self._poisson = rate
+            self._poisson, self._rows = rate, len(chosen)
             yield batch if chosen else [part[:0] for part in batch]
 
     def _pay(self, steps: int, rate: float) -> None:
@@ -204,6 +213,8 @@ class Guard:
 
     def images(self, x: Tensor) -> Tensor:
         """The batch [B, C, H, W] as training may see it."""
+        if self._poisson and len(x) != self._rows:
+            raise DefenseError("guard.loader: a step takes a batch as it was drawn; joined or split ones cost more")
         self._use()
         self._shown = True
         return present(self._chain, x, self._state, self._draws)
@@ -215,13 +226,11 @@ class Guard:
         if not self._charged:
             self._use()
         self._observe(None)
+        self._left = None
 
     def step(self, x: Tensor, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """One local step on the batch x [B, ...], y [B]. Returns its loss, or None under an ε, which covers no loss."""
-        if self._seen() != self._versions:
-            raise DefenseError(
-                "protected: the model moved outside guard.step: leave out the loop's own optimizer.step()"
-            )
+        self._require_unmoved()
         shown = self.images(x)
         try:
             value = self._computed(shown, y, loss)
@@ -233,7 +242,7 @@ class Guard:
         with torch.no_grad():
             for name, p in self._params.items():
                 p.copy_(torch.where(self._mask[name], p, torch.zeros((), dtype=p.dtype, device=p.device)))
-        self._versions, self._poisson = self._seen(), 0.0
+        self._left, self._poisson = self._copy(), 0.0
         return value
 
     def _computed(self, shown: Tensor, y: Tensor, loss: Loss) -> Tensor | None:
@@ -270,6 +279,7 @@ class Guard:
 
     def close(self) -> None:
         """Note the model as it is, and give the state back."""
+        self._require_unmoved()
         state = self._model.state_dict()  # tied weights under all their names
         own = {p.data_ptr() for p in self._params.values()}
         self._work.left = {n: t.detach().cpu().clone() for n, t in state.items() if t.data_ptr() in own}
@@ -291,8 +301,9 @@ def protected(
     work = HANDLED.get()
     if work is None or work.site.context.node_id != context.node_id:
         raise ConfigError("protected() without Defend: write ClientApp(mods=[Defend()])")
-    if work.left is not None:
+    if work.entered:  # draws and charges are one guard's
         raise ConfigError("protected() was entered twice for one message: use one with statement")
+    work.entered = True
     guard = Guard(work, model, data)
     yield guard
     guard.close()

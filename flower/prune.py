@@ -40,13 +40,14 @@ from prunella.flower.arrays import (
     WIRE,
     Shapes,
     close_record,
+    fits,
     floats,
     is_buffer,
     is_coded,
     open_answer,
     whole,
 )
-from prunella.flower.layer import Layer, Trained
+from prunella.flower.layer import Layer, Trained, common_metrics, countable
 from prunella.pruning.selection import density
 from prunella.strategies import find, scheme_settings
 from prunella.strategies.round.server_model import ServerModel
@@ -68,7 +69,7 @@ def prunable_names(tree: Tree, model: nn.Module | None) -> frozenset[str]:
         trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
         names = set(prunable_layers(model)) & trained & tree.keys()
     else:
-        names = {n for n, t in tree.items() if t.dim() > 1 and n.endswith("weight") and not is_buffer(n)}
+        names = {n for n, t in tree.items() if t.dim() > 1 and n.endswith("weight") and not is_buffer(n, tree)}
         names = {n for n in names if not any(word in n.lower() for word in NEVER)}
     names = {name for name in names if tree[name].is_floating_point() and not _shared(name, tree)}
     if not names:
@@ -234,6 +235,8 @@ class Prune(Layer):
             self.bytes_up += sum(record_bytes(record) for record in reply.content.array_records.values())
             try:
                 plain = self.plain_reply(reply)
+                if trained:
+                    self._require_fit(node, plain)
             except WireError as error:
                 self._coding.pop(node, None)
                 logger.warning("the answer of node %d is left out: %s", node, error)
@@ -241,20 +244,17 @@ class Prune(Layer):
             self._note(node, reply.content.config_records.get(MARK))
             reply.content = plain
             result.append(reply)
-        _common_metrics([reply.content for reply in result if not reply.has_error()])
+        common_metrics([reply.content for reply in result if not reply.has_error()])
         return result
+
+    def _require_fit(self, node: int, plain: RecordDict) -> None:
+        """Raise ``WireError`` for an answer that the strategy could not average with the others."""
+        if node not in self._sent or not fits(*(from_dense(whole(c)[1]) for c in (plain, self._sent[node]))):
+            raise WireError("shape", "its arrays are not those of the model")
+        if not countable(plain, self.weight):
+            raise WireError("malformed", f"its metric {self.weight} is no count")
 
     def _note(self, node: int, mark: ConfigRecord | None) -> None:
         if mark is not None and mark.get("wire") == WIRE:
             held = mark.get("mask")
             self._coding[node] = held if isinstance(held, bytes) else b""
-
-
-def _common_metrics(contents: list[RecordDict]) -> None:
-    """Leave out the metrics that not every reply has."""
-    records = [record for content in contents for record in content.metric_records.values()]
-    common = set.intersection(*(set(record) for record in records)) if records else set()
-    for content in contents:
-        for name, record in list(content.metric_records.items()):
-            if record.keys() - common:
-                content[name] = MetricRecord({key: value for key, value in record.items() if key in common})

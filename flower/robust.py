@@ -8,22 +8,23 @@ client left as it was sent counts as its vote to leave it, since a foreign app's
 abstention. Below the quorum, 2f+1 replies for f liars, the model stays as it was sent.
 
 Inside ``Prune`` the rule sees pruned models. Arrays of integers are merged by their median. A reply with other names,
-shapes or a value that is not finite is left out.
+shapes or kinds of numbers, a value that is not finite or a count that is none is left out. All replies that are left
+weigh the same.
 """
 
 import logging
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from prunella.core.config import kebab, parse_section
 from prunella.core.errors import WireError, unknown
 from prunella.core.trees import Tree, all_finite, full_mask, subtract
-from prunella.flower.arrays import whole
-from prunella.flower.layer import Layer, Trained
+from prunella.flower.arrays import fits, whole
+from prunella.flower.layer import Layer, Trained, common_metrics, countable
 from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
 from prunella.wire.records import from_dense, to_dense
 
@@ -61,8 +62,10 @@ class Robust(Layer):
         for reply, tree in read:
             name, _ = whole(reply.content)
             others = {n: r for n, r in reply.content.items() if n != name}
-            model = {key: merged[key].to(tensor.dtype) for key, tensor in tree.items()}
+            model = {key: merged[key].to(self._before[key].dtype) for key in tree}
+            others |= {n: MetricRecord({**r, self.weight: 1}) for n, r in reply.content.metric_records.items()}
             reply.content = RecordDict({name: to_dense(model), **others})
+        common_metrics([reply.content for reply, _ in read])
         return super().aggregate_train(server_round, [*(reply for reply, _ in read), *errors])
 
     def _read(self, replies: Iterable[Message]) -> tuple[list[tuple[Message, Tree]], list[Message]]:
@@ -74,11 +77,10 @@ class Robust(Layer):
                 continue
             try:
                 tree = from_dense(whole(self.plain_reply(reply))[1])
-                fits = tree.keys() == self._before.keys() and all(
-                    t.shape == self._before[n].shape for n, t in tree.items()
-                )
-                if not fits or not all_finite(tree):
+                if not fits(tree, self._before) or not all_finite(tree):
                     raise WireError("shape", "its arrays are not those of the model, or not finite")
+                if not countable(reply.content, self.weight):
+                    raise WireError("malformed", f"its metric {self.weight} is no count")
                 read.append((reply, tree))
             except WireError as error:
                 logger.warning("the answer of node %d is left out: %s", reply.metadata.src_node_id, error)

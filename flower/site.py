@@ -132,6 +132,11 @@ class Site:
     @cached_property
     def _home(self) -> Path:
         config, node = self.context.node_config, self.context.node_id
+        if self.policy.epsilon_budget and not {"state-dir", "client-id", "partition-id"} & set(config):
+            raise ConfigError(
+                "epsilon-budget without state-dir or partition-id: a SuperNode's number is new at every start, and so "
+                "would be its account; write state-dir='/var/lib/prunella' into the node's configuration"
+            )
         client = config.get("client-id", config.get("partition-id", node))
         return state_directory(config, int(str(client))) / FOLDER
 

@@ -130,8 +130,10 @@ def _row(trial: Trial, lines: Sequence[StoreLine]) -> dict[str, Any]:
 
 
 def _checked(batch: Batch, task: Task, what: str) -> Examples:
-    x, y = (torch.as_tensor(each).detach().cpu() for each in batch)
-    x, y = x.float(), y.long()
+    x, given = (torch.as_tensor(each).detach().cpu() for each in batch)
+    x, y = x.float(), given.long()
+    if not torch.equal(y.to(given.dtype), given):
+        raise ConfigError(f"the labels of the {what} must be whole numbers")
     if x.dim() != 4 or tuple(x.shape[1:]) != task.shape or y.shape != (len(x),) or not len(y):
         raise ConfigError(f"the {what} must be images [N, {', '.join(map(str, task.shape))}] and labels [N]")
     if not bool(torch.isfinite(x).all()) or x.min() < 0 or x.max() > 1:
@@ -162,7 +164,10 @@ def learned(task: Task, like: ServerView, batch: Examples | None, public: Exampl
         return RunState(classes=task.classes)
     device = next(iter(like.params.values())).device
     found = evaluate(task.build().to(device), like.params, like.buffers, shown.x, shown.y)
-    state = RunState(accuracy=found.accuracy, loss=found.loss, classes=task.classes, examples=found.examples)
+    most = float(shown.y.bincount().max()) / len(shown)  # what a model that always answers the same would reach
+    state = RunState(
+        accuracy=found.accuracy, loss=found.loss, classes=task.classes, examples=found.examples, largest_class=most
+    )
     return state if own or not state.at_chance else RunState(loss=found.loss, classes=task.classes)
 
 

@@ -64,6 +64,8 @@ def own_task(
         raise ConfigError(f"the model is a {type(model).__name__}: pass a torch.nn.Module with its weights")
     module = copy.deepcopy(model).cpu().eval()
     if normalize is not None:
+        if not all(isinstance(each, Sequence) for each in normalize) or not all(std > 0 for std in normalize[1]):
+            raise ConfigError("normalize=(mean, std) takes a list for each, a number a channel, the deviations above 0")
         module = normalised(module, normalize)
     if shape is not None and len(shape) != 3:
         raise ConfigError(f"shape={tuple(shape)} is not (channels, height, width)")

@@ -15,7 +15,7 @@ from prunella.core.errors import AttackError, ConfigError
 from prunella.core.trees import Mask, Tree, scale
 from prunella.core.types import ServerView
 from prunella.library.module import Normal, own_task
-from prunella.tasks.task import Task, initial
+from prunella.tasks.task import Task, are_classes, initial
 
 Update = Mapping[str, Tensor] | Sequence[Tensor | None]
 
@@ -60,6 +60,8 @@ def _check(
         raise ConfigError("an update takes the place of the gradient and needs learning_rate=, that of its SGD")
     if update is None and steps != 1:
         raise ConfigError("a gradient is of one step: pass what several steps changed as update=, with learning_rate=")
+    if learning_rate is not None and not learning_rate > 0:
+        raise ConfigError(f"learning_rate={learning_rate} is not above 0")
     if size is None:
         raise ConfigError("pass batch=, the number of images in a step (or labels=, where they are known)")
 
@@ -99,6 +101,8 @@ def view(
     known = None if labels is None else torch.as_tensor(labels).long().cpu()
     size = len(known) if known is not None and batch is None else batch
     _check(gradient, update, size, steps, learning_rate)
+    if known is not None and (len(known) != (size or 0) * steps or not are_classes(known, task.classes)):
+        raise ConfigError(f"labels= has to name a class from 0 to {task.classes - 1} for each of batch * steps images")
     moved = scale(_tree(gradient, model, "gradient"), -1.0) if update is None else _tree(update, model, "update")
     params, buffers = initial(task, 0)
     seen = ServerView(

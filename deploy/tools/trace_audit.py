@@ -47,6 +47,7 @@ from prunella.tasks.datasets.digits import everything
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
+IMAGES = KINDS.keys() - {"membership"}
 Say = Callable[[str], object]
 Teller = Callable[[str, int], Tell]
 
@@ -175,7 +176,8 @@ class TraceAudit:
 
     def _trial(self, found: Replay) -> Trial:
         view, _, about = self.seen
-        kind = about.get("kind") if about.get("kind") in KINDS else "client"
+        own = self.run is not None and self.sources.truth is None  # else the trace would say whose images they are
+        kind = about.get("kind") if own and about.get("kind") in IMAGES else "client"
         attempt = found.attempt
         reason = CUT if attempt is not None and attempt.cut else None
         explained = None if attempt is None else attempt.explained

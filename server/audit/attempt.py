@@ -52,11 +52,12 @@ def attempt(
     if attack.shadow:
         more["shadow"] = shadow()
     found = attack.reconstruct(view, task, order.settings, order.generator, **more)
+    cut = store.cut or found.cut or (attack.timed and store.out_of_time())
     if not math.isfinite(found.objective):
         raise AttackError("the objective is not finite: the attack failed")
     judged = explained(found, order.settings) if isinstance(order.settings, Inversion) else found.explained
     labels = None if found.y is None else found.y.cpu()
-    return Attempt(dataclasses.replace(found, x=found.x.detach().cpu(), y=labels), store.cut, judged)
+    return Attempt(dataclasses.replace(found, x=found.x.detach().cpu(), y=labels), cut, judged)
 
 
 def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | None:

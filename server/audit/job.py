@@ -1,6 +1,8 @@
 """One attack to run: a folder of the queue, and the names of the files in it that server and worker exchange."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 DESCENTS = "descents"
@@ -18,6 +20,12 @@ class Job:
     client: int | None
     threat: str
     defense: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Job":
+        """From ``job.json``; what another release kept beside is left out."""
+        kept, known = json.loads(path.read_text())["job"], {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in kept.items() if name in known})
 
     @property
     def name(self) -> str:

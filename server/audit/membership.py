@@ -4,7 +4,6 @@ The server sends no candidate and no model, so there is nothing here to choose. 
 server does not control: it is checked as the run store checks it, and anything else is a failed audit.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ THREAT = "honest-but-curious server; saw the weights and the updates of the clie
 
 def audited(queue: Path, most: int) -> list[int]:
     """Up to ``most`` clients, those first whose view was attacked last."""
-    jobs = [Job(**json.loads(path.read_text())["job"]) for path in queue.glob(f"*/{JOB}")]
+    jobs = [Job.read(path) for path in queue.glob(f"*/{JOB}")]
     newest = sorted((job for job in jobs if job.kind == "client"), key=lambda job: (-job.round, job.client or 0))
     return list(dict.fromkeys(job.client for job in newest if job.client is not None))[:most]
 
@@ -58,13 +57,17 @@ def ask_membership(auditor: Auditor, grid: Grid, round: int, answered: list[dict
     end = time.monotonic() + run.audit_seconds
     for client in audited(auditor.queue, run.audit_clients) if run.membership else ():
         member = auditor.roster.find(client)
-        if member is None or ("membership", round, client) in done:
+        if ("membership", round, client) in done:
+            continue
+        line = {"round": round, "kind": "membership", "client": client, "attack": "membership", "adaptive": False}
+        line |= {"defense": ",".join(run.defense_names), "threat": THREAT, "seconds": 0.0}
+        empty = dict.fromkeys(("objective", "scores", "level", "pictures", "ok", "reason", "found_by", "membership"))
+        if member is None:
+            auditor.finished.append({**empty, **line, "outcome": "failed", "reason": "the client cannot be reached"})
             continue
         content = RecordDict({"audit": ConfigRecord({"round": round})})
         begin = time.perf_counter()
         question = Message(content, dst_node_id=member.node, message_type=QUERY)
         replies = list(grid.send_and_receive([question], timeout=max(end - time.monotonic(), 0.0)))
-        line = {"round": round, "kind": "membership", "client": client, "attack": "membership", "adaptive": False}
-        line |= {"defense": ",".join(run.defense_names), "threat": THREAT, "seconds": time.perf_counter() - begin}
-        empty = dict.fromkeys(("objective", "scores", "level", "pictures", "ok", "reason", "found_by", "membership"))
+        line["seconds"] = time.perf_counter() - begin
         auditor.finished.append({**empty, **line, **read_answer(replies[0] if replies else None)})

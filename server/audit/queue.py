@@ -157,7 +157,7 @@ class Auditor:
         """After a restart at ``round``: resume audits without an outcome, drop those of rounds that are repeated."""
         done = {(line["round"], line["kind"], line["client"]) for line in answered}
         for path in sorted(self.queue.glob(f"*/{JOB}")):
-            job = Job(**json.loads(path.read_text())["job"])
+            job = Job.read(path)
             if job.round > round:
                 shutil.rmtree(path.parent)
             elif (job.round, job.kind, job.client) not in done:

@@ -84,7 +84,7 @@ def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
     order = Order(job["attack"], settings, stream(job["seed"], purpose="attack"))
     found = attempt(view, task, order, store, lambda: shadow_beside(folder / VIEW, view, task, about))
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
-    return found, f"stopped after {job['seconds']:g} s of its {settings.iterations} iterations" if found.cut else None
+    return found, f"stopped after {job['seconds']:g} s, before its end" if found.cut else None
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:

@@ -22,8 +22,9 @@ FOUND = (
     "chance."
 )
 WORDS = {
-    "found": "which examples it trained on can be told better than by chance",
-    "not-found": "which examples it trained on was not told better than by chance, as a stronger attack might",
+    "found": "which examples it trained on in the audited rounds can be told better than by chance",
+    "not-found": "which examples it trained on in the audited rounds was not told better than by chance; "
+    "a stronger attack might",
     "unresolved": f"not judged, since fewer than {LEAST} of its examples were trained on, or fewer than {LEAST} not",
 }  # fmt: skip
 

@@ -45,7 +45,7 @@ def defended(task: Task, truth: PrivateBatch, defenses: str) -> ServerView:
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])
-@pytest.mark.parametrize("model, least", [("cnn", 60), ("precode-cnn", 60)])
+@pytest.mark.parametrize("model, least", [("cnn", 60), pytest.param("precode-cnn", 60, marks=pytest.mark.slow)])
 def test_a_photograph_is_rebuilt_exactly_and_is_no_other(model: str, least: int, data: str, photographs) -> None:
     """Of a plain network, and of PRECODE's, whose random draw no guess of the whole gradient can meet."""
     both, task = photographs(data, 2), Task(model, SHAPES[data], 10)

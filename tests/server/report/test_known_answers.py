@@ -158,7 +158,8 @@ KNOWN: dict[str, Known] = {
         "Not audited", "Nothing was audited, so nothing is known about what a curious server could rebuild."),
     "members found": Known(
         "Members found", FOUND, (CONTROL, DEFENDED, *WORST_CASE, client(), members("found")),
-        ("Membership of client 2: which examples it trained on can be told better than by chance: an example that was "
+        ("Membership of client 2: which examples it trained on in the audited rounds can be told better than "
+         "by chance: an example that was "
          "trained on outranks one that was not in 71.0\u202f% of pairs (65.2\u202f% to 76.8\u202f%; by chance: "
          "50.0\u202f%); at 1.0\u202f% of false alarms 13.8\u202f% of 218 are caught (9.0\u202f% to 21.9\u202f%; by "
          "chance: 1.0\u202f%); 0.1\u202f% of false alarms cannot be resolved with at most 279 outsiders.",)),
@@ -170,7 +171,7 @@ KNOWN: dict[str, Known] = {
         "Leak found", LEAK, (CONTROL, DEFENDED, client(COPY), members("found")), ("outranks one that was not in 71",)),
     "members not found": Known(
         "Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client(), members("not-found")),
-        ("was not told better than by chance, as a stronger attack might",
+        ("was not told better than by chance; a stronger attack might",
          "at 0.1\u202f% of false alarms 0.0\u202f% of 218 are caught (0.0\u202f% to 4.6\u202f%; by chance: "
          "0.1\u202f%)")),
     "members not found, no proof": Known(
