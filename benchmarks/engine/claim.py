@@ -101,7 +101,8 @@ class Point:
     def interval(self, metric: str) -> tuple[float, float] | None:
         """The middle 95 % of the mean over seeds and images, both drawn again with replacement (a bootstrap in two
         levels), for a metric whose images were kept (``each``). With few seeds it is somewhat too narrow."""
-        kept = [self.values[name] for name in (f"{metric}.{i}" for i in itertools.count()) if name in self.values]
+        names = itertools.takewhile(self.values.__contains__, (f"{metric}.{i}" for i in itertools.count()))
+        kept = [self.values[name] for name in names]
         if not kept:
             return None
         by_seed = np.array(kept).T  # [seeds, images]

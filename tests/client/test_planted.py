@@ -115,6 +115,14 @@ def test_few_bins_among_honest_rows_permuted_and_rescaled(shape: Shape) -> None:
     assert "bins in imprint.encode" in found(task, {**params, **dict(zip(names, changed, strict=True))}, buffers)
 
 
+def test_a_probe_that_overflows_hides_nothing() -> None:
+    """A row that is infinite on bright images only, which the client does not have, would hide what the others show."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    params = {name: p.detach().clone() for name, p in net.named_parameters()}
+    params["1.weight"][0], params["1.bias"][0], params["3.weight"][:, 0] = 1e20, -1e20 * 64 * 0.55, 1e20
+    assert "values that are not finite" in planted_layers(net, params, {}, (1, 8, 8), 10, draw())
+
+
 @pytest.mark.parametrize("size", [1e-25, 1e12])
 def test_no_size_of_the_rows_hides_them(size: float) -> None:
     """relu(s a) / s is relu(a): gradients grow by 1 / s, and their squares beyond float32."""

@@ -247,6 +247,17 @@ def integers(model: nn.Module) -> ArrayRecord:
     return ArrayRecord({n: Array((t * 1000).astype("int32") if n == "fc1.weight" else t) for n, t in tensors.items()})
 
 
+def counting(model: nn.Module) -> ArrayRecord:
+    """A metric's state, registered as a buffer: how many of a class there were."""
+    return ArrayRecord({n: Array((t + 3).numpy() if n == "seen" else t.numpy()) for n, t in model.state_dict().items()})
+
+
+class Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
 def encoded(model: nn.Module) -> ArrayRecord:
     return ArrayRecord({n: Array("float32", tuple(t.shape), "mine", b"123") for n, t in model.state_dict().items()})
 
@@ -273,6 +284,7 @@ clipping.__name__ = "fixedclipping_mod"
         ({"defenses": "dgp"}, [Defend(), Defend()], {}, "Defend stands twice"),
         ({"defenses": "dgp"}, [Defend()], {"loop": nan}, "fc1.weight is not finite"),
         ({"defenses": "dgp"}, [Defend()], {"arrays": integers}, "no defense works on it"),
+        ({"defenses": "dgp"}, [Defend()], {"arrays": counting, "build": Counting}, "no defense works on it"),
         ({"defenses": "dgp"}, [Defend()], {"arrays": encoded}, "cannot be read"),
         ({"defenses": "dgp"}, [Defend()], {"arrays": lambda m: ArrayRecord([])}, "differs from the model received"),
         ({"defenses": "dgp"}, [Defend()], {"epsilon-budget": 1.0}, "only with a defense with an ε"),

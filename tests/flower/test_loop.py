@@ -211,6 +211,35 @@ def between(model: nn.Module, message: Message, context: Context) -> Any:
             optimizer.step()
 
 
+def afterwards(model: nn.Module, message: Message, context: Context) -> Any:
+    """A second epoch that nobody converted."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with protected(message, context, model) as guard:
+        guard.step(*next(batches(client(context))), cross_entropy, optimizer)
+        plain(model, message, context)
+
+
+def around_versions(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with protected(message, context, model) as guard:
+        for x, y in batches(client(context)):
+            guard.step(x, y, cross_entropy, optimizer)
+            next(model.parameters()).data.sub_(0.1)
+
+
+def nested(model: nn.Module, message: Message, context: Context) -> Any:
+    with protected(message, context, model), protected(message, context, model):
+        pass
+
+
+def joined(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    loader = DataLoader(TensorDataset(*load(client(context))), batch_size=BATCH)
+    with protected(message, context, model) as guard:
+        held = list(guard.loader(loader)) * 3
+        guard.step(torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), cross_entropy, optimizer)
+
+
 def empty(model: nn.Module, message: Message, context: Context) -> Any:
     with protected(message, context, model):
         plain(model, message, context)
@@ -245,7 +274,12 @@ def stepless(model: nn.Module, message: Message, context: Context) -> Any:
         (outside, "gaussian", "not what protected() left"),
         (before, "gaussian", "not as received"),
         (between, "gaussian", "moved outside guard.step"),
+        (afterwards, "gaussian", "moved outside guard.step"),
+        (afterwards, "dp-sgd", "moved outside guard.step"),
+        (around_versions, "dp-sgd", "moved outside guard.step"),
         (twice, "gaussian", "entered twice"),
+        (nested, "dp-sgd", "entered twice"),
+        (joined, "dp-sgd", "a batch as it was drawn"),
         (fitless, "channel-white", "protected(msg, context, model, loader)"),
         (unshown, "channel-white", "guard.gradients() without guard.images(x)"),
         (stepless, "dp-sgd", "cannot work on a gradient without its local step"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from prunella.benchmarks.engine.inprocess import FIRST_NODE
@@ -49,6 +49,31 @@ def test_one_liar_of_three_moves_nothing_far(strategy: type, tmp_path: Path) -> 
         found = tree(run(make([]), tmp_path / rule, {}, made, clients=3, tamper=lie).arrays)
         far = max(float((found[name] - first[name]).abs().max()) for name in found)
         assert far < 0.5 if wrap or strategy is FedAdam else far > 1e5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count"), [("bool", 10**9), ("uint8", 16), ("complex64", 16), ("float32", float("nan")),
+                         ("float32", -20), ("float32", None), ("float32", [1, 2])]
+)  # fmt: skip
+@pytest.mark.parametrize("under_a_mask", [False, True])
+def test_a_liar_s_types_and_counts_change_nothing(dtype: str, count: Any, under_a_mask: bool, tmp_path: Path) -> None:
+    """Such a reply is left out; three others outvote one liar without it."""
+    torch.manual_seed(0)
+    first = Net().state_dict()
+
+    def spoil(reply: Message) -> Message:
+        if reply.metadata.src_node_id == FIRST_NODE and "tree" not in reply.content["arrays"]:
+            state = {name: tensor.numpy().astype(dtype) for name, tensor in tree(reply.content["arrays"]).items()}
+            reply.content["arrays"] = ArrayRecord({name: Array(each) for name, each in state.items()})
+            reply.content["metrics"]["num-examples"] = count or 1
+            if count is None:
+                del reply.content["metrics"]["num-examples"]
+        return reply
+
+    robust: Any = Robust(FedAvg(**QUIET))
+    made = Prune(robust, "random", rate=0.0) if under_a_mask else robust
+    found = tree(run(make([]), tmp_path, {}, made, clients=4, tamper=spoil).arrays)
+    assert 0 < max(float((found[name] - first[name]).abs().max()) for name in found) < 0.5
 
 
 def test_the_norm_bound_bounds_the_damage(tmp_path: Path) -> None:
