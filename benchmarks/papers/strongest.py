@@ -49,7 +49,7 @@ CHAINS: Mapping[str, tuple[str, ...]] = {  # the chains, and what is strong agai
     NONE: PLAIN,
     "dgp": ("sgi",),
     "top-k": ("sgi",),
-    "outpost": PLAIN,
+    "outpost": ("ig", "sgi"),
     "gaussian": PLAIN,
     "priprune": ("sgi", "inverter"),
     "channel-natural": ("denoise", "inverter"),
