@@ -46,7 +46,7 @@ def who(audit: Line) -> str:
     name, client = KINDS[audit["kind"]], audit.get("client")
     if client is None:
         return name
-    return f"{name} {client}" if audit["kind"] == "client" else f"{name}, of client {client}"
+    return f"{name} {client}" if audit["kind"] in ("client", "membership") else f"{name}, of client {client}"
 
 
 def of_kind(audits: Iterable[Line], *kinds: str) -> list[Line]:

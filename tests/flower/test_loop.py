@@ -270,7 +270,7 @@ def stepless(model: nn.Module, message: Message, context: Context) -> Any:
     ("loop", "names", "told"),
     [
         (plain, "gaussian", "guard.step(x, y, loss, optimizer)"),
-        (empty, "gaussian", "no step went through it"),
+        (empty, "gaussian", "moved outside guard.step"),
         (outside, "gaussian", "not what protected() left"),
         (before, "gaussian", "not as received"),
         (between, "gaussian", "moved outside guard.step"),

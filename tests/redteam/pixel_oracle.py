@@ -11,6 +11,7 @@ import argparse
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -37,7 +38,8 @@ def attack(home: Path, broken: bool, pixels: int = SIDE * SIDE) -> tuple[float, 
     """Likeness of the picture (dB), questions asked, and charges on the account."""
     site, questions = Site(home), 0
     found = torch.zeros(SIDE * SIDE)
-    with late_charge() if broken else nullcontext():
+    # The look at planted models refuses some of these by chance, which tells nothing: what if it saw none of them?
+    with late_charge() if broken else nullcontext(), patch("prunella.client.app.refuse_planted"):
         for pixel in range(pixels):
             low, high = 0, LEVELS + 1
             while high - low > 1:
