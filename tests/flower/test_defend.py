@@ -227,7 +227,7 @@ def test_tied_names_are_found_by_their_values() -> None:
 def refused(tmp_path: Path, config: dict[str, Any], mods: list[Any], **node: Any) -> str:
     seen = Seen()
     options = {key: node.pop(key) for key in ("loop", "arrays", "build") if key in node}
-    run(make(mods, **options), tmp_path, config, tamper=seen, **node)
+    run(make(mods, **options), tmp_path, config, tamper=seen, build=options.get("build", Net), **node)
     (first, *_) = seen.errors
     assert not seen.trained()
     return first
