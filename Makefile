@@ -32,7 +32,7 @@ newest: $(NEWEST)/installed  ## What touches Flower, with the newest release tha
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_JOBS)
 
 FLOWER_TESTS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round
-FLOWER_JOBS := tests/federation/test_main_job.py tests/federation/test_fleet_port.py tests/federation/test_policy.py
+FLOWER_JOBS := tests/federation/test_fleet_port.py tests/federation/test_policy.py
 
 # The packages are those of $(VENV); only what the newest Flower demands otherwise comes before them on the path.
 $(NEWEST)/installed: pyproject.toml $(VENV)/dev
