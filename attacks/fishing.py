@@ -22,6 +22,7 @@ import torch
 from torch import Generator, nn
 
 from prunella.attacks.engine import inversion
+from prunella.attacks.engine.label_inference import last_linear
 from prunella.attacks.engine.matching import target_gradient
 from prunella.attacks.sgi import Sgi
 from prunella.core.errors import AttackError
@@ -39,17 +40,10 @@ class Fishing(Sgi):
     """An active server silences all classes but one, and inverts what is left."""
 
 
-def last_linear(module: nn.Module) -> str:
-    """The name of the layer that makes the logits."""
-    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not names:
-        raise AttackError("fishing needs a model whose last layer is linear")
-    return names[-1]
-
-
-def plant(module: nn.Module, params: Tree, wanted: int) -> Tree:
+def plant(module: nn.Module, params: Tree, classes: int, wanted: int) -> Tree:
     """The params with a last layer that hears class ``wanted`` only."""
-    weight, bias = (f"{last_linear(module)}.{kind}" for kind in ("weight", "bias"))
+    layer = last_linear(module, classes)
+    weight, bias = f"{layer}.weight", f"{layer}.bias"
     rows, shifts = torch.zeros_like(params[weight]), torch.full_like(params[bias], QUIET)
     rows[wanted], shifts[wanted] = params[weight][wanted], 0
     return {**params, weight: rows, bias: shifts}
@@ -60,10 +54,8 @@ def planted(base: str, wanted: int = 0) -> Builder:
 
     def build(shape: Shape, classes: int) -> nn.Module:
         module = MODELS[base](shape, classes)
-        weights = plant(module, {name: p.detach() for name, p in module.named_parameters()}, wanted)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(weights[name])
+        weights = plant(module, {name: p.detach() for name, p in module.named_parameters()}, classes, wanted)
+        module.load_state_dict(weights, strict=False)
         return module
 
     return build
@@ -74,7 +66,7 @@ cnn, lenet_zhu = (planted(base) for base in ("cnn", "lenet-zhu"))
 
 def caught(view: ServerView, task: Task) -> tuple[ServerView, int]:
     """What the images of the wanted class would have sent alone, and how many there are."""
-    layer = last_linear(task.build())
+    layer = last_linear(task.build(), task.classes)
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     rows = view.params[weight].abs().sum(dim=1).nonzero().flatten()
     if len(rows) != 1:

@@ -104,9 +104,7 @@ def planted(base: str | Builder) -> Builder:
         params = {name: p.detach() for name, p in module.named_parameters()}
         public = noise_images(shape, _CALIBRATION, stream(0, purpose="scale-mia"))
         weights = plant(module, params, dict(module.named_buffers()), public)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(weights[name])
+        module.load_state_dict(weights, strict=False)
         return module
 
     return build

@@ -149,12 +149,12 @@ def apart_of(view: ServerView, target: Target, layer: str, attack: Spear, genera
     arrived = at_weight != 0 if view.shared is None else view.shared[names[0]]
     told = at_bias != 0 if view.shared is None else view.shared[names[1]]
     noise = _ROUNDING * float(weight.square().mean().sqrt()) / ((view.learning_rate or 1.0) * (view.steps or 1))
-    dense = (arrived.any(dim=1)[:, None] & arrived.any(dim=0)) & ~arrived  # gaps where something else arrived
-    if bool(dense.any()):
+    gaps = (arrived.any(dim=1)[:, None] & arrived.any(dim=0)) & ~arrived  # where the rest tells of them
+    if bool(gaps.any()):
         rank = target.plan.images
         if int(arrived.sum()) < _FEW * rank * sum(at_weight.shape):
             raise AttackError(f"too little of {layer} arrived to fill the rest in for {rank} images")
-        at_weight = completed(at_weight, ~dense, rank, attack.completion_rounds)
+        at_weight = completed(at_weight, ~gaps, rank, attack.completion_rounds)
     at_bias = torch.where(told, at_bias, torch.nan)
     return take_apart(at_weight, at_bias, (weight, bias), target.plan.images, attack.rounds, noise, generator)
 

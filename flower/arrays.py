@@ -16,6 +16,7 @@ from prunella.core.trees import Mask, Tree, intersect, map_trees, where
 from prunella.wire.encode import fingerprint
 from prunella.wire.records import STYPE, from_coded, from_dense, to_coded, to_dense
 
+EXAMPLES = "num-examples"  # the metric by which Flower averages, if nothing else is said
 MARK = "prunella"  # the config record by which server and client know each other
 REST = "prunella-rest"  # arrays that are not coded
 WIRE = 1

@@ -41,6 +41,7 @@ from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.files import write_json
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, subtract
 from prunella.flower.arrays import (
+    EXAMPLES,
     MARK,
     Shapes,
     as_record,
@@ -59,7 +60,6 @@ from prunella.privacy.defense import Outgoing
 from prunella.privacy.ledger.ledger import UNBOUNDED, digest, spend, tallied
 from prunella.wire.records import from_dense
 
-EXAMPLES = "num-examples"
 ROUND = "server-round"  # Flower's own strategies tell it in the config record
 TRACKED = "tracked"
 BEFORE = {"fixedclipping_mod", "adaptiveclipping_mod"}

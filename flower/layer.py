@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
 from prunella.core.types import MAX_COUNT
+from prunella.flower.arrays import EXAMPLES
 
-EXAMPLES = "num-examples"
 Trained = tuple[ArrayRecord | None, MetricRecord | None]
 
 

@@ -32,11 +32,11 @@ from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.core.types import MAX_COUNT, ServerView
+from prunella.flower.arrays import EXAMPLES
 from prunella.flower.layer import Layer, Trained
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
 
-EXAMPLES = "num-examples"
 Plain = Callable[[Message], RecordDict]
 
 

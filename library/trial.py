@@ -15,7 +15,7 @@ from torch import Tensor
 from prunella.attacks import find_attack
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
-from prunella.attacks.score.leakage import paired, score
+from prunella.attacks.score.leakage import Leakage, paired, score
 from prunella.core.config import Raw
 from prunella.core.errors import AttackError, ConfigError, DefenseError
 from prunella.core.randomness import stream
@@ -114,14 +114,19 @@ def attacked(
 
 def _scored(line: StoreLine, found: Attempt, truth: PrivateBatch, gallery: Examples | None) -> Trial:
     leakage = score(found.rebuilt, truth, gallery=gallery)
+    line = judged(line, leakage, found.explained)
+    return Trial(check_audit(line), *paired(truth.x, found.rebuilt.x, leakage.assignment))
+
+
+def judged(line: StoreLine, leakage: Leakage, explained: bool | None) -> StoreLine:
+    """The line of an audit that was scored: with what its scores are worth as evidence."""
     scores = leakage.to_dict()
     if line["kind"] == "client":
         outcome, why = "scored", None
-        ok = client_evidence(line["defense"], found.explained, line["reason"])
+        ok = client_evidence(line["defense"], explained, line["reason"])
     else:
-        outcome, ok, why = canary_outcome(line["kind"], scores, found.explained)
-    line |= {"outcome": outcome, "ok": ok, "scores": scores, "reason": why or line["reason"]}
-    return Trial(check_audit(line), *paired(truth.x, found.rebuilt.x, leakage.assignment))
+        outcome, ok, why = canary_outcome(line["kind"], scores, explained)
+    return {**line, "outcome": outcome, "ok": ok, "scores": scores, "reason": why or line["reason"]}
 
 
 def _line(kind: str, attack: str, defense: str, knows: str, round: int) -> StoreLine:

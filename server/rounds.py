@@ -155,11 +155,13 @@ def _require_replies(federation: Federation) -> None:
 def take_audits(federation: Federation, grid: Grid) -> None:
     """Record the outcomes of the audits that have finished since the last call."""
     federation.auditor.advance(grid)
+    known = federation.store.audits() if federation.auditor.finished else []
     for outcome in federation.auditor.finished:
         name = f"audits_total|{outcome['outcome']}"
         federation.counters[name] = federation.counters.get(name, 0.0) + 1
-        before = [audit for audit in federation.store.audits() if audit["round"] == outcome["round"]]
         federation.store.append_audit(outcome)
+        before = [audit for audit in known if audit["round"] == outcome["round"]]
+        known.append(outcome)
         rows = audit_rows(outcome, before) + counter_rows({name: federation.counters[name]})
         federation.emit(outcome["round"], rows)
     federation.auditor.finished.clear()

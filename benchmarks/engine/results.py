@@ -111,11 +111,9 @@ def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
 def _beside(result: Measured) -> str:
     """What stands beside a mean in the table."""
     kept = any(point.interval(metric.key) for point in result.points[:1] for metric in result.experiment.metrics)
-    return (
-        "and, of what was kept for every image, [95 % interval, bootstrap of seeds and images],"
-        if kept
-        else ("± standard deviation")
-    )
+    if not kept:
+        return "± standard deviation"
+    return "and, of what was kept for every image, [95 % interval, bootstrap of seeds and images],"
 
 
 def page(result: Measured, plot: str) -> str:

@@ -32,8 +32,7 @@ from prunella.deploy.tools.replay import (
 )
 from prunella.library.audit import learned
 from prunella.library.pace import Tell, estimate
-from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials
-from prunella.server.audit.attempt import canary_outcome, client_evidence
+from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, judged
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.shadow import PUBLIC, SentRound, read_public, round_of
 from prunella.server.report.evidence import KINDS, in_words
@@ -179,20 +178,13 @@ class TraceAudit:
         own = self.run is not None and self.sources.truth is None  # else the trace would say whose images they are
         kind = about.get("kind") if own and about.get("kind") in IMAGES else "client"
         attempt = found.attempt
-        reason = CUT if attempt is not None and attempt.cut else None
         explained = None if attempt is None else attempt.explained
         line: dict[str, Any] = {"round": self.round, "kind": kind, "attack": self.name}
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
         line |= {"objective": found.answer.objective, "seconds": found.seconds, "found_by": found.answer.found_by}
-        if found.leakage is None:
-            return Trial(check_audit(line | {"outcome": "no-consent", "reason": reason}), None, found.answer.x)
-        scores = found.leakage.to_dict()
-        if kind == "client":
-            judged = {"outcome": "scored", "ok": client_evidence(line["defense"], explained, reason), "reason": reason}
-        else:
-            outcome, ok, why = canary_outcome(str(kind), scores, explained)
-            judged = {"outcome": outcome, "ok": ok, "reason": why or reason}
-        return Trial(check_audit(line | {"scores": scores} | judged), None, found.answer.x)
+        line["reason"] = CUT if attempt is not None and attempt.cut else None
+        line = line | {"outcome": "no-consent"} if found.leakage is None else judged(line, found.leakage, explained)
+        return Trial(check_audit(line), None, found.answer.x)
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
         """The attacks on public images, each with the picture of its pairs, until Ctrl-C."""

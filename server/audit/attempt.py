@@ -55,7 +55,9 @@ def attempt(
     cut = store.cut or found.cut or (attack.timed and store.out_of_time())
     if not math.isfinite(found.objective):
         raise AttackError("the objective is not finite: the attack failed")
-    judged = explained(found, order.settings) if isinstance(order.settings, Inversion) else found.explained
+    judged = found.explained
+    if judged is None and isinstance(order.settings, Inversion):
+        judged = explained(found, order.settings)
     labels = None if found.y is None else found.y.cpu()
     return Attempt(dataclasses.replace(found, x=found.x.detach().cpu(), y=labels), cut, judged)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.fishing import caught, last_linear, plant
+from prunella.attacks.engine.label_inference import last_linear
+from prunella.attacks.fishing import caught, plant
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
 from prunella.core.errors import AttackError
@@ -28,7 +29,7 @@ def test_the_one_image_of_a_class_comes_out_of_a_batch_of_sixteen(photographs, d
     params, buffers = initial(task, 0)
     wanted = lone(truth)
     mine = truth.y == wanted
-    view = undefended_view(task, plant(task.build(), params, wanted), buffers, truth)
+    view = undefended_view(task, plant(task.build(), params, task.classes, wanted), buffers, truth)
     found = ATTACK.reconstruct(view, task, QUICK, stream(0, purpose="attack"))
     assert psnr(truth.x[mine], found.x)[0] >= 20 and found.y is not None and found.y.tolist() == [wanted]
     assert max(max(psnr(x, found.x)) for x in truth.x[~mine][:, None]) < 20
@@ -39,14 +40,14 @@ def test_the_planted_layer_hears_one_class_only(batch) -> None:
     truth, task = batch(0, 16), Task("cnn", (1, 8, 8), 10)
     params, buffers = initial(task, 0)
     module, wanted = task.build(), int(truth.y[0])
-    planted, mine = plant(module, params, wanted), truth.y == wanted
+    planted, mine = plant(module, params, task.classes, wanted), truth.y == wanted
     whole = undefended_view(task, planted, buffers, truth)
     alone = undefended_view(task, planted, buffers, PrivateBatch(truth.x[mine], truth.y[mine]))
     view, count = caught(whole, task)
     assert count == int(mine.sum()) and view.shared is not None
     for name, update in alone.update.items():
         torch.testing.assert_close(view.update[name] * view.shared[name], update * view.shared[name])
-        assert bool(view.shared[name].all()) == (not name.startswith(last_linear(module)))
+        assert bool(view.shared[name].all()) == (not name.startswith(last_linear(module, task.classes)))
 
 
 def test_a_class_that_nobody_has_and_a_layer_that_is_not_planted_are_named(view, task, batch) -> None:
@@ -54,6 +55,6 @@ def test_a_class_that_nobody_has_and_a_layer_that_is_not_planted_are_named(view,
         ATTACK.reconstruct(view, task, QUICK, stream(0, purpose="attack"))
     truth, (params, buffers) = batch(0, 1), initial(task, 0)
     absent = (int(truth.y) + 1) % 10
-    empty = undefended_view(task, plant(task.build(), params, absent), buffers, truth)
+    empty = undefended_view(task, plant(task.build(), params, task.classes, absent), buffers, truth)
     with pytest.raises(AttackError, match="no image of the class"):
         ATTACK.reconstruct(empty, task, QUICK, stream(0, purpose="attack"))

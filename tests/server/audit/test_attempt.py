@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from prunella.attacks import Attack
+from prunella.attacks import ATTACKS, Attack
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.control import undefended_view
@@ -60,3 +60,13 @@ def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest
 def test_a_client_s_audit_that_explains_nothing_is_no_evidence() -> None:
     assert client_evidence("none", False, None) is False and client_evidence("dgp", True, "stopped") is False
     assert client_evidence("dgp", False, None) is None and client_evidence("none", True, None) is None
+
+
+@pytest.mark.parametrize(("own", "judged"), [(True, True), (None, False)])
+def test_the_attack_s_own_word_counts(own: bool | None, judged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPEAR's objective is a share of units: a hundredth of them may disagree in a batch that it has found."""
+    told = Reconstruction(torch.zeros(1, 1, 8, 8), None, 0.015, 1, explained=own)
+    entry = ATTACKS["spear"]._replace(reconstruct=lambda *_, **__: told)
+    monkeypatch.setitem(ATTACKS, "spear", entry)
+    asked = Order("spear", entry.settings(), stream(0, purpose="attack"))
+    assert attempt(seen(), TASK, asked, ResumeStore()).explained is judged
