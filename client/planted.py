@@ -28,8 +28,8 @@ Errors: ``DefenseError`` with the kind and the names of the layers.
 []
 >>> only = torch.arange(10) == 3
 >>> fished = {**params, "3.weight": params["3.weight"] * only[:, None], "3.bias": 1000.0 * ~only}
->>> planted_layers(net, fished, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
-['silenced classes in 3']
+>>> "silenced classes in 3" in planted_layers(net, fished, {}, (1, 8, 8), 10, PrivateGenerator(bytes(32)))
+True
 """
 
 from typing import NamedTuple
