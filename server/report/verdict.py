@@ -151,10 +151,13 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
         return behind
     if failed := [a for a in audits if a["outcome"] == "failed"]:
         return "unproven", "Not judged", f"{nobody}, and audits failed: {trouble(failed[0])}."
+    badge = "Audits denied" if state.all_denied else "Clients unknown"
     controls = {control_state(control) for control in of_kind(audits, "control")}
+    if not controls and "rebuilt" in map(level, worst_cases(audits, defended=False)):
+        text = f"{nobody}: all that is known is that the attack rebuilds one image in one step without a defense."
+        return "unproven", badge, text
     if controls != {"rebuilt"}:
         return _no_control(controls)
-    badge = "Audits denied" if state.all_denied else "Clients unknown"
     if state.defended and scored(of_kind(audits, "control-defended")):
         return "unproven", badge, f"{nobody}; of public images the defended update gave nothing away."
     return "unproven", badge, f"{nobody}: all that is known is that the attack works without a defense."

@@ -120,6 +120,9 @@ KNOWN: dict[str, Known] = {
     "some denied": Known("Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client()),
                          ("3 of 4 clients denied audits: nothing is known of what their updates give away.",),
                          denying=3),
+    "one undefended step and nothing else": Known(
+        "Clients unknown", "No client's images were scored: all that is known is that the attack rebuilds one image in "
+        "one step without a defense.", (("single", COPY, {}),)),
     "asked and denied": Known(
         "Clients unknown", "No client's images were scored; of public images the defended update gave nothing away.",
         (CONTROL, DEFENDED, client(**DENIED)), ("1 of 4 clients denied audits",)),
