@@ -202,7 +202,7 @@ def test_a_model_with_an_imprint_module_is_refused_before_it_is_trained(tmp_path
 
 def test_a_model_that_hears_one_class_only_is_refused_and_the_error_holds_nothing_private(tmp_path: Path) -> None:
     """Weights alone, planted into the run's own model: its error names kind and layer, whatever the client's data."""
-    params = plant(TASK.build(), initial(TASK, 0)[0], 3)
+    params = plant(TASK.build(), initial(TASK, 0)[0], TASK.classes, 3)
     content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 1})})
     texts = set()
     for partition in (0, 1):
