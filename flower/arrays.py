@@ -19,6 +19,7 @@ from prunella.wire.records import STYPE, from_coded, from_dense, to_coded, to_de
 EXAMPLES = "num-examples"  # the metric by which Flower averages, if nothing else is said
 MARK = "prunella"  # the config record by which server and client know each other
 REST = "prunella-rest"  # arrays that are not coded
+OWN = "prunella-"  # how the names of this project's array records begin
 WIRE = 1
 FLOATS = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch norm calls its statistics
@@ -52,12 +53,12 @@ def fits(tree: Tree, sent: Tree) -> bool:
 
 
 def is_coded(content: RecordDict) -> bool:
-    return any(array.stype == STYPE for record in content.array_records.values() for array in record.values())
+    return any(array.stype == STYPE for array in whole(content)[1].values()) if content.array_records else False
 
 
 def whole(content: RecordDict) -> tuple[str, ArrayRecord]:
     """The one record of the model, by name. Raises ``WireError``."""
-    records = {name: record for name, record in content.array_records.items() if name != REST}
+    records = {name: record for name, record in content.array_records.items() if not name.startswith(OWN)}
     if len(records) != 1:
         raise WireError("malformed", f"the message has {len(records)} array records; one, of the model, is understood")
     (found,) = records.items()
@@ -116,8 +117,9 @@ def _differs(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return after.contiguous().view(bits) != before.contiguous().view(bits)
 
 
-def close_answer(name: str, after: Tree, before: Tree, base: Mask) -> RecordDict:
-    """The answer ``after`` to ``before``, which was sent under ``base``: its array records, coded where they can be.
+def close_answer(name: str, after: Tree, before: Tree, base: Mask, sent: Mask | None = None) -> RecordDict:
+    """The answer ``after`` to ``before``, trained under ``base``: its array records, coded where they can be. ``sent``
+    is the mask that it was sent under, if that is another one.
 
     Servers' optimisers make float64 of a model whose clients answer in float32. An answer is coded in its own types,
     which travel in the record ``MARK``.
@@ -126,8 +128,8 @@ def close_answer(name: str, after: Tree, before: Tree, base: Mask) -> RecordDict
     if not names:
         return RecordDict({name: to_dense(after)})
     same = {n: before[n].to(after[n].dtype) for n in names}
-    inside = {n: base[n] for n in names}
-    coded, rest = close_record(after, changed({n: after[n] for n in names}, same, inside), inside)
+    inside, held = ({n: mask[n] for n in names} for mask in (base, sent or base))
+    coded, rest = close_record(after, changed({n: after[n] for n in names}, same, inside), held)
     cast = [f"{_kind(after[n])} {n}" for n in names if after[n].dtype != before[n].dtype]
     return RecordDict({name: coded, **({REST: rest} if rest else {}), MARK: ConfigRecord({"cast": cast})})
 

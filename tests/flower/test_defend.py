@@ -278,7 +278,7 @@ clipping.__name__ = "fixedclipping_mod"
         ({"defenses": "adgp"}, [Defend()], {}, "adgp needs Prunella's own"),
         ({"defenses": "leakage-guard"}, [Defend()], {}, "leakage-guard needs Prunella's own"),
         ({"defenses": "priprune"}, [Defend()], {}, "guard.step(x, y, loss, optimizer)"),
-        ({"defenses": "dp-sgd"}, [Defend()], {}, "with protected(msg, context, model) as guard:"),
+        ({"defenses": "dp-sgd"}, [Defend()], {}, "guard = protected(msg, context, model)"),
         ({"defenses": "soteria,dgp"}, [Defend()], {}, "soteria works inside the training loop"),
         ({"defenses": "dgp"}, [Defend(), clipping], {}, "mods=[fixedclipping_mod, Defend()]"),
         ({"defenses": "dgp"}, [Defend(), Defend()], {}, "Defend stands twice"),

@@ -262,6 +262,62 @@ def unshown(model: nn.Module, message: Message, context: Context) -> Any:
         guard.gradients()
 
 
+def half_by_hand(model: nn.Module, message: Message, context: Context) -> Any:
+    """Every second step was forgotten."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    for number, (x, y) in enumerate(batches(client(context))):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        if number % 2 == 0:
+            guard.gradients()
+        optimizer.step()
+
+
+def moved_by_hand(model: nn.Module, message: Message, context: Context) -> Any:
+    by_hand(model, message, context)
+    with torch.no_grad():
+        next(model.parameters()).sub_(0.1)
+
+
+def in_between(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    for x, y in batches(client(context)):
+        cross_entropy(model(x), y).backward()
+        guard.gradients()
+        optimizer.step()
+        with torch.no_grad():
+            next(model.parameters()).sub_(0.1)
+
+
+def closure(model: nn.Module, message: Message, context: Context) -> Any:
+    """An optimiser that takes gradients of its own, which no defense sees."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    x, y = next(batches(client(context)))
+
+    def again() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    again()
+    guard.gradients()
+    optimizer.step(again)
+
+
+def swallowed(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    for x, y in batches(client(context)):
+        try:
+            guard.step(x, y[:1], cross_entropy, optimizer)
+        except ValueError:
+            pass
+
+
 def stepless(model: nn.Module, message: Message, context: Context) -> Any:
     return by_hand(model, message, context)
 
@@ -270,12 +326,18 @@ def stepless(model: nn.Module, message: Message, context: Context) -> Any:
     ("loop", "names", "told"),
     [
         (plain, "gaussian", "guard.step(x, y, loss, optimizer)"),
-        (empty, "gaussian", "moved outside guard.step"),
+        (empty, "gaussian", "without guard.gradients() before it"),
+        (half_by_hand, "gaussian", "without guard.gradients() before it"),
+        (half_by_hand, "dgp", "without guard.gradients() before it"),
+        (closure, "gaussian", "takes gradients of its own"),
+        (swallowed, "dgp", "the loop failed"),
         (outside, "gaussian", "not what protected() left"),
         (before, "gaussian", "not as received"),
-        (between, "gaussian", "moved outside guard.step"),
-        (afterwards, "gaussian", "moved outside guard.step"),
-        (afterwards, "dp-sgd", "moved outside guard.step"),
+        (between, "gaussian", "without guard.gradients() before it"),
+        (afterwards, "gaussian", "without guard.gradients() before it"),
+        (afterwards, "dp-sgd", "without guard.gradients() before it"),
+        (in_between, "gaussian", "moved outside guard.step"),
+        (moved_by_hand, "gaussian", "not what protected() left"),
         (around_versions, "dp-sgd", "moved outside guard.step"),
         (twice, "gaussian", "entered twice"),
         (nested, "dp-sgd", "entered twice"),
@@ -289,6 +351,40 @@ def stepless(model: nn.Module, message: Message, context: Context) -> Any:
 def test_careless_loops_are_refused(loop: Any, names: str, told: str, tmp_path: Path) -> None:
     seen = trained(loop, tmp_path, names)
     assert told in seen.errors[0] and not seen.trained()
+
+
+@pytest.mark.parametrize("names", ["none", "gaussian"])
+def test_the_guard_closes_with_the_answer_and_looks_at_no_optimiser_any_more(names: str, tmp_path: Path) -> None:
+    def open_ended(model: nn.Module, message: Message, context: Context) -> Any:
+        guard = protected(message, context, model)
+        for x, y in batches(client(context)):
+            guard.step(x, y, cross_entropy, torch.optim.SGD(model.parameters(), lr=RATE))
+        kept.append(model)
+
+    kept: list[nn.Module] = []
+    seen = trained(open_ended, tmp_path, names)
+    assert not seen.errors and moved(seen) > 0
+    torch.optim.SGD(kept[0].parameters(), lr=RATE).step()
+    assert not torch.optim.optimizer._global_optimizer_pre_hooks
+    trained(half_by_hand, tmp_path / "b", names)
+    assert not torch.optim.optimizer._global_optimizer_pre_hooks, "nor after a refusal"
+
+
+def test_two_optimisers_of_a_loop_of_one_s_own_share_a_step(tmp_path: Path) -> None:
+    def parted(model: nn.Module, message: Message, context: Context) -> Any:
+        both = [torch.optim.SGD(part, lr=RATE) for part in (model.conv.parameters(), [*model.parameters()][2:])]
+        guard = protected(message, context, model)
+        for x, y in batches(client(context)):
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            guard.gradients()
+            for optimizer in both:
+                optimizer.step()
+
+    seen, bare = trained(parted, tmp_path / "a", "none"), trained(plain, tmp_path / "b", "none")
+    assert not seen.errors
+    one, other = (tree(each.trained()[0]["arrays"]) for each in (seen, bare))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_site_bounds_the_steps_over_which_noise_averages_out(tmp_path: Path) -> None:
