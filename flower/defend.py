@@ -267,7 +267,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     tracked = {n: torch.ones(1, dtype=torch.bool) for n in work.tracked}
     site.store.save(round, Memory(work.state, tally, {TRACKED: tracked}))
     if is_coded(message.content):
-        arrays = close_answer(answer_name, defended, received, work.mask, mask)
+        arrays = close_answer(answer_name, defended, received, work.mask, mask, shared)
     else:
         kept = {n: record[n] for n in defended if defended[n] is after[n]}
         arrays = RecordDict({answer_name: as_record(defended, kept)})

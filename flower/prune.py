@@ -235,7 +235,7 @@ class Prune(Layer):
         messages, coded, shapes_of = list(messages), dict[tuple[int, bool], RecordDict](), dict[int, Shapes]()
         self._sent = {message.metadata.dst_node_id: message.content for message in messages}
         mask = self.mask or {}
-        bits = b"" if count(mask) == size(mask) else encode_mask(mask)
+        pruned = count(mask) < size(mask)
         for message in messages:
             node, content = message.metadata.dst_node_id, message.content
             shapes = shapes_of.setdefault(id(content), Shapes.of(from_dense(whole(content)[1])))
@@ -245,7 +245,7 @@ class Prune(Layer):
                     coded[id(content), holds] = self._coded(content, holds)
                 message.content, told = coded[id(content), holds], b""
             else:
-                self._shapes[node], told = shapes, bits
+                self._shapes[node], told = shapes, _bits(mask, shapes) if pruned and node not in self._without else b""
             mark = {**({"mask": told} if told else {}), **(order.record() if order.scheme else {})}
             if mark and node not in self._without:
                 message.content = RecordDict({**message.content, MARK: ConfigRecord(mark)})
@@ -280,7 +280,10 @@ class Prune(Layer):
     def _base(self, content: RecordDict) -> Mask:
         """The mask that a client trained under: the one it was sent, or where the scheme lets it move, its own."""
         if BASE in content.array_records and self._scheme is not None:
-            return read_base(content.array_records[BASE], self._scheme.downlink.expected())
+            try:
+                return read_base(content.array_records[BASE], self._scheme.downlink.expected())
+            except ReplyError as error:
+                raise WireError("mask", str(error)) from error
         return self.mask or {}
 
     def _incoming(self, replies: Iterable[Message], trained: bool) -> list[Message]:
@@ -338,6 +341,11 @@ class Prune(Layer):
             self._coding[node] = held if isinstance(held, bytes) else b""
         else:
             self._without.add(node)
+
+
+def _bits(mask: Mask, shapes: Shapes) -> bytes:
+    """The mask over all floating arrays of a message: averaging makes one of batch norm's counter."""
+    return encode_mask({n: mask.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in shapes.like().items()})
 
 
 def fill(held: list[tuple[RecordDict, Mask, float]]) -> None:

@@ -166,7 +166,7 @@ class LocalScheme:
 
     def after_step(self, params: Tree, mask: Mask) -> tuple[Tree, Mask] | None:
         """Weights and mask to go on with, where the mask moves after this step."""
-        if self.move is None or self.steps < self.every or self.moves >= self.most:
+        if self.move is None or self.done or self.steps < self.every or self.moves >= self.most:
             return None
         moved, after = self.move(params, self.mean(), mask)
         self.squares, self.steps, self.moves = {}, 0, self.moves + 1

@@ -128,12 +128,18 @@ UPDATE = [
         'Prune(FedAvg(fraction_train=1.0, fraction_evaluate=0.0), "magnitude", rate=0.5, ramp_rounds=2)',
     ),
 ]
+PRUNEFL = UPDATE[:4] + [
+    (
+        *UPDATE[4][:2],
+        'Prune(FedAvg(fraction_train=1.0, fraction_evaluate=0.0), "prunefl", rate=0.5, '
+        "initial_interval=2, adjust_interval=1)",
+    )
+]
 LOOP = [
     (
         "pytorchexample/client_app.py",
         "    train_loss = train_fn(model, trainloader, epochs, lr)\n",
-        "    with protected(msg, context, model, trainloader) as guard:\n"
-        "        train_loss = train_fn(model, trainloader, epochs, lr, guard)\n",
+        "    train_loss = train_fn(model, trainloader, epochs, lr, protected(msg, context, model, trainloader))\n",
     ),
     ("pytorchexample/client_app.py", "from prunella import Defend\n", "from prunella import Defend, protected\n"),
     (

@@ -13,11 +13,13 @@ import torch
 
 from prunella.client.state import ClientStore
 from prunella.deploy.ports import free_ports
-from tests.federation.foreign_app import LOOP, UPDATE, write, written
+from tests.federation.foreign_app import LOOP, PRUNEFL, UPDATE, write, written
 from tests.federation.running import ROOT, end, wait_for
 
 
-@pytest.mark.parametrize(("changes", "most"), [(UPDATE, 5), (UPDATE[:3] + LOOP, 7)], ids=["pruned", "loop"])
+@pytest.mark.parametrize(
+    ("changes", "most"), [(UPDATE, 5), (UPDATE[:3] + LOOP, 6), (PRUNEFL + LOOP, 8)], ids=["pruned", "loop", "both"]
+)
 def test_the_lines_that_a_user_writes(changes: list[tuple[str, str, str]], most: int, tmp_path: Path) -> None:
     added, _ = written(changes, tmp_path)
     assert added == most
@@ -90,3 +92,21 @@ def test_an_app_of_somebody_else_is_defended_and_pruned(tmp_path: Path) -> None:
         mask = ClientStore(home, run_name.removesuffix("-train")).mask()
         assert mask is not None and not bool(mask["fc1.weight"].all()), "it was sent a coded message"
     assert "Traceback" not in (tmp_path / "node-0.log").read_text()
+
+
+@pytest.mark.federation
+@pytest.mark.timeout(600)
+def test_an_app_of_somebody_else_is_pruned_by_its_clients_gradients(tmp_path: Path) -> None:
+    """PruneFL: one client makes the first mask in its own loop, and both send importances in every round."""
+    with flower(tmp_path) as env:
+        model = run(tmp_path, env, PRUNEFL + LOOP, "dgp")
+    weights = [tensor for name, tensor in model.items() if tensor.dim() > 1]
+    zeros = sum(int((t == 0).sum()) for t in weights) / sum(t.numel() for t in weights)
+    assert zeros >= 0.5
+    rounds = []
+    for home in sorted((tmp_path / "state").glob("*/flower")):
+        (run_name,) = [path.name for path in (home / "runs").glob("*-train")]
+        rounds.append(ClientStore(home, run_name).load(99).tally.rounds)
+    assert sorted(rounds) == [2, 3], "one of them made the first mask"
+    logs = "".join((tmp_path / f"node-{number}.log").read_text() for number in (0, 1))
+    assert "Traceback" not in logs and "no client" not in (tmp_path / "link.log").read_text()

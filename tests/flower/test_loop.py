@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context, Message
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunella.client.accounts import Accounts
@@ -365,9 +366,9 @@ def test_the_guard_closes_with_the_answer_and_looks_at_no_optimiser_any_more(nam
     seen = trained(open_ended, tmp_path, names)
     assert not seen.errors and moved(seen) > 0
     torch.optim.SGD(kept[0].parameters(), lr=RATE).step()
-    assert not torch.optim.optimizer._global_optimizer_pre_hooks
+    assert not _global_optimizer_pre_hooks
     trained(half_by_hand, tmp_path / "b", names)
-    assert not torch.optim.optimizer._global_optimizer_pre_hooks, "nor after a refusal"
+    assert not _global_optimizer_pre_hooks, "nor after a refusal"
 
 
 def test_two_optimisers_of_a_loop_of_one_s_own_share_a_step(tmp_path: Path) -> None:

@@ -28,9 +28,10 @@ from prunella.strategies.feddst import FedDSTSettings, plan
 from prunella.strategies.prunefl import PruneFLSettings, initial_mask, with_limit
 from prunella.strategies.round.local import LocalResult, Procedure, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
+from prunella.strategies.round.replies import build_reply
 from prunella.tasks.examples import Examples
 from prunella.tasks.training import Sgd
-from prunella.wire.records import from_coded, from_dense, mask_from_coded, to_dense
+from prunella.wire.records import from_coded, from_dense, mask_from_coded, record_bytes, to_coded, to_dense
 from tests.flower.foreign import RATE, Net, Seen, batches, make, plain, run, tree
 from tests.flower.test_defend import store
 
@@ -99,11 +100,14 @@ class Watched(Prune):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.masks: list[Mask] = []
+        self.down: list[int] = []
 
     def configure_train(self, *given: Any) -> Any:
-        messages = super().configure_train(*given)
+        messages = list(super().configure_train(*given))
         assert self.mask is not None
         self.masks.append(self.mask)
+        records = [record for message in messages for record in message.content.array_records.values()]
+        self.down.append(sum(map(record_bytes, records)))
         return messages
 
 
@@ -168,6 +172,7 @@ def test_prunefl_s_importances_masks_and_error_feedback_are_our_own_client_s(
             answer = seen.trained(100 + client)[round - 1 + (client == 0)]
             assert ("prunella-importance" in answer.array_records) == (round == 2)
             if round == 2:
+                assert_no_larger(answer, build_reply(each, mask, NAMES))
                 like = {name: torch.empty_like(received[name]) for name in NAMES}
                 told, _ = from_coded(answer["prunella-importance"], like)
                 assert equal(dict(told), {name: each.importance[name] for name in told})
@@ -186,6 +191,26 @@ def test_prunefl_s_importances_masks_and_error_feedback_are_our_own_client_s(
     assert equal(moved, layer.masks[2]) and not equal(moved, layer.masks[1])
 
 
+def assert_no_larger(answer: RecordDict, own: dict[str, ArrayRecord]) -> None:
+    """A coded answer is at most 1 % larger than our own client's."""
+    mine = sum(record_bytes(record) for record in own.values())
+    assert sum(record_bytes(record) for record in answer.array_records.values()) <= 1.01 * mine
+
+
+@pytest.mark.parametrize("defenses", ["none", "dgp", "top-k"])
+@pytest.mark.parametrize("scheme", ["magnitude", "random"])
+def test_messages_are_as_small_as_between_our_own_server_and_client(scheme: str, defenses: str, tmp_path: Path) -> None:
+    """Both ways, for the same weights, mask and defense, once both sides hold the mask."""
+    more = {"ramp_rounds": 1} if scheme == "magnitude" else {}
+    layer, looked, seen = federation(guarded, tmp_path, scheme, 3, defenses, **more)
+    assert not seen.errors
+    own, mask, received = to_coded(looked.sent[2], layer.masks[2], layer.masks[2]), layer.masks[2], looked.sent[2]
+    assert layer.down[2] == 2 * record_bytes(own)
+    saved = store(tmp_path, 0).load(3).state
+    done = ours(0, received, mask, saved, build_chain([defenses], {}), LocalPlan())
+    assert_no_larger(seen.trained(100)[2], build_reply(done, mask, frozenset()))
+
+
 def test_feddst_s_moves_and_error_feedback_are_our_own_client_s(tmp_path: Path) -> None:
     given: dict[str, Any] = {"adjust_interval": 2, "end_round": 9, "alpha": 0.4}
     layer, looked, seen = federation(guarded, tmp_path, "feddst", 3, local_steps=4, **given)
@@ -201,6 +226,7 @@ def test_feddst_s_moves_and_error_feedback_are_our_own_client_s(tmp_path: Path) 
         answer = seen.trained(100)[round - 1]
         assert ("prunella-base" in answer.array_records) == (round == 2)
         if round == 2:
+            assert_no_larger(answer, build_reply(done, mask, frozenset()))
             assert equal(mask_from_coded(answer["prunella-base"], received, mask), done.base)
             assert not equal(done.base, mask)
     assert equal(store(tmp_path, 0).load(3).state["dgp"]["error"], state["dgp"]["error"])
