@@ -92,21 +92,3 @@ def test_an_app_of_somebody_else_is_defended_and_pruned(tmp_path: Path) -> None:
         mask = ClientStore(home, run_name.removesuffix("-train")).mask()
         assert mask is not None and not bool(mask["fc1.weight"].all()), "it was sent a coded message"
     assert "Traceback" not in (tmp_path / "node-0.log").read_text()
-
-
-@pytest.mark.federation
-@pytest.mark.timeout(600)
-def test_an_app_of_somebody_else_is_pruned_by_its_clients_gradients(tmp_path: Path) -> None:
-    """PruneFL: one client makes the first mask in its own loop, and both send importances in every round."""
-    with flower(tmp_path) as env:
-        model = run(tmp_path, env, PRUNEFL + LOOP, "dgp")
-    weights = [tensor for name, tensor in model.items() if tensor.dim() > 1]
-    zeros = sum(int((t == 0).sum()) for t in weights) / sum(t.numel() for t in weights)
-    assert zeros >= 0.5
-    rounds = []
-    for home in sorted((tmp_path / "state").glob("*/flower")):
-        (run_name,) = [path.name for path in (home / "runs").glob("*-train")]
-        rounds.append(ClientStore(home, run_name).load(99).tally.rounds)
-    assert sorted(rounds) == [2, 3], "one of them made the first mask"
-    logs = "".join((tmp_path / f"node-{number}.log").read_text() for number in (0, 1))
-    assert "Traceback" not in logs and "no client" not in (tmp_path / "link.log").read_text()
