@@ -38,7 +38,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Site:
+class LinearSite:
     """A linear layer: the names of its weight and bias, its input's shape [C, H, W], whether it makes the logits."""
 
     weight: str
@@ -47,7 +47,7 @@ class Site:
     last: bool
 
 
-def site_of(module: nn.Module, shape: Shape, classes: int) -> Site:
+def site_of(module: nn.Module, shape: Shape, classes: int) -> LinearSite:
     """The first linear layer that is called for an image. H = W = 1 where its input never had places."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
     last = last_linear(module, classes)
@@ -75,10 +75,10 @@ def site_of(module: nn.Module, shape: Shape, classes: int) -> Site:
         raise AttackError("the model calls no linear layer whose input could be read")
     name, grid = called[0]
     prefix = f"{name}." if name else ""
-    return Site(f"{prefix}weight", f"{prefix}bias", grid, name == last)
+    return LinearSite(f"{prefix}weight", f"{prefix}bias", grid, name == last)
 
 
-class Reader:
+class SignalReader:
     """Reads the views of one round: what is found or drawn once for all of them."""
 
     def __init__(self, view: ServerView, task: Task, public: Examples, generator: Generator) -> None:

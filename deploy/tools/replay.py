@@ -200,7 +200,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Membership:
+class MembershipFound:
     """What membership inference found."""
 
     threat: str
@@ -227,13 +227,13 @@ def perceptual_score(truth: PrivateBatch, answer: Reconstruction, leakage: Leaka
     return f"mean {sum(found) / len(found):.4g}, worst {min(found):.4g}"
 
 
-def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
+def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> MembershipFound:
     """Membership inference against the weights a view ends with."""
     settings = settings_of(name, given)
     known, asked = membership_examples(sources.known, "--known"), membership_examples(sources.truth, "--truth")
     view, task, _ = sources.views()
     found = infer_membership(view, task, settings, known, asked, stream(seed, purpose="replay"))
-    return Membership(PROBES[name].threat, found)
+    return MembershipFound(PROBES[name].threat, found)
 
 
 def replay(
