@@ -51,6 +51,7 @@ from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
 _PLAYED = 2  # public images, or batches, that candidates are tried on
+_PLAYING = 0.3  # of the time that is left goes into that, at most
 _LEAST = 20  # iterations of a scout
 _EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
 _GO_ON = 2  # scouts that go on
@@ -140,7 +141,9 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     each = max(1, min(MOST, case.attack.iterations, paid // max(1, sum(case.starts(c) for c in scouts))))
     for candidate in scouts:
         if not explains(found):
-            found += attempted(lambda c=candidate: case.scout(c, each))  # type: ignore[misc]
+            # The plain attack goes its whole way at once: whatever the clock cuts off, the portfolio is not below it.
+            long = max(each, case.iterations(0.1, case.attack.iterations)) if candidate is PLAIN else each
+            found += attempted(lambda c=candidate, n=long: case.scout(c, n))  # type: ignore[misc]
     return found
 
 
@@ -152,11 +155,12 @@ def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
 def played(case: Case, shadow: Shadow) -> list[tuple[Case, Examples]]:
     """Views of public images behind the same chain."""
     made, number = [], case.view.num_examples or case.images
+    end = time.monotonic() + _PLAYING * (case.end - time.monotonic())
     for draw in range(_PLAYED):
         shown = shadow.public.take(torch.randperm(len(shadow.public), generator=case.generator)[:number])
         try:
             view = shadow.send(shown, draw)
-            made.append((Case(view, case.task, case.attack, case.generator, case.end, case.budget), shown))
+            made.append((Case(view, case.task, case.attack, case.generator, end, case.budget), shown))
         except (AttackError, DefenseError):
             continue
     return made
