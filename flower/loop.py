@@ -24,7 +24,7 @@ with ``guard.gradients()`` the steps between are not checked: each ``optimizer.s
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -134,6 +134,22 @@ def check_loop(work: Handled, after: Tree) -> None:
     work.site.require_few(work.steps)
 
 
+def images_of(batch: Any) -> Tensor:
+    """The images of a loader's batch: the first of (x, y), or the one tensor of a dict that can be. ``ConfigError``."""
+    if not isinstance(batch, Mapping):
+        first: Tensor = batch[0]
+        return first
+    found = [each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2]
+    if len(found) != 1:
+        raise ConfigError("protected: which of a batch are the images? Give all of them as a tensor in place of the loader")
+    return found[0]
+
+
+def emptied(batch: Any) -> Any:
+    """A batch like this one with nothing in it."""
+    return {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
+
+
 class Guard:
     """The defended steps of one message; made by ``protected``."""
 
@@ -164,7 +180,7 @@ class Guard:
                     raise ConfigError(
                         f"{link.name} is fitted on all images: write protected(msg, context, model, loader)"
                     )
-                images = data if isinstance(data, Tensor) else torch.cat([batch[0] for batch in data])
+                images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
 
@@ -195,7 +211,7 @@ class Guard:
             chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
             batch = loader.collate_fn([data[i] for i in chosen or [0]])
             self._poisson, self._rows = rate, len(chosen)
-            yield batch if chosen else [part[:0] for part in batch]
+            yield batch if chosen else emptied(batch)
 
     def _pay(self, steps: int, rate: float) -> None:
         """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
