@@ -11,6 +11,7 @@ Where the one may not leave, and always for the other, the client refuses and sa
 
 import logging
 from collections.abc import Container
+from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
@@ -51,7 +52,7 @@ def opened(content: RecordDict, category: str) -> RecordDict:
         logger.error("the app answered with a status that is not OK: %s", status.get("message"))
         raise DefenseError("the app answered with a status that is not OK; this client's own log says why")
     numbers = content.config_records.get(f"{kind}.metrics", ConfigRecord())
-    told = {n: v for n, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    told: dict[str, Any] = {n: v for n, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     for name, key, record in ((LOSS, LOSS, "loss"), (EXAMPLES, COUNT, "num_examples")):
         found = content.metric_records.get(f"{kind}.{record}", MetricRecord()).get(key)
         if isinstance(found, int | float):
@@ -62,7 +63,7 @@ def opened(content: RecordDict, category: str) -> RecordDict:
 def closed(content: RecordDict, category: str) -> RecordDict:
     """The inverse of ``opened``, of an answer that may leave. Raises ``ConfigError`` where it lacks a number."""
     kind = ANSWERS[category]
-    told = {n: v for record in content.metric_records.values() for n, v in record.items()}
+    told: dict[str, Any] = {n: v for record in content.metric_records.values() for n, v in record.items()}
     needed = {EXAMPLES: COUNT} if category == "train" else {EXAMPLES: COUNT, LOSS: LOSS}
     if missing := sorted(needed.keys() - told):
         raise ConfigError(f"the answer has no {missing[0]} that is a finite number")
@@ -88,5 +89,5 @@ def positions(model: nn.Module, received: Tree) -> dict[str, str]:
         if len(names) == len(received):
             return {name: str(at) for at, name in enumerate(names)}
     raise ConfigError(
-        f"protected: {len(received)} arrays without names came, and the model's state_dict has {len(named)}: send it all"
+        f"protected: {len(received)} arrays without names came, and the model's state_dict has {len(named)}: send all"
     )

@@ -41,7 +41,7 @@ from prunella.flower.arrays import is_buffer
 from prunella.flower.legacy import positions
 from prunella.flower.site import Site
 from prunella.privacy.chain import Chain, ChainState, compose, observe, present, start
-from prunella.privacy.defense import DataDefense, Step, UpdateDefense, ignore_gradient
+from prunella.privacy.defense import DataDefense, Step, StepDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import charge, spend
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
@@ -139,15 +139,21 @@ def images_of(batch: Any) -> Tensor:
     if not isinstance(batch, Mapping):
         first: Tensor = batch[0]
         return first
-    found = [each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2]
+    found = [
+        each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2
+    ]
     if len(found) != 1:
-        raise ConfigError("protected: which of a batch are the images? Give all of them as a tensor in place of the loader")
+        raise ConfigError(
+            "protected: which of a batch are the images? Give all of them as a tensor in place of the loader"
+        )
     return found[0]
 
 
 def emptied(batch: Any) -> Any:
     """A batch like this one with nothing in it."""
-    return {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
+    return (
+        {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
+    )
 
 
 class Guard:
@@ -181,6 +187,10 @@ class Guard:
                         f"{link.name} is fitted on all images: write protected(msg, context, model, loader)"
                     )
                 images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
+                if not images.is_floating_point():
+                    raise ConfigError(
+                        f"{link.name} changes images; for token ids choose a defense of gradients or updates"
+                    )
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
 
@@ -242,6 +252,8 @@ class Guard:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
         if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
+        if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
+            raise ConfigError(f"{single[0]} works on single examples: write guard.step(x, y, loss, optimizer)")
         if not self._charged:
             self._use()
         self._observe(None)

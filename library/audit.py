@@ -129,6 +129,12 @@ def _row(trial: Trial, lines: Sequence[StoreLine]) -> dict[str, Any]:
     return row | {"objective": line["objective"], "seconds": line["seconds"], "words": trial.words(lines)}
 
 
+def _require_above_zero(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not number > 0:
+            raise ConfigError(f"{name}={number} is not above 0")
+
+
 def _tensors(batch: Any, what: str) -> Batch:
     """Images [N, C, H, W] and labels from whatever torch makes tensors of: lists, arrays. Raises ``ConfigError``."""
     try:
@@ -236,9 +242,7 @@ def audit(
 
     The defenses' noise is drawn from ``seed`` and protects nothing here. Raises ``ConfigError`` that says what to pass.
     """
-    for name, number in (("steps", steps), ("batch_size", batch_size), ("learning_rate", learning_rate)):
-        if number is not None and not number > 0:
-            raise ConfigError(f"{name}={number} is not above 0")
+    _require_above_zero(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
     x, y = _tensors(batch, "batch")
     task = own_task(model, tuple(x.shape[1:]), classes, normalize)
     own, (others, whose) = _checked((x, y), task, "batch"), _public(public, task)

@@ -1,4 +1,4 @@
-"""Flower's own apps of ``examples/flower-apps``, with and without the patches beside them, on data that needs no network."""
+"""Flower's own apps of ``examples/flower-apps``, with and without their patches, on data that needs no network."""
 
 import re
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 APPS = Path(__file__).parents[2] / "examples" / "flower-apps"
 DOWNLOADERS = ("from datasets", "from flwr_datasets", "from evaluate", "disable_progress_bar()")
-DIGITS = '''
+DIGITS = """
 
 # Written here by the tests, in place of a download: scikit-learn's digits as pictures of CIFAR-10's size.
 def pictures(split, partition_id=0, num_partitions=1):
@@ -19,12 +19,12 @@ def pictures(split, partition_id=0, num_partitions=1):
     x = torch.tensor(bunch.images[at] / 8 - 1, dtype=torch.float32)[partition_id::num_partitions, None]
     x = F.interpolate(x, (32, 32)).expand(-1, 3, -1, -1).contiguous()
     return list(zip(x, torch.tensor(bunch.target[at])[partition_id::num_partitions]))
-'''
+"""
 OFFLINE = {
     "quickstart-pytorch": (
         "pytorchexample/task.py",
         DIGITS
-        + '''
+        + """
 
 def load_data(partition_id, num_partitions, batch_size):
     def rows(split):
@@ -35,20 +35,20 @@ def load_data(partition_id, num_partitions, batch_size):
 
 def load_centralized_dataset():
     return DataLoader([{"img": x, "label": y} for x, y in pictures("test")], batch_size=64)
-''',
+""",
     ),
     "legacy-pytorch": (
         "task.py",
         DIGITS
-        + '''
+        + """
 
 def load_data():
     return DataLoader(pictures("train"), batch_size=32, shuffle=True), DataLoader(pictures("test"))
-''',
+""",
     ),
     "quickstart-huggingface": (
         "huggingface_example/task.py",
-        '''
+        """
 
 # Written here by the tests, in place of a download: BERT from its configuration, and sentences of random words.
 def get_model(model_name):
@@ -64,7 +64,7 @@ def load_data(partition_id, num_partitions, model_name):
     words = torch.randint(1, 50, (32, 12), generator=torch.Generator().manual_seed(partition_id))
     rows = [{"input_ids": w, "attention_mask": torch.ones_like(w), "labels": (w[0] > 25).long()} for w in words]
     return DataLoader(rows, batch_size=8, shuffle=True), DataLoader(rows, batch_size=8)
-''',
+""",
     ),
 }
 

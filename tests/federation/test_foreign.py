@@ -144,7 +144,7 @@ def zeros(weights: Tree) -> float:
 def test_the_quick_start_is_defended_pruned_recorded_and_attacked(
     flower: Flower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DGP by the Mod and magnitude by the layer; coded messages in the second round; a trace that an attack explains."""
+    """DGP by the Mod and magnitude by the layer; coded messages in round 2; a trace that can be attacked."""
     app = prepared(flower, PYTORCH, "update", "record")
     flower.run(app, **ONE | {"num-server-rounds": "2"})
     weights = saved(flower)

@@ -1,5 +1,5 @@
-"""Models as they come: adapters beside a frozen base, transformers on token ids, Hugging Face's. Defended, or refused in
-words that say what to do."""
+"""Models as they come, adapters beside a frozen base and transformers on token ids, Hugging Face's too: defended, or
+refused in words that say what to do."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from prunella.flower.defend import Defend
 from prunella.flower.loop import protected
-from tests.flower.foreign import RATE, Seen, make, run, tree
+from tests.flower.foreign import RATE, Seen, batches, make, run, tree
 
 WORDS, CLASSES = 20, 3
 
@@ -95,6 +95,14 @@ def by_hand(model: nn.Module, message: Message, context: Context) -> None:
             optimizer.step()
 
 
+def plainly(model: nn.Module, message: Message, context: Context) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for ids, labels in sentences():
+        optimizer.zero_grad()
+        criterion(model(ids), labels).backward()
+        optimizer.step()
+
+
 def arrived(app: Any, folder: Path, build: Any, defenses: str, **more: Any) -> tuple[dict[str, Tensor], Seen]:
     """How far each array of the first client moved, as the server sees it, and all answers."""
     torch.manual_seed(0)
@@ -106,8 +114,6 @@ def arrived(app: Any, folder: Path, build: Any, defenses: str, **more: Any) -> t
 
 
 def adapted(model: nn.Module, message: Message, context: Context) -> None:
-    from tests.flower.foreign import batches
-
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
     with protected(message, context, model) as guard:
         for x, y in batches(int(context.node_config["partition-id"])):
@@ -127,27 +133,23 @@ def test_adapters_alone_are_defended(defenses: str, tmp_path: Path) -> None:
 def test_a_transformer_on_token_ids_is_defended(name: str, defenses: str, loop: Any, tmp_path: Path) -> None:
     moved, seen = arrived(make([Defend()], loop, MODELS[name]), tmp_path, MODELS[name], defenses)
     assert not seen.errors and moved
-    bare, _ = arrived(make([], lambda *args: plainly(*args), MODELS[name]), tmp_path / "bare", MODELS[name], "none")
+    bare, _ = arrived(make([], plainly, MODELS[name]), tmp_path / "bare", MODELS[name], "none")
     assert any(not torch.equal(moved[n], bare[n]) for n in moved)
 
 
-def plainly(model: nn.Module, message: Message, context: Context) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    for ids, labels in sentences():
-        optimizer.zero_grad()
-        criterion(model(ids), labels).backward()
-        optimizer.step()
+def shown(model: nn.Module, message: Message, context: Context) -> None:
+    with protected(message, context, model, sentences()) as guard:
+        guard.images(sentences()[0][0])
 
 
 @pytest.mark.parametrize(
     ("defenses", "loop", "told"),
     [
-        ("channel-natural", by_hand, "without guard.images"),
-        ("channel-natural", stepped, "images"),
-        ("dp-sgd", by_hand, "guard.step"),
+        ("channel-natural", by_hand, "fitted on all images"),
+        ("channel-natural", shown, "for token ids choose a defense of gradients or updates"),
+        ("dp-sgd", by_hand, "write guard.step"),
     ],
 )
 def test_what_cannot_defend_token_ids_refuses(defenses: str, loop: Any, told: str, tmp_path: Path) -> None:
     _, seen = arrived(make([Defend()], loop, Encoder), tmp_path, Encoder, defenses)
-    print(seen.errors)
     assert not seen.trained() and told in seen.errors[0]

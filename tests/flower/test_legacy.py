@@ -1,4 +1,4 @@
-"""An app of Flower's older API behind Defend: the same bits as one of the Message API, under the names its server reads."""
+"""An app of Flower's older API behind Defend: the bits of one of the Message API, under the names its server reads."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -89,7 +89,12 @@ class Kept(FedAvg):
 
 
 def federate(
-    app: ClientApp, folder: Path, config: dict[str, Any], evaluate: float = 0.0, build: type[nn.Module] = Net, **own: Any
+    app: ClientApp,
+    folder: Path,
+    config: dict[str, Any],
+    evaluate: float = 0.0,
+    build: type[nn.Module] = Net,
+    **own: Any,
 ) -> tuple[Kept, list[str]]:
     """Two clients and one round of Flower's own older server: what it got, and the errors."""
     torch.manual_seed(0)
@@ -147,7 +152,7 @@ def test_what_leaves_is_what_leaves_an_app_of_the_message_api(defenses: str, ins
 
 
 def test_each_example_is_clipped_and_the_noise_is_there(tmp_path: Path) -> None:
-    """Defenses of single examples see the module's names: with a clip bound near zero nothing but noise moves a weight."""
+    """Defenses of single examples see the module's names: with a clip bound near zero only noise moves a weight."""
     config = {"defenses": "dp-sgd", "dp-sgd.clip": 1e-6, "dp-sgd.noise-multiplier": 1.0, "privacy.epsilon-budget": 1e9}
     strategy, errors = federate(make(guarded=True, mods=[Defend()]), tmp_path, config)
     assert not errors
