@@ -53,5 +53,5 @@ def test_a_notebook_runs_and_says_the_same(path: Path, tmp_path: Path, monkeypat
     notebook = nbformat.read(path, as_version=4)
     stored = [words(cell) for cell in notebook.cells]
     where = {"metadata": {"path": str(tmp_path / "examples")}}
-    client.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where).execute()
+    client.NotebookClient(notebook, timeout=240, startup_timeout=180, kernel_name="python3", resources=where).execute()
     assert [words(cell) for cell in notebook.cells] == stored
