@@ -40,6 +40,7 @@ from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.files import write_json
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, subtract
+from prunella.flower import legacy
 from prunella.flower.arrays import (
     EXAMPLES,
     MARK,
@@ -83,10 +84,16 @@ class Defend:
             check_order(message, call_next)
             site = Site(context, message.metadata.message_type)
             listed = site.metrics(self.metrics)
+            category = message.metadata.message_type.partition(".")[0]
+            handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
+            older = legacy.is_legacy(message.content)
+            if older:
+                legacy.check_asked(category, listed)
             with site.store.alone():
-                category = message.metadata.message_type.partition(".")[0]
-                handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
-                return handle(message, context, call_next, site, listed)
+                reply = handle(message, context, call_next, site, listed)
+            if older and not reply.has_error():
+                reply.content = legacy.closed(reply.content, category)
+            return reply
         except PrunellaError:
             raise
         except Exception as error:
@@ -159,6 +166,8 @@ def _answered(message: Message, context: Context, call_next: Next) -> Message:
     if reply.has_error():
         logger.error("the app answered with an error: %s", reply.error.reason)
         return Message(Error(reply.error.code, FAILED), reply_to=message)
+    if legacy.is_legacy(message.content):
+        reply.content = legacy.opened(reply.content, message.metadata.message_type.partition(".")[0])
     return reply
 
 

@@ -24,7 +24,7 @@ with ``guard.gradients()`` the steps between are not checked: each ``optimizer.s
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -38,9 +38,10 @@ from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, to_device
 from prunella.flower.arrays import is_buffer
+from prunella.flower.legacy import positions
 from prunella.flower.site import Site
 from prunella.privacy.chain import Chain, ChainState, compose, observe, present, start
-from prunella.privacy.defense import DataDefense, Step, UpdateDefense, ignore_gradient
+from prunella.privacy.defense import DataDefense, Step, StepDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import charge, spend
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
@@ -133,12 +134,36 @@ def check_loop(work: Handled, after: Tree) -> None:
     work.site.require_few(work.steps)
 
 
+def images_of(batch: Any) -> Tensor:
+    """The images of a loader's batch: the first of (x, y), or the one tensor of a dict that can be. ``ConfigError``."""
+    if not isinstance(batch, Mapping):
+        first: Tensor = batch[0]
+        return first
+    found = [
+        each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2
+    ]
+    if len(found) != 1:
+        raise ConfigError(
+            "protected: which of a batch are the images? Give all of them as a tensor in place of the loader"
+        )
+    return found[0]
+
+
+def emptied(batch: Any) -> Any:
+    """A batch like this one with nothing in it."""
+    return (
+        {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
+    )
+
+
 class Guard:
     """The defended steps of one message; made by ``protected``."""
 
     def __init__(self, work: Handled, model: nn.Module, data: Any) -> None:
         self._work, self._model, self._chain = work, model, work.site.chain
-        self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = positions(model, work.received)  # of messages, by the module's
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._params = {self._names.get(name, name): p for name, p in trained.items()}
         if odd := sorted(self._params.keys() - work.received.keys()):
             raise ConfigError(f"protected: the message has no array named {odd[0]}: send the model's state_dict")
         work.tracked = tuple(dict.fromkeys([*work.tracked, *self._params]))
@@ -161,7 +186,11 @@ class Guard:
                     raise ConfigError(
                         f"{link.name} is fitted on all images: write protected(msg, context, model, loader)"
                     )
-                images = data if isinstance(data, Tensor) else torch.cat([batch[0] for batch in data])
+                images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
+                if not images.is_floating_point():
+                    raise ConfigError(
+                        f"{link.name} changes images; for token ids choose a defense of gradients or updates"
+                    )
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
 
@@ -192,7 +221,7 @@ class Guard:
             chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
             batch = loader.collate_fn([data[i] for i in chosen or [0]])
             self._poisson, self._rows = rate, len(chosen)
-            yield batch if chosen else [part[:0] for part in batch]
+            yield batch if chosen else emptied(batch)
 
     def _pay(self, steps: int, rate: float) -> None:
         """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
@@ -223,6 +252,8 @@ class Guard:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
         if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
+        if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
+            raise ConfigError(f"{single[0]} works on single examples: write guard.step(x, y, loss, optimizer)")
         if not self._charged:
             self._use()
         self._observe(None)
@@ -257,13 +288,23 @@ class Guard:
     def _step_of(self, x: Tensor, y: Tensor, loss: Loss) -> Step:
         params = {name: wide(p.detach()) for name, p in self._params.items()}
         expected, model = (self._expected if self._poisson else None) or max(1, len(x)), self._model
+        own = {name: params[came] for name, came in self._names.items() if came in params}
+
+        def per_example() -> Iterator[Tree]:
+            for rows in per_example_gradients(model, own, {}, x, y, expected, loss):
+                yield {self._names[name]: tensor for name, tensor in rows.items()}
+
+        def representation() -> tuple[str, Tensor, Tensor]:
+            name, features, norms = representation_sensitivity(model, own, {}, x)
+            return self._names[name], features, norms
+
         return Step(
             params=params,
             mask=self._mask,
             number=self._work.steps,
             batch=expected,
-            per_example=lambda: per_example_gradients(model, params, {}, x, y, expected, loss),
-            representation=lambda: representation_sensitivity(model, params, {}, x),
+            per_example=per_example,
+            representation=representation,
         )
 
     def _observe(self, step: Step | None) -> None:
@@ -282,7 +323,8 @@ class Guard:
         self._require_unmoved()
         state = self._model.state_dict()  # tied weights under all their names
         own = {p.data_ptr() for p in self._params.values()}
-        self._work.left = {n: t.detach().cpu().clone() for n, t in state.items() if t.data_ptr() in own}
+        held = {self._names.get(name, name): t for name, t in state.items() if t.data_ptr() in own}
+        self._work.left = {name: t.detach().cpu().clone() for name, t in held.items()}
         self._work.state = {
             link: {t: to_device(v, "cpu") for t, v in trees.items()} for link, trees in self._state.items()
         }
@@ -290,16 +332,17 @@ class Guard:
 
 @contextmanager
 def protected(
-    message: Message, context: Context, model: nn.Module, data: Tensor | Iterable[Any] | None = None
+    message: Message | None, context: Context | None, model: nn.Module, data: Tensor | Iterable[Any] | None = None
 ) -> Iterator[Guard]:
     """The guard of a ``train`` message's loop over ``model``, which holds the arrays received.
 
-    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y).
+    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y). A ``NumPyClient``, which sees
+    neither message nor context, passes None for them.
 
     Raises ``ConfigError`` without ``Defend`` around, ``DefenseError`` where a defense could not do its job.
     """
     work = HANDLED.get()
-    if work is None or work.site.context.node_id != context.node_id:
+    if work is None or (context is not None and work.site.context.node_id != context.node_id):
         raise ConfigError("protected() without Defend: write ClientApp(mods=[Defend()])")
     if work.entered:  # draws and charges are one guard's
         raise ConfigError("protected() was entered twice for one message: use one with statement")
