@@ -33,7 +33,7 @@ from prunella.core.randomness import PrivateGenerator, derived
 from prunella.privacy import SECTIONS, find_defense
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
-from prunella.privacy.defense import STAGES, Stronger, directions
+from prunella.privacy.defense import STAGES, Stronger
 
 KIND, STEPS = "defenses", "local-steps"
 OWN = ("adgp", "precode")  # a server that sends locations; a layer of Prunella's models
@@ -69,8 +69,7 @@ def strengthened(raw: Raw, policy: Policy) -> Raw:
             continue
         own: Any = parse_section(policy.settings, section, settings)
         asked: Any = parse_section(raw, section, settings)
-        ways = {**dict.fromkeys(vars(own), Stronger.EQUAL), **directions(settings)}
-        for name, which in ways.items():
+        for name, which in policy.ways(section, settings).items():
             result[f"{section}.{kebab(name)}"] = _stricter(which, getattr(asked, name), getattr(own, name))
     return result
 
@@ -81,7 +80,7 @@ def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privac
         raise ConfigError(f"require names {other[0]}, which no app but Prunella's own tells: leave it out")
     run = parse_run({KIND: ",".join(names), "strategy": "fedavg", STEPS: 1})
     known = {key: value for key, value in policy.settings.items() if key != STEPS}
-    check_run(Policy(policy.defenses, known, policy.epsilon_budget, policy.delta), run, raw, privacy)
+    check_run(replace(policy, settings=known), run, raw, privacy)
 
 
 @dataclass(frozen=True)
