@@ -29,6 +29,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ NEVER = {"secagg_mod", "secaggplus_mod"}
 FAILED = "the app could not handle this message; this client's own log says why"
 logger = logging.getLogger(__name__)
 Next = Callable[[Message, Context], Message]
+GATED: ContextVar[bool] = ContextVar("gated", default=False)
 
 
 class Defend:
@@ -79,19 +81,25 @@ class Defend:
         self.metrics = tuple(metrics)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        try:
-            check_order(message, call_next)
-            site = Site(context, message.metadata.message_type)
-            listed = site.metrics(self.metrics)
-            with site.store.alone():
-                category = message.metadata.message_type.partition(".")[0]
-                handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
-                return handle(message, context, call_next, site, listed)
-        except PrunellaError:
-            raise
-        except Exception as error:
-            logger.exception("a message could not be handled")
-            raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+        if GATED.get():  # the site's own stands outside of the app (``flower.gate``)
+            return call_next(message, context)
+        check_order(message, list(inner_mods(call_next)))
+        return defended(message, context, call_next, Site(context, message.metadata.message_type), self.metrics)
+
+
+def defended(message: Message, context: Context, call_next: Next, site: Site, metrics: tuple[str, ...]) -> Message:
+    """The answer to a message as it may leave. The app is called with ``context``, under the conditions of ``site``."""
+    try:
+        listed = site.metrics(metrics)
+        with site.store.alone():
+            category = message.metadata.message_type.partition(".")[0]
+            handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
+            return handle(message, context, call_next, site, listed)
+    except PrunellaError:
+        raise
+    except Exception as error:
+        logger.exception("a message could not be handled")
+        raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
 
 
 # ---- the mods between here and the app
@@ -108,9 +116,8 @@ def inner_mods(call_next: Next) -> Iterator[Any]:
         current = held["_ffn"]
 
 
-def check_order(message: Message, call_next: Next) -> None:
-    """Refuse mods that would undo what this one does, or whose own promise it would break."""
-    inner = list(inner_mods(call_next))
+def check_order(message: Message, inner: list[Any]) -> None:
+    """Refuse ``inner`` mods that would undo what this one does, or whose own promise it would break."""
     names = {getattr(mod, "__name__", "") for mod in inner}
     if found := sorted(names & BEFORE):
         raise ConfigError(f"{found[0]} promises a norm that Defend would change: write mods=[{found[0]}, Defend()]")
