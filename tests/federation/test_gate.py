@@ -163,7 +163,7 @@ def test_an_approved_app_is_defended_and_six_ways_round_are_refused(federation: 
 
     for name, options, words in (
         ("other", (), "approved bundles only"),
-        ("good", ("--run-config", "dp-sgd.noise-multiplier=0.1"), "dp-sgd.noise-multiplier of 8 or more; the run has"),
+        ("good", ("--run-config", "dp-sgd.noise-multiplier=0.1"), "dp-sgd.noise-multiplier of 8.0 or more; the run has"),
         ("extra", (), "one record of numbers, named 'metrics'"),
         ("bare", (), "works inside the training loop"),
         ("undoing", (), "is not what protected() left"),

@@ -54,9 +54,7 @@ def test_without_approval_flower_s_own_functions_do_what_they_did(
     fab: bytes, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(APPROVED, raising=False)
-    assert bundles.install(fab, skip_prompt=True).is_relative_to(
-        Path(str(bundles.install(fab, skip_prompt=True))).parent
-    )
+    assert bundles.install(fab, skip_prompt=True).parent.parent.name == "home"
     digest = hashlib.sha256(fab).hexdigest()
     app = bundles.get_loader("", None, True)("somebody/pytorchexample", "1.0.0", digest)
     assert app is sys.modules["pytorchexample.client_app"].app
