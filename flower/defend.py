@@ -29,6 +29,8 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -68,6 +70,7 @@ NEVER = {"secagg_mod", "secaggplus_mod"}
 FAILED = "the app could not handle this message; this client's own log says why"
 logger = logging.getLogger(__name__)
 Next = Callable[[Message, Context], Message]
+GATED: ContextVar[bool] = ContextVar("gated", default=False)
 
 
 class Defend:
@@ -80,25 +83,38 @@ class Defend:
         self.metrics = tuple(metrics)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        try:
-            check_order(message, call_next)
-            site = Site(context, message.metadata.message_type)
-            listed = site.metrics(self.metrics)
-            category = message.metadata.message_type.partition(".")[0]
-            handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
-            older = legacy.is_legacy(message.content)
-            if older:
-                legacy.check_asked(category, listed)
-            with site.store.alone():
-                reply = handle(message, context, call_next, site, listed)
-            if older and not reply.has_error():
-                reply.content = legacy.closed(reply.content, category)
-            return reply
-        except PrunellaError:
-            raise
-        except Exception as error:
-            logger.exception("a message could not be handled")
-            raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+        if GATED.get():  # the site's own stands outside of the app (``flower.gate``)
+            return call_next(message, context)
+        with in_own_words():
+            check_order(message, list(inner_mods(call_next)))
+            return defended(message, context, call_next, Site(context, message.metadata.message_type), self.metrics)
+
+
+@contextmanager
+def in_own_words() -> Iterator[None]:
+    """The server is told what this project raises; of anything else, which may quote what is private, only its kind."""
+    try:
+        yield
+    except PrunellaError:
+        raise
+    except Exception as error:
+        logger.exception("a message could not be handled")
+        raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+
+
+def defended(message: Message, context: Context, call_next: Next, site: Site, metrics: tuple[str, ...]) -> Message:
+    """The answer to a message as it may leave. The app is called with ``context``, under the conditions of ``site``."""
+    listed = site.metrics(metrics)
+    category = message.metadata.message_type.partition(".")[0]
+    handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
+    older = legacy.is_legacy(message.content)
+    if older:
+        legacy.check_asked(category, listed)
+    with site.store.alone():
+        reply = handle(message, context, call_next, site, listed)
+    if older and not reply.has_error():
+        reply.content = legacy.closed(reply.content, category)
+    return reply
 
 
 # ---- the mods between here and the app
@@ -115,9 +131,8 @@ def inner_mods(call_next: Next) -> Iterator[Any]:
         current = held["_ffn"]
 
 
-def check_order(message: Message, call_next: Next) -> None:
-    """Refuse mods that would undo what this one does, or whose own promise it would break."""
-    inner = list(inner_mods(call_next))
+def check_order(message: Message, inner: list[Any]) -> None:
+    """Refuse ``inner`` mods that would undo what this one does, or whose own promise it would break."""
     names = {getattr(mod, "__name__", "") for mod in inner}
     if found := sorted(names & BEFORE):
         raise ConfigError(f"{found[0]} promises a norm that Defend would change: write mods=[{found[0]}, Defend()]")

@@ -34,12 +34,13 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
 
-from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, to_device
 from prunella.flower.arrays import is_buffer
 from prunella.flower.legacy import positions
 from prunella.flower.site import Site
+from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import Chain, ChainState, compose, observe, present, start
 from prunella.privacy.defense import DataDefense, Step, StepDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import charge, spend
@@ -94,7 +95,21 @@ class Handled:
     left: Tree | None = None
     entered: bool = False
     accounted: bool = False  # the app has charged its own steps (``flower.account``)
+    refused: str = ""  # why this project stopped the app, in words that may leave (``flower.gate``)
     question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
+
+    def refuse(self, error: PrunellaError) -> PrunellaError:
+        """``error``, whose text is kept: an app may raise anything under any name."""
+        self.refused = str(error)
+        return error
+
+    def pay(self, new: Charge) -> None:
+        """Charge, on the disk when this returns. Raises ``DefenseError`` past the budget."""
+        try:
+            spend(self.site.accounts.ledger(), new, self.site.privacy)
+        except DefenseError as error:
+            raise self.refuse(error) from None
+        self.site.accounts.charge(new)
 
     def begin(self) -> Tree:
         """The weights that local training starts from, where they are not those received."""
@@ -183,14 +198,12 @@ class Guard:
         for link in self._chain.links:
             if isinstance(link.defense, DataDefense) and not self._state[link.name]:
                 if data is None:
-                    raise ConfigError(
-                        f"{link.name} is fitted on all images: write protected(msg, context, model, loader)"
-                    )
+                    fix = "write protected(msg, context, model, loader)"
+                    raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
                 images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
                 if not images.is_floating_point():
-                    raise ConfigError(
-                        f"{link.name} changes images; for token ids choose a defense of gradients or updates"
-                    )
+                    fix = "for token ids choose a defense of gradients or updates"
+                    raise self._work.refuse(ConfigError(f"{link.name} changes images; {fix}"))
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
 
@@ -198,18 +211,16 @@ class Guard:
         for name, p in self._params.items():
             given = self._work.given.get(name, self._work.received[name])
             if not torch.equal(p.detach().cpu(), given.to(p.dtype)):
-                raise DefenseError(
-                    f"protected: {name} is not as received: load the message's arrays, then train inside"
-                )
+                fix = "load the message's arrays, then train inside"
+                raise self._work.refuse(DefenseError(f"protected: {name} is not as received: {fix}"))
 
     def _copy(self) -> Tree:
         return {name: p.detach().clone() for name, p in self._params.items()}
 
     def _require_unmoved(self) -> None:
         if self._left is not None and not all(torch.equal(self._left[n], p) for n, p in self._params.items()):
-            raise DefenseError(
-                "protected: the model moved outside guard.step: leave out the loop's own optimizer.step()"
-            )
+            fix = "leave out the loop's own optimizer.step()"
+            raise self._work.refuse(DefenseError(f"protected: the model moved outside guard.step: {fix}"))
 
     def loader(self, loader: Any) -> Iterator[Any]:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
@@ -225,10 +236,8 @@ class Guard:
 
     def _pay(self, steps: int, rate: float) -> None:
         """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
-        site, name = self._work.site, f"{self._work.question}-{self._charges}"
-        new = charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9))
-        spend(site.accounts.ledger(), new, site.privacy)
-        site.accounts.charge(new)
+        name = f"{self._work.question}-{self._charges}"
+        self._work.pay(charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9)))
         self._charges += 1
         self._credit[rate] += steps
 

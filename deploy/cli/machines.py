@@ -167,6 +167,11 @@ def supernode(
         typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε, over all runs together; 0: no limit."),
     ] = 0.0,
     delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
+    approve: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAB", help="Run this app only, behind these conditions; a file or SHA-256; repeatable."),
+    ] = None,
+    metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
@@ -177,6 +182,8 @@ def supernode(
     """Run a client's SuperNode, until Ctrl-C. Restarts after outages; when refused, it ends and names the fix.
 
     prunella supernode --superlink superlink.example.org:9092 --name hospital-a --client-id 0 --clients 2 --data /data
+
+    prunella supernode … --approve app.fab --require "dp-sgd, clip<=1, noise-multiplier>=1" --epsilon-budget 3
     """
     with explained():
         from prunella.deploy.machines import commands as machines
@@ -184,6 +191,7 @@ def supernode(
         from prunella.deploy.machines.supervisor import serve
         from prunella.deploy.ports import Address, free_ports
         from prunella.deploy.runtime import patches
+        from prunella.deploy.runtime.approved import read_approval
 
         name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
         machines.must_be_safe(link, plain, insecure_anyway)
@@ -201,6 +209,8 @@ def supernode(
             require=require,
             epsilon_budget=epsilon_budget,
             delta=delta,
+            approve=tuple(read_approval(given) for given in approve or ()),
+            metrics=metrics,
         )
         machines.check_node(node)
         machines.check_certificate(node)
