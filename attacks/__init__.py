@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from prunella.attacks import (
     denoise,
+    every_round,
     expectation,
     fishing,
     ggl,
@@ -47,7 +48,8 @@ class Attack(NamedTuple):
 
     ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Keywords may be
     optional, too: ``unrolling`` and ``denoise`` take a client's ``earlier`` views. ``ready`` raises ``AttackError``
-    where a file that the settings name is missing or does not fit the task.
+    where a file that the settings name is missing or does not fit the task. ``every_round``: on a trace, its
+    ``earlier`` views are all that lie beside it of the same client, unless the user names some.
     """
 
     settings: type
@@ -57,6 +59,7 @@ class Attack(NamedTuple):
     gives: Literal["images", "labels"] = "images"
     needs: tuple[str, ...] = ()
     ready: Callable[[Any, Task], None] | None = None
+    every_round: bool = False
 
     @property
     def resumable(self) -> bool:
@@ -133,6 +136,13 @@ ATTACKS: dict[str, Attack] = {
         unrolling.reconstruct,
         "honest-but-curious; keeps every round, unrolls error feedback",
         True,
+    ),
+    "every-round": Attack(
+        every_round.EveryRound,
+        every_round.reconstruct,
+        "honest-but-curious; keeps every round, one guess that explains them all",
+        adaptive=True,
+        every_round=True,
     ),
     "expectation": Attack(
         expectation.Expectation, expectation.reconstruct, "honest-but-curious; expects over the random mask", True
