@@ -123,7 +123,8 @@ def reconstruct(
     resume: ResumeStore | None = None,
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that best explain this view and the ``earlier`` ones, oldest first."""
-    views = [*earlier, view][-attack.rounds :]
+    views = [each for each in (*earlier, view) if any(bool(u.any()) for u in each.update.values())]
+    views = views[-attack.rounds :] or [view]  # rounds in which nothing arrived tell nothing
     store = resume or ResumeStore()
     found = [solve(each, view, task, attack, generator, store) for each in problems(views, task, attack)]
     best = min(found, key=lambda reconstruction: reconstruction.objective)

@@ -97,5 +97,9 @@ def test_the_latest_rounds_are_used_and_must_be_alike(task: Task, batch) -> None
     views = noisy_rounds(task, batch(0, 1), 3, 0.0)
     assert rebuilt(views, task, iterations=1, rounds=2).found_by == "2 rounds"
     assert rebuilt(views, task, iterations=1, rounds=1).found_by is None
+    silent = dataclasses.replace(views[1], update={name: 0 * u for name, u in views[1].update.items()})
+    assert rebuilt([views[0], silent, views[2]], task, iterations=1).found_by == "2 rounds"
+    with pytest.raises(AttackError, match="nothing arrived"):
+        rebuilt([silent, silent], task)
     with pytest.raises(AttackError, match="different numbers of images"):
         rebuilt([dataclasses.replace(views[0], batch_size=2, num_examples=2, labels=None), *views[1:]], task)
