@@ -1,14 +1,14 @@
 """A client that sends the same image in every round: what all its rounds tell beside the best single one.
 
 A client takes one step on one image in every round, behind a defense that keeps its state from round to round. It is
-one of many: between its rounds the weights take a step of ``STEP`` on ``OTHERS`` images of other clients. (Weights that follow the
-client itself fit a single image within two or three rounds, and its later gradients say nothing.) ``every-round`` has
-its first 4 and, behind noise, its first 16 rounds; ``sgi`` (which is ``every-round`` of one) has each of the first 4
-alone: ``sgi, first`` is the first's, ``sgi, best`` the best by the truth, as no attacker can choose.
+one of many: between its rounds the weights take a step of ``STEP`` on ``OTHERS`` images of other clients. (Weights that
+follow the client itself fit a single image within two or three rounds, and its later gradients say nothing.)
+``every-round`` has its first 4 and, behind noise, its first 16 rounds; ``sgi`` (which is ``every-round`` of one) has
+each of the first 4 alone: ``sgi, first`` is the first's, ``sgi, best`` the best by the truth, which no attacker has.
 
 ``gaussian`` has a deviation of ``NOISE``, since its default hides next to nothing. ``cnn`` untrained, label known; seed
-i is test image i under the i-th initialisation; other clients have the last test images, on which
-a channel is fitted, too. PSNR in dB.
+i is test image i under the i-th initialisation; other clients have the last test
+images, on which a channel is fitted, too. PSNR in dB.
 """
 
 import dataclasses

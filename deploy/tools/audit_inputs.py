@@ -2,9 +2,9 @@
 
 ``--known`` is a safetensors file: for denoise, ``public`` images [M, C, H, W] and the channel's ``noise``, a covariance
 [d, d] or a variance (0-d); for mia, examples ``x`` [N, C, H, W] with labels ``y`` [N] and ``member`` [N], whether each
-was trained on. ``--earlier`` are the same client's earlier traces, oldest first (every-round finds them
-beside the trace). ``--keep`` is a folder in which a
-long attack saves its progress, so that the same command resumes it. Nothing is unpickled.
+was trained on. ``--earlier`` are the same client's earlier traces, oldest first (every-round finds them beside the
+trace). ``--keep`` is a folder in which a long attack saves its progress, which the same command resumes. Nothing is
+unpickled.
 """
 
 import inspect

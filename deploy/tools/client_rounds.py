@@ -28,8 +28,9 @@ def round_and_client(file: Path) -> tuple[int, str] | None:
     except AttackError:
         return None
     round, node = about.get("round"), about.get("node")
-    known = type(round) is int and 0 <= round <= MAX_COUNT and isinstance(node, str)
-    return (round, f"node {node}") if known else None
+    if type(round) is not int or not 0 <= round <= MAX_COUNT or not isinstance(node, str):
+        return None
+    return round, f"node {node}"
 
 
 def rounds_in(folder: Path) -> Iterator[tuple[int, str, Path]]:
