@@ -151,9 +151,10 @@ def test_ctrl_c_leaves_what_was_found_so_far_and_a_second_ends_it(trace: Path) -
 
 
 def test_ctrl_c_leaves_what_a_portfolio_has_found(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scout, told = Case.scout, list[str]()
+    scout, told, scouted = Case.scout, list[str](), list[str]()
 
     def interrupted(self: Case, candidate: Candidate, iterations: int) -> list[Found]:
+        scouted.append(candidate.name)
         os.kill(os.getpid(), signal.SIGINT)
         return scout(self, candidate, iterations)
 
@@ -161,6 +162,7 @@ def test_ctrl_c_leaves_what_a_portfolio_has_found(trace: Path, monkeypatch: pyte
     asked = TraceAudit(Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors"), "portfolio")
     assert not run_audit(asked, True, False, silent, told.append)
     assert (trace.parent / "mine-portfolio.png").exists() and any(each.startswith("psnr") for each in told)
+    assert len(scouted) == 1, "the others are not asked any more"
     assert not any(each.startswith("control ") for each in told)
 
 
