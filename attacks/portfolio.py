@@ -160,12 +160,11 @@ def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
 def played(case: Case, shadow: Shadow) -> list[tuple[Case, Examples]]:
     """Views of public images behind the same chain."""
     made, number = [], case.view.num_examples or case.images
-    end = time.monotonic() + _PLAYING * (case.end - time.monotonic())
     for draw in range(_PLAYED):
         shown = shadow.public.take(torch.randperm(len(shadow.public), generator=case.generator)[:number])
         try:
             view = shadow.send(shown, draw)
-            made.append((Case(view, case.task, case.attack, case.generator, end, case.budget), shown))
+            made.append((Case(view, case.task, case.attack, case.generator, case.end, case.budget), shown))
         except (AttackError, DefenseError):
             continue
     return made
@@ -174,12 +173,15 @@ def played(case: Case, shadow: Shadow) -> list[tuple[Case, Examples]]:
 def gained(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[str, float]:
     """The mean PSNR of every candidate on public images."""
     gains: dict[str, float] = {}
+    late, end = case.budget.late, time.monotonic() + _PLAYING * (case.end - time.monotonic())
+    case.budget.late = lambda: late() or time.monotonic() >= end
     for rehearsal, shown in played(case, shadow):
         best: dict[str, float] = {}
         for each in explore(rehearsal, candidates, 0.15):
             best[each.by] = max(best.get(each.by, 0.0), mean_psnr(shown, each.answer))
         for name, value in best.items():
             gains[name] = gains.get(name, 0.0) + value / _PLAYED
+    case.budget.late = late
     return gains
 
 

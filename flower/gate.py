@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -59,7 +59,7 @@ class Gate:
             raise ConfigError("the message came under another node configuration than this SuperNode's: start it again")
         if is_legacy(message.content):
             raise ConfigError("this site's gate reads messages of Flower's Message API only: port the app to it")
-        asked = Message(content=RecordDict(), metadata=copy.copy(message.metadata))
+        asked = under_same(message, RecordDict())
         own = copy.copy(context)
         own.node_config, own.run_config = dict(self._own), dict(context.run_config)
         try:
@@ -77,7 +77,7 @@ class Gate:
         name, record = whole(given.content) if trains else ("", ArrayRecord())
         received, token = from_dense(record), GATED.set(True)
         # Flower answers an exception with the message's own metadata, so the app gets others.
-        given = Message(content=given.content, metadata=copy.copy(given.metadata))
+        given = under_same(given, given.content)
         try:
             content = rebuilt(self._app(given, context).content, name, received)
         except Refused as error:
@@ -91,6 +91,13 @@ class Gate:
         return Message(content, reply_to=asked)
 
 
+def under_same(message: Message, content: RecordDict) -> Message:
+    """A message with that content under a copy of the other's metadata."""
+    make: Any = Message
+    made: Message = make(content=content, metadata=copy.copy(message.metadata))
+    return made
+
+
 class Refused(Exception):
     """An answer that may not leave; the text is one of those below."""
 
@@ -98,7 +105,7 @@ class Refused(Exception):
 def check_mods(message: Message, app: ClientApp) -> None:
     """Refuse mods whose own promise to the server a defense outside of them would break."""
     kind = message.metadata.message_type
-    functions = [app._call, app._registered_funcs.get(kind if "." in kind else f"{kind}.default")]
+    functions: list[Any] = [app._call, app._registered_funcs.get(kind if "." in kind else f"{kind}.default")]
     mods = [mod for function in functions for mod in inner_mods(function) if not isinstance(mod, Defend)]
     if found := sorted({getattr(mod, "__name__", "") for mod in mods} & BEFORE):
         raise ConfigError(f"{found[0]} promises a norm that this site's defenses change: approve the app without it")
@@ -113,9 +120,10 @@ def rebuilt(content: RecordDict, name: str, received: Tree) -> RecordDict:
     if content.config_records or set(content.metric_records) - {METRICS}:
         raise Refused(f"beside the arrays answer with one record of numbers, named {METRICS!r}")
     numbers = dict(content.metric_records.get(METRICS, {}))
-    if EXAMPLES in numbers and not (type(numbers[EXAMPLES]) is int and 0 <= numbers[EXAMPLES] < MOST):
+    count = numbers.get(EXAMPLES, 0)
+    if type(count) is not int or not 0 <= count < MOST:
         raise Refused(f"{EXAMPLES} must be a whole number")
-    records: dict[str, ArrayRecord | MetricRecord] = {METRICS: MetricRecord(numbers)}
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {METRICS: MetricRecord(numbers)}
     if name:
         arrays = from_dense(content.array_records[name])
         if arrays.keys() != received.keys():

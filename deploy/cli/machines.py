@@ -146,6 +146,23 @@ def executor(
         serve([machines.executor(home.absolute(), address, ca)], stock, say)
 
 
+Require = Annotated[
+    str,
+    typer.Option(
+        envvar="PRUNELLA_REQUIRE",
+        help="Join only runs with at least these defenses: 'dgp, dgp.bottom=0.75'. Runs only installed code.",
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε, over all runs together; 0: no limit."),
+]
+Approved = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FAB", help="Run this app only, behind these conditions; a file or SHA-256; repeatable."),
+]
+
+
 @app.command()
 def supernode(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
@@ -155,22 +172,10 @@ def supernode(
     name: Annotated[str, typer.Option(help="Name of its key in keys/supernodes; node-ID by default.")] = "",
     data: Annotated[Path | None, typer.Option(help="This client's own data.")] = None,
     audit: Annotated[Consent, typer.Option(help="What audits are given: a word, numbers, pictures.")] = "deny",
-    require: Annotated[
-        str,
-        typer.Option(
-            envvar="PRUNELLA_REQUIRE",
-            help="Join only runs with at least these defenses: 'dgp, dgp.bottom=0.75'. Runs only installed code.",
-        ),
-    ] = "",
-    epsilon_budget: Annotated[
-        float,
-        typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε, over all runs together; 0: no limit."),
-    ] = 0.0,
+    require: Require = "",
+    epsilon_budget: Budget = 0.0,
     delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
-    approve: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FAB", help="Run this app only, behind these conditions; a file or SHA-256; repeatable."),
-    ] = None,
+    approve: Approved = None,
     metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
