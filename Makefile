@@ -10,7 +10,7 @@ NEWEST := $(VENV)/newest
 run: $(VENV)/installed  ## The main job: 4 SuperNodes, 10 rounds, report.html. ARGS="-c rounds=3" passes options on.
 	$(BIN)/prunella run $(ARGS)
 
-test: lint unit federation  ## Every check with the Flower that `make run` starts.
+test: lint unit federation newest  ## Every check, with the Flower that `make run` starts and with the newest one.
 
 quick: lint  ## Style, types and the unit tests of what changed since main (tests/changed.py): under a minute.
 	tests=$$($(BIN)/python tests/changed.py) && $(BIN)/pytest -n 2 -m "not federation and not slow" $$tests

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from prunella.attacks import (
     denoise,
+    every_round,
     expectation,
     fishing,
     ggl,
@@ -47,7 +48,9 @@ class Attack(NamedTuple):
 
     ``needs`` names keyword arguments without which it cannot run: such an attack cannot replay a trace. Keywords may be
     optional, too: ``unrolling`` and ``denoise`` take a client's ``earlier`` views. ``ready`` raises ``AttackError``
-    where a file that the settings name is missing or does not fit the task.
+    where a file that the settings name is missing or does not fit the task. ``every_round``: on a trace, its
+    ``earlier`` views are all that lie beside it of the same client, unless the user names some.
+    ``learns``: it needs a shadow of the client, or what ``--known`` names where it takes that.
     """
 
     settings: type
@@ -57,6 +60,8 @@ class Attack(NamedTuple):
     gives: Literal["images", "labels"] = "images"
     needs: tuple[str, ...] = ()
     ready: Callable[[Any, Task], None] | None = None
+    every_round: bool = False
+    learns: bool = False
 
     @property
     def resumable(self) -> bool:
@@ -67,6 +72,11 @@ class Attack(NamedTuple):
     def timed(self) -> bool:
         """Whether it takes ``deadline``, of ``time.monotonic``, by which it ends with what it has."""
         return "deadline" in inspect.signature(self.reconstruct).parameters
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether it takes ``stopped``, which says while it runs that it is to end with what it has."""
+        return "stopped" in inspect.signature(self.reconstruct).parameters
 
     @property
     def shadow(self) -> bool:
@@ -134,16 +144,27 @@ ATTACKS: dict[str, Attack] = {
         "honest-but-curious; keeps every round, unrolls error feedback",
         True,
     ),
+    "every-round": Attack(
+        every_round.EveryRound,
+        every_round.reconstruct,
+        "honest-but-curious; keeps every round, one guess that explains them all",
+        adaptive=True,
+        every_round=True,
+    ),
     "expectation": Attack(
         expectation.Expectation, expectation.reconstruct, "honest-but-curious; expects over the random mask", True
     ),
     "denoise": Attack(
-        denoise.Denoise, denoise.reconstruct, "honest-but-curious; knows the noise, or the chain and public images"
+        denoise.Denoise,
+        denoise.reconstruct,
+        "honest-but-curious; knows the noise, or the chain and public images",
+        learns=True,
     ),
     "inverter": Attack(
         inverter.Inverter,
         inverter.reconstruct,
         "honest-but-curious; knows the defense chain; an inverter learnt on public images behind it",
+        learns=True,
     ),
     "label": Attack(label.Label, label.reconstruct, "honest-but-curious; last layer only", gives="labels"),
 }

@@ -26,7 +26,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import binary_cross_entropy, one_hot
 
 from prunella.attacks.engine.inversion import Weight
-from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
+from prunella.attacks.engine.latent import Latent, LatentSearch, candidates, search_latent
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
@@ -41,7 +41,7 @@ _DIVERGENCE = 0.1  # weight of the divergence: what the decoder can reach counts
 
 
 @dataclass(frozen=True)
-class Ggl(Search):
+class Ggl(LatentSearch):
     """Looks for images that a generator, learnt from public images, can make."""
 
     weight: Weight = 1e-3  #: of the penalty that keeps the search where the generator was trained

@@ -37,7 +37,7 @@ from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, e
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.ridge import Ridge
 from prunella.attacks.engine.shadow import Shadow
-from prunella.attacks.engine.signals import Reader, likely_labels
+from prunella.attacks.engine.signals import SignalReader, likely_labels
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.types import Reconstruction, ServerView
@@ -74,7 +74,7 @@ class Inverter:
 
 
 class Lessons(NamedTuple):
-    """Pairs to learn from: ``maps`` (bfloat16) and ``flat`` of ``Reader``, images x [S, C, H, W] and their numbers."""
+    """Pairs to learn from: ``maps`` (bfloat16) and ``flat`` of the reader, images x [S, C, H, W], their numbers."""
 
     maps: Tensor
     flat: list[Tensor]
@@ -104,7 +104,7 @@ class Clock:
 
 
 def play(
-    shadow: Shadow, reader: Reader, images: int, attack: Inverter, generator: Generator, clock: Clock
+    shadow: Shadow, reader: SignalReader, images: int, attack: Inverter, generator: Generator, clock: Clock
 ) -> tuple[Lessons, list[Tried]]:
     """Shadow clients of ``images`` examples each, and some of their views that show held-out images only."""
     many, kept = len(shadow.public), min(images, _OF_VIEW)
@@ -238,7 +238,7 @@ class Inverse:
         self, view: ServerView, images: int, task: Task, attack: Inverter, generator: Generator, shadow: Shadow
     ) -> None:
         clock = Clock(attack.seconds)
-        self.task, self.attack, self.reader = task, attack, Reader(view, task, shadow.public, generator)
+        self.task, self.attack, self.reader = task, attack, SignalReader(view, task, shadow.public, generator)
         lessons, tried = play(shadow, self.reader, images, attack, generator, clock)
         self.learnt = Learnt(lessons, self.reader.site.grid, attack, generator, clock)
         self.polishes = bool(attack.polish and tried) and self._polish_helps(tried)

@@ -113,7 +113,7 @@ def _shorter(gradient: Tensor, generator: Generator) -> Tensor:
     return short
 
 
-class Attacker(nn.Module):
+class AttackNetwork(nn.Module):
     """Four embeddings and an MLP of four layers; one logit per example."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -133,10 +133,10 @@ class Attacker(nn.Module):
         return logits[:, 0]
 
 
-def _attacker(sizes: list[int], generator: Generator) -> Attacker:
+def _attacker(sizes: list[int], generator: Generator) -> AttackNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
-        return Attacker(sizes)
+        return AttackNetwork(sizes)
 
 
 def infer(

@@ -51,6 +51,7 @@ from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
 _PLAYED = 2  # public images, or batches, that candidates are tried on
+_PLAYING = 0.3  # of the time that is left goes into that, at most
 _LEAST = 20  # iterations of a scout
 _EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
 _GO_ON = 2  # scouts that go on
@@ -128,19 +129,26 @@ def descends(candidate: Candidate) -> bool:
     return find_attack(candidate.attack).reconstruct is engine
 
 
+def done(case: Case, found: Sequence[Found]) -> bool:
+    """Whether nothing more is asked: the update is explained, or there is something and the time is over."""
+    return explains(found) or (bool(found) and case.budget.late())
+
+
 def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[Found]:
     """Every candidate once, until one explains the update: those that are solved in full, and scouts in that share of
     the budget."""
     found: list[Found] = []
     for candidate in candidates:
-        if not descends(candidate) and not explains(found):
+        if not descends(candidate) and not done(case, found):
             found += attempted(lambda c=candidate: case.solve(c))  # type: ignore[misc]
     scouts, paid = [c for c in candidates if descends(c)], int(share * case.budget.left())
     scouts = scouts[: max(1, paid // _LEAST - case.attack.restarts)]
     each = max(1, min(MOST, case.attack.iterations, paid // max(1, sum(case.starts(c) for c in scouts))))
     for candidate in scouts:
-        if not explains(found):
-            found += attempted(lambda c=candidate: case.scout(c, each))  # type: ignore[misc]
+        if not done(case, found):
+            # The plain attack goes its whole way at once: whatever the clock cuts off, the portfolio is not below it.
+            long = max(each, case.iterations(0.1, case.attack.iterations)) if candidate is PLAIN else each
+            found += attempted(lambda c=candidate, n=long: case.scout(c, n))  # type: ignore[misc]
     return found
 
 
@@ -165,12 +173,15 @@ def played(case: Case, shadow: Shadow) -> list[tuple[Case, Examples]]:
 def gained(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[str, float]:
     """The mean PSNR of every candidate on public images."""
     gains: dict[str, float] = {}
+    late, end = case.budget.late, time.monotonic() + _PLAYING * (case.end - time.monotonic())
+    case.budget.late = lambda: late() or time.monotonic() >= end
     for rehearsal, shown in played(case, shadow):
         best: dict[str, float] = {}
         for each in explore(rehearsal, candidates, 0.15):
             best[each.by] = max(best.get(each.by, 0.0), mean_psnr(shown, each.answer))
         for name, value in best.items():
             gains[name] = gains.get(name, 0.0) + value / _PLAYED
+    case.budget.late = late
     return gains
 
 
@@ -222,14 +233,14 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
     found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[str, float]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
-    if found and shadow is not None and not explains(found) and time.monotonic() < case.end:
+    if found and shadow is not None and not explains(found) and not case.budget.late():
         gains = gained(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
     if not found:
         return None
     best = finish(case, found, gains) if best_of(found).missed > SOLVED else best_of(found)
-    if shadow is None or best.missed <= EXPLAINED or time.monotonic() >= case.end:
+    if shadow is None or best.missed <= EXPLAINED or case.budget.late():
         return best
     return chosen([best, *learnt(case, shadow, gains)], gains)
 
@@ -241,13 +252,16 @@ def reconstruct(
     generator: Generator,
     shadow: Shadow | None = None,
     deadline: float | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Reconstruction:
-    """The images [N, C, H, W] and labels [N] that the best candidate found. ``deadline``: by ``time.monotonic``.
+    """The images [N, C, H, W] and labels [N] that the best candidate found. It ends with what it has at the
+    ``deadline``, by ``time.monotonic``, or once it is ``stopped``.
 
     Raises ``AttackError`` where no candidate finds anything.
     """
     end = min(time.monotonic() + attack.seconds, math.inf if deadline is None else deadline)
     case = Case(view, task, attack, generator, end)
+    case.budget.late = lambda: time.monotonic() >= end or stopped()
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
     if case.setting.merged and PLAIN in candidates:
         best = next(iter(attempted(lambda: case.solve(PLAIN))), None)
@@ -255,7 +269,7 @@ def reconstruct(
         best = sought(case, candidates, shadow)
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
-    best = best._replace(answer=dataclasses.replace(best.answer, cut=time.monotonic() >= end))
+    best = best._replace(answer=dataclasses.replace(best.answer, cut=case.budget.late()))
     if not matchable(case.setting) or math.isinf(best.missed):
         return dataclasses.replace(best.answer, found_by=best.by)
     return dataclasses.replace(best.answer, objective=best.missed, found_by=best.by, explained=best.missed <= EXPLAINED)

@@ -120,7 +120,7 @@ def reconstruct(
     """The images [N, C, H, W] whose inputs of the first linear layer were read off the view, and their labels [N]."""
     store = resume or ResumeStore()
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
-    layer = first_linear(target.module)
+    layer, _ = first_linear(target.module, task.shape)
     reading = read(target, layer, view.shared)
     settings = settings_for(reading, attack)
     labels = next((y for y in labels_to_try(view, target, task, attack, generator) if y is not None), None)

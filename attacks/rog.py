@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
 from prunella.attacks.engine.image_priors import into_box
-from prunella.attacks.engine.latent import Latent, Search, candidates, search_latent
+from prunella.attacks.engine.latent import Latent, LatentSearch, candidates, search_latent
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
@@ -37,7 +37,7 @@ _NOISE = 0.15  # deviation of the strongest noise, in z, a repair is learnt from
 
 
 @dataclass(frozen=True)
-class Rog(Search):
+class Rog(LatentSearch):
     """Looks for a small image, which a network learnt from public images then repairs.
 
     ``factor`` is that of the file, which is learnt for one.

@@ -192,7 +192,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The images [B, C, H, W] and labels [B] of all that left a trace in the first linear layer."""
     module = task.build()
-    layer = first_linear(module)
+    layer, _ = first_linear(module, task.shape)
     target = target_for(view, module, attack)
     check_relu(target, layer, task, generator)
     first = begins_with(target, layer, task, generator)

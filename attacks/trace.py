@@ -83,6 +83,12 @@ def recorded_task(path: Path) -> Task:
     return _task(_read(path)[1]["task"])
 
 
+def recorded_about(path: Path) -> dict[str, Any]:
+    """The ``extra`` of a trace; nothing of its model is built."""
+    about: dict[str, Any] = _read(path)[1]["extra"]
+    return about
+
+
 def _read(path: Path) -> tuple[Tree, dict[str, Any]]:
     try:
         tensors, metadata = read_tree(path)

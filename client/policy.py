@@ -8,7 +8,9 @@ A run's settings come from the server, and the server is whom the defenses are a
 
 A defense is required at a strength: every setting of its section is a bound, the default or what the owner wrote, read
 in the direction in which the defense grows stronger (``privacy.defense.Stronger``); a setting with no such direction
-must be equal, and so must settings of the run. A setting of a defense (``dgp.bottom=0.8``) requires the defense, too.
+must be equal, and so must settings of the run. A setting of a defense (``dgp.bottom=0.8``) requires the defense, too,
+and after the name of one its settings need no prefix. ``<=`` and ``>=`` say the direction: where a setting has one it
+must be that, and where it has none the owner's holds (``"dp-sgd, clip<=1, noise-multiplier>=1"``).
 
 **Beside it.** In the stage of a required defense there is no other, and the order is the owner's: Top-k before DGP
 would leave DGP the largest coordinates only, PriPrune after it would tell by its mask where the largest are. A guard
@@ -40,14 +42,17 @@ the server's (``deploy.runtime.own_code``).
 Errors: ``ConfigError``, which the server is told; it names settings.
 
 >>> read_policy({"require": "dgp.bottom=0.75, rounds=10"})
-Policy(defenses=('dgp',), settings={'dgp.bottom': 0.75, 'rounds': 10}, epsilon_budget=0.0, delta=1e-05)
+Policy(defenses=('dgp',), settings={'dgp.bottom': 0.75, 'rounds': 10}, epsilon_budget=0.0, delta=1e-05, bounds={})
+>>> read_policy({"require": "dp-sgd, clip<=1, noise-multiplier>=2"}).settings
+{'dp-sgd.clip': 1, 'dp-sgd.noise-multiplier': 2}
 """
 
 import math
+import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from prunella.core.config import Raw, Run, kebab, parse_run, parse_section, section_defaults
@@ -60,17 +65,19 @@ from prunella.privacy.defense import STAGES, Stronger, directions
 from prunella.strategies import STRATEGIES, validates
 
 DELTA = 1e-5
+COMPARED = {"=": None, "<=": Stronger.SMALLER, ">=": Stronger.LARGER}
 
 
 @dataclass(frozen=True)
 class Policy:
     """The conditions. ``defenses`` are those required, in the order they are to be applied; ``epsilon_budget`` 0 is
-    none."""
+    none; ``bounds`` are the directions of settings that the owner compared."""
 
     defenses: tuple[str, ...] = ()
     settings: Raw = field(default_factory=dict)
     epsilon_budget: float = 0.0
     delta: float = DELTA
+    bounds: Mapping[str, Stronger] = field(default_factory=dict)
 
     @property
     def conditions(self) -> bool:
@@ -85,6 +92,12 @@ class Policy:
     def covers_images(self) -> bool:
         """Whether every required defense has done its work once an image is shown."""
         return not self.epsilon_budget and all(DEFENSES[name].stage == "data" for name in self.defenses)
+
+    def ways(self, section: str, settings: type) -> dict[str, Stronger]:
+        """The direction of every field of a section: none, as declared, or as the owner compared it."""
+        names = [each.name for each in fields(settings)]
+        own = {name: self.bounds[key] for name in names if (key := f"{section}.{kebab(name)}") in self.bounds}
+        return {**dict.fromkeys(names, Stronger.EQUAL), **directions(settings), **own}
 
 
 def _parts(text: str) -> list[str]:
@@ -120,31 +133,62 @@ def _amount(config: Mapping[str, object], key: str, default: float) -> float:
     return found
 
 
-def _read_require(text: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Names and settings of a list. A setting of a defense names it."""
-    names, settings = list[str](), dict[str, Any]()
+def _whole_key(key: str, last: str) -> str:
+    """The key of a setting that may be written without the section of ``last``, the defense named before it."""
+    whole, known = f"{last}.{key}", _setting_names()
+    if last and whole in known:
+        if key in known:
+            raise ConfigError(f"require: {key} is a setting of {last} and of the run: write {whole}, or {key} first")
+        return whole
+    if key not in known:
+        bare = {name.removeprefix(f"{last}.") for name in known}
+        raise unknown("setting in require", key, known | bare)
+    return key
+
+
+def _bound(key: str, sign: str, value: Any) -> dict[str, Stronger]:
+    """The direction of a comparison. Raises ``ConfigError`` for one in which the defense would grow weaker."""
+    if sign not in COMPARED:
+        raise ConfigError(f"require: a bound is part of what it allows: write {key}{sign}={value}")
+    way = COMPARED[sign]
+    if way is None:
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"require: {key}{sign}... compares numbers: write {key}=...")
+    section, _, name = key.rpartition(".")
+    declared = {kebab(n): each for n, each in directions(SECTIONS[section]).items()} if section else {}
+    if declared.get(name, Stronger.EQUAL) not in (Stronger.EQUAL, way):
+        right = {each: sign for sign, each in COMPARED.items()}[declared[name]]
+        raise ConfigError(f"require: {key}{sign}{value} lets a weaker defense pass: write {key}{right}{value}")
+    return {key: way}
+
+
+def _read_require(text: str) -> tuple[tuple[str, ...], dict[str, Any], dict[str, Stronger]]:
+    """Names, settings and compared settings of a list. A setting of a defense names it."""
+    names, settings, bounds = list[str](), dict[str, Any](), dict[str, Stronger]()
     for part in _parts(text):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals and key not in DEFENSES:
+        key, sign, value = ([word.strip() for word in re.split(r"([<>]=|[=<>])", part, maxsplit=1)] + ["", ""])[:3]
+        if not sign and key not in DEFENSES:
             raise unknown("defense in require", key, DEFENSES)
-        if equals and key not in _setting_names():
-            raise unknown("setting in require", key, _setting_names())
         if key == "defenses":
             raise ConfigError("require: defenses=... says nothing of their settings: name the defenses themselves")
-        if key in settings:
-            raise ConfigError(f"require: {key} is given twice: leave one out")
-        if equals:
+        if sign:
+            key = _whole_key(key, names[-1] if names else "")
+            if key in settings:
+                raise ConfigError(f"require: {key} is given twice: leave one out")
             settings[key] = _value(value)
+            bounds |= _bound(key, sign, settings[key])
         name = key.partition(".")[0]
         names += [name] if name in DEFENSES else []
     if "none" in names:
         raise ConfigError("require: none is no defense: leave it out")
-    return tuple(sorted(dict.fromkeys(names), key=lambda name: STAGES.index(DEFENSES[name].stage))), settings
+    ordered = sorted(dict.fromkeys(names), key=lambda name: STAGES.index(DEFENSES[name].stage))
+    return tuple(ordered), settings, bounds
 
 
 def read_policy(config: Mapping[str, object]) -> Policy:
     """The conditions in a node's configuration. One that no run can meet is raised."""
-    names, settings = _read_require(str(config.get("require", "")))
+    names, settings, bounds = _read_require(str(config.get("require", "")))
     parse_run({key: value for key, value in settings.items() if "." not in key})
     parse_section(settings, "privacy", Privacy)
     if names:
@@ -152,7 +196,7 @@ def read_policy(config: Mapping[str, object]) -> Policy:
     delta = _amount(config, "delta", DELTA)
     if not 0 < delta < 1:
         raise ConfigError("delta in the node configuration must lie in (0, 1)")
-    return Policy(names, settings, _amount(config, "epsilon-budget", 0.0), delta)
+    return Policy(names, settings, _amount(config, "epsilon-budget", 0.0), delta, bounds)
 
 
 def check_run(policy: Policy, run: Run, raw: Raw, privacy: Privacy) -> None:
@@ -202,8 +246,9 @@ def _unmet(policy: Policy, run: Run, raw: Raw) -> Iterator[tuple[str, object]]:
     least, written = parse_run({key: v for key, v in policy.settings.items() if "." not in key}), policy.settings
     for name in Run.model_fields:
         wanted, found = getattr(least, name), getattr(run, name)
-        if kebab(name) in written and found != wanted:
-            yield f"{kebab(name)}={wanted}", found
+        which = policy.bounds.get(kebab(name), Stronger.EQUAL)
+        if kebab(name) in written and not _as_strong(found, wanted, which):
+            yield _wanted(kebab(name), wanted, which), found
     stepwise = [name for name in policy.defenses if DEFENSES[name].stage != "update" and not policy.epsilon_budget]
     if stepwise and run.local_steps > least.local_steps:
         yield f"local-steps of {least.local_steps} or less, since {stepwise[0]} works step by step", run.local_steps
@@ -213,10 +258,14 @@ def _unmet(policy: Policy, run: Run, raw: Raw) -> Iterator[tuple[str, object]]:
             continue
         own: Any = parse_section(written, section, settings)
         runs: Any = parse_section(raw, section, settings)
-        for name, which in {**dict.fromkeys(vars(own), Stronger.EQUAL), **directions(settings)}.items():
+        for name, which in policy.ways(section, settings).items():
             key, wanted, found = f"{section}.{kebab(name)}", getattr(own, name), getattr(runs, name)
             if key in keys and not _as_strong(found, wanted, which):
-                yield f"{key} of {wanted} {which.value}" if which.value else f"{key}={wanted!r}", found
+                yield _wanted(key, wanted if which.value else repr(wanted), which), found
+
+
+def _wanted(key: str, value: Any, which: Stronger) -> str:
+    return f"{key} of {value} {which.value}" if which.value else f"{key}={value}"
 
 
 def _as_strong(found: Any, wanted: Any, which: Stronger) -> bool:

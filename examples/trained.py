@@ -19,3 +19,16 @@ def digits_and_network() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor
         cross_entropy(network(public[0]), public[1]).backward()
         optimizer.step()
     return network, (every.x[:1], every.y[:1]), public
+
+
+class Net(nn.Sequential):
+    """A network that takes no arguments, as those of Flower's tutorials."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 10))
+
+
+def private_image(client: int) -> tuple[Tensor, Tensor]:
+    """One image of that client's, and its label."""
+    every = digits()
+    return every.x[client : client + 1], every.y[client : client + 1]

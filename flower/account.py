@@ -16,7 +16,6 @@ not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`
 """
 
 import secrets
-from contextlib import nullcontext
 from typing import Any
 
 from flwr.app import Context
@@ -45,11 +44,13 @@ class Account:
             raise DefenseError("account: steps of at least 1, a rate in (0, 1] and noise of 0.1 or more give an ε")
         site, work = self._site, HANDLED.get()
         new = Charge(secrets.token_hex(16), float(noise), float(rate), int(steps))
-        with site.store.alone() if work is None else nullcontext():  # Defend has locked the directory
-            spend(site.accounts.ledger(), new, site.privacy)
-            site.accounts.charge(new)
-        if work is not None:
+        if work is not None:  # Defend has locked the directory
+            work.pay(new)
             work.accounted = True
+        else:
+            with site.store.alone():
+                spend(site.accounts.ledger(), new, site.privacy)
+                site.accounts.charge(new)
         return self.epsilon
 
     def opacus(self, optimizer: Any, loader: Any, epochs: int = 1) -> float | None:

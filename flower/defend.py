@@ -30,6 +30,8 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.files import write_json
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, same_masks, subtract, to_device
+from prunella.flower import legacy
 from prunella.flower.arrays import (
     EXAMPLES,
     MARK,
@@ -71,6 +74,7 @@ NEVER = {"secagg_mod", "secaggplus_mod"}
 FAILED = "the app could not handle this message; this client's own log says why"
 logger = logging.getLogger(__name__)
 Next = Callable[[Message, Context], Message]
+GATED: ContextVar[bool] = ContextVar("gated", default=False)
 
 
 class Defend:
@@ -83,19 +87,38 @@ class Defend:
         self.metrics = tuple(metrics)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        try:
-            check_order(message, call_next)
-            site = Site(context, message.metadata.message_type)
-            listed = site.metrics(self.metrics)
-            with site.store.alone():
-                category = message.metadata.message_type.partition(".")[0]
-                handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
-                return handle(message, context, call_next, site, listed)
-        except PrunellaError:
-            raise
-        except Exception as error:
-            logger.exception("a message could not be handled")
-            raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+        if GATED.get():  # the site's own stands outside of the app (``flower.gate``)
+            return call_next(message, context)
+        with in_own_words():
+            check_order(message, list(inner_mods(call_next)))
+            return defended(message, context, call_next, Site(context, message.metadata.message_type), self.metrics)
+
+
+@contextmanager
+def in_own_words() -> Iterator[None]:
+    """The server is told what this project raises; of anything else, which may quote what is private, only its kind."""
+    try:
+        yield
+    except PrunellaError:
+        raise
+    except Exception as error:
+        logger.exception("a message could not be handled")
+        raise PrunellaError(f"{type(error).__name__}: this client's own log has the details") from None
+
+
+def defended(message: Message, context: Context, call_next: Next, site: Site, metrics: tuple[str, ...]) -> Message:
+    """The answer to a message as it may leave. The app is called with ``context``, under the conditions of ``site``."""
+    listed = site.metrics(metrics)
+    category = message.metadata.message_type.partition(".")[0]
+    handle = {"train": _train, "evaluate": _evaluate}.get(category, _query)
+    older = legacy.is_legacy(message.content)
+    if older:
+        legacy.check_asked(category, listed)
+    with site.store.alone():
+        reply = handle(message, context, call_next, site, listed)
+    if older and not reply.has_error():
+        reply.content = legacy.closed(reply.content, category)
+    return reply
 
 
 # ---- the mods between here and the app
@@ -112,9 +135,8 @@ def inner_mods(call_next: Next) -> Iterator[Any]:
         current = held["_ffn"]
 
 
-def check_order(message: Message, call_next: Next) -> None:
-    """Refuse mods that would undo what this one does, or whose own promise it would break."""
-    inner = list(inner_mods(call_next))
+def check_order(message: Message, inner: list[Any]) -> None:
+    """Refuse ``inner`` mods that would undo what this one does, or whose own promise it would break."""
     names = {getattr(mod, "__name__", "") for mod in inner}
     if found := sorted(names & BEFORE):
         raise ConfigError(f"{found[0]} promises a norm that Defend would change: write mods=[{found[0]}, Defend()]")
@@ -178,6 +200,8 @@ def _answered(message: Message, context: Context, call_next: Next) -> Message:
     if reply.has_error():
         logger.error("the app answered with an error: %s", reply.error.reason)
         return Message(Error(reply.error.code, FAILED), reply_to=message)
+    if legacy.is_legacy(message.content):
+        reply.content = legacy.opened(reply.content, message.metadata.message_type.partition(".")[0])
     return reply
 
 

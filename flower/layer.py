@@ -39,8 +39,10 @@ class Layer(Strategy):
 
     def __init__(self, strategy: Strategy) -> None:
         if not isinstance(strategy, Strategy):
+            older = type(strategy).__module__.startswith("flwr.server.strategy") or hasattr(strategy, "aggregate_fit")
+            fix = ": its app is of Flower's older API; port server and clients to the Message API" if older else ""
             raise ConfigError(
-                f"{type(self).__name__} wraps a strategy of flwr.serverapp, not {type(strategy).__name__}"
+                f"{type(self).__name__} wraps a strategy of flwr.serverapp.strategy, not {type(strategy).__name__}{fix}"
             )
         if type(strategy).start is not Strategy.start and not isinstance(strategy, Layer):
             raise ConfigError(

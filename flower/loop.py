@@ -27,7 +27,7 @@ of PyTorch's is seen by hooks: it needs a ``guard.gradients()`` of its own. An u
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,15 +37,17 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, to_device
 from prunella.flower.arrays import is_buffer
+from prunella.flower.legacy import positions
 from prunella.flower.prunable import may_be_asked
 from prunella.flower.scheme import LocalScheme, Order, Settled
 from prunella.flower.site import Site
+from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import Chain, ChainState, compose, observe, present, start
-from prunella.privacy.defense import DataDefense, Step, UpdateDefense, ignore_gradient
+from prunella.privacy.defense import DataDefense, Step, StepDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import charge, spend
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
@@ -100,7 +102,21 @@ class Handled:
     given: Tree = field(default_factory=dict)
     left: Tree | None = None
     accounted: bool = False  # the app has charged its own steps (``flower.account``)
+    refused: str = ""  # why this project stopped the app, in words that may leave (``flower.gate``)
     question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
+
+    def refuse(self, error: PrunellaError) -> PrunellaError:
+        """``error``, whose text is kept: an app may raise anything under any name."""
+        self.refused = str(error)
+        return error
+
+    def pay(self, new: Charge) -> None:
+        """Charge, on the disk when this returns. Raises ``DefenseError`` past the budget."""
+        try:
+            spend(self.site.accounts.ledger(), new, self.site.privacy)
+        except DefenseError as error:
+            raise self.refuse(error) from None
+        self.site.accounts.charge(new)
 
     def begin(self) -> Tree:
         """The weights that local training starts from, where they are not those received."""
@@ -146,12 +162,36 @@ def check_loop(work: Handled, after: Tree) -> None:
     work.site.require_few(work.steps)
 
 
+def images_of(batch: Any) -> Tensor:
+    """The images of a loader's batch: the first of (x, y), or the one tensor of a dict that can be. ``ConfigError``."""
+    if not isinstance(batch, Mapping):
+        first: Tensor = batch[0]
+        return first
+    found = [
+        each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2
+    ]
+    if len(found) != 1:
+        raise ConfigError(
+            "protected: which of a batch are the images? Give all of them as a tensor in place of the loader"
+        )
+    return found[0]
+
+
+def emptied(batch: Any) -> Any:
+    """A batch like this one with nothing in it."""
+    return (
+        {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
+    )
+
+
 class Guard:
     """The defended steps of one message; made by ``protected``."""
 
     def __init__(self, work: Handled, model: nn.Module, data: Any) -> None:
         self._work, self._model, self._chain = work, model, work.site.chain
-        self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = positions(model, work.received)  # of messages, by the module's
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._params = {self._names.get(name, name): p for name, p in trained.items()}
         if odd := sorted(self._params.keys() - work.received.keys()):
             raise ConfigError(f"protected: the message has no array named {odd[0]}: send the model's state_dict")
         work.tracked = tuple(dict.fromkeys([*work.tracked, *self._params]))
@@ -187,10 +227,12 @@ class Guard:
         for link in self._chain.links:
             if isinstance(link.defense, DataDefense) and not self._state[link.name]:
                 if data is None:
-                    raise ConfigError(
-                        f"{link.name} is fitted on all images: write protected(msg, context, model, loader)"
-                    )
-                images = data if isinstance(data, Tensor) else torch.cat([batch[0] for batch in data])
+                    fix = "write protected(msg, context, model, loader)"
+                    raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
+                images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
+                if not images.is_floating_point():
+                    fix = "for token ids choose a defense of gradients or updates"
+                    raise self._work.refuse(ConfigError(f"{link.name} changes images; {fix}"))
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
 
@@ -198,9 +240,8 @@ class Guard:
         for name, p in self._params.items():
             given = self._work.given.get(name, self._work.received[name])
             if not torch.equal(p.detach().cpu(), given.to(p.dtype)):
-                raise DefenseError(
-                    f"protected: {name} is not as received: load the message's arrays, then train inside"
-                )
+                fix = "load the message's arrays, then train inside"
+                raise self._work.refuse(DefenseError(f"protected: {name} is not as received: {fix}"))
 
     def _copy(self) -> Tree:
         return {name: p.detach().clone() for name, p in self._params.items()}
@@ -208,7 +249,8 @@ class Guard:
     def _require_unmoved(self) -> None:
         left = self._left
         if left is not None and not all(torch.equal(left[n].to(p.device), p) for n, p in self._params.items()):
-            raise DefenseError("protected: the model moved outside guard.step and outside an optimizer of PyTorch's")
+            what = "the model moved outside guard.step and outside an optimizer of PyTorch's"
+            raise self._work.refuse(DefenseError(f"protected: {what}"))
 
     # ---- the optimiser
 
@@ -221,11 +263,11 @@ class Guard:
         if not (mine := self._mine(optimizer)):
             return
         if any(callable(given) for given in [*args[1:], *kwargs.values()]):
-            raise ConfigError("protected: optimizer.step(closure) takes gradients of its own: choose another optimizer")
+            what = "optimizer.step(closure) takes gradients of its own: choose another optimizer"
+            raise self._work.refuse(ConfigError(f"protected: {what}"))
         if not mine <= self._fresh:
-            raise DefenseError(
-                "protected: an optimizer.step() without guard.gradients() before it: call it there, or write guard.step"
-            )
+            what = "an optimizer.step() without guard.gradients() before it: call it there, or write guard.step"
+            raise self._work.refuse(DefenseError(f"protected: {what}"))
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if mine := self._mine(optimizer):
@@ -261,14 +303,12 @@ class Guard:
             chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
             batch = loader.collate_fn([data[i] for i in chosen or [0]])
             self._poisson, self._rows = rate, len(chosen)
-            yield batch if chosen else [part[:0] for part in batch]
+            yield batch if chosen else emptied(batch)
 
     def _pay(self, steps: int, rate: float) -> None:
         """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
-        site, name = self._work.site, f"{self._work.question}-{self._charges}"
-        new = charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9))
-        spend(site.accounts.ledger(), new, site.privacy)
-        site.accounts.charge(new)
+        name = f"{self._work.question}-{self._charges}"
+        self._work.pay(charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9)))
         self._charges += 1
         self._credit[rate] += steps
 
@@ -293,6 +333,8 @@ class Guard:
         self._require_unmoved()
         if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
+        if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
+            raise ConfigError(f"{single[0]} works on single examples: write guard.step(x, y, loss, optimizer)")
         if not self._charged:
             self._use()
         self._observe(None)
@@ -329,13 +371,23 @@ class Guard:
     def _step_of(self, x: Tensor, y: Tensor, loss: Loss) -> Step:
         params = {name: wide(p.detach()) for name, p in self._params.items()}
         expected, model = (self._expected if self._poisson else None) or max(1, len(x)), self._model
+        own = {name: params[came] for name, came in self._names.items() if came in params}
+
+        def per_example() -> Iterator[Tree]:
+            for rows in per_example_gradients(model, own, {}, x, y, expected, loss):
+                yield {self._names[name]: tensor for name, tensor in rows.items()}
+
+        def representation() -> tuple[str, Tensor, Tensor]:
+            name, features, norms = representation_sensitivity(model, own, {}, x)
+            return self._names[name], features, norms
+
         return Step(
             params=params,
             mask=self._mask,
             number=self._number,
             batch=expected,
-            per_example=lambda: per_example_gradients(model, params, {}, x, y, expected, loss),
-            representation=lambda: representation_sensitivity(model, params, {}, x),
+            per_example=per_example,
+            representation=representation,
         )
 
     def _observe(self, step: Step | None) -> None:
@@ -362,8 +414,11 @@ class Guard:
         self._require_unmoved()
         state = self._model.state_dict()  # tied weights under all their names
         own = {p.data_ptr() for p in self._params.values()}
-        self._work.left = {n: t.detach().cpu().clone() for n, t in state.items() if t.data_ptr() in own}
-        self._work.state = self._state
+        held = {self._names.get(name, name): t for name, t in state.items() if t.data_ptr() in own}
+        self._work.left = {name: t.detach().cpu().clone() for name, t in held.items()}
+        self._work.state = {
+            link: {t: to_device(v, "cpu") for t, v in trees.items()} for link, trees in self._state.items()
+        }
 
     def release(self) -> None:
         """Look at no optimiser any more."""
@@ -372,17 +427,17 @@ class Guard:
 
 
 def protected(
-    message: Message, context: Context, model: nn.Module, data: Tensor | Iterable[Any] | None = None
+    message: Message | None, context: Context | None, model: nn.Module, data: Tensor | Iterable[Any] | None = None
 ) -> Guard:
     """The guard of a ``train`` message's loop over ``model``, which holds the arrays received.
 
-    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y). It closes with the answer, or at
-    the end of a ``with``.
+    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y). A ``NumPyClient``, which sees
+    neither message nor context, passes None for them. It closes with the answer, or at the end of a ``with``.
 
     Raises ``ConfigError`` without ``Defend`` around, ``DefenseError`` where a defense could not do its job.
     """
     work = HANDLED.get()
-    if work is None or work.site.context.node_id != context.node_id:
+    if work is None or (context is not None and work.site.context.node_id != context.node_id):
         raise ConfigError("protected() without Defend: write ClientApp(mods=[Defend()])")
     if work.guard is not None:  # draws and charges are one guard's
         raise ConfigError("protected() was entered twice for one message: call it once")

@@ -14,7 +14,7 @@ defense named on either side is an error: ``defenses = "none"`` runs without one
 Errors: ``ConfigError``, which the server is told; it names settings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,20 +30,24 @@ from prunella.client.state import ClientStore
 from prunella.core.config import Raw, Run, kebab, parse_run, parse_section
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
-from prunella.privacy import SECTIONS, find_defense
+from prunella.privacy import DEFENSES, SECTIONS, find_defense
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
-from prunella.privacy.defense import STAGES, Stronger, directions
+from prunella.privacy.defense import STAGES, Stronger
 
 KIND, STEPS = "defenses", "local-steps"
 OWN = ("adgp", "precode")  # a server that sends locations; a layer of Prunella's models
 FOLDER = "flower"  # inside the node's state directory: the account of Prunella's own app knows examples, this one none
 
 
+def asked_names(run_config: Mapping[str, object]) -> list[str]:
+    """The defenses that the run names."""
+    return [name.strip() for name in str(run_config.get(KIND, "")).split(",") if name.strip()]
+
+
 def read_names(run_config: Mapping[str, object], policy: Policy) -> tuple[str, ...]:
     """The run's defenses with those that the site requires beside them, by stage. Raises ``ConfigError``."""
-    text = run_config.get(KIND, "")
-    asked = [name.strip() for name in str(text).split(",") if name.strip()]
+    asked = asked_names(run_config)
     if not asked and not policy.defenses:
         raise ConfigError(
             "no defense is named: write defenses = 'dgp' below [tool.flwr.app.config], or 'none' to run without one"
@@ -61,27 +65,60 @@ def _stricter(which: Stronger, asked: Any, own: Any) -> Any:
     return max(asked, own) if which is Stronger.LARGER else min(asked, own)
 
 
-def strengthened(raw: Raw, policy: Policy) -> Raw:
-    """The run's settings, those of required defenses at least as strong as the site's."""
-    result = dict(raw)
+def _compared(raw: Raw, policy: Policy) -> Iterator[tuple[str, Any, Any, Stronger]]:
+    """Every setting of the required defenses: its key, what the run has, the stricter of that and the site's, and which
+    way is stricter."""
     for section in policy.defenses:
         if (settings := SECTIONS.get(section)) is None:
             continue
         own: Any = parse_section(policy.settings, section, settings)
         asked: Any = parse_section(raw, section, settings)
-        ways = {**dict.fromkeys(vars(own), Stronger.EQUAL), **directions(settings)}
-        for name, which in ways.items():
-            result[f"{section}.{kebab(name)}"] = _stricter(which, getattr(asked, name), getattr(own, name))
-    return result
+        for name, which in policy.ways(section, settings).items():
+            found = getattr(asked, name)
+            yield f"{section}.{kebab(name)}", found, _stricter(which, found, getattr(own, name)), which
+
+
+def strengthened(raw: Raw, policy: Policy) -> Raw:
+    """The run's settings, those of required defenses at least as strong as the site's."""
+    return {**raw, **{key: strict for key, _, strict, _ in _compared(raw, policy)}}
+
+
+def check_weakened(run_config: Mapping[str, object], raw: Raw, policy: Policy) -> None:
+    """Refuse a run that asks in so many words for less than the site requires. Raises ``ConfigError``."""
+    names = asked_names(run_config)
+    if policy.conditions and set(names) - DEFENSES.keys():
+        raise ConfigError("this site takes part only with defenses of this release: the run names another")
+    if policy.defenses and "none" in names:
+        raise ConfigError(f"this site requires {', '.join(policy.defenses)}: leave defenses = 'none' out of the run")
+    for key, found, strict, which in _compared(raw, policy):
+        if key in raw and found != strict:
+            bound = f"{strict} {which.value}".strip()
+            raise ConfigError(f"this site requires {key} of {bound}; the run has {found}: run it with {key}={strict}")
+
+
+def _check_known(policy: Policy) -> None:
+    if other := [key for key in policy.settings if "." not in key and key != STEPS]:
+        raise ConfigError(f"require names {other[0]}, which no app but Prunella's own tells: leave it out")
+
+
+def check_conditions(policy: Policy) -> None:
+    """Refuse conditions that only Prunella's own app can meet, or none. Raises ``ConfigError``."""
+    _check_known(policy)
+    if policy.settings and not policy.defenses:
+        raise ConfigError("require names settings and no defense: write the defense first, as in 'dgp, bottom>=0.75'")
+    for name in policy.defenses:
+        if name in OWN or find_defense(name).guards:
+            raise ConfigError(f"{name} needs Prunella's own model, client or server: choose another defense")
+    if policy.epsilon_budget and not any(find_defense(name).private for name in policy.defenses):
+        raise ConfigError("epsilon-budget counts a defense that has an ε, and none is required: require dp-sgd, too")
 
 
 def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy, scheme: str = "fedavg") -> None:
     """``client.policy.check_run`` for an app of which only the defenses, their settings and the scheme are known."""
-    if other := [key for key in policy.settings if "." not in key and key != STEPS]:
-        raise ConfigError(f"require names {other[0]}, which no app but Prunella's own tells: leave it out")
+    _check_known(policy)
     run = parse_run({KIND: ",".join(names), "strategy": scheme, STEPS: 1})
     known = {key: value for key, value in policy.settings.items() if key != STEPS}
-    check_run(Policy(policy.defenses, known, policy.epsilon_budget, policy.delta), run, raw, privacy)
+    check_run(replace(policy, settings=known), run, raw, privacy)
 
 
 @dataclass(frozen=True)
@@ -100,11 +137,14 @@ class Site:
         return read_names(self.context.run_config, self.policy)
 
     @cached_property
-    def raw(self) -> Raw:
-        """The settings of defenses: the app's other settings are its own affair."""
+    def asked(self) -> Raw:
+        """The run's settings of defenses: the app's other settings are its own affair."""
         given = {k: v for k, v in self.context.run_config.items() if isinstance(v, str | int | float | bool)}
-        ours = {key: value for key, value in given.items() if "." in key and key.split(".")[0] in SECTIONS}
-        return strengthened(ours, self.policy)
+        return {key: value for key, value in given.items() if "." in key and key.split(".")[0] in SECTIONS}
+
+    @cached_property
+    def raw(self) -> Raw:
+        return strengthened(self.asked, self.policy)
 
     @cached_property
     def privacy(self) -> Privacy:

@@ -5,8 +5,8 @@ attacked and scored, and beside it, for the same attack, the matched controls of
 way, without a defense and behind it, and the worst case, one image in one step (``server.audit.canary``). One rule
 says what all of it shows, that of a run's report (``server.report.verdict``).
 
-Public images are the user's (``public``) or scikit-learn's digits, resized: these serve as controls, but an original is
-compared with others only where they are of its kind.
+Public images are the user's (``public``) or scikit-learn's digits, resized. Both serve as controls; an original of the
+batch is compared with the user's only, which are taken to be of its kind.
 """
 
 import time
@@ -129,8 +129,27 @@ def _row(trial: Trial, lines: Sequence[StoreLine]) -> dict[str, Any]:
     return row | {"objective": line["objective"], "seconds": line["seconds"], "words": trial.words(lines)}
 
 
+def _require_above_zero(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not number > 0:
+            raise ConfigError(f"{name}={number} is not above 0")
+
+
+def _tensors(batch: Any, what: str) -> Batch:
+    """Images [N, C, H, W] and labels from whatever torch makes tensors of: lists, arrays. Raises ``ConfigError``."""
+    try:
+        x, y = (torch.as_tensor(each).detach().cpu() for each in batch)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"the {what} must be a pair of images [N, C, H, W] and labels [N]: tensors, or what torch makes tensors of"
+        ) from None
+    if x.dim() != 4:
+        raise ConfigError(f"the images of the {what} have shape {tuple(x.shape)}, and not [N, C, H, W]")
+    return x, y
+
+
 def _checked(batch: Batch, task: Task, what: str) -> Examples:
-    x, given = (torch.as_tensor(each).detach().cpu() for each in batch)
+    x, given = batch
     x, y = x.float(), given.long()
     if not torch.equal(y.to(given.dtype), given):
         raise ConfigError(f"the labels of the {what} must be whole numbers")
@@ -152,7 +171,7 @@ def _public(public: Batch | str | None, task: Task) -> tuple[Examples | None, st
         if found is None:
             raise ConfigError(f"public={public!r}: this dataset has no test images; pass (images, labels)")
         return found, f"test images of {public}"
-    return _checked(public, task, "public images"), "the public images that were given"
+    return _checked(_tensors(public, "public images"), task, "public images"), "the public images that were given"
 
 
 def learned(task: Task, like: ServerView, batch: Examples | None, public: Examples | None) -> RunState:
@@ -223,11 +242,13 @@ def audit(
 
     The defenses' noise is drawn from ``seed`` and protects nothing here. Raises ``ConfigError`` that says what to pass.
     """
-    task = own_task(model, tuple(batch[0].shape[1:]), classes, normalize)
-    own, (others, whose) = _checked(batch, task, "batch"), _public(public, task)
+    _require_above_zero(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
+    x, y = _tensors(batch, "batch")
+    task = own_task(model, tuple(x.shape[1:]), classes, normalize)
+    own, (others, whose) = _checked((x, y), task, "batch"), _public(public, task)
     names, wanted, where = _names(defenses), [judging(name) for name in _names(attacks)], pick_device(device)
     raw = _raw(settings or {}, names, wanted)
-    size = min(batch_size or len(own), len(own))
+    size = min(len(own) if batch_size is None else batch_size, len(own))
     like = _like(task, steps, size, len(own), (learning_rate, momentum, weight_decay)).on(where)
     run: dict[str, Any] = {
         "strategy": "fedavg",
@@ -287,7 +308,7 @@ def _stores(
 
 
 def _attack(stage: Stage, own: Examples, attacker: Attacker, known: bool, worst_case: bool) -> list[Trial]:
-    """The batch's own update and its controls. ``known``: public images of its kind are."""
+    """The batch's own update and its controls. ``known``: the user gave public images, to compare the batch with."""
     try:
         sent = stage.shadow(stage.defenses, "client").play(own, 0)
     except (AttackError, DefenseError) as error:

@@ -64,6 +64,8 @@ def _check(
         raise ConfigError(f"learning_rate={learning_rate} is not above 0")
     if size is None:
         raise ConfigError("pass batch=, the number of images in a step (or labels=, where they are known)")
+    if size < 1 or steps < 1:
+        raise ConfigError(f"batch={size} and steps={steps}: both are at least 1")
 
 
 def view(

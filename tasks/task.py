@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +32,8 @@ MAX_VALUES = 2**22  # of one image: 3 x 1182 x 1182. A shape comes from others, 
 
 @dataclass(frozen=True)
 class Task:
-    """``model`` is an entry of ``MODELS`` or ``"package.module:function"``, a builder of (shape, classes) that is
-    installed on every node; ``shape`` is (C, H, W)."""
+    """``model`` is an entry of ``MODELS`` or ``"package.module:function"``, a builder of (shape, classes), or a class
+    that takes no arguments, installed on every node; ``shape`` is (C, H, W)."""
 
     model: str
     shape: Shape
@@ -129,16 +130,23 @@ def require_fit(task: Task, module: nn.Module) -> None:
         raise ConfigError(f"{who} answers 2 images with {found}, not with one logit for each of {task.classes} classes")
 
 
+def _takes(builder: Callable[..., object], given: tuple[object, ...]) -> bool:
+    try:
+        inspect.signature(builder).bind(*given)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _build(task: Task, seed: int) -> nn.Module:
     """Layers initialise themselves from torch's global generator, which is put back afterwards."""
-    builder = task.builder()
-    try:
-        inspect.signature(builder).bind(task.shape, task.classes)
-    except (TypeError, ValueError):
-        raise ConfigError(f"model {task.model!r} is not a function of (shape, classes)") from None
+    builder: Callable[..., nn.Module] = task.builder()
+    given = next((each for each in ((task.shape, task.classes), ()) if _takes(builder, each)), None)
+    if given is None:
+        raise ConfigError(f"model {task.model!r} is not a function of (shape, classes), nor one of nothing")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = builder(task.shape, task.classes)
+        module = builder(*given)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {task.model!r} built a {type(module).__name__}, not a torch.nn.Module")
     return module

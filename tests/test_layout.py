@@ -105,6 +105,16 @@ def test_modules_and_functions_stay_small() -> None:
                 assert (node.end_lineno or 0) - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
 
 
+def test_no_two_classes_share_a_name() -> None:
+    names = [
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_every_module_says_what_it_is() -> None:
     assert not [path for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
 

@@ -1,23 +1,25 @@
 """What attacks adapted to one defense share: their own dummy, the engine's distance, prior, descent and label scouting.
 
-An adapted attack differs from ``attacks.engine.inversion`` in what a guess would have sent. It gives that as a
-differentiable function of images and soft or hard labels, whose value is one flat vector.
+An adapted attack differs from ``attacks.engine.inversion`` in what a guess would have sent. It gives that as an
+``AdaptedTarget``: a differentiable function of images and soft or hard labels, whose value is one flat vector; or it
+measures the distance of a guess by itself (``Adapted``).
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import softmax
 
-from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import (
     Guess,
     Inversion,
     Labels,
+    Measure,
     Objective,
     descend_alone,
+    descended_by,
     first_guess,
     labels_to_try,
     over_labels,
@@ -31,6 +33,19 @@ from prunella.tasks.task import Task
 Dummy = Callable[[Tensor, Tensor], Tensor]
 
 
+class Adapted(Protocol):
+    """A problem of its own: what arrived (``wanted``), how far a guess is from it, and the ``target`` that its labels
+    and the number of its images are read from."""
+
+    @property
+    def wanted(self) -> Tensor: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    def measure(self, attack: Inversion) -> Measure: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class AdaptedTarget:
     """``wanted`` [M] is what arrived, ``support`` [M] where it is compared, ``dummy`` what a guess would have sent;
@@ -41,28 +56,28 @@ class AdaptedTarget:
     support: Tensor | None
     target: Target
 
+    def measure(self, attack: Inversion) -> Measure:
+        """``attacks.engine.inversion.matched``, by autograd."""
+        distance = OBJECTIVES[attack.objective]
 
-def evaluator(adapted: AdaptedTarget, attack: Inversion, guess: Guess) -> Objective:
-    """A closure that puts the gradient of the objective on the guess and returns the objective, 0-d."""
-    distance, variables = OBJECTIVES[attack.objective], guess.variables()
+        def measure(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            variables = [x.requires_grad_()] + ([labels.requires_grad_()] if labels.is_floating_point() else [])
+            with torch.enable_grad():
+                dummy = self.dummy(x, labels)
+            value, slope = distance(dummy.detach(), self.wanted, self.support)
+            slopes = torch.autograd.grad(dummy, variables, slope)
+            return value, slopes[0], slopes[1] if len(slopes) > 1 else None
 
-    def evaluate() -> Tensor:
-        with torch.enable_grad():
-            dummy = adapted.dummy(guess.x, softmax(guess.y, dim=1) if guess.soft else guess.y)
-        value, slope = distance(dummy.detach(), adapted.wanted, adapted.support)
-        for variable, gradient in zip(variables, torch.autograd.grad(dummy, variables, slope), strict=True):
-            variable.grad = gradient
-        if attack.tv and guess.x.grad is not None:
-            prior, smooth = total_variation(guess.x.detach())
-            value = value + attack.tv * prior
-            guess.x.grad.add_(smooth, alpha=attack.tv)
-        return value
+        return measure
 
-    return evaluate
+
+def evaluator(adapted: Adapted, attack: Inversion, guess: Guess) -> Objective:
+    """``attacks.engine.inversion.evaluator`` of an adapted problem."""
+    return descended_by(adapted.measure(attack), attack, guess)
 
 
 def solve(
-    adapted: AdaptedTarget,
+    adapted: Adapted,
     view: ServerView,
     task: Task,
     attack: Inversion,

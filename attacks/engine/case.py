@@ -153,7 +153,7 @@ class Case:
         bounds = {"max_images": self.attack.max_images, "iterations": self.attack.iterations}
         kept = {name: min(most, getattr(settings, name)) for name, most in bounds.items() if hasattr(settings, name)}
         settings = dataclasses.replace(settings, **kept)
-        more: dict[str, Any] = {"resume": ResumeStore(deadline=self.end)} if line.resumable else {}
+        more: dict[str, Any] = {"resume": ResumeStore(stopped=self.budget.late)} if line.resumable else {}
         more |= {"shadow": shadow} if line.shadow else {}
         more |= {"deadline": self.end} if line.timed else {}
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
@@ -177,7 +177,7 @@ class Case:
         return dataclasses.replace(made, iterations=iterations, tolerance=SOLVED, **changes)
 
     def descended(self, name: str, settings: Inversion, guesses: Sequence[Guess]) -> list[Found]:
-        answers = descents(self.fitted, settings, guesses, ResumeStore(deadline=self.end))
+        answers = descents(self.fitted, settings, guesses, ResumeStore(stopped=self.budget.late))
         self.budget.spend(settings.iterations * len(guesses))
         return [
             Found(name, answer, settings, misfit(settings, answer) if guess.soft else self.missed(answer))

@@ -27,7 +27,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from prunella.attacks.engine.layer_rules import Affine, BatchNorm, Convolution, Layer
+from prunella.attacks.engine.layer_rules import Affine, BatchNorm, Convolution, LayerRule
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.network import Network
 from prunella.attacks.engine.objectives import COEFFICIENTS, split
@@ -76,7 +76,7 @@ class PassState:
     bias: Tensor | None = None
 
 
-class FoldedAffine(Layer):
+class FoldedAffine(LayerRule):
     """A linear layer, or a small convolution on its patches, whose weight gradients are one for each image."""
 
     def __init__(self, layer: Affine, target: Tree, support: Tree | None) -> None:
@@ -248,7 +248,7 @@ class FoldedConvolution(FoldedAffine):
         return own.add_(self.layer.transpose(delta_dot, weight, shape))
 
 
-class FoldedNorm(Layer):
+class FoldedNorm(LayerRule):
     """Batch norm over each image alone: the images' channels side by side as channels of one."""
 
     def __init__(self, layer: BatchNorm, target: Tree, support: Tree | None) -> None:
@@ -361,7 +361,7 @@ def evaluator(targets: Sequence[Target], objective: str) -> Evaluation:
 def folded(network: Network, target: Tree, support: Mask | None) -> Network:
     """The network with a gradient for each image; ``target`` has [B, ...] or [1, ...] of every parameter."""
 
-    def fold(layer: Layer | None) -> Layer | None:
+    def fold(layer: LayerRule | None) -> LayerRule | None:
         if isinstance(layer, Convolution) and layer.groups == 1:
             return FoldedConvolution(layer, target, support)
         if isinstance(layer, Affine):

@@ -77,6 +77,7 @@ class Inversion:
 
 
 Objective = Callable[[], Tensor]
+Measure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]  # see ``matched``
 Labels = list[Tensor | None]
 Attempt = Callable[[Tensor | None, Inversion], Reconstruction]
 Attempts = Callable[[Labels, Inversion], list[Reconstruction]]
@@ -108,15 +109,25 @@ def first_guess(target: Target, task: Task, labels: Tensor | None, generator: Ge
     return Guess(x.requires_grad_(), y.requires_grad_(), True)
 
 
-def evaluator(target: Target, attack: Inversion, guess: Guess) -> Objective:
-    """A closure that puts the gradient of the objective on the guess and returns the objective, 0-d."""
+def matched(target: Target, attack: Inversion) -> Measure:
+    """(x [N, C, H, W], labels [N] or [N, K]) -> how far they are from the target, 0-d, and its slopes on both; None for
+    labels that are numbers."""
     distance = OBJECTIVES[attack.objective]
+
+    def measure(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        dummy, pullback = linearised(target, x, labels)
+        value, slope = distance(dummy, target.flat, target.support)
+        return value, *pullback(slope)
+
+    return measure
+
+
+def descended_by(measure: Measure, attack: Inversion, guess: Guess) -> Objective:
+    """A closure that puts the gradient of the objective on the guess and returns the objective, 0-d."""
 
     def evaluate() -> Tensor:
         x, labels = guess.x.detach(), softmax(guess.y.detach(), dim=1) if guess.soft else guess.y
-        dummy, pullback = linearised(target, x, labels)
-        value, slope = distance(dummy, target.flat, target.support)
-        on_x, on_labels = pullback(slope)
+        value, on_x, on_labels = measure(x, labels)
         if attack.tv:
             prior, smooth = total_variation(x)
             value = value + attack.tv * prior
@@ -127,6 +138,11 @@ def evaluator(target: Target, attack: Inversion, guess: Guess) -> Objective:
         return value
 
     return evaluate
+
+
+def evaluator(target: Target, attack: Inversion, guess: Guess) -> Objective:
+    """``descended_by`` what a guess at ``target`` misses."""
+    return descended_by(matched(target, attack), attack, guess)
 
 
 def optimizer_of(attack: Inversion, module: nn.Module, guesses: Sequence[Guess]) -> Adam | Lbfgs:

@@ -90,7 +90,7 @@ def made(y: Tensor, move: Move) -> Tensor:
     return y
 
 
-class Search:
+class LabelSearch:
     """The search on one target."""
 
     def __init__(self, target: Target, task: Task, budget: Budget) -> None:
@@ -158,7 +158,7 @@ class Search:
 def search(target: Target, task: Task, generator: Generator, budget: Budget, starts: int = 2) -> Assigned:
     """The images and labels that explain the target best, over as many searches as the budget pays for, at least one.
     Raises ``AttackError`` as the objective does."""
-    work, best = Search(target, task, budget), None
+    work, best = LabelSearch(target, task, budget), None
     while best is None or (best.objective > EXPLAINED and budget.left()):
         guess, _ = min((work.started(generator) for _ in range(starts)), key=lambda start: start[1])
         work.descended(guess, _SOFT)

@@ -36,7 +36,7 @@ Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to imag
 
 
 @dataclass(frozen=True)
-class Search:
+class LatentSearch:
     """``prior`` is the file of the network learnt from public images; every start takes each of ``labels_tried``."""
 
     prior: str = ""  #: file of the network that `prunella prior` learnt from public images
@@ -63,7 +63,7 @@ class Latent:
     box: bool = False
 
 
-def candidates(view: ServerView, target: Target, task: Task, search: Search, generator: Generator) -> Tensor:
+def candidates(view: ServerView, target: Target, task: Task, search: LatentSearch, generator: Generator) -> Tensor:
     """Labels [S, N] of every start: the likeliest ones, ``restarts`` times each."""
     tried = labels_to_try(view, target, task, Inversion(), generator)
     known = [labels for labels in tried if labels is not None][: search.labels_tried]
@@ -138,7 +138,7 @@ class Starts:
 
 
 def search_latent(
-    target: Target, search: Search, latent: Latent, z: Tensor, y: Tensor, resume: ResumeStore | None = None
+    target: Target, search: LatentSearch, latent: Latent, z: Tensor, y: Tensor, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The best of the starts z [S, N, ...] with labels y [S, N]: images [N, C, H, W] and labels [N]."""
     evaluation, store = evaluation_of(target, search.objective), resume or ResumeStore()
@@ -157,6 +157,6 @@ def search_latent(
     return min(found, key=lambda each: each.objective)
 
 
-def _adam(starts: Starts, search: Search) -> Adam:
+def _adam(starts: Starts, search: LatentSearch) -> Adam:
     pixels = [starts.z] if starts.latent.box else []
     return Adam([starts.z], pixels, search.learning_rate, search.iterations, signed=True, decay=_DECAY)

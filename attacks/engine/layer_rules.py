@@ -30,7 +30,7 @@ _SMALL = 1 << 18  # floats of patches up to which matrices are multiplied instea
 _aten = torch.ops.aten
 
 
-class Layer:
+class LayerRule:
     """A layer without weights, whose derivative does not depend on x: the dots pass as the values do."""
 
     weights: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Layer:
         return cast(Tensor, inner), {}
 
 
-class Reshape(Layer):
+class Reshape(LayerRule):
     """Flatten, and the identity."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -70,7 +70,7 @@ class Reshape(Layer):
         return None if x_dot is None else self.module(x_dot), None
 
 
-class MaxPool(Layer):
+class MaxPool(LayerRule):
     def __init__(self, module: nn.MaxPool2d) -> None:
         m = module
         self.window = (m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode)
@@ -90,7 +90,7 @@ class MaxPool(Layer):
         return None if x_dot is None else x_dot.flatten(2).gather(2, index.flatten(2)).view(index.shape), None
 
 
-class AdaptiveMeanPool(Layer):
+class AdaptiveMeanPool(LayerRule):
     def __init__(self, module: nn.AdaptiveAvgPool2d) -> None:
         self.module = module
 
@@ -104,7 +104,7 @@ class AdaptiveMeanPool(Layer):
         return None if x_dot is None else self.module(x_dot), None
 
 
-class Activation(Layer):
+class Activation(LayerRule):
     """``slope`` is f'(x) as a function of x and y; f''(x) = (bend[0] + bend[1] * y) f'(x), or zero (None)."""
 
     def __init__(
@@ -154,7 +154,7 @@ def leaky_relu(slope: float) -> Activation:
     return Activation(lambda x: F.leaky_relu(x, slope), lambda x, y: (x > 0).to(x.dtype).mul_(1 - slope).add_(slope))
 
 
-class Affine(Layer):
+class Affine(LayerRule):
     """y = W a + b; subclasses say what ``a`` is and how W, its transpose and outer products work on it."""
 
     def __init__(self, name: str, bias: bool) -> None:
@@ -308,7 +308,7 @@ class Convolution(Affine):
         return tuple(t if t is None else t.to(delta.dtype) for t in (inner, outer))  # type: ignore[return-value]
 
 
-class BatchNorm(Layer):
+class BatchNorm(LayerRule):
     """Normalised by the batch's own statistics: y = scale * z + shift, z = (x - mean) / deviation."""
 
     def __init__(self, name: str, module: nn.BatchNorm2d) -> None:
@@ -366,7 +366,7 @@ def _pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-RULES: dict[type[nn.Module], Callable[[str, Any], Layer | None]] = {
+RULES: dict[type[nn.Module], Callable[[str, Any], LayerRule | None]] = {
     nn.Identity: lambda name, module: Reshape(module),
     nn.Flatten: lambda name, module: Reshape(module) if (module.start_dim, module.end_dim) == (1, -1) else None,
     nn.Dropout: lambda name, module: None if module.training else Reshape(nn.Identity()),
@@ -382,7 +382,7 @@ RULES: dict[type[nn.Module], Callable[[str, Any], Layer | None]] = {
 }
 
 
-def rule_of(name: str, module: nn.Module) -> Layer | None:
+def rule_of(name: str, module: nn.Module) -> LayerRule | None:
     """The rule for a module of this name, or None where there is none; a subclass may do anything."""
     rule = RULES.get(type(module))
     return rule(name, module) if rule is not None else None

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import relu as relu_function
 from torch.nn.functional import softmax
 
-from prunella.attacks.engine.layer_rules import Convolution, Layer, relu, rule_of
+from prunella.attacks.engine.layer_rules import Convolution, LayerRule, relu, rule_of
 from prunella.core.trees import Tree
 
 
@@ -27,7 +27,7 @@ from prunella.core.trees import Tree
 class Operation:
     """One node of the graph: a layer, or the sum of its two inputs (None). 0 is the image, i + 1 step i's output."""
 
-    layer: Layer | None
+    layer: LayerRule | None
     inputs: tuple[int, ...]
 
 
@@ -122,7 +122,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _layer(node: fx.Node, module: nn.Module) -> Layer | None:
+def _layer(node: fx.Node, module: nn.Module) -> LayerRule | None:
     if node.op == "call_module":
         shared = len(node.all_input_nodes[0].users) > 1
         if shared and getattr(module.get_submodule(str(node.target)), "inplace", False):

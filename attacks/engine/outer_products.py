@@ -21,6 +21,7 @@ from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.objectives import split
 from prunella.core.errors import AttackError
 from prunella.core.trees import Mask
+from prunella.tasks.models.layers import Shape
 
 _SAME = 1e-4  # relative difference up to which two figures are one: an update is a difference of rounded weights
 _RIDGE = 1e-6  # of the span of several inputs, which may be alike
@@ -71,12 +72,37 @@ def input_of(target: Target, layer: str, x: Tensor) -> Tensor:
     return caught[0]
 
 
-def first_linear(module: nn.Module) -> str:
-    """The linear layer nearest to the images."""
-    names: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not names:
-        raise AttackError("the model has no linear layer whose input could be read")
-    return names[0]
+def first_linear(module: nn.Module, shape: Shape) -> tuple[str, Shape]:
+    """The linear layer that an image meets first, however the layers were declared, and its input's shape [C, H, W];
+    H = W = 1 where that never had places."""
+    names: dict[nn.Module, str] = {
+        layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
+    }
+    shapes, called = list[Shape](), list[tuple[str, Shape]]()
+    modes = [(layer, layer.training) for layer in module.modules()]
+
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        features = inputs[0].shape[-1]
+        fits = [grid for grid in shapes if grid[0] * grid[1] * grid[2] == features]
+        called.append((names[layer], fits[-1] if fits else (features, 1, 1)))
+
+    def after(_layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        if isinstance(output, Tensor) and output.dim() == 4:
+            shapes.append((output.shape[1], output.shape[2], output.shape[3]))
+
+    hooks = [layer.register_forward_pre_hook(before) for layer in names]
+    hooks += [layer.register_forward_hook(after) for layer in module.modules()]
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise AttackError("the model calls no linear layer whose input could be read")
+    return called[0]
 
 
 def read(target: Target, layer: str, shared: Mask | None) -> Reading:

@@ -177,7 +177,7 @@ class ResumeStore:
 
     ``tell`` is called before every iteration with the number of the descent, that of the iteration, and the lowest
     objective so far. ``deadline``, of ``time.monotonic``, ends every descent with the best it has; ``cut`` then says
-    that one was ended before its own rule would have.
+    that one was ended before its own rule would have. So does ``stopped``, where it says that no more is wanted.
     """
 
     folder: Path | None = None
@@ -186,10 +186,12 @@ class ResumeStore:
     tell: Callable[[int, int, float], None] | None = None
     deadline: float | None = None
     cut: bool = False
+    stopped: Callable[[], bool] | None = None
 
     def out_of_time(self) -> bool:
-        """Whether the deadline has passed; asked only of a descent that would go on."""
+        """Whether the deadline has passed, or it was stopped; asked only of a descent that would go on."""
         over = self.deadline is not None and time.monotonic() >= self.deadline
+        over = over or (self.stopped is not None and self.stopped())
         self.cut = self.cut or over
         return over
 

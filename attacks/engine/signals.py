@@ -23,6 +23,7 @@ from torch.nn.functional import one_hot, softmax
 
 from prunella.attacks.engine.label_inference import label_candidates, last_linear
 from prunella.attacks.engine.matching import in_training_mode, recovered_support, target_gradient, target_of
+from prunella.attacks.engine.outer_products import first_linear
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree
 from prunella.core.types import ServerView
@@ -38,7 +39,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Site:
+class LinearSite:
     """A linear layer: the names of its weight and bias, its input's shape [C, H, W], whether it makes the logits."""
 
     weight: str
@@ -47,38 +48,14 @@ class Site:
     last: bool
 
 
-def site_of(module: nn.Module, shape: Shape, classes: int) -> Site:
-    """The first linear layer that is called for an image. H = W = 1 where its input never had places."""
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    last = last_linear(module, classes)
-    names: dict[nn.Module, str] = {layer: name for name, layer in layers.items()}
-    shapes, called = list[Shape](), list[tuple[str, Shape]]()
-
-    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        features = inputs[0].shape[-1]
-        fits = [grid for grid in shapes if grid[0] * grid[1] * grid[2] == features]
-        called.append((names[layer], fits[-1] if fits else (features, 1, 1)))
-
-    def after(_layer: nn.Module, _inputs: object, output: Tensor) -> None:
-        if output.dim() == 4:
-            shapes.append((output.shape[1], output.shape[2], output.shape[3]))
-
-    hooks = [layer.register_forward_pre_hook(before) for layer in names]
-    hooks += [layer.register_forward_hook(after) for layer in module.modules()]
-    try:
-        with torch.no_grad():
-            module.eval()(torch.zeros(1, *shape))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not called:
-        raise AttackError("the model calls no linear layer whose input could be read")
-    name, grid = called[0]
+def site_of(module: nn.Module, shape: Shape, classes: int) -> LinearSite:
+    """The first linear layer that is called for an image."""
+    name, grid = first_linear(module, shape)
     prefix = f"{name}." if name else ""
-    return Site(f"{prefix}weight", f"{prefix}bias", grid, name == last)
+    return LinearSite(f"{prefix}weight", f"{prefix}bias", grid, name == last_linear(module, classes))
 
 
-class Reader:
+class SignalReader:
     """Reads the views of one round: what is found or drawn once for all of them."""
 
     def __init__(self, view: ServerView, task: Task, public: Examples, generator: Generator) -> None:

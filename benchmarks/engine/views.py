@@ -90,7 +90,7 @@ class Sender:
         return local_update(self.procedure, self.received, iter(batches), self.state, generator)
 
 
-class Seen(NamedTuple):
+class SeenView(NamedTuple):
     """What the server saw, and the batch [B, C, H, W] as the model was shown it."""
 
     view: ServerView
@@ -131,7 +131,7 @@ def after_rounds(one: Sender, earlier: Sequence[Examples], draw: Callable[[int],
     return one
 
 
-def seen(one: Sender, private: Examples, draw: Draw) -> Seen:
+def seen(one: Sender, private: Examples, draw: Draw) -> SeenView:
     """One step on ``private``. Drawn for ``defense`` and ``guard``."""
     chain = one.procedure.chain
     shown = present(chain, private.x, one.state, draw("defense"))
@@ -154,4 +154,4 @@ def seen(one: Sender, private: Examples, draw: Draw) -> Seen:
         truth = PrivateBatch(private.x, private.y)
         sent = guarded(out.outgoing, view, truth, one.task, chain.guard, draw("guard"))
         view = dataclasses.replace(view, update=sent.update)
-    return Seen(view, PrivateBatch(shown, private.y))
+    return SeenView(view, PrivateBatch(shown, private.y))

@@ -5,10 +5,11 @@ from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claim
 from prunella.benchmarks.papers.adapted_attacks import ADAPTED, ORDERINGS, PUBLIC
 from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
 from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
+from prunella.benchmarks.papers.every_round import EVERY_ROUND
 from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 from prunella.benchmarks.papers.strongest import STRONGEST
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
 CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
-_TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, ORDERINGS, ADAPTED, PUBLIC, STRONGEST)
+_TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST)
 TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}

@@ -43,7 +43,7 @@ PACKAGES = ("breaching==0.1.2", "hydra-core", "omegaconf", "antlr4-python3-runti
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelViews:
     """Undefended views of one image each at one model's first weights."""
 
     task: Task
@@ -52,7 +52,7 @@ class Case:
     views: list[ServerView]
 
 
-def case(model: str, shape: tuple[int, int, int], images: int) -> Case:
+def case(model: str, shape: tuple[int, int, int], images: int) -> ModelViews:
     task = Task(model, shape, 10)
     params, buffers = initial(task, seed=0)
     examples = in_shape(digits(), task)
@@ -62,10 +62,10 @@ def case(model: str, shape: tuple[int, int, int], images: int) -> Case:
         views.append(replace(view, labels=examples.y[i : i + 1]))
     module = task.build()
     module.load_state_dict(params, strict=False)
-    return Case(task, module.train(), examples.x[:images], views)
+    return ModelViews(task, module.train(), examples.x[:images], views)
 
 
-def ours(given: Case, place: int, starts: int, iterations: int) -> tuple[float, Tensor]:
+def ours(given: ModelViews, place: int, starts: int, iterations: int) -> tuple[float, Tensor]:
     """Seconds of the processor per iteration and start, and the reconstruction of one image."""
     attack = Inversion(
         iterations=iterations, optimizer="adam", tv=TV, restarts=starts, patience=iterations + 1, tolerance=0.0
@@ -83,7 +83,7 @@ class _Metadata(SimpleNamespace):
         return getattr(self, key)
 
 
-def breaching(given: Case, place: int, iterations: int) -> tuple[float, Tensor]:
+def breaching(given: ModelViews, place: int, iterations: int) -> tuple[float, Tensor]:
     """The same of breaching's Inverting Gradients, one image; needs ``installed``."""
     import breaching as library
     from breaching.attacks import prepare_attack

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from prunella.deploy.console.progress import Line, State, View, fold, view
+from prunella.deploy.console.progress import ConsoleView, Line, State, fold, view
 from prunella.deploy.console.terminal import console, errors, say
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local.launcher import launch
@@ -22,7 +22,7 @@ from prunella.deploy.runtime.watch import Outcome, Status, tail
 class ReportPreloader:
     """A view that imports the report's modules while the last audits run, so that the report comes sooner."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: ConsoleView) -> None:
         self._view, self._state, self._begun = view, State(), False
         self.say, self.close = view.say, view.close
 
@@ -103,7 +103,7 @@ def asked(app: Path | None, runs: Path, given: Sequence[str], **options: Any) ->
     return RunRequest(directory, runs, typed, **options)
 
 
-def checker(request: RunRequest, view: View) -> Callable[[], None]:
+def checker(request: RunRequest, view: ConsoleView) -> Callable[[], None]:
     """Raises ``ConfigError`` where the rules refuse the settings, and says what was chosen; it may take seconds."""
 
     def check() -> None:
@@ -114,7 +114,7 @@ def checker(request: RunRequest, view: View) -> Callable[[], None]:
 
 
 @contextmanager
-def shown() -> Iterator[View]:
+def shown() -> Iterator[ConsoleView]:
     """The progress of a run on the terminal."""
     progress = ReportPreloader(view(console))
     try:

@@ -146,6 +146,23 @@ def executor(
         serve([machines.executor(home.absolute(), address, ca)], stock, say)
 
 
+Require = Annotated[
+    str,
+    typer.Option(
+        envvar="PRUNELLA_REQUIRE",
+        help="Join only runs with at least these defenses: 'dgp, dgp.bottom=0.75'. Runs only installed code.",
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε, over all runs together; 0: no limit."),
+]
+Approved = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FAB", help="Run this app only, behind these conditions; a file or SHA-256; repeatable."),
+]
+
+
 @app.command()
 def supernode(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
@@ -155,18 +172,11 @@ def supernode(
     name: Annotated[str, typer.Option(help="Name of its key in keys/supernodes; node-ID by default.")] = "",
     data: Annotated[Path | None, typer.Option(help="This client's own data.")] = None,
     audit: Annotated[Consent, typer.Option(help="What audits are given: a word, numbers, pictures.")] = "deny",
-    require: Annotated[
-        str,
-        typer.Option(
-            envvar="PRUNELLA_REQUIRE",
-            help="Join only runs with at least these defenses: 'dgp, dgp.bottom=0.75'. Runs only installed code.",
-        ),
-    ] = "",
-    epsilon_budget: Annotated[
-        float,
-        typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε, over all runs together; 0: no limit."),
-    ] = 0.0,
+    require: Require = "",
+    epsilon_budget: Budget = 0.0,
     delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
+    approve: Approved = None,
+    metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
@@ -177,6 +187,8 @@ def supernode(
     """Run a client's SuperNode, until Ctrl-C. Restarts after outages; when refused, it ends and names the fix.
 
     prunella supernode --superlink superlink.example.org:9092 --name hospital-a --client-id 0 --clients 2 --data /data
+
+    prunella supernode … --approve app.fab --require "dp-sgd, clip<=1, noise-multiplier>=1" --epsilon-budget 3
     """
     with explained():
         from prunella.deploy.machines import commands as machines
@@ -184,6 +196,7 @@ def supernode(
         from prunella.deploy.machines.supervisor import serve
         from prunella.deploy.ports import Address, free_ports
         from prunella.deploy.runtime import patches
+        from prunella.deploy.runtime.approved import read_approval
 
         name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
         machines.must_be_safe(link, plain, insecure_anyway)
@@ -201,6 +214,8 @@ def supernode(
             require=require,
             epsilon_budget=epsilon_budget,
             delta=delta,
+            approve=tuple(read_approval(given) for given in approve or ()),
+            metrics=metrics,
         )
         machines.check_node(node)
         machines.check_certificate(node)

@@ -191,7 +191,7 @@ def list_runs(
 @app.command()
 def audit(
     trace: Annotated[Path, typer.Argument(help="A recorded view: a *.safetensors file, or its directory.")],
-    attack: Annotated[str, typer.Option(help="Name of the attack.")] = DEFAULT_ATTACK,
+    attack: Annotated[str, typer.Option(help="Name of the attack; portfolio asks all that fit.")] = DEFAULT_ATTACK,
     control: Annotated[
         bool, typer.Option("--control", help="Attack public images, too, sent as this trace says but not defended.")
     ] = False,

@@ -137,7 +137,7 @@ def describe(state: State) -> str:
     return "  ".join(parts)
 
 
-class View(Protocol):
+class ConsoleView(Protocol):
     """Shows a run while it goes on."""
 
     def say(self, text: str) -> None: ...
@@ -233,5 +233,5 @@ def descents(console: Console) -> Iterator[Callable[[str, int], Callable[[int, i
         yield pace
 
 
-def view(console: Console) -> View:
+def view(console: Console) -> ConsoleView:
     return LiveView(console) if console.is_terminal else PlainView(console)

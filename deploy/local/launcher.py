@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prunella.deploy.console.progress import View
+from prunella.deploy.console.progress import ConsoleView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local.topology import Ports, deployment, simulation
 from prunella.deploy.ports import LOOPBACK, PortError, free_ports, is_free
@@ -76,7 +76,7 @@ def start_backend(request: RunRequest, run: RunDir) -> Backend:
 
 
 def launch(
-    request: RunRequest, view: View, check: Callable[[], None] = lambda: None, resume: RunDir | None = None
+    request: RunRequest, view: ConsoleView, check: Callable[[], None] = lambda: None, resume: RunDir | None = None
 ) -> Outcome:
     """Run the federation to its end. ``check`` runs while the zygote imports, before any Flower process starts.
 
@@ -102,7 +102,7 @@ def _supernodes(request: RunRequest) -> int:
     return 0 if request.simulate else request.supernodes
 
 
-def _run(request: RunRequest, run: RunDir, view: View, check: Callable[[], None], resume: bool) -> Outcome:
+def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[], None], resume: bool) -> Outcome:
     prepare(run, _supernodes(request))
     run.events.unlink(missing_ok=True)
     backend = start_backend(request, run)

@@ -20,6 +20,7 @@ from prunella.deploy.machines import connection_errors
 from prunella.deploy.machines.keys import Keys, check_superlink, present, private_directory
 from prunella.deploy.ports import LOOPBACK, Address
 from prunella.deploy.runtime import flower_release, services
+from prunella.deploy.runtime.approved import environment
 from prunella.deploy.runtime.own_code import OWN_CODE
 from prunella.deploy.runtime.processes import Process
 from prunella.deploy.runtime.services import Folders, Value
@@ -44,7 +45,8 @@ class SuperLink:
 
 @dataclass(frozen=True)
 class SuperNode:
-    """A SuperNode for client ``client`` of ``clients``. ``key`` and ``ca`` are None without TLS."""
+    """A SuperNode for client ``client`` of ``clients``. ``key`` and ``ca`` are None without TLS; ``approve`` are hashes
+    of the bundles that may run."""
 
     home: Path
     superlink: Address
@@ -59,6 +61,8 @@ class SuperNode:
     require: str = ""
     epsilon_budget: float = 0.0
     delta: float = 1e-5
+    approve: tuple[str, ...] = ()
+    metrics: str = ""
 
     @property
     def conditions(self) -> bool:
@@ -115,12 +119,18 @@ def check_node(node: SuperNode) -> None:
         raise UsageError(f"--client-id counts from 0 to {node.clients - 1} with --clients {node.clients}")
     if node.data and not node.data.exists():
         raise UsageError(f"--data {node.data} does not exist: name the file or directory of this client's data")
-    if node.conditions and node.stock:
+    if node.stock and (node.conditions or node.approve):
         raise UsageError("--stock runs whatever code a run brings, which could ignore the conditions: leave it out")
+    if node.metrics and not node.approve:
+        raise UsageError("--metrics lists what an approved app may tell: add --approve, or leave it out")
     if node.conditions:
         from prunella.client.policy import read_policy  # two seconds of importing that others need not wait for
 
-        read_policy(node_config(node))
+        policy = read_policy(node_config(node))
+        if node.approve:
+            from prunella.flower.site import check_conditions
+
+            check_conditions(policy)
 
 
 def check_certificate(node: SuperNode) -> None:
@@ -154,6 +164,7 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     }
     config |= {"data": str(node.data)} if node.data else {}
     config |= {"require": node.require} if node.require else {}
+    config |= {"metrics": node.metrics} if node.metrics else {}
     return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 
@@ -190,7 +201,8 @@ def executor(home: Path, control: Address, ca: Path | None) -> Process:
 
 def node_processes(node: SuperNode, config: Path) -> list[Process]:
     """The SuperNode, and the executor of its ClientApps, which stock Flower starts by itself."""
-    folders = _folders(node.home, {OWN_CODE: "1"} if node.conditions else {})
+    env = {OWN_CODE: "1"} if node.conditions else {}
+    folders = _folders(node.home, environment(node.approve, node_config(node)) if node.approve else env)
     main = services.supernode(
         folders, node.superlink, node.port, config, ca=node.ca, key=node.key, isolated=not node.stock
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prunella.deploy.console.progress import Follower, View
+from prunella.deploy.console.progress import ConsoleView, Follower
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.machines.keys import KeyFileError, Keys, present
 from prunella.deploy.ports import Address, free_ports, wait_open
@@ -143,7 +143,11 @@ def control(request: RunRequest, target: Destination, run: RunDir, resume: bool)
 
 
 def submit(
-    request: RunRequest, target: Destination, view: View, verify: Callable[[], None], resume: RunDir | None = None
+    request: RunRequest,
+    target: Destination,
+    view: ConsoleView,
+    verify: Callable[[], None],
+    resume: RunDir | None = None,
 ) -> Outcome:
     """Submit and follow to the end. "stopped" by Ctrl-C means no longer followed: the federation goes on."""
     verify()

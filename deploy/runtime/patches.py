@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prunella.deploy.runtime import flower_release
+from prunella.deploy.runtime.approved import Bundles
 from prunella.deploy.runtime.fleet_port import TwoPorts
 from prunella.deploy.runtime.own_code import checked, loading_own
 
@@ -186,10 +187,12 @@ def fleet_port() -> None:
 
 
 def own_code() -> None:
-    """If its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle."""
+    """If its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle, or
+    an approved bundle behind the site's gate and no other."""
     module = "flwr.supernode.runtime.run_clientapp"
-    replace(module, "install_from_fab", checked(_attribute(module, "install_from_fab")))
-    replace(module, "get_load_client_app_fn", loading_own(_attribute(module, "get_load_client_app_fn")))
+    bundles = Bundles(_attribute(module, "install_from_fab"), _attribute(module, "get_load_client_app_fn"))
+    replace(module, "install_from_fab", checked(bundles.install))
+    replace(module, "get_load_client_app_fn", loading_own(bundles.get_loader))
 
 
 def apply(spawn: Spawn, poll: float = POLL) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from prunella.deploy.console.progress import Follower, View
+from prunella.deploy.console.progress import ConsoleView, Follower
 from prunella.deploy.runs import RunDir
 from prunella.deploy.runtime.processes import Backend, Exit
 
@@ -44,7 +44,7 @@ def tail(path: Path, lines: int = TAIL) -> str:
 class Watch:
     """Follows a run until it ends; ``step`` returns the outcome once there is one."""
 
-    def __init__(self, run: RunDir, backend: Backend, view: View, stock: bool) -> None:
+    def __init__(self, run: RunDir, backend: Backend, view: ConsoleView, stock: bool) -> None:
         self._run, self._backend, self._view = run, backend, view
         self._server_log = run.log("superlink" if stock else "server")
         self._events, self._metrics = Follower(run.events), Follower(run.metrics)

@@ -2,8 +2,9 @@
 
 ``--known`` is a safetensors file: for denoise, ``public`` images [M, C, H, W] and the channel's ``noise``, a covariance
 [d, d] or a variance (0-d); for mia, examples ``x`` [N, C, H, W] with labels ``y`` [N] and ``member`` [N], whether each
-was trained on. ``--earlier`` are the same client's earlier traces, oldest first. ``--keep`` is a folder in which a
-long attack saves its progress, so that the same command resumes it. Nothing is unpickled.
+was trained on. ``--earlier`` are the same client's earlier traces, oldest first (every-round finds them beside the
+trace). ``--keep`` is a folder in which a long attack saves its progress, which the same command resumes. Nothing is
+unpickled.
 """
 
 import inspect
@@ -54,7 +55,7 @@ def attack_keywords(
     attack = find_attack(name)
     takes = inspect.signature(attack.reconstruct).parameters
     if earlier and "earlier" not in takes:
-        raise UsageError(f"{name} attacks one view: --earlier is for unrolling and denoise")
+        raise UsageError(f"{name} attacks one view: --earlier is for unrolling, every-round and denoise")
     if known is not None and "known" not in takes:
         raise UsageError(f"{name} needs only a view: --known is for denoise and mia")
     if resume.folder is not None and not attack.resumable:

@@ -29,7 +29,7 @@ Kind = Literal["ggl", "rog"]
 
 
 @dataclass(frozen=True)
-class Learnt:
+class LearntPrior:
     """``error`` is the mean squared error on public images that were held out; ``without``, of what it improves on."""
 
     kind: Kind
@@ -61,7 +61,7 @@ def public_images(dataset: str, split: Literal["test", "train"], data: Path | No
     return Examples(found.x[rows], found.y[rows])
 
 
-def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> Learnt:
+def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> LearntPrior:
     """Train on nine tenths of the public examples, judge on the rest, write the file."""
     begin, few = time.perf_counter(), len(public.y) // _HELD_OUT
     judged, rest = Examples(public.x[:few], public.y[:few]), PrivateBatch(public.x[few:], public.y[few:])
@@ -80,12 +80,12 @@ def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> L
             made = repair(without)
         rog.save(out, repair)
     errors = [sum(mse(judged.x, x)) / few for x in (made, without)]
-    return Learnt(kind, len(rest.y), time.perf_counter() - begin, errors[0], errors[1], out)
+    return LearntPrior(kind, len(rest.y), time.perf_counter() - begin, errors[0], errors[1], out)
 
 
 def prior(
     kind: Kind, dataset: str, out: Path, *, split: Literal["test", "train"], data: Path | None, like: str, seed: int
-) -> Learnt:
+) -> LearntPrior:
     """Learn ``kind`` from ``dataset``, in the shape and classes of the dataset ``like`` where one is named."""
     shape, classes = describe(like or dataset, None if like else data)
     public = in_shape(public_images(dataset, split, data, seed), Task("", shape, classes))

@@ -37,6 +37,7 @@ from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.settings import parse
 from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, membership_examples
+from prunella.deploy.tools.client_rounds import VIEW, check_one_client, earlier_rounds, last_round
 from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.shadow import PUBLIC, RunShadow, read_public, shadow_beside
@@ -45,7 +46,7 @@ from prunella.tasks.task import Task
 
 Store = Callable[[Path | None], ResumeStore]
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
-VIEW, TRUTH = "view.safetensors", "truth.safetensors"
+TRUTH = "truth.safetensors"
 SCORES = ("psnr", "ssim", "nmi", "ami", "mse", "ncc")
 
 
@@ -68,11 +69,12 @@ class Replay:
     def lines(self) -> list[str]:
         """What to tell the user."""
         labels = "" if self.answer.y is None else f", labels {self.answer.y.tolist()}"
+        by = f", by {self.answer.found_by}" if self.answer.found_by else ""
         adapted = "adapted to masked updates" if self.adaptive else "not adapted to masked updates"
         return [
             f"view       {self.view.describe()}",
             f"attack     {self.attack} ({adapted}): {self.threat}",
-            f"rebuilt    {len(self.answer.x)} images{labels}",
+            f"rebuilt    {len(self.answer.x)} images{labels}{by}",
             f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
             *([] if self.pictures is None else [f"pictures   {self.pictures}"]),
             *(self.scores() if find_attack(self.attack).gives == "images" else self.verdict()),
@@ -132,8 +134,11 @@ def save(images: Tensor, path: Path) -> None:
 
 
 def find_trace(trace: Path) -> tuple[Path, str]:
-    """A trace, given as its file or as the directory a run keeps it in, and its name. Raises ``UsageError``."""
+    """A trace, given as its file, as the directory a run keeps it in, or as a directory of one client's traces, whose
+    last it then is; and its name. Raises ``UsageError``."""
     file = trace / VIEW if trace.is_dir() else trace
+    if trace.is_dir() and not file.is_file():
+        file = last_round(trace) or file
     if not file.is_file():
         raise UsageError(f"no trace {trace}: name one in runs/ID/traces")
     return file, file.absolute().parent.name if file.name == VIEW else file.stem
@@ -191,16 +196,20 @@ class Sources:
         beside = file.absolute().parent.parent / PUBLIC
         return read_public(beside)[0] if beside.is_file() else None
 
-    def views(self) -> tuple[ServerView, Task, list[ServerView]]:
-        """The view, its task and the earlier views of the same task."""
+    def views(self, every_round: bool = False) -> tuple[ServerView, Task, list[ServerView]]:
+        """The view, its task and the earlier views of the same task: those that the user names or, with
+        ``every_round``, all that lie beside it of the same client."""
         file, _ = find_trace(self.trace)
+        named = [find_trace(each)[0] for each in self.earlier]
+        check_one_client(file, named)
+        earlier = earlier_rounds(file) if every_round and not named else named
         view, task, _ = load_trace(file, vouched_task(file, self.model))
         device = pick_device(self.device)
-        return view.on(device), task, [load_trace(find_trace(each)[0], task)[0].on(device) for each in self.earlier]
+        return view.on(device), task, [load_trace(each, task)[0].on(device) for each in earlier]
 
 
 @dataclass(frozen=True)
-class Membership:
+class MembershipFound:
     """What membership inference found."""
 
     threat: str
@@ -227,13 +236,13 @@ def perceptual_score(truth: PrivateBatch, answer: Reconstruction, leakage: Leaka
     return f"mean {sum(found) / len(found):.4g}, worst {min(found):.4g}"
 
 
-def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> Membership:
+def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> MembershipFound:
     """Membership inference against the weights a view ends with."""
     settings = settings_of(name, given)
     known, asked = membership_examples(sources.known, "--known"), membership_examples(sources.truth, "--truth")
     view, task, _ = sources.views()
     found = infer_membership(view, task, settings, known, asked, stream(seed, purpose="replay"))
-    return Membership(PROBES[name].threat, found)
+    return MembershipFound(PROBES[name].threat, found)
 
 
 def replay(
@@ -248,7 +257,7 @@ def replay(
     settings = settings_of(name, given)
     file, title = find_trace(sources.trace)
     batch = read_truth(sources.truth, file)
-    view, task, earlier = sources.views()
+    view, task, earlier = sources.views(find_attack(name).every_round)
     resume = store(sources.keep)
     if tell is not None:
         resume.tell = lambda start, turn, loss: tell(start, turn, loss, settings.iterations)

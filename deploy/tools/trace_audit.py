@@ -8,6 +8,7 @@ are the run's, those of a dataset that the user names, or scikit-learn's digits,
 Ctrl-C ends the attack with the best it has, and the verdict is on what was found so far; a second one ends at once.
 """
 
+import inspect
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +23,14 @@ from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
 from prunella.core.types import MAX_COUNT, ServerView
+from prunella.deploy.errors import UsageError
+from prunella.deploy.tools.audit_inputs import attack_keywords
 from prunella.deploy.tools.replay import (
     Replay,
     Sources,
     find_trace,
     import_from_current_directory,
+    read_truth,
     replay,
     settings_of,
 )
@@ -48,6 +52,10 @@ from prunella.tasks.task import Task
 
 IMAGES = KINDS.keys() - {"membership"}
 Say = Callable[[str], object]
+UNTRIED = (
+    "The trace names a defense ({}), but not its settings, which lie in the directory of its run: public images were "
+    "sent without it, and nothing here says what it hides."
+)
 Teller = Callable[[str, int], Tell]
 
 
@@ -137,6 +145,12 @@ class TraceAudit:
         return Stage(task, view, view.defenses if known else ("none",), raw, *pool, sent)
 
     @property
+    def untried(self) -> str:
+        """Defenses that the trace names and that public images cannot be sent behind: their settings are the run's."""
+        named = [each for each in self.seen[0].defenses if each != "none"]
+        return "" if self.stage.defended else ", ".join(named)
+
+    @property
     def whose(self) -> str:
         if self.public:
             return f"test images of {self.public}"
@@ -146,6 +160,21 @@ class TraceAudit:
         """The canaries to attack, controls first."""
         wanted = ["control"] * control + ["single"] * worst_case
         return [kind for each in wanted for kind in (each, f"{each}-defended")[: 1 + self.stage.defended]]
+
+    def check(self, worst_case: bool) -> None:
+        """Raise what keeps the attack from running, before anything is said of how long it takes."""
+        view, task, earlier = self.sources.views()
+        entry, (file, _) = find_attack(self.name), find_trace(self.sources.trace)
+        attack_keywords(self.name, self.sources.known, earlier, ResumeStore(self.sources.keep))
+        read_truth(self.sources.truth, file)
+        if entry.ready is not None:
+            entry.ready(self.settings, task)
+        if worst_case or not entry.learns or self.sources.known is not None:
+            return
+        if self.sources.shadow(view, task) is None:
+            file_of_it = " or --known FILE" if "known" in inspect.signature(entry.reconstruct).parameters else ""
+            raise UsageError(f"{self.name} learns from shadows of the client, which the directory of its run has: name "
+                             f"a trace there{file_of_it}; --worst-case needs none")  # fmt: skip
 
     def estimates(self, control: bool, worst_case: bool) -> Iterator[str]:
         """What will be attacked, and about how long it takes at most."""
@@ -162,7 +191,11 @@ class TraceAudit:
         if alone and not worst_case or self.name == "portfolio":
             return
         single = estimate(self.stage.canary("single").view, task, self.name, self.settings)
-        about = "" if single is None else f", at most about {duration(single)}{' each' if worst_case else ''}"
+        about = (
+            ""
+            if single is None
+            else f", at most about {duration(single)}{' each' if worst_case and self.stage.defended else ''}"
+        )
         yield f"{'worst case' if worst_case else '--worst-case'}: one step of one image{about}"
 
     def attack_trace(self, tell: Teller) -> tuple[Replay, Trial]:
@@ -213,14 +246,15 @@ class TraceAudit:
         return judge_trials(trials, self.state())
 
 
-def conclusion(answer: RunVerdict, whose: str) -> list[str]:
-    """The verdict as the lines that close an audit."""
+def conclusion(answer: RunVerdict, whose: str, untried: str = "") -> list[str]:
+    """The verdict as the lines that close an audit; ``untried``: its defenses that no image was sent behind."""
     worst = [] if answer.worst is None else [f"worst      {in_words(answer.worst)}"]
     notes = [f"note       {note}" for note in answer.notes]
     return [
         f"verdict    {answer.badge}. {answer.headline}",
         *worst,
         *notes,
+        *([f"note       {UNTRIED.format(untried)}"] if untried else []),
         *([f"controls   {whose}"] if whose else []),
     ]
 
@@ -228,8 +262,9 @@ def conclusion(answer: RunVerdict, whose: str) -> list[str]:
 def run_audit(audit: TraceAudit, control: bool, worst_case: bool, tell: Teller, say: Say) -> bool:
     """The whole audit, told line by line as it is found. False where Ctrl-C cut it short."""
     import_from_current_directory()
+    audit.check(worst_case)
     entry, kinds, trials = find_attack(audit.name), audit.kinds(control, worst_case), list[Trial]()
-    audit.stop.early = entry.resumable
+    audit.stop.early = entry.resumable or entry.stoppable
     try:
         with audit.stop.listening():
             for line in audit.estimates(control, worst_case):
@@ -249,6 +284,8 @@ def run_audit(audit: TraceAudit, control: bool, worst_case: bool, tell: Teller, 
         if not trials:
             raise
     if entry.gives == "images":
-        for line in conclusion(audit.verdict(trials), audit.whose if len(kinds) else ""):
+        for line in conclusion(
+            audit.verdict(trials), audit.whose if len(kinds) else "", audit.untried if kinds else ""
+        ):
             say(line)
     return not audit.stop.asked

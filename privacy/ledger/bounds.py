@@ -1,4 +1,4 @@
-"""Information bounds as plain functions: PriPrune's in bits (PRI Thm 4.1, Cor. 4.2), CHN's in nats (Thms 1 and 4).
+"""Information bounds as plain functions: PriPrune's in bits (PRI Thm 4.1, Cor. 4.2), CHN's in nats (Thm 4).
 
 PRI, base rate p, batch B, gradient rank d*, covariance Sigma of one example's gradient on its d* directions:
 
@@ -15,8 +15,6 @@ Limits of both: they add differential entropies, which scale with the unit of th
 count one h(p) for the whole mask, where d independent choices have d h(p) (``mask_choices``). They order settings; they
 do not certify one.
 
-CHN Theorem 1, h and I in nats: any estimator's E|D - D'|^2 / d >= e^(2 h(D)/d) / (2 pi e) * e^(-2 I/d).
-
 CHN Theorem 4, nats that one step of DP-SGD may tell of its batch: gradients clipped to norm S, noise of variance sigma
 on their sum, batch B. As printed C <= B S^2 / sigma, and with the sigma of the Gaussian mechanism
 C <= B eps^2 / (2 ln(1.25 / delta)). [erratum] Its proof drops the 1/2 of Eq. 15, so that both are twice what holds:
@@ -25,14 +23,11 @@ the printed form: kappa 100, 200, 300, 1500 by noise 0.8, 0.57, 0.46, 0.2066 at 
 
 >>> round(priprune_printed(0.5, 1, 1, 0.0), 3), round(priprune_corrected(0.5, 1, 1, 0.0), 3)
 (5.455, 5.094)
->>> round(reconstruction_floor(gaussian_entropy([0.04] * 10), 0.0, 10), 6)
-0.04
 >>> [round(dp_capacity(1.0, noise**2, 64, as_printed=True)) for noise in (0.8, 0.57, 0.46, 0.2066)]
 [100, 197, 302, 1499]
 """
 
 import math
-from collections.abc import Sequence
 
 _LOG2_2PIE = math.log2(2 * math.pi * math.e)
 
@@ -61,26 +56,6 @@ def priprune_corrected(
     _check(rate, batch, rank, rounds)
     mask = mask_choices * binary_entropy(rate)
     return rounds * (mask + rank * _LOG2_2PIE + log2_det - rank * math.log2(batch))
-
-
-def gaussian_entropy(variances: Sequence[float]) -> float:
-    """Differential entropy in nats of a Gaussian with these eigenvalues; -inf when one is zero.
-
-    Of all distributions with this covariance the Gaussian has the most entropy, so a floor computed from it holds for
-    Gaussian data and is optimistic for any other.
-    """
-    return sum(0.5 * math.log(2 * math.pi * math.e * v) if v > 0 else -math.inf for v in variances)
-
-
-def reconstruction_floor(entropy: float, information: float, dimensions: int) -> float:
-    """Theorem 1: least mean squared error per dimension of any attack that got ``information`` nats.
-
-    >>> reconstruction_floor(-math.inf, 0.0, 10)
-    0.0
-    """
-    if dimensions < 1 or information < 0 or math.isnan(entropy):
-        raise ValueError(f"{dimensions} dimensions and {information} nats are out of range")
-    return math.exp(2 * entropy / dimensions - 2 * information / dimensions) / (2 * math.pi * math.e)
 
 
 def dp_capacity(clip: float, variance: float, batch: int, *, as_printed: bool = False) -> float:

@@ -49,6 +49,8 @@ def attempt(
         more["resume"] = store
     if attack.timed and store.deadline is not None:
         more["deadline"] = store.deadline
+    if attack.stoppable:
+        more["stopped"] = store.out_of_time
     if attack.shadow:
         more["shadow"] = shadow()
     found = attack.reconstruct(view, task, order.settings, order.generator, **more)

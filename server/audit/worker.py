@@ -19,6 +19,7 @@ process, so that forking is safe and a job's memory is returned when the job end
 import ctypes
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -84,7 +85,8 @@ def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
     order = Order(job["attack"], settings, stream(job["seed"], purpose="attack"))
     found = attempt(view, task, order, store, lambda: shadow_beside(folder / VIEW, view, task, about))
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
-    return found, f"stopped after {job['seconds']:g} s, before its end" if found.cut else None
+    limit = min(job["seconds"], getattr(settings, "seconds", math.inf))  # an attack may have a limit of its own
+    return found, f"stopped after {limit:g} s, before its end" if found.cut else None
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:

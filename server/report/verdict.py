@@ -153,9 +153,13 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
         return "unproven", "Not judged", f"{nobody}, and audits failed: {trouble(failed[0])}."
     badge = "Audits denied" if state.all_denied else "Clients unknown"
     controls = {control_state(control) for control in of_kind(audits, "control")}
-    if not controls and "rebuilt" in map(level, worst_cases(audits, defended=False)):
+    single = {control_state(control) for control in of_kind(audits, "single")}
+    if not controls and single == {"rebuilt"}:
         text = f"{nobody}: all that is known is that the attack rebuilds one image in one step without a defense."
         return "unproven", badge, text
+    if not controls and single:
+        text = "The audit proves nothing: this attack does not even rebuild one image in one step without a defense."
+        return "unproven", "Proves nothing", text
     if controls != {"rebuilt"}:
         return _no_control(controls)
     if state.defended and scored(of_kind(audits, "control-defended")):

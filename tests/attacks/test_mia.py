@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prunella.attacks import PROBES
-from prunella.attacks.mia import GRADIENT, AttackedModel, Attacker, Mia, infer, inputs_of, membership_leakage
+from prunella.attacks.mia import GRADIENT, AttackedModel, AttackNetwork, Mia, infer, inputs_of, membership_leakage
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
@@ -98,7 +98,7 @@ def test_leakage_is_scikit_learn_s_and_the_extremes_are_the_extremes() -> None:
 
 
 def test_the_attacker_has_four_embeddings_and_four_layers() -> None:
-    network = Attacker([10, 1, 40, 10])
+    network = AttackNetwork([10, 1, 40, 10])
     linear = [layer for layer in network.head if isinstance(layer, torch.nn.Linear)]
     assert len(network.embeddings) == 4 and len(linear) == 4
     assert network([torch.rand(2, n) for n in (10, 1, 40, 10)]).shape == (2,)

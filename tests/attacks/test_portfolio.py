@@ -85,6 +85,23 @@ def test_a_noised_digit_is_rebuilt_with_a_shadow_and_without(task, digits, batch
         assert psnr(truth.x, found.x)[0] > max(13, psnr(other.x, found.x)[0] + 2)
 
 
+def test_stopped_it_ends_with_the_best_it_has(task, view) -> None:
+    """Asked again and again while it runs: soon after the answer turns, it is over, with what was found by then."""
+    asked = [0]
+
+    def stopped() -> bool:
+        asked[0] += 1
+        return asked[0] > 60
+
+    draw = stream(0, purpose="noise")
+    noisy = {name: u + 2 * u.std() * torch.randn(u.shape, generator=draw) for name, u in view.update.items()}
+    view = dataclasses.replace(view, update=noisy)
+    found = portfolio.reconstruct(view, task, QUICK, stream(0, purpose="attack"), stopped=stopped)
+    assert found.cut and found.x.shape == (1, 1, 8, 8) and found.found_by and 60 < asked[0] < 120
+    whole = portfolio.reconstruct(view, task, QUICK, stream(0, purpose="attack"), stopped=lambda: False)
+    assert not whole.cut and whole.objective <= found.objective
+
+
 def test_the_same_seed_gives_the_same_answer_and_no_deadline_is_overrun(task, fresh, batch) -> None:
     view = undefended_view(task, *fresh, batch(0, 2))
     one, two = (run(view, task, dataclasses.replace(QUICK, passes=600)) for _ in range(2))

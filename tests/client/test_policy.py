@@ -79,6 +79,12 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
         ({"require": "none"}, "none is no defense"),
         ({"require": "defenses=dgp"}, "name the defenses themselves"),
         ({"require": "model='cnn"}, "a quotation mark"),
+        ({"require": "dp-sgd, noise-multiplier<=1"}, "write dp-sgd.noise-multiplier>=1"),
+        ({"require": "dgp, bottom>0.5"}, "write dgp.bottom>=0.5"),
+        ({"require": "model<=cnn"}, "compares numbers"),
+        ({"require": "random, rate<=0.3"}, "write random.rate, or rate first"),
+        ({"require": "dgp, botom>=0.75"}, "did you mean 'bottom'"),
+        ({"require": "dp-sgd.clip<=1, clip=2"}, "given twice"),
         ({"epsilon-budget": -1.0}, "epsilon-budget in the node configuration"),
         ({"epsilon-budget": "much"}, "epsilon-budget in the node configuration"),
         ({"epsilon-budget": float("nan")}, "epsilon-budget in the node configuration"),
@@ -97,6 +103,21 @@ def test_a_model_that_the_server_has_imported_here_must_be_the_owner_s_word() ->
         with pytest.raises(ConfigError, match="takes part only with"):
             against(config, model="this:model")
     assert "this" not in sys.modules
+
+
+def test_a_comparison_is_the_owner_s_own_bound() -> None:
+    require = {"require": "local-steps<=8, dp-sgd, clip<=1, noise-multiplier>=1"}
+    for clip, noise in ((1.0, 1.0), (0.5, 2.0)):
+        against(require, defenses="dp-sgd", **{"dp-sgd.clip": clip, "dp-sgd.noise-multiplier": noise, "local-steps": 4})
+    for key, value, words in (
+        ("dp-sgd.clip", 2.0, "dp-sgd.clip of 1.0 or less; the run has 2.0"),
+        ("dp-sgd.noise-multiplier", 0.5, "dp-sgd.noise-multiplier of 1.0 or more; the run has 0.5"),
+        ("local-steps", 9, "local-steps of 8 or less; the run has 9"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            against(require, defenses="dp-sgd", **{key: value})
+    with pytest.raises(ConfigError, match="dp-sgd.clip=1"):
+        against({"require": "dp-sgd, clip=1"}, defenses="dp-sgd", **{"dp-sgd.clip": 0.5})
 
 
 def test_a_budget_asks_for_an_epsilon_at_no_larger_a_delta() -> None:

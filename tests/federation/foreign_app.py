@@ -1,182 +1,101 @@
-"""A whole Flower app in the shape that ``flwr new`` gives a PyTorch one, on digits: its files, before and after."""
+"""Flower's own apps of ``examples/flower-apps``, with and without their patches, on data that needs no network."""
 
-import difflib
+import re
+import shutil
+import subprocess
+from collections import Counter
 from pathlib import Path
 
-PROJECT = """\
-[build-system]
-requires = ["setuptools>=68"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "pytorchexample"
-version = "1.0.0"
-description = "A Flower / PyTorch app"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "somebody"
-[tool.flwr.app.components]
-serverapp = "pytorchexample.server_app:app"
-clientapp = "pytorchexample.client_app:app"
-[tool.flwr.app.config]
-num-server-rounds = 2
-local-epochs = 1
-learning-rate = 0.1
-result = "RESULT"
-"""
+APPS = Path(__file__).parents[2] / "examples" / "flower-apps"
+DOWNLOADERS = ("from datasets", "from flwr_datasets", "from evaluate", "disable_progress_bar()")
+DIGITS = """
 
-TASK = """\
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset
+# Written here by the tests, in place of a download: scikit-learn's digits as pictures of CIFAR-10's size.
+def pictures(split, partition_id=0, num_partitions=1):
+    from sklearn.datasets import load_digits
 
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 6, 3, padding=1)
-        self.pool = nn.MaxPool2d(2, 2)
-        self.fc1 = nn.Linear(6 * 4 * 4, 40)
-        self.fc2 = nn.Linear(40, 10)
-
-    def forward(self, x):
-        x = self.pool(F.relu(self.conv1(x)))
-        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
-
-
-def load_data(partition_id, num_partitions):
     bunch = load_digits()
-    x = torch.tensor(bunch.images / 16, dtype=torch.float32).unsqueeze(1)[partition_id::num_partitions]
-    y = torch.tensor(bunch.target)[partition_id::num_partitions]
-    return DataLoader(TensorDataset(x[:128], y[:128]), batch_size=32, shuffle=True)
-
-
-def train(net, trainloader, epochs, lr):
-    criterion = torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
-    net.train()
-    running_loss = 0.0
-    for _ in range(epochs):
-        for images, labels in trainloader:
-            optimizer.zero_grad()
-            loss = criterion(net(images), labels)
-            loss.backward()
-            optimizer.step()
-            running_loss += loss.item()
-    return running_loss / (epochs * len(trainloader))
+    at = slice(0, 96) if split == "train" else slice(1000, 1064)
+    x = torch.tensor(bunch.images[at] / 8 - 1, dtype=torch.float32)[partition_id::num_partitions, None]
+    x = F.interpolate(x, (32, 32)).expand(-1, 3, -1, -1).contiguous()
+    return list(zip(x, torch.tensor(bunch.target[at])[partition_id::num_partitions]))
 """
+OFFLINE = {
+    "quickstart-pytorch": (
+        "pytorchexample/task.py",
+        DIGITS
+        + """
 
-CLIENT = """\
-import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+def load_data(partition_id, num_partitions, batch_size):
+    def rows(split):
+        return [{"img": x, "label": y} for x, y in pictures(split, partition_id, num_partitions)]
 
-from pytorchexample.task import Net, load_data
-from pytorchexample.task import train as train_fn
-
-app = ClientApp()
-
-
-@app.train()
-def train(msg: Message, context: Context):
-    model = Net()
-    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    trainloader = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
-    epochs, lr = context.run_config["local-epochs"], msg.content["config"]["lr"]
-    train_loss = train_fn(model, trainloader, epochs, lr)
-    model_record = ArrayRecord(model.state_dict())
-    metrics = {"train_loss": train_loss, "num-examples": len(trainloader.dataset)}
-    content = RecordDict({"arrays": model_record, "metrics": MetricRecord(metrics)})
-    return Message(content=content, reply_to=msg)
-"""
-
-SERVER = """\
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
-
-from pytorchexample.task import Net
-
-app = ServerApp()
+    return DataLoader(rows("train"), batch_size, shuffle=True), DataLoader(rows("test"), batch_size)
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
+def load_centralized_dataset():
+    return DataLoader([{"img": x, "label": y} for x, y in pictures("test")], batch_size=64)
+""",
+    ),
+    "legacy-pytorch": (
+        "task.py",
+        DIGITS
+        + """
+
+def load_data():
+    return DataLoader(pictures("train"), batch_size=32, shuffle=True), DataLoader(pictures("test"))
+""",
+    ),
+    "quickstart-huggingface": (
+        "huggingface_example/task.py",
+        """
+
+# Written here by the tests, in place of a download: BERT from its configuration, and sentences of random words.
+def get_model(model_name):
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = AutoConfig.for_model("bert", vocab_size=50, max_position_embeddings=16, num_labels=2, **sizes)
     torch.manual_seed(0)
-    arrays = ArrayRecord(Net().state_dict())
-    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
-    result = strategy.start(
-        grid=grid,
-        initial_arrays=arrays,
-        train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
-        num_rounds=context.run_config["num-server-rounds"],
-    )
-    torch.save(result.arrays.to_torch_state_dict(), context.run_config["result"])
-"""
+    return AutoModelForSequenceClassification.from_config(config)
 
-UPDATE = [
-    ("pyproject.toml", "learning-rate = 0.1\n", 'learning-rate = 0.1\ndefenses = "DEFENSES"\n'),
-    ("pytorchexample/client_app.py", "import ClientApp\n", "import ClientApp\nfrom prunella import Defend\n"),
-    ("pytorchexample/client_app.py", "ClientApp()", "ClientApp(mods=[Defend()])"),
-    ("pytorchexample/server_app.py", "import FedAvg\n", "import FedAvg\nfrom prunella import Prune\n"),
-    (
-        "pytorchexample/server_app.py",
-        "FedAvg(fraction_train=1.0, fraction_evaluate=0.0)",
-        'Prune(FedAvg(fraction_train=1.0, fraction_evaluate=0.0), "magnitude", rate=0.5, ramp_rounds=2)',
+
+def load_data(partition_id, num_partitions, model_name):
+    words = torch.randint(1, 50, (32, 12), generator=torch.Generator().manual_seed(partition_id))
+    rows = [{"input_ids": w, "attention_mask": torch.ones_like(w), "labels": (w[0] > 25).long()} for w in words]
+    return DataLoader(rows, batch_size=8, shuffle=True), DataLoader(rows, batch_size=8)
+""",
     ),
-]
-PRUNEFL = UPDATE[:4] + [
-    (
-        *UPDATE[4][:2],
-        'Prune(FedAvg(fraction_train=1.0, fraction_evaluate=0.0), "prunefl", rate=0.5, '
-        "initial_interval=2, adjust_interval=1)",
-    )
-]
-LOOP = [
-    (
-        "pytorchexample/client_app.py",
-        "    train_loss = train_fn(model, trainloader, epochs, lr)\n",
-        "    train_loss = train_fn(model, trainloader, epochs, lr, protected(msg, context, model, trainloader))\n",
-    ),
-    ("pytorchexample/client_app.py", "from prunella import Defend\n", "from prunella import Defend, protected\n"),
-    (
-        "pytorchexample/task.py",
-        "def train(net, trainloader, epochs, lr):",
-        "def train(net, trainloader, epochs, lr, guard):",
-    ),
-    (
-        "pytorchexample/task.py",
-        "            optimizer.zero_grad()\n            loss = criterion(net(images), labels)\n"
-        "            loss.backward()\n            optimizer.step()\n            running_loss += loss.item()\n",
-        "            running_loss += guard.step(images, labels, criterion, optimizer).item()\n",
-    ),
-]
+}
 
 
-def write(folder: Path, changes: list[tuple[str, str, str]], result: Path, defenses: str) -> dict[str, str]:
-    """The app's files with these changes: their text by name."""
-    files = {
-        "pyproject.toml": PROJECT,
-        "pytorchexample/__init__.py": "",
-        "pytorchexample/task.py": TASK,
-        "pytorchexample/client_app.py": CLIENT,
-        "pytorchexample/server_app.py": SERVER,
-    }
-    for name, old, new in changes:
-        assert files[name].count(old) == 1, (name, old)
-        files[name] = files[name].replace(old, new)
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("RESULT", str(result)).replace("DEFENSES", defenses))
-    return files
+def copy_app(name: str, folder: Path, *patches: str) -> Path:
+    """The app in ``folder`` with these patches, as ``git apply`` or ``patch -p1`` puts them on."""
+    shutil.copytree(APPS / name, folder)
+    for patch in patches:
+        path = APPS / f"{name}.{patch}.patch"
+        # A ceiling, since inside a repository git would look for the files from its top.
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+        subprocess.run(["git", "apply", str(path)], cwd=folder, env=env, check=True)
+    return folder
 
 
-def written(changes: list[tuple[str, str, str]], folder: Path) -> tuple[int, int]:
-    """Lines that a user writes, new or changed, and lines that go, as ``diff`` counts them."""
-    before, after = write(folder / "a", [], folder, ""), write(folder / "b", changes, folder, "")
-    lines = [line for n in before for line in difflib.ndiff(before[n].splitlines(), after[n].splitlines())]
-    return sum(line.startswith("+ ") for line in lines), sum(line.startswith("- ") for line in lines)
+def take_offline(name: str, folder: Path) -> Path:
+    """Put small data in place of what the app would download, and leave out the packages that do that: each message is
+    a process that imports them."""
+    file, text = OFFLINE[name]
+    path = folder / file
+    if name == "legacy-pytorch":
+        server = folder / "server.py"
+        server.write_text(server.read_text().replace("num_rounds=3", "num_rounds=1"))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith(DOWNLOADERS)) + text)
+    return folder
+
+
+def written(name: str, patch: str) -> tuple[int, int]:
+    """Lines that a user writes or changes, and those that only move to the right, of a patch."""
+    text = (APPS / f"{name}.{patch}.patch").read_text()
+    added, gone = (re.findall(rf"^\{sign}(?!\{sign}\{sign}).*$", text, re.MULTILINE) for sign in "+-")
+    moved = Counter(line[1:].strip() for line in added) & Counter(line[1:].strip() for line in gone)
+    return len(added) - moved.total(), moved.total()

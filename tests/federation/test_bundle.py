@@ -39,7 +39,7 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
         "2",
         *arguments,
     ]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
 
 
 def test_the_stranger_does_not_have_the_project(stranger: Path, tmp_path: Path) -> None:

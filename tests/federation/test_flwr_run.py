@@ -30,7 +30,7 @@ class Flower:
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "flwr"), *arguments]
-        return subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=400)
+        return subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=900)
 
     def asked(self, *arguments: str) -> dict[str, Any]:
         return dict(json.loads(self.flwr(*arguments, "--format", "json").stdout))

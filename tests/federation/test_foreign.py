@@ -1,33 +1,96 @@
-"""Somebody else's Flower app with Prunella's pieces in it, over Flower's own SuperLink and SuperNodes."""
+"""Flower's own apps with Prunella's pieces in them, over Flower's own SuperLink and SuperNodes."""
 
 import os
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from prunella.client.state import ClientStore
+import prunella
+from prunella.client.state import ClientStore, Memory
+from prunella.core.trees import Tree
 from prunella.deploy.ports import free_ports
-from tests.federation.foreign_app import LOOP, PRUNEFL, UPDATE, write, written
+from prunella.flower.prune import prunable_names
+from tests.federation.foreign_app import APPS, copy_app, take_offline, written
 from tests.federation.running import ROOT, end, wait_for
+
+PYTORCH, LEGACY, HUGGING = "quickstart-pytorch", "legacy-pytorch", "quickstart-huggingface"
+UPDATE_LINES, LOOP_LINES = 5, 8
+ONE = {"num-server-rounds": "1", "fraction-evaluate": "0.0"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "most"), [(UPDATE, 5), (UPDATE[:3] + LOOP, 6), (PRUNEFL + LOOP, 8)], ids=["pruned", "loop", "both"]
+    ("app", "patch", "most", "moved"),
+    [
+        (PYTORCH, "update", 5, 0),
+        (PYTORCH, "loop", 6, 0),
+        (PYTORCH, "prunefl", 2, 0),
+        (PYTORCH, "record", 3, 0),
+        (LEGACY, "update", 3, 0),
+        (LEGACY, "loop", 7, 0),
+        (HUGGING, "update", 5, 0),
+        (HUGGING, "loop", 7, 0),
+    ],
 )
-def test_the_lines_that_a_user_writes(changes: list[tuple[str, str, str]], most: int, tmp_path: Path) -> None:
-    added, _ = written(changes, tmp_path)
-    assert added == most
+def test_the_lines_that_a_user_writes(app: str, patch: str, most: int, moved: int) -> None:
+    assert written(app, patch) == (most, moved)
+    whole = most + (written(app, "loop")[0] if patch == "prunefl" else 0)
+    assert whole <= (LOOP_LINES if patch in ("loop", "prunefl") else UPDATE_LINES)
+
+
+def test_the_page_prints_each_patch_and_its_lines() -> None:
+    page = (ROOT / "docs" / "your-flower-app.md").read_text()
+    for path in sorted(APPS.glob("*.patch")):
+        app, patch = path.name.split(".")[:2]
+        (row,) = re.findall(rf"^\| `{app}` \|.*$", page, re.MULTILINE)
+        assert f"{patch} {written(app, patch)[0]}" in row, "the table of lines is not that of the patches"
+    for path in (APPS / f"{PYTORCH}.{patch}.patch" for patch in ("update", "loop")):
+        lines = [line for line in path.read_text().splitlines() if re.match(r"[+-](?![+-]{2})", line)]
+        assert not [line for line in lines if line not in page], path.name
+
+
+class Flower(NamedTuple):
+    """A SuperLink, two SuperNodes and where their files are."""
+
+    folder: Path
+    env: dict[str, str]
+
+    def run(self, app: Path, **config: str) -> str:
+        """One run of the app to its end: its log, in which each round says that both clients answered."""
+        given = ["--run-config", " ".join(f"{key}={value}" for key, value in config.items())] if config else []
+        command = ["flwr", "run", str(app), "here", "--stream", *given]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answered = re.findall(r"aggregate_(?:train|fit): [Rr]eceived (\d) results and (\d) failures", done.stdout)
+        assert answered and set(answered) == {("2", "0")}, done.stdout + self.logs()
+        return done.stdout
+
+    def homes(self) -> list[Path]:
+        """Where the SuperNodes keep their state."""
+        found = sorted((self.folder / "state").glob("*/flower"))
+        assert len(found) == 2
+        return found
+
+    def newest(self, home: Path) -> str:
+        return max((home / "runs").glob("*-train"), key=lambda path: path.stat().st_mtime_ns).name
+
+    def memories(self) -> list[Memory]:
+        """What the defenses of the newest run remember, of each SuperNode."""
+        return [ClientStore(home, self.newest(home)).load(99) for home in self.homes()]
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
 
 
 @contextmanager
-def flower(folder: Path) -> Iterator[dict[str, str]]:
-    """Flower's own SuperLink and two SuperNodes; the environment in which ``flwr`` finds them."""
+def started(folder: Path) -> Iterator[Flower]:
     control, fleet, *runtime = free_ports(4)
     home = folder / "home"
     home.mkdir()
@@ -35,9 +98,10 @@ def flower(folder: Path) -> Iterator[dict[str, str]]:
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
     )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FLWR_HOME": str(home)}
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "FLWR_HOME": str(home)}
+    env |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    env |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
+    env |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3", "HF_HUB_OFFLINE": "1"}
     with ExitStack() as stack:
 
         def start(name: str, *command: str, **own: str) -> None:
@@ -53,42 +117,85 @@ def flower(folder: Path) -> Iterator[dict[str, str]]:
             config = f"partition-id={number} num-partitions=2 state-dir='{folder / 'state' / str(number)}'"
             where = ("--superlink", address, "--host", "127.0.0.1", "--port", str(port), "--node-config", config)
             start(f"node-{number}", "flower-supernode", "--insecure", *where, FLWR_HOME=str(folder / f"home-{number}"))
-        yield env
+        yield Flower(folder, env)
 
 
-def run(
-    folder: Path, env: dict[str, str], changes: list[tuple[str, str, str]], defenses: str
-) -> dict[str, torch.Tensor]:
-    """One run of the app with these changes to its end: the model it saved."""
-    result = folder / f"{defenses}.pt"
-    write(folder / f"app-{defenses}", changes, result, defenses)
-    done = subprocess.run(
-        ["flwr", "run", str(folder / f"app-{defenses}"), "here"], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for _ in range(600):
-        if result.exists():
-            time.sleep(0.5)
-            return dict(torch.load(result))
-        time.sleep(0.5)
-    raise AssertionError("\n".join(path.read_text()[-3000:] for path in folder.glob("*.log")))
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
+    with started(tmp_path_factory.mktemp("flower")) as found:
+        yield found
+
+
+def prepared(flower: Flower, name: str, *patches: str) -> Path:
+    folder = flower.folder / f"{name}-{'-'.join(patches)}"
+    return folder if folder.exists() else take_offline(name, copy_app(name, folder, *patches))
+
+
+def saved(flower: Flower) -> Tree:
+    """The weights of the model that the app saved after its last run: what a scheme may prune of it."""
+    model = torch.load(flower.folder / "final_model.pt")
+    return {name: model[name] for name in prunable_names(model, None)}
+
+
+def zeros(weights: Tree) -> float:
+    return sum(int((t == 0).sum()) for t in weights.values()) / sum(t.numel() for t in weights.values())
 
 
 @pytest.mark.federation
 @pytest.mark.timeout(600)
-def test_an_app_of_somebody_else_is_defended_and_pruned(tmp_path: Path) -> None:
-    """DGP by the Mod, noise in the loop, magnitude by the layer; coded messages in the second round."""
-    with flower(tmp_path) as env:
-        model = run(tmp_path, env, UPDATE + LOOP, "gaussian,dgp")
-    weights = [tensor for name, tensor in model.items() if tensor.dim() > 1]
-    zeros = sum(int((t == 0).sum()) for t in weights) / sum(t.numel() for t in weights)
-    assert abs(zeros - 0.5) < 0.01
-    homes = sorted((tmp_path / "state").glob("*/flower"))
-    assert len(homes) == 2
-    for home in homes:
-        (run_name,) = [path.name for path in (home / "runs").glob("*-train")]
-        memory = ClientStore(home, run_name).load(99)
-        assert (memory.tally.rounds, memory.tally.steps) == (2, 8) and bool(memory.state["dgp"]["error"])
-        mask = ClientStore(home, run_name.removesuffix("-train")).mask()
-        assert mask is not None and not bool(mask["fc1.weight"].all()), "it was sent a coded message"
-    assert "Traceback" not in (tmp_path / "node-0.log").read_text()
+def test_the_quick_start_is_defended_pruned_recorded_and_attacked(
+    flower: Flower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DGP by the Mod and magnitude by the layer; coded messages in round 2; a trace that can be attacked."""
+    app = prepared(flower, PYTORCH, "update", "record")
+    flower.run(app, **ONE | {"num-server-rounds": "2"})
+    weights = saved(flower)
+    # The default ramp ends at rate 0.5 in a later round; no weight of a network that trains is zero by itself.
+    assert 0.05 < zeros(weights) < 0.51
+    for home, memory in zip(flower.homes(), flower.memories(), strict=True):
+        assert memory.tally.rounds == 2 and bool(memory.state["dgp"]["error"])
+        mask = ClientStore(home, flower.newest(home).removesuffix("-train")).mask()
+        assert mask is not None and not all(bool(mask[name].all()) for name in weights), "it was sent a coded message"
+    traces = sorted((flower.folder / "traces").iterdir())
+    assert len(traces) == 4
+    monkeypatch.syspath_prepend(str(app))
+    task = prunella.Task("pytorchexample.task:Net", (3, 32, 32), 10)
+    view, known, _ = prunella.load_trace(traces[-1], task)
+    assert (view.steps, view.num_examples, view.learning_rate) == (2, 48, 0.1)
+    result = prunella.attack((view, known), "ig", iterations=2, device="cpu")
+    assert result.images is not None and result.images.shape[1:] == (3, 32, 32)
+
+
+@pytest.mark.federation
+@pytest.mark.timeout(600)
+def test_an_app_is_pruned_by_its_clients_gradients(flower: Flower) -> None:
+    """PruneFL: one client makes the first mask in its own loop, and both send importances in every round."""
+    flower.run(prepared(flower, PYTORCH, "loop", "prunefl"), **ONE | {"num-server-rounds": "2"})
+    assert 0.29 < zeros(saved(flower)) < 0.31
+    assert sorted(memory.tally.rounds for memory in flower.memories()) == [2, 3], "one of them made the first mask"
+    assert all(bool(memory.state["dgp"]["error"]) for memory in flower.memories())
+
+
+@pytest.mark.federation
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("app", [PYTORCH, LEGACY])
+def test_loops_are_defended(flower: Flower, app: str) -> None:
+    """A channel, PriPrune, and DP-SGD with DGP behind it, in the loops of both of Flower's interfaces."""
+    config = ONE if app == PYTORCH else {}
+    for names in ("channel-natural,priprune", "dp-sgd,dgp"):
+        flower.run(prepared(flower, app, "loop"), **config, defenses=f"'{names}'")
+        for memory in flower.memories():
+            assert [claim.partition(":")[0] for claim in memory.tally.claims] == names.split(",")
+            assert memory.tally.rounds == 1 and memory.tally.steps == (2 if app == PYTORCH else 3)
+
+
+@pytest.mark.federation
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: it is in prunella[dev]")
+def test_a_hugging_face_model_is_defended_and_pruned(flower: Flower) -> None:
+    flower.run(prepared(flower, HUGGING, "update"), **ONE)
+    assert 0.05 < zeros(saved(flower)) < 0.31
+    assert all(bool(memory.state["dgp"]["error"]) for memory in flower.memories())
+    flower.run(prepared(flower, HUGGING, "loop"), **ONE, defenses="'priprune'")
+    for memory in flower.memories():
+        assert memory.tally.steps == 4 and bool(memory.state["priprune"]["withheld"])

@@ -1,6 +1,7 @@
 """Layers stack and hand on."""
 
 import pytest
+from flwr.server.strategy import FedAvg as OlderFedAvg
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from prunella.core.errors import ConfigError
@@ -25,5 +26,7 @@ def test_only_strategies_that_flower_starts_can_be_wrapped() -> None:
         Layer(Own())
     with pytest.raises(ConfigError, match="not str"):
         Layer("fedavg")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="older API; port server and clients to the Message API"):
+        Layer(OlderFedAvg())  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         Layer(FedAvg()).nothing  # noqa: B018

@@ -12,10 +12,12 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunella.client.accounts import Accounts
+from prunella.client.state import ClientStore
+from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import full_mask
 from prunella.flower.defend import Defend
-from prunella.flower.loop import needs_loop, protected
+from prunella.flower.loop import emptied, images_of, needs_loop, protected
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
@@ -345,8 +347,8 @@ def stepless(model: nn.Module, message: Message, context: Context) -> Any:
         (joined, "dp-sgd", "a batch as it was drawn"),
         (fitless, "channel-white", "protected(msg, context, model, loader)"),
         (unshown, "channel-white", "guard.gradients() without guard.images(x)"),
-        (stepless, "dp-sgd", "cannot work on a gradient without its local step"),
-        (stepless, "soteria", "cannot work on a gradient without its local step"),
+        (stepless, "dp-sgd", "write guard.step"),
+        (stepless, "soteria", "write guard.step"),
     ],
 )
 def test_careless_loops_are_refused(loop: Any, names: str, told: str, tmp_path: Path) -> None:
@@ -403,3 +405,34 @@ def test_which_defenses_need_the_loop() -> None:
     assert needs_loop(build_chain(["gaussian", "dgp"], {})) == ["gaussian"]
     assert needs_loop(build_chain(["priprune"], {})) == ["priprune"]
     assert needs_loop(build_chain(["top-k", "mask-hiding"], {})) == needs_loop(build_chain(["none"], {})) == []
+
+
+def batched(rows: Any) -> list[dict[str, torch.Tensor]]:
+    """Batches as Flower Datasets yields them."""
+    return [{"img": x, "label": y} for x, y in rows]
+
+
+def test_a_loader_of_dicts_is_read_like_one_of_pairs(tmp_path: Path) -> None:
+    def of(data: Any) -> Any:
+        def loop(model: nn.Module, message: Message, context: Context) -> Any:
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            with protected(message, context, model, data(client(context))) as guard:
+                for x, y in batches(client(context)):
+                    guard.step(x, y, cross_entropy, optimizer)
+
+        return loop
+
+    named = trained(of(lambda at: batched(batches(at))), tmp_path / "a", "channel-white")
+    pairs = trained(of(lambda at: list(batches(at))), tmp_path / "b", "channel-white")
+    assert not named.errors and not pairs.errors
+    kept = [ClientStore(tmp_path / run / "0" / "flower", "run-1-train").load(2).state for run in ("a", "b")]
+    one, other = (state["channel-white"]["channel"] for state in kept)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert emptied(batched([load(0)])[0])["img"].shape == (0, 1, 8, 8)
+
+
+def test_a_batch_whose_images_cannot_be_told_is_refused() -> None:
+    x, y = load(0)
+    with pytest.raises(ConfigError, match="which of a batch are the images"):
+        images_of({"left": x, "right": x, "label": y})
+    assert images_of({"label": y, "img": x}) is x

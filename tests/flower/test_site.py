@@ -5,7 +5,7 @@ from flwr.app import Context, RecordDict
 
 from prunella.client.policy import read_policy
 from prunella.core.errors import ConfigError
-from prunella.flower.site import Site, read_names, strengthened
+from prunella.flower.site import Site, check_conditions, read_names, strengthened
 
 
 def site(tmp_path, config, **node) -> Site:
@@ -31,6 +31,28 @@ def test_the_smaller_bound_wins_where_smaller_is_stronger_and_the_site_s_where_n
     for asked, own in ((0.5, 0.1), (0.1, 0.5)):
         assert strengthened({"top-k.keep": asked}, read_policy({"require": f"top-k.keep={own}"}))["top-k.keep"] == 0.1
     assert strengthened({"dp-sgd.clip": 0.5}, read_policy({"require": "dp-sgd.clip=2.0"}))["dp-sgd.clip"] == 2.0
+
+
+def test_what_the_site_compares_has_the_direction_it_says() -> None:
+    policy = read_policy({"require": "dp-sgd, clip<=1"})
+    for asked, wins in ((0.5, 0.5), (2.0, 1.0)):
+        assert strengthened({"dp-sgd.clip": asked}, policy)["dp-sgd.clip"] == wins
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"require": "local-steps=4"}, "no defense"),
+        ({"require": "dgp, rounds=10"}, "no app but Prunella's own"),
+        ({"require": "leakage-guard"}, "choose another defense"),
+        ({"epsilon-budget": 3.0}, "require dp-sgd, too"),
+        ({"require": "dgp", "epsilon-budget": 3.0}, "require dp-sgd, too"),
+    ],
+)
+def test_conditions_that_no_app_of_others_can_meet_are_told_at_the_start(node, words: str) -> None:
+    check_conditions(read_policy({"require": "dp-sgd, clip<=1", "epsilon-budget": 3.0}))
+    with pytest.raises(ConfigError, match=words):
+        check_conditions(read_policy(node))
 
 
 def test_a_setting_that_is_no_number_is_not_stronger(tmp_path) -> None:

@@ -113,11 +113,22 @@ def test_what_is_known_of_the_model(model: nn.Sequential) -> None:
     assert (learned(*known(untrained), one, public).doubt or [""])[0] == "Not learned"
 
 
+def test_lists_are_tensors_too(model: nn.Sequential, leak: Report) -> None:
+    found = audit(model, (X.tolist(), Y.tolist()), attacks="r-gap", public=FIT, device="cpu")
+    assert found.lines[0]["scores"] == leak.lines[0]["scores"]
+
+
 def test_mistakes_name_their_fix(model: nn.Sequential) -> None:
     for keywords, told in (
         ({"batch": (2 * X, Y)}, r"normalize=\(mean, std\)"),
         ({"batch": (X, torch.tensor([10]))}, "classes from 0 to 9"),
-        ({"batch": (X[0], Y)}, "shape|images"),
+        ({"batch": (X[0], Y)}, r"shape \(1, 8, 8\)"),
+        ({"batch": X}, "pair of images"),
+        ({"batch": ([X[0], X[0]], ["a", "b"])}, "pair of images"),
+        ({"batch": (X, Y), "public": (X, Y, Y)}, "public images must be a pair"),
+        ({"batch": (X, Y), "batch_size": 0}, "batch_size=0 is not above 0"),
+        ({"batch": (X, Y), "steps": 0}, "steps=0 is not above 0"),
+        ({"batch": (X, Y), "learning_rate": float("nan")}, "learning_rate=nan is not above 0"),
         ({"batch": (X, Y), "attacks": "label"}, "cannot judge"),
         ({"batch": (X, Y), "defenses": "dpg"}, "did you mean 'dgp'"),
         ({"batch": (X, Y), "defenses": "dgp", "settings": {"dgp.tops": 0.1}}, "did you mean 'dgp.top'"),

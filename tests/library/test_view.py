@@ -63,6 +63,8 @@ def test_mistakes_name_their_fix() -> None:
         ({"gradient": {**good, "more": X}, "batch": 1}, "'more'"),
         ({"update": good, "batch": 1}, "learning_rate="),
         ({"batch": 1, "steps": 2}, "update="),
+        ({"batch": 0}, "at least 1"),
+        ({"update": good, "learning_rate": 0.1, "batch": 1, "steps": 0}, "at least 1"),
     ):
         with pytest.raises(ConfigError, match=told):
             view(model, **keywords)  # type: ignore[arg-type]

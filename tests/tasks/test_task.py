@@ -71,12 +71,14 @@ def test_a_model_of_ones_own(monkeypatch):
     )
     module.wrong = lambda shape, classes: "a string"
     module.number = 3
-    module.Net = lambda classes=3: nn.Linear(16, classes)
+    module.Needy = lambda classes: nn.Linear(16, classes)
+    module.Net = type("Net", (nn.Linear,), {"__init__": lambda self: nn.Linear.__init__(self, 16, 3)})
     monkeypatch.setitem(sys.modules, "my_models", module)
     assert initial(Task("my_models:build", (1, 4, 4), 3), 0)[0]["1.weight"].shape == (3, 16)
+    assert initial(Task("my_models:Net", (1, 4, 4), 3), 0)[0]["weight"].shape == (3, 16), "a class as apps have it"
     for name, message in {
         "my_models:biuld": "did you mean 'build'",
-        "my_models:Net": "not a function of",
+        "my_models:Needy": "not a function of",
         "my_models.build": "Valid: .*package.module:NAME",
         "no_such_package.models:build": "install its package on every machine",
         "my_models:wrong": "built a str",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prunella.attacks.engine.inversion import EXPLAINED
-from prunella.attacks.engine.label_search import Budget, Search, made, moves, search
+from prunella.attacks.engine.label_search import Budget, LabelSearch, made, moves, search
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.score.control import matched_view, undefended_view
 from prunella.attacks.score.leakage import assign, paired, psnr
@@ -40,7 +40,7 @@ def test_two_labels_in_each_others_steps_are_exchanged(task, fresh, batch) -> No
     truth = batch(0, 4)
     wrong = truth.y[torch.tensor([2, 1, 0, 3])]
     assert wrong[0] != truth.y[0]
-    work = Search(steps_of(task, fresh, truth, 2), task, Budget(600))
+    work = LabelSearch(steps_of(task, fresh, truth, 2), task, Budget(600))
     start = torch.full_like(truth.x, 0.5) + 0.1 * torch.randn(truth.x.shape, generator=stream(0, purpose="start"))
     at = work.fixed(start, wrong, 60)
     assert at.objective > 10 * EXPLAINED

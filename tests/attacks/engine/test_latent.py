@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from prunella.attacks.engine.image_priors import total_variation
-from prunella.attacks.engine.latent import Latent, Search, Starts, candidates, evaluation_of, search_latent
+from prunella.attacks.engine.latent import Latent, LatentSearch, Starts, candidates, evaluation_of, search_latent
 from prunella.attacks.engine.matching import dummy_gradient, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES, flatten
 from prunella.attacks.score.control import undefended_view
@@ -56,7 +56,7 @@ def test_it_finds_an_image_the_decoder_can_make(optimizer: str, task, fresh, bat
     network, wanted = decoder(task), torch.randn((1, 6), generator=stream(1, purpose="z"))
     truth = dataclasses.replace(batch(0, 1), x=network(wanted))
     view, target = target_for(task, fresh, truth)
-    search = Search(optimizer=optimizer, iterations=200, restarts=3)
+    search = LatentSearch(optimizer=optimizer, iterations=200, restarts=3)
     labels = candidates(view, target, task, search, stream(0, purpose="a"))
     z = torch.randn((3, 1, 6), generator=stream(2, purpose="z"))
     before = float((network(z[:, 0]) - truth.x).square().mean())
@@ -69,12 +69,14 @@ def test_starts_in_small_batches_find_the_same(task, fresh, batch) -> None:
     network, z = decoder(task), torch.randn((4, 1, 6), generator=stream(2, purpose="z"))
     labels = batch(0, 1).y.expand(4, -1)
     found = [
-        search_latent(target, Search(iterations=20, max_images=n), Latent(lambda z, y: network(z)), z, labels)
+        search_latent(target, LatentSearch(iterations=20, max_images=n), Latent(lambda z, y: network(z)), z, labels)
         for n in (1, 16)
     ]
     torch.testing.assert_close(found[0].x, found[1].x, rtol=1e-4, atol=1e-5)
     alone = [
-        search_latent(target, Search(iterations=20), Latent(lambda z, y: network(z)), z[i : i + 1], labels[i : i + 1])
+        search_latent(
+            target, LatentSearch(iterations=20), Latent(lambda z, y: network(z)), z[i : i + 1], labels[i : i + 1]
+        )
         for i in range(4)
     ]
     assert min(each.objective for each in alone) == pytest.approx(found[1].objective, rel=1e-3)
@@ -82,7 +84,7 @@ def test_starts_in_small_batches_find_the_same(task, fresh, batch) -> None:
 
 def test_every_start_has_its_labels_and_pixels_stay_in_the_box(task, fresh, batch) -> None:
     view, target = target_for(task, fresh, batch(0, 1))
-    search = Search(restarts=2, labels_tried=3)
+    search = LatentSearch(restarts=2, labels_tried=3)
     labels = candidates(view, target, task, search, stream(0, purpose="a"))
     assert labels.shape == (6, 1) and len(labels.unique()) == 3 and int(labels[0]) == int(batch(0, 1).y)
     known = candidates(
@@ -100,7 +102,7 @@ def test_a_network_of_sigmoids_is_searched_by_lbfgs(batch) -> None:
     _, target = target_for(task, initial(task, 0), batch(0, 1))
     network, z, y = decoder(task), torch.randn((1, 1, 6), generator=stream(2, purpose="z")), batch(0, 1).y[None]
     auto, newton = (
-        search_latent(target, Search(iterations=20, optimizer=o), Latent(lambda z, y: network(z)), z, y)
+        search_latent(target, LatentSearch(iterations=20, optimizer=o), Latent(lambda z, y: network(z)), z, y)
         for o in ("auto", "lbfgs")
     )
     assert torch.equal(auto.x, newton.x)

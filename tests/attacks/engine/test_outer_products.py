@@ -27,7 +27,7 @@ def problem(model: str, truth):
     task = Task(model, (1, 8, 8), 10)
     view = undefended_view(task, *initial(task, 0), truth)
     target = target_of(view, task.build(), True, 16)
-    return view, target, first_linear(target.module)
+    return view, target, first_linear(target.module, task.shape)[0]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -77,9 +77,27 @@ def test_the_most_frequent_figure_is_found_of_either_sign() -> None:
     assert most_frequent(torch.cat([noise, torch.full((4,), -3.0)])) == (pytest.approx(-3.0), 4)
 
 
+class HeadFirst(nn.Module):
+    """Declares its last layer before its first, as no rule forbids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.norm = nn.Linear(5, 10), nn.Linear(64, 5), nn.BatchNorm1d(5).eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(x.flatten(1))))
+
+
+def test_the_first_linear_layer_is_the_one_that_is_called_first() -> None:
+    module = HeadFirst().train()
+    module.norm.eval()
+    assert first_linear(module, (1, 8, 8)) == ("body", (64, 1, 1))
+    assert module.training and not module.norm.training and not module.body._forward_pre_hooks
+
+
 def test_a_model_or_view_without_such_a_layer_is_refused(batch) -> None:
     with pytest.raises(AttackError, match="no linear layer"):
-        first_linear(nn.Conv2d(1, 1, 3))
+        first_linear(nn.Conv2d(1, 1, 3), (1, 8, 8))
     view, target, layer = problem("cnn", batch(0, 1))
     nothing = dataclasses.replace(target, flat=torch.zeros_like(target.flat))
     with pytest.raises(AttackError, match="nothing of the linear layer"):

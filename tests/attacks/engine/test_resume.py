@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunella.attacks import ATTACKS, expectation, ggl, gradinversion, rog, unrolling
+from prunella.attacks import ATTACKS, every_round, expectation, ggl, gradinversion, rog, unrolling
 from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.engine.resume import DescentFile, ResumeStore, fingerprint
 from prunella.attacks.score.control import undefended_view
@@ -98,12 +98,14 @@ def long_attacks(prior: Path, earlier: ServerView) -> dict[str, tuple[object, di
         "gradinversion-lbfgs": (gradinversion.GradInversion(optimizer="lbfgs", **inverted), {}),
         "expectation": (expectation.Expectation(draws=2, **inverted), {}),
         "unrolling": (unrolling.Unrolling(**inverted), {"earlier": [earlier]}),
+        "every-round": (every_round.EveryRound(**inverted), {"earlier": [earlier]}),
     }
 
 
 @pytest.mark.parametrize("savings", [2, 4])
 @pytest.mark.parametrize(
-    "name", ["ggl", "ggl-lbfgs", "rog", "gradinversion", "gradinversion-lbfgs", "expectation", "unrolling"]
+    "name",
+    ["ggl", "ggl-lbfgs", "rog", "gradinversion", "gradinversion-lbfgs", "expectation", "unrolling", "every-round"],
 )
 def test_every_attack_that_descends_is_resumed(
     name: str, savings: int, task, fresh, batch, prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from prunella.attacks.engine.signals import SKETCH, Reader, inputs_of, likely_labels, site_of, usual_input
+from prunella.attacks.engine.signals import SKETCH, SignalReader, inputs_of, likely_labels, site_of, usual_input
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
@@ -12,8 +12,8 @@ from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 
 
-def reader_of(view, task, digits) -> Reader:  # noqa: ANN001
-    return Reader(view, task, Examples(digits.x[:200], digits.y[:200]), stream(0, purpose="reader"))
+def reader_of(view, task, digits) -> SignalReader:  # noqa: ANN001
+    return SignalReader(view, task, Examples(digits.x[:200], digits.y[:200]), stream(0, purpose="reader"))
 
 
 def features(task: Task, params, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN001

@@ -1,5 +1,6 @@
 """Command lines that Flower's own parsers accept, and what is refused before anything starts."""
 
+import json
 import stat
 import tomllib
 from dataclasses import replace
@@ -144,6 +145,26 @@ def test_conditions_reach_the_client_and_its_own_code_comes_with_them(node: Supe
     assert {p.env.get(OWN_CODE) for p in machines.node_processes(node, config)} == {None}
     with pytest.raises(ConfigError, match="did you mean 'dgp'"):
         machines.check_node(replace(node, require="dpg"))
+
+
+def test_an_approved_bundle_reaches_the_tasks_with_the_conditions_and_not_with_stock(node: SuperNode) -> None:
+    from prunella.deploy.runtime.approved import APPROVED
+    from prunella.deploy.runtime.own_code import OWN_CODE
+
+    gated = replace(prepared(node), approve=("ab" * 32,), require="dp-sgd, clip<=1", epsilon_budget=3.0, metrics="loss")
+    machines.check_node(gated)
+    for process in machines.node_processes(gated, machines.write_node_config(gated)):
+        told = json.loads(process.env[APPROVED])
+        assert told == {"hashes": ["ab" * 32], "config": machines.node_config(gated)} and OWN_CODE not in process.env
+        assert told["config"] == tomllib.loads((node.home / "node.toml").read_text())
+    for broken, words in (
+        (replace(gated, stock=True), "--stock"),
+        (replace(node, metrics="loss"), "add --approve"),
+        (replace(gated, require="local-steps=2", epsilon_budget=0.0), "no defense"),
+        (replace(gated, require="dgp"), "require dp-sgd"),
+    ):
+        with pytest.raises((UsageError, ConfigError), match=words):
+            machines.check_node(broken)
 
 
 def prepared(node: SuperNode) -> SuperNode:

@@ -10,13 +10,16 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from prunella.attacks.engine.case import Candidate, Case, Found
 from prunella.attacks.score.control import matched_view
 from prunella.attacks.trace import save_trace
+from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.core.trees import zeros_like
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.cli.main import app
+from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources
 from prunella.deploy.tools.trace_audit import Stop, TraceAudit, conclusion, run_audit
 from prunella.library.pace import Tell
@@ -145,6 +148,51 @@ def test_ctrl_c_leaves_what_was_found_so_far_and_a_second_ends_it(trace: Path) -
     assert any("stopped before its end" in each or "Proves nothing" in each for each in told)
     with pytest.raises(KeyboardInterrupt):
         stop.ask()
+
+
+def test_ctrl_c_leaves_what_a_portfolio_has_found(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scout, told, scouted = Case.scout, list[str](), list[str]()
+
+    def interrupted(self: Case, candidate: Candidate, iterations: int) -> list[Found]:
+        scouted.append(candidate.name)
+        os.kill(os.getpid(), signal.SIGINT)
+        return scout(self, candidate, iterations)
+
+    monkeypatch.setattr(Case, "scout", interrupted)
+    asked = TraceAudit(Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors"), "portfolio")
+    assert not run_audit(asked, True, False, silent, told.append)
+    assert (trace.parent / "mine-portfolio.png").exists() and any(each.startswith("psnr") for each in told)
+    assert len(scouted) == 1, "the others are not asked any more"
+    assert not any(each.startswith("control ") for each in told)
+
+
+def test_what_cannot_run_is_refused_before_anything_is_estimated(trace: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    for name, sources, words in (
+        ("inverter", Sources(trace, tmp_path), "inverter learns from shadows of the client, .* a trace there; --worst"),
+        ("denoise", Sources(trace, tmp_path), "a trace there or --known FILE"),
+        ("ig", Sources(trace, tmp_path, earlier=(trace,)), "--earlier is for"),
+        ("ig", Sources(trace, tmp_path, truth=trace), "is not a safetensors file with images"),
+        ("r-gap", Sources(trace, tmp_path, keep=tmp_path), "no progress to save"),
+        ("ggl", Sources(trace, tmp_path), "ggl"),
+    ):
+        with pytest.raises((UsageError, AttackError), match=words):
+            run_audit(TraceAudit(sources, name), False, False, silent, told.append)
+    assert not told
+    TraceAudit(Sources(trace, tmp_path), "inverter").check(worst_case=True)
+
+
+def test_a_defense_whose_settings_are_unknown_is_named_as_untried(trace: Path) -> None:
+    """Outside a run one undefended image says whether the attack works, and nothing of the defense."""
+    plain = audited(trace, "ig.iterations=150", "ig.labels-tried=3", worst=True)
+    view, task, about = TraceAudit(Sources(trace, trace.parent), "ig").seen
+    save_trace(trace, replace(view, defenses=("dgp", "gaussian")), task, about)
+    told = audited(trace, "ig.iterations=150", "ig.labels-tried=3", worst=True)
+    assert any("names a defense (dgp, gaussian), but not its settings" in each for each in told)
+    assert not any("names a defense" in each for each in plain)
+    assert any("rebuilds one image in one step without a defense" in each for each in told)
+    weak = audited(trace, "ig.iterations=1", "ig.labels-tried=1", worst=True)
+    assert any("does not even rebuild one image in one step without a defense" in each for each in weak)
 
 
 def test_the_command_ends_with_its_exit_codes(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

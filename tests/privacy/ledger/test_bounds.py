@@ -11,10 +11,8 @@ from prunella.privacy.ledger.bounds import (
     binary_entropy,
     dp_capacity,
     dp_capacity_of_epsilon,
-    gaussian_entropy,
     priprune_corrected,
     priprune_printed,
-    reconstruction_floor,
 )
 
 
@@ -53,21 +51,6 @@ def test_rounds_multiply_pruning_and_batches_lower_variance_raises() -> None:
     assert priprune_printed(0.5, 1, 9, 3.0) < priprune_printed(0.5, 1, 9, 0.0)
     many = priprune_corrected(0.5, 1, 9, 0.0, mask_choices=100)
     assert many == pytest.approx(99 + priprune_corrected(0.5, 1, 9, 0.0))
-
-
-@pytest.mark.parametrize("noise", [0.01, 1.0, 25.0])
-def test_the_floor_is_met_by_the_best_estimator_of_a_gaussian(noise: float) -> None:
-    """x ~ N(0, v), y = x + noise: the posterior variance v n / (v + n) is the least error, and Theorem 1 is tight."""
-    v, d = 0.7, 6
-    information = d * 0.5 * math.log((v + noise) / noise)
-    assert reconstruction_floor(gaussian_entropy([v] * d), information, d) == pytest.approx(v * noise / (v + noise))
-
-
-def test_the_floor_falls_with_information_and_vanishes_without_entropy() -> None:
-    h = gaussian_entropy([0.1] * 4)
-    assert reconstruction_floor(h, 5, 4) < reconstruction_floor(h, 1, 4) < reconstruction_floor(h, 0, 4)
-    assert reconstruction_floor(gaussian_entropy([0.1, 0.0]), 0.0, 2) == 0.0
-    assert gaussian_entropy([0.5, 2.0]) == pytest.approx(multivariate_normal(cov=np.diag([0.5, 2.0])).entropy())
 
 
 def gaussian_information(eigenvalues: np.ndarray, clip: float, noise: float, batch: int) -> float:
@@ -130,5 +113,3 @@ def test_impossible_arguments_raise(bad: tuple[float, int, int]) -> None:
         priprune_corrected(*bad, 0.0)
     with pytest.raises(ValueError):
         priprune_printed(*bad, 0.0)
-    with pytest.raises(ValueError):
-        reconstruction_floor(0.0, -1.0, 3)

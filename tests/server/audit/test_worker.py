@@ -125,6 +125,8 @@ def test_an_attack_that_descends_ends_in_time_with_the_best_it_has(tmp_path: Pat
     result = work(job(tmp_path, "a", seconds=0.5, **endless))
     assert result.error is None and result.reason == "stopped after 0.5 s, before its end"
     assert result.objective is not None and tuple(read_tree(tmp_path / "a" / REBUILT)[0]["x"].shape) == (1, 1, 8, 8)
+    own = work(job(tmp_path, "d", attack="portfolio", **{"seconds": 1e-3}))
+    assert own.error is None and own.reason == "stopped after 0.001 s, before its end"
     whole = work(job(tmp_path, "b"))
     assert whole.reason is None and whole.explained is True
     assert work(job(tmp_path, "c", iterations=1, **{"labels-tried": 1})).explained is False

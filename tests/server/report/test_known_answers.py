@@ -123,6 +123,9 @@ KNOWN: dict[str, Known] = {
     "one undefended step and nothing else": Known(
         "Clients unknown", "No client's images were scored: all that is known is that the attack rebuilds one image in "
         "one step without a defense.", (("single", COPY, {}),)),
+    "not even one undefended step": Known(
+        "Proves nothing", "The audit proves nothing: this attack does not even rebuild one image in one step without a "
+        "defense.", (("single", NOTHING, {}),)),
     "asked and denied": Known(
         "Clients unknown", "No client's images were scored; of public images the defended update gave nothing away.",
         (CONTROL, DEFENDED, client(**DENIED)), ("1 of 4 clients denied audits",)),

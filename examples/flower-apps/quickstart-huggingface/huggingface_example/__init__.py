@@ -1,0 +1,1 @@
+"""huggingface_example: A Flower / Hugging Face app."""

@@ -1,0 +1,155 @@
+"""Models as they come, adapters beside a frozen base and transformers on token ids, Hugging Face's too: defended, or
+refused in words that say what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from prunella.flower.defend import Defend
+from prunella.flower.loop import protected
+from tests.flower.foreign import RATE, Seen, batches, make, run, tree
+
+WORDS, CLASSES = 20, 3
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter beside it, as LoRA has them. Messages carry the adapters only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 10).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(64, 4, bias=False), nn.Linear(4, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        torch.manual_seed(1)
+        nn.init.normal_(self.base.weight)  # every client has the same
+        return super().load_state_dict(state, strict=False, assign=assign)
+
+
+def adapters(model: nn.Module) -> ArrayRecord:
+    return ArrayRecord({name: p.detach() for name, p in model.named_parameters() if p.requires_grad})
+
+
+class Encoder(nn.Module):
+    """Token ids [B, T] to logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(ids)).mean(1))
+
+
+def bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: it is in prunella[dev]")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.AutoConfig.for_model(
+        "bert", vocab_size=WORDS, max_position_embeddings=8, num_labels=CLASSES, **sizes
+    )
+    return transformers.AutoModelForSequenceClassification.from_config(config)
+
+
+MODELS: dict[str, Any] = {"torch": Encoder, "transformers": bert}
+
+
+def sentences() -> list[tuple[Tensor, Tensor]]:
+    ids = torch.randint(0, WORDS, (16, 6), generator=torch.Generator().manual_seed(0))
+    return list(zip(ids.split(8), (ids[:, 0] % CLASSES).split(8), strict=True))
+
+
+def logits(answer: Any) -> Tensor:
+    return answer if isinstance(answer, Tensor) else answer.logits
+
+
+def criterion(answer: Any, labels: Tensor) -> Tensor:
+    return cross_entropy(logits(answer), labels)
+
+
+def stepped(model: nn.Module, message: Message, context: Context) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    with protected(message, context, model) as guard:
+        for ids, labels in sentences():
+            guard.step(ids, labels, criterion, optimizer)
+
+
+def by_hand(model: nn.Module, message: Message, context: Context) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    with protected(message, context, model) as guard:
+        for ids, labels in sentences():
+            optimizer.zero_grad()
+            criterion(model(ids), labels).backward()
+            guard.gradients()
+            optimizer.step()
+
+
+def plainly(model: nn.Module, message: Message, context: Context) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for ids, labels in sentences():
+        optimizer.zero_grad()
+        criterion(model(ids), labels).backward()
+        optimizer.step()
+
+
+def arrived(app: Any, folder: Path, build: Any, defenses: str, **more: Any) -> tuple[dict[str, Tensor], Seen]:
+    """How far each array of the first client moved, as the server sees it, and all answers."""
+    torch.manual_seed(0)
+    start = more.pop("start", None) or ArrayRecord(build().state_dict())
+    seen = Seen()
+    run(app, folder, {"defenses": defenses, **more}, tamper=seen, build=build, start=start)
+    before, found = tree(start), seen.trained()
+    return {n: t.float() - before[n].float() for n, t in tree(found[0]["arrays"]).items()} if found else {}, seen
+
+
+def adapted(model: nn.Module, message: Message, context: Context) -> None:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    with protected(message, context, model) as guard:
+        for x, y in batches(int(context.node_config["partition-id"])):
+            guard.step(x, y, cross_entropy, optimizer)
+
+
+@pytest.mark.parametrize("defenses", ["dgp", "priprune", "dp-sgd"])
+def test_adapters_alone_are_defended(defenses: str, tmp_path: Path) -> None:
+    app = make([Defend()], adapted, Adapted, adapters)
+    moved, seen = arrived(app, tmp_path, Adapted, defenses, start=adapters(Adapted()))
+    assert not seen.errors and list(moved) == ["lora_A.weight", "lora_B.weight"]
+    assert all(bool(change.any()) for change in moved.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("defenses", "loop"), [("dgp", by_hand), ("priprune", by_hand), ("dp-sgd", stepped)])
+def test_a_transformer_on_token_ids_is_defended(name: str, defenses: str, loop: Any, tmp_path: Path) -> None:
+    moved, seen = arrived(make([Defend()], loop, MODELS[name]), tmp_path, MODELS[name], defenses)
+    assert not seen.errors and moved
+    bare, _ = arrived(make([], plainly, MODELS[name]), tmp_path / "bare", MODELS[name], "none")
+    assert any(not torch.equal(moved[n], bare[n]) for n in moved)
+
+
+def shown(model: nn.Module, message: Message, context: Context) -> None:
+    with protected(message, context, model, sentences()) as guard:
+        guard.images(sentences()[0][0])
+
+
+@pytest.mark.parametrize(
+    ("defenses", "loop", "told"),
+    [
+        ("channel-natural", by_hand, "fitted on all images"),
+        ("channel-natural", shown, "for token ids choose a defense of gradients or updates"),
+        ("dp-sgd", by_hand, "write guard.step"),
+    ],
+)
+def test_what_cannot_defend_token_ids_refuses(defenses: str, loop: Any, told: str, tmp_path: Path) -> None:
+    _, seen = arrived(make([Defend()], loop, Encoder), tmp_path, Encoder, defenses)
+    assert not seen.trained() and told in seen.errors[0]
