@@ -182,9 +182,8 @@ def test_the_guide_types_only_what_exists() -> None:
 
     guide = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
     blocks = [block for block in guide.split("```")[1::2] if block.startswith("sh\n")]
-    lines = [
-        shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", "").splitlines()[1:]
-    ]
+    blocks = [block.replace("\\\n", "") for block in blocks]  # a command may go on in the next line
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()[1:]]
     services = [line for line in guide.splitlines() if line.startswith("ExecStart=")]
     lines += [["prunella", *line.split()[1:]] for line in services if "/bin/prunella " in line]
     assert services
