@@ -44,6 +44,7 @@ from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.files import write_json
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, same_masks, subtract, to_device
 from prunella.flower import legacy
+from prunella.flower.answers import check_answer, twins
 from prunella.flower.arrays import (
     EXAMPLES,
     MARK,
@@ -56,8 +57,8 @@ from prunella.flower.arrays import (
     open_record,
     whole,
 )
-from prunella.flower.loop import HANDLED, Handled, check_loop, loop_missing, needs_loop, resumed, wide
-from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, Order, Settled
+from prunella.flower.handled import HANDLED, Handled, check_loop, loop_missing, needs_loop, resumed, wide
+from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import flatten_state, release
@@ -269,7 +270,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     """One round. The state is on the disk before the answer exists."""
     site.accounts.key()  # before any state: an account that is missing beside state stops the client
     name, received, mask = _open(site, message.content)
-    order = Order.read(message.content.config_records.get(MARK))
+    order = SchemeOrder.read(message.content.config_records.get(MARK))
     if order.scheme:
         site.check_scheme(order.scheme)
     if order.first:
@@ -344,42 +345,6 @@ def _for_the_scheme(work: Handled, mask: Mask, shared: Mask) -> dict[str, ArrayR
 
 
 # ---- the update
-
-
-def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
-    """The names of the floating parameters of an answer. Raises ``DefenseError`` for what no defense works on."""
-    if after.keys() != before.keys():
-        odd = sorted(after.keys() ^ before.keys())
-        raise DefenseError(f"the answer differs from the model received in {len(odd)} names, first: {odd[0]}")
-    names, buffers = [], []
-    for name, tensor in after.items():
-        if tensor.shape != before[name].shape:
-            raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
-        if is_buffer(name, after):
-            buffers.append(name)
-        elif tensor.is_floating_point():
-            names.append(name)
-        elif not torch.equal(tensor, before[name]):
-            raise DefenseError(f"{name} is {tensor.dtype} and changed: no defense works on it")
-    check_model(site.policy, "this app's", buffers)
-    if site.chain.private is not None and buffers:
-        raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
-    return names
-
-
-def twins(names: list[str], before: Tree, after: Tree) -> dict[str, str]:
-    """Of names with equal values before and after, every later one and the first: tied weights."""
-    firsts: dict[tuple[int, ...], list[str]] = {}
-    found: dict[str, str] = {}
-    for name in names:
-        same = firsts.setdefault(tuple(after[name].shape), [])
-        for first in same:
-            if torch.equal(after[first], after[name]) and torch.equal(before[first], before[name]):
-                found[name] = first
-                break
-        else:
-            same.append(name)
-    return found
 
 
 def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, Mask, tuple[str, ...]]:

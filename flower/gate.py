@@ -38,8 +38,8 @@ from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.trees import Tree
 from prunella.flower.arrays import EXAMPLES, whole
 from prunella.flower.defend import BEFORE, FAILED, GATED, Defend, check_order, defended, in_own_words, inner_mods
+from prunella.flower.handled import HANDLED
 from prunella.flower.legacy import is_legacy
-from prunella.flower.loop import HANDLED
 from prunella.flower.scheme import Settled
 from prunella.flower.site import Site, check_weakened
 from prunella.wire.records import from_dense, to_dense

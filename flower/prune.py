@@ -53,7 +53,7 @@ from prunella.flower.arrays import (
 )
 from prunella.flower.layer import Layer, Trained, common_metrics, countable
 from prunella.flower.prunable import prunable_names
-from prunella.flower.scheme import BASE, IMPORTANCE, Order
+from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.pruning.selection import density
 from prunella.strategies import find, scheme_settings
 from prunella.strategies.prunefl import PruneFL
@@ -153,19 +153,19 @@ class Prune(Layer):
             logger.warning("node %d makes no first mask: %s", reply.metadata.src_node_id, why)
         return mask
 
-    def _order(self, server_round: int) -> Order:
+    def _order(self, server_round: int) -> SchemeOrder:
         """What the scheme asks of clients in a round; round 0 makes the first mask."""
         part, scheme = self._entry.client, self._scheme
         if scheme is None or not self._run.rate:
-            return Order()
+            return SchemeOrder()
         asks = part.plan is not None or bool(scheme.importance_names(server_round)) or not server_round
         if not asks:
-            return Order()
+            return SchemeOrder()
         names = tuple(sorted(scheme.model.prunable))
         costs = scheme.costs() if isinstance(scheme, PruneFL) and not server_round else {}
         told = tuple(costs[name] for name in names) if costs else ()
         run, settings = self._run, json.dumps(self._raw)
-        return Order(run.strategy, server_round, run.rate, run.local_steps, names, told, settings)
+        return SchemeOrder(run.strategy, server_round, run.rate, run.local_steps, names, told, settings)
 
     @staticmethod
     def _params(tree: Tree) -> Tree:
@@ -207,7 +207,9 @@ class Prune(Layer):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self._outgoing(super().configure_evaluate(server_round, self._masked(arrays), config, grid), Order())
+        return self._outgoing(
+            super().configure_evaluate(server_round, self._masked(arrays), config, grid), SchemeOrder()
+        )
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
         arrays, metrics = super().aggregate_train(server_round, self._incoming(replies, trained=True))
@@ -230,7 +232,7 @@ class Prune(Layer):
 
     # ---- the wire
 
-    def _outgoing(self, messages: Iterable[Message], order: Order) -> list[Message]:
+    def _outgoing(self, messages: Iterable[Message], order: SchemeOrder) -> list[Message]:
         """Code the messages of nodes that read coded ones, and tell those that may have Defend what is asked."""
         messages, coded, shapes_of = list(messages), dict[tuple[int, bool], RecordDict](), dict[int, Shapes]()
         self._sent = {message.metadata.dst_node_id: message.content for message in messages}

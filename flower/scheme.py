@@ -1,8 +1,8 @@
 """What a pruning scheme has the clients of somebody else's app do, in ``protected``: what our own clients do for it.
 
 PruneFL's clients tell squared gradients, and one of them makes the run's first mask; FedDST's move their mask half-way.
-``Prune`` writes an ``Order`` beside the model: the scheme, its settings and the round. ``Defend`` takes it out, asks
-the site's conditions (``client.policy``), and finds in ``strategies`` what our own client would do in that round.
+``Prune`` writes a ``SchemeOrder`` beside the model: the scheme, its settings and the round. ``Defend`` takes it out,
+asks the site's conditions (``client.policy``), and finds in ``strategies`` what our own client would do in that round.
 ``LocalScheme`` does it inside the guarded loop, from the gradients as the defenses left them: nothing undefended
 decides about what leaves. The answer has records of its own:
 
@@ -39,7 +39,7 @@ class Settled(PrunellaError):
 
 
 @dataclass(frozen=True)
-class Order:
+class SchemeOrder:
     """A scheme's round. ``names`` are the arrays that it prunes, ``costs`` of a weight of each (PruneFL's first mask);
     round 0 makes the first mask. No scheme orders nothing."""
 
@@ -56,7 +56,7 @@ class Order:
         return {"scheme": json.dumps(vars(self))}
 
     @classmethod
-    def read(cls, record: ConfigRecord | None) -> "Order":
+    def read(cls, record: ConfigRecord | None) -> "SchemeOrder":
         """Of a message's record; raises ``WireError`` for what is none, and ``ConfigError`` for settings that are not
         the scheme's."""
         text = "" if record is None else record.get("scheme", "")
@@ -142,7 +142,7 @@ class LocalScheme:
     squares: Tree = field(default_factory=dict)
 
     @classmethod
-    def of(cls, order: Order, params: Tree, mask: Mask, names: frozenset[str]) -> "LocalScheme":
+    def of(cls, order: SchemeOrder, params: Tree, mask: Mask, names: frozenset[str]) -> "LocalScheme":
         """For weights and mask as received, of which the arrays ``names`` are the scheme's."""
         if order.first:
             settings = with_limit(order.given, order.rate)

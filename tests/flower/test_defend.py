@@ -13,7 +13,7 @@ from torch import nn
 from prunella.client.state import ClientStore
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, add, full_mask, subtract
-from prunella.flower.defend import Defend, twins
+from prunella.flower.defend import Defend
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
@@ -216,12 +216,6 @@ def test_bfloat16_travels_as_float32_since_flower_has_no_other_way(tmp_path: Pat
     app = make([Defend()], build=Brain, arrays=as_float)
     run(app, tmp_path, {"defenses": "dgp"}, rounds=2, tamper=seen, start=as_float(Brain()))
     assert not seen.errors and len(seen.trained()) == 2
-
-
-def test_tied_names_are_found_by_their_values() -> None:
-    a, b = torch.ones(2), torch.zeros(2)
-    before, after = {"x": a, "y": a, "z": a}, {"x": b, "y": b, "z": a}
-    assert twins(["x", "y", "z"], before, after) == {"y": "x"}
 
 
 def refused(tmp_path: Path, config: dict[str, Any], mods: list[Any], **node: Any) -> str:

@@ -17,7 +17,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import full_mask
 from prunella.flower.defend import Defend
-from prunella.flower.loop import emptied, images_of, needs_loop, protected
+from prunella.flower.loop import emptied, images_of, protected
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
@@ -399,12 +399,6 @@ def test_without_the_mod_it_says_so(tmp_path: Path) -> None:
     seen = Seen()
     run(make([], guarded), tmp_path, {}, tamper=seen)
     assert "mods=[Defend()]" in seen.errors[0]
-
-
-def test_which_defenses_need_the_loop() -> None:
-    assert needs_loop(build_chain(["gaussian", "dgp"], {})) == ["gaussian"]
-    assert needs_loop(build_chain(["priprune"], {})) == ["priprune"]
-    assert needs_loop(build_chain(["top-k", "mask-hiding"], {})) == needs_loop(build_chain(["none"], {})) == []
 
 
 def batched(rows: Any) -> list[dict[str, torch.Tensor]]:

@@ -21,7 +21,7 @@ from prunella.flower.arrays import EXACT
 from prunella.flower.defend import Defend
 from prunella.flower.loop import protected
 from prunella.flower.prune import Prune, fill
-from prunella.flower.scheme import LocalScheme, Order
+from prunella.flower.scheme import LocalScheme, SchemeOrder
 from prunella.privacy.chain import build_chain, start
 from prunella.pruning.feddst import vote
 from prunella.pruning.prunefl import reconfigure, weight_cost
@@ -334,18 +334,18 @@ def test_a_bad_mask_or_importance_is_left_out(tmp_path: Path) -> None:
 
 
 def test_an_order_is_read_back_and_nonsense_is_refused() -> None:
-    order = Order("prunefl", 4, 0.3, 5, ("a.weight",), (1.0,), '{"prunefl.adjust-interval": 2}')
-    assert Order.read(ConfigRecord(order.record())) == order and order.importance
-    assert not Order.read(None).scheme and not Order.read(ConfigRecord({"mask": b"x"})).scheme
+    order = SchemeOrder("prunefl", 4, 0.3, 5, ("a.weight",), (1.0,), '{"prunefl.adjust-interval": 2}')
+    assert SchemeOrder.read(ConfigRecord(order.record())) == order and order.importance
+    assert not SchemeOrder.read(None).scheme and not SchemeOrder.read(ConfigRecord({"mask": b"x"})).scheme
     for text in ("{", "[1]", '{"names": [], "costs": [], "round": -1}', '{"names": 3, "costs": []}'):
         with pytest.raises(WireError, match="cannot be read"):
-            Order.read(ConfigRecord({"scheme": text}))
+            SchemeOrder.read(ConfigRecord({"scheme": text}))
     with pytest.raises(ConfigError, match="unknown setting"):
-        Order.read(ConfigRecord(Order("prunefl", settings='{"prunefl.x": 2}').record()))
+        SchemeOrder.read(ConfigRecord(SchemeOrder("prunefl", settings='{"prunefl.x": 2}').record()))
 
 
 def test_gradients_are_gathered_only_where_something_is_asked() -> None:
     params = {"w": torch.ones(2)}
-    idle = LocalScheme.of(Order(), params, full_mask(params), frozenset())
+    idle = LocalScheme.of(SchemeOrder(), params, full_mask(params), frozenset())
     idle.observe(params)
     assert not idle.squares and idle.after_step(params, full_mask(params)) is None
