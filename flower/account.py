@@ -21,7 +21,7 @@ from typing import Any
 from flwr.app import Context
 
 from prunella.core.errors import DefenseError
-from prunella.flower.loop import HANDLED
+from prunella.flower.handled import HANDLED
 from prunella.flower.site import Site
 from prunella.privacy.accounting import NOISE, STEPS, Charge
 from prunella.privacy.ledger.ledger import spend

@@ -2,7 +2,9 @@
 
 A *coded* record holds the floating arrays under a mask (``wire.records``); arrays of other types lie beside it, dense.
 Only a client with ``Defend`` is sent one, and only such a client's answers are coded (``flower.prune``). A coded answer
-has the values that differ from what was sent, so that what the client means arrives bit for bit.
+has the differences to what was sent, as our own client's has: a third shorter than the weights themselves. Where a
+difference does not lead back to the weight by one addition, the weight is in a record beside it (``prunella-exact``),
+so that what the client means arrives bit for bit.
 """
 
 from collections.abc import Container, Mapping
@@ -12,13 +14,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from prunella.core.errors import WireError
-from prunella.core.trees import Mask, Tree, intersect, map_trees, where
+from prunella.core.trees import Mask, Tree, add, intersect, map_trees, where
 from prunella.wire.encode import fingerprint
 from prunella.wire.records import STYPE, from_coded, from_dense, to_coded, to_dense
 
 EXAMPLES = "num-examples"  # the metric by which Flower averages, if nothing else is said
 MARK = "prunella"  # the config record by which server and client know each other
 REST = "prunella-rest"  # arrays that are not coded
+EXACT = "prunella-exact"  # weights of an answer that a difference would round
+OWN = "prunella-"  # how the names of this project's array records begin
 WIRE = 1
 FLOATS = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # what batch norm calls its statistics
@@ -52,12 +56,12 @@ def fits(tree: Tree, sent: Tree) -> bool:
 
 
 def is_coded(content: RecordDict) -> bool:
-    return any(array.stype == STYPE for record in content.array_records.values() for array in record.values())
+    return any(array.stype == STYPE for array in whole(content)[1].values()) if content.array_records else False
 
 
 def whole(content: RecordDict) -> tuple[str, ArrayRecord]:
     """The one record of the model, by name. Raises ``WireError``."""
-    records = {name: record for name, record in content.array_records.items() if name != REST}
+    records = {name: record for name, record in content.array_records.items() if not name.startswith(OWN)}
     if len(records) != 1:
         raise WireError("malformed", f"the message has {len(records)} array records; one, of the model, is understood")
     (found,) = records.items()
@@ -116,8 +120,10 @@ def _differs(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return after.contiguous().view(bits) != before.contiguous().view(bits)
 
 
-def close_answer(name: str, after: Tree, before: Tree, base: Mask) -> RecordDict:
-    """The answer ``after`` to ``before``, which was sent under ``base``: its array records, coded where they can be.
+def close_answer(name: str, after: Tree, before: Tree, base: Mask, sent: Mask, shared: Mask) -> RecordDict:
+    """The answer ``after`` to ``before``, which was sent under ``sent`` and trained under ``base``: its array records,
+    coded where they can be. They have what differs, and all that the defenses shared: to say which of it is zero would
+    cost more than the zeros.
 
     Servers' optimisers make float64 of a model whose clients answer in float32. An answer is coded in its own types,
     which travel in the record ``MARK``.
@@ -126,10 +132,15 @@ def close_answer(name: str, after: Tree, before: Tree, base: Mask) -> RecordDict
     if not names:
         return RecordDict({name: to_dense(after)})
     same = {n: before[n].to(after[n].dtype) for n in names}
-    inside = {n: base[n] for n in names}
-    coded, rest = close_record(after, changed({n: after[n] for n in names}, same, inside), inside)
+    inside, held = ({n: mask[n] for n in names} for mask in (base, sent))
+    moved = changed({n: after[n] for n in names}, same, inside)
+    moved = {n: places | shared[n] if n in shared else places for n, places in moved.items()}
+    change = {n: after[n] - same[n] for n in names}
+    odd = intersect(map_trees(_differs, add(same, change), {n: after[n] for n in names}), moved)
+    coded, rest = close_record({**after, **change}, moved, held)
+    exact = {EXACT: to_coded({n: after[n] for n in odd}, odd)} if any(bool(m.any()) for m in odd.values()) else {}
     cast = [f"{_kind(after[n])} {n}" for n in names if after[n].dtype != before[n].dtype]
-    return RecordDict({name: coded, **({REST: rest} if rest else {}), MARK: ConfigRecord({"cast": cast})})
+    return RecordDict({name: coded, **({REST: rest} if rest else {}), **exact, MARK: ConfigRecord({"cast": cast})})
 
 
 def open_answer(content: RecordDict, before: Tree, base: Mask) -> Tree:
@@ -141,7 +152,11 @@ def open_answer(content: RecordDict, before: Tree, base: Mask) -> Tree:
             raise WireError("dtype", "the answer names an array or a type that there is not")
         before[name] = before[name].to(FLOATS[kind])
     sent, mask = open_record(content, Shapes.of(before), {n: kept for n, kept in base.items() if n not in beside})
-    inside = where(mask, {n: sent[n] for n in mask}, {n: before[n] for n in mask})
+    start = {n: before[n] for n in mask}
+    inside = where(mask, add(start, {n: sent[n] for n in mask}), start)
+    if EXACT in content.array_records:
+        exact, odd = from_coded(content.array_records[EXACT], start)
+        inside = where(odd, exact, inside)
     return {name: inside.get(name, sent[name]) for name in sent}
 
 

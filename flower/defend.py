@@ -9,8 +9,9 @@ Where a defense withholds a coordinate, the server gets back what it sent. Which
 touch batches or gradients need ``flower.loop.protected`` inside ``train()``.
 
 What leaves is an allow-list: the model's arrays, ``num-examples`` and the metrics listed (``metrics=`` here, or by the
-node), as finite numbers, and a config record that names the defenses. Other records of the answer stay. An exception of
-the app becomes one constant text, since Flower sends what it says to the server.
+node), as finite numbers, a config record that names the defenses, and, where the server's pruning scheme asks and the
+site's conditions let it, squared gradients and a mask (``flower.scheme``). Other records of the answer stay. An
+exception of the app becomes one constant text, since Flower sends what it says to the server.
 
 *Names.* An array that did not change passes as it is (a frozen weight), and so does batch norm's statistics, by name;
 where a site has conditions those are refused (``client.policy``). Two names with equal values before and after (tied
@@ -34,15 +35,16 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from prunella.client.policy import check_model
+from prunella.client.policy import check_first_mask, check_model
 from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.files import write_json
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, subtract
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, same_masks, subtract, to_device
 from prunella.flower import legacy
+from prunella.flower.answers import check_answer, twins
 from prunella.flower.arrays import (
     EXAMPLES,
     MARK,
@@ -55,13 +57,16 @@ from prunella.flower.arrays import (
     open_record,
     whole,
 )
-from prunella.flower.loop import HANDLED, Handled, check_loop, needs_loop, resumed, wide
+from prunella.flower.handled import HANDLED, Handled, check_loop, loop_missing, needs_loop, resumed, wide
+from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import flatten_state, release
 from prunella.privacy.defense import Outgoing
-from prunella.privacy.ledger.ledger import UNBOUNDED, digest, spend, tallied
-from prunella.wire.records import from_dense
+from prunella.privacy.ledger.ledger import UNBOUNDED, Tally, digest, spend, tallied
+from prunella.strategies.round.local import importance_that_leaves
+from prunella.wire.encode import decode_mask
+from prunella.wire.records import from_dense, mask_to_coded, to_coded
 
 ROUND = "server-round"  # Flower's own strategies tell it in the config record
 TRACKED = "tracked"
@@ -153,12 +158,27 @@ def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
         tree = from_dense(record)
         shapes = Shapes.of(tree)
         write_json(path, shapes.rows, mode=0o600)
-        return name, tree, full_mask(shapes.like())
+        mask = full_mask(shapes.like())
+        if coded := _mask_beside(content):
+            mask = decode_mask(coded, shapes.like())
+            site.wire.save_mask(mask)
+        return name, tree, mask
     rows = json.loads(path.read_text()) if path.exists() else []
     shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
     tree, mask = open_record(content, shapes, site.wire.mask())
     site.wire.save_mask(mask)
     return name, tree, mask
+
+
+def _mask_beside(content: RecordDict) -> bytes:
+    """The mask that came with a dense message, coded, or nothing."""
+    sent = content.config_records.get(MARK, ConfigRecord()).get("mask")
+    return sent if isinstance(sent, bytes) else b""
+
+
+def _holds(content: RecordDict) -> bool:
+    """Whether the message told the mask that it was sent under."""
+    return is_coded(content) or bool(_mask_beside(content))
 
 
 def _given(message: Message, name: str, tree: Tree) -> Message:
@@ -214,7 +234,7 @@ def _evaluate(message: Message, context: Context, call_next: Next, site: Site, l
     reply = _answered(_given(message, name, tree), context, call_next)
     if not reply.has_error():
         reply.content = RecordDict(
-            {**told(reply.content, listed), MARK: marker((), mask if is_coded(message.content) else None)}
+            {**told(reply.content, listed), MARK: marker((), mask if _holds(message.content) else None)}
         )
     return reply
 
@@ -232,86 +252,103 @@ def _round(site: Site, content: RecordDict) -> int:
     return known[0] if known else site.store.next_round()
 
 
+def _worked(work: Handled, message: Message, context: Context, call_next: Next, listed: frozenset[str]) -> Message:
+    """The app's answer to a message that it trains on. What leaves without an ε is noted also where it fails: that it
+    did may tell something."""
+    token = HANDLED.set(work)
+    try:
+        return _answered(message, context, call_next)
+    finally:
+        HANDLED.reset(token)
+        if work.guard is not None:
+            work.guard.release()
+        if listed or not (work.accounted or needs_loop(work.site.chain)):
+            _spend(work.site, UNBOUNDED)
+
+
 def _train(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
     """One round. The state is on the disk before the answer exists."""
     site.accounts.key()  # before any state: an account that is missing beside state stops the client
     name, received, mask = _open(site, message.content)
+    order = SchemeOrder.read(message.content.config_records.get(MARK))
+    if order.scheme:
+        site.check_scheme(order.scheme)
+    if order.first:
+        return _first_mask(message, context, call_next, Handled(site, received, mask, (), {}, order), name)
     round = _round(site, message.content)
     memory = site.store.load(round)
-    work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state)
+    work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state, order)
     composed = work.begin()
-    token = HANDLED.set(work)
-    try:
-        reply = _answered(_given(message, name, {**received, **composed}), context, call_next)
-    finally:
-        HANDLED.reset(token)
-        if listed or not (work.accounted or needs_loop(site.chain)):
-            _spend(site, UNBOUNDED)  # also where it failed: that it did may tell something
+    reply = _worked(work, _given(message, name, {**received, **composed}), context, call_next, listed)
     if reply.has_error():
         return reply
+    if work.guard is not None:
+        work.guard.close()
     answer_name, record = whole(reply.content)
     after = from_dense(record)
     check_loop(work, after)
-    defended, applied = _defended(work, after, json.dumps([site.kind, context.run_id, round, site.names]))
+    question = json.dumps([site.kind, context.run_id, round, site.names])
+    defended, shared, applied = _defended(work, after, question)
     tally = tallied(memory.tally, site.chain, work.steps)
     tracked = {n: torch.ones(1, dtype=torch.bool) for n in work.tracked}
     site.store.save(round, Memory(work.state, tally, {TRACKED: tracked}))
     if is_coded(message.content):
-        arrays = close_answer(answer_name, defended, received, mask)
+        arrays = close_answer(answer_name, defended, received, work.mask, mask, shared)
     else:
         kept = {n: record[n] for n in defended if defended[n] is after[n]}
         arrays = RecordDict({answer_name: as_record(defended, kept)})
     mark = ConfigRecord(
         {
-            **marker(applied, mask if is_coded(message.content) else None),
+            **marker(applied, mask if _holds(message.content) else None),
             **arrays.config_records.get(MARK, ConfigRecord()),
         }
     )
-    reply.content = RecordDict({**arrays.array_records, **told(reply.content, listed), MARK: mark})
+    beside = _for_the_scheme(work, mask, shared)
+    reply.content = RecordDict({**arrays.array_records, **beside, **told(reply.content, listed), MARK: mark})
     return reply
+
+
+def _first_mask(message: Message, context: Context, call_next: Next, work: Handled, name: str) -> Message:
+    """The run's first mask, of this client's making, and nothing else."""
+    site = work.site
+    check_first_mask(site.policy)
+    check_model(site.policy, "this app's", [each for each in work.received if is_buffer(each, work.received)])
+    if site.store.next_round() > 1:  # what a later round remembers would be lost
+        raise DefenseError("the first mask is asked for, and this client has trained in this run already")
+    try:
+        reply = _worked(work, _given(message, name, work.received), context, call_next, frozenset())
+        if reply.has_error():
+            return reply
+    except Settled:
+        pass
+    if work.guard is None:
+        raise loop_missing(work.order.scheme)
+    work.local.require_moved(work.order.scheme)
+    site.store.save(0, Memory({}, tallied(Tally(), site.chain, work.steps)))
+    return Message(RecordDict({FIRST: mask_to_coded(work.mask)}), reply_to=message)
+
+
+def _for_the_scheme(work: Handled, mask: Mask, shared: Mask) -> dict[str, ArrayRecord]:
+    """What leaves beside the arrays: the mask where it moved, and squared gradients where they were asked for."""
+    records = {} if same_masks(work.mask, mask) else {BASE: mask_to_coded(work.mask, mask)}
+    if work.order.importance:
+        found = to_device(work.local.mean(), "cpu")
+        squares = {name: found[name] for name in work.local.names & found.keys() & shared.keys()}
+        inside, base = ({name: tree[name] for name in squares} for tree in (shared, work.mask))
+        kept = importance_that_leaves(work.site.chain, squares, inside, base)
+        # Where an owner's defense covers no gradient all are zero: the server leaves them out of its mean.
+        known = kept.keys() if work.site.policy.covers_gradients else frozenset[str]()
+        told = {n: kept[n] if n in known else torch.zeros_like(work.received[n]) for n in sorted(work.order.names)}
+        told = {name: tensor.float() for name, tensor in told.items()}
+        records[IMPORTANCE] = to_coded(told, {name: tensor != 0 for name, tensor in told.items()})
+    return records
 
 
 # ---- the update
 
 
-def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
-    """The names of the floating parameters of an answer. Raises ``DefenseError`` for what no defense works on."""
-    if after.keys() != before.keys():
-        odd = sorted(after.keys() ^ before.keys())
-        raise DefenseError(f"the answer differs from the model received in {len(odd)} names, first: {odd[0]}")
-    names, buffers = [], []
-    for name, tensor in after.items():
-        if tensor.shape != before[name].shape:
-            raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
-        if is_buffer(name, after):
-            buffers.append(name)
-        elif tensor.is_floating_point():
-            names.append(name)
-        elif not torch.equal(tensor, before[name]):
-            raise DefenseError(f"{name} is {tensor.dtype} and changed: no defense works on it")
-    check_model(site.policy, "this app's", buffers)
-    if site.chain.private is not None and buffers:
-        raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
-    return names
-
-
-def twins(names: list[str], before: Tree, after: Tree) -> dict[str, str]:
-    """Of names with equal values before and after, every later one and the first: tied weights."""
-    firsts: dict[tuple[int, ...], list[str]] = {}
-    found: dict[str, str] = {}
-    for name in names:
-        same = firsts.setdefault(tuple(after[name].shape), [])
-        for first in same:
-            if torch.equal(after[first], after[name]) and torch.equal(before[first], before[name]):
-                found[name] = first
-                break
-        else:
-            same.append(name)
-    return found
-
-
-def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, tuple[str, ...]]:
-    """The answer as it may leave, and the defenses applied; ``work`` has the state to keep afterwards."""
+def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, Mask, tuple[str, ...]]:
+    """The answer as it may leave, where it is shared, and the defenses applied; ``work`` has the state to keep."""
     site, before = work.site, work.received
     # Those that have a state first: of tied weights, the same name is defended in every round.
     names = sorted(check_answer(site, after, before), key=lambda name: name not in work.tracked)
@@ -330,7 +367,8 @@ def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, tuple[st
     sent = map_trees(_arrived, out.update, update, local, start_of)
     first = {name: sent[name].to(after[name].dtype) for name in work.tracked}
     result = {name: first.get(tied.get(name, name), after[name]) for name in after}
-    return {name: after[name] if _same(after[name], tensor) else tensor for name, tensor in result.items()}, applied
+    kept = {name: after[name] if _same(after[name], tensor) else tensor for name, tensor in result.items()}
+    return kept, out.shared, applied
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -38,8 +38,9 @@ from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.trees import Tree
 from prunella.flower.arrays import EXAMPLES, whole
 from prunella.flower.defend import BEFORE, FAILED, GATED, Defend, check_order, defended, in_own_words, inner_mods
+from prunella.flower.handled import HANDLED
 from prunella.flower.legacy import is_legacy
-from prunella.flower.loop import HANDLED
+from prunella.flower.scheme import Settled
 from prunella.flower.site import Site, check_weakened
 from prunella.wire.records import from_dense, to_dense
 
@@ -82,6 +83,8 @@ class Gate:
             content = rebuilt(self._app(given, context).content, name, received)
         except Refused as error:
             raise DefenseError(f"this site lets out the model and listed numbers only: {error}") from None
+        except Settled:  # our own word, out of the loop; ``Defend`` checks that the first mask is there
+            raise
         except Exception:
             logger.exception("the approved app could not handle a message")
             work = HANDLED.get()

@@ -1,13 +1,15 @@
 """``protected``: the defenses that touch batches or gradients, inside the training loop of anybody's app.
 
-    with protected(msg, context, model) as guard:
-        for x, y in loader:
-            guard.step(x, y, loss, optimizer)
+    guard = protected(msg, context, model)
+    for x, y in loader:
+        guard.step(x, y, loss, optimizer)
 
 ``guard.step`` shows the batch to the data defenses, takes the gradient of ``loss(model(x), y)``, puts it through the
 gradient defenses and steps the optimiser, as Prunella's own client does (``strategies.round.local``). In a loop of
 one's own, ``guard.images(x)`` is what training may see of a batch, and ``guard.gradients()`` stands between
-``backward()`` and ``optimizer.step()``. Without a defense of the loop both do what the plain lines did.
+``backward()`` and ``optimizer.step()``. Without a defense of the loop both do what the plain lines did. What a pruning
+scheme has clients do is done here, too (``flower.scheme``); weights that the server pruned stay zero after every step.
+The guard closes with the answer, or earlier, after ``with protected(msg, context, model) as guard:``.
 
 *Needs.* ``flower.defend.Defend`` among the app's mods. A data defense is fitted on all images once: give them, or a
 loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) need ``guard.step``.
@@ -16,137 +18,37 @@ loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) nee
 Poisson sample, so a step counts without amplification; ``for x, y in guard.loader(loader)`` draws Poisson batches of
 the same expected size from the loader's dataset, and counts as such.
 
-*Checked:* the model is the one received when the guard opens, nothing but ``guard.step`` moves it until the guard
-closes, and what the app answers is the model as the guard left it. Else the message is refused. In a loop of one's own
-with ``guard.gradients()`` the steps between are not checked: each ``optimizer.step()`` needs a call before it.
+*Checked:* the model is the one received when the guard opens, nothing but guarded steps moves it until the guard
+closes, and what the app answers is the model as the guard left it. Else the message is refused. An ``optimizer.step()``
+of PyTorch's is seen by hooks: it needs a ``guard.gradients()`` of its own. An update that is written out by hand
+(``p -= rate * p.grad``) is not.
 """
 
 import math
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from prunella.core.errors import ConfigError, DefenseError, PrunellaError
-from prunella.core.randomness import PrivateGenerator
-from prunella.core.trees import Mask, Tree, apply_mask, to_device
-from prunella.flower.arrays import is_buffer
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.trees import Tree, to_device
+from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
-from prunella.flower.site import Site
-from prunella.privacy.accounting import Charge
-from prunella.privacy.chain import Chain, ChainState, compose, observe, present, start
-from prunella.privacy.defense import DataDefense, Step, StepDefense, UpdateDefense, ignore_gradient
-from prunella.privacy.ledger.ledger import charge, spend
+from prunella.flower.prunable import may_be_asked
+from prunella.flower.scheme import LocalScheme, Settled
+from prunella.privacy.chain import observe, present
+from prunella.privacy.defense import DataDefense, Step, StepDefense
+from prunella.privacy.ledger.ledger import charge
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8  # steps charged at a time where nobody says how many there will be
-LINES = (
-    "with protected(msg, context, model) as guard:  and inside your loop  guard.step(x, y, loss, optimizer)  "
-    "(from prunella import protected)"
-)
 FAILED = "a step under an ε failed; this client's own log says why"
-_UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """In the precision that defenses work in."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def needs_loop(chain: Chain) -> list[str]:
-    """The defenses that see batches or the gradients of single steps."""
-    observing = [name for name, defense in chain.updates() if defense.observe is not ignore_gradient]
-    return [link.name for link in chain.links if not isinstance(link.defense, UpdateDefense)] + observing
-
-
-def resumed(chain: Chain, like: Tree, saved: ChainState) -> ChainState:
-    """State for the weights ``like``: as saved, and fresh for names that are new."""
-    updates = Chain(tuple(link for link in chain.links if not isinstance(link.defense, DataDefense)))
-    fresh = start(updates, _NONE, like, {}, _UNUSED)
-    state: ChainState = {}
-    for name in chain.names:
-        old, new = saved.get(name, {}), fresh.get(name, {})
-        known = {tree: {key: old.get(tree, {}).get(key, t) for key, t in new[tree].items()} for tree in new}
-        state[name] = {**old, **known}
-    checked = {name: {tree: state[name][tree] for tree in fresh[name]} for name in fresh}
-    return {**state, **{n: {**state[n], **trees} for n, trees in start(updates, _NONE, like, checked, _UNUSED).items()}}
-
-
-@dataclass
-class Handled:
-    """The train message that ``Defend`` is at: what came, what the defenses remember, and what the loop made of it."""
-
-    site: Site
-    received: Tree
-    mask: Mask
-    tracked: tuple[str, ...]
-    state: ChainState
-    steps: int = 0
-    given: Tree = field(default_factory=dict)
-    left: Tree | None = None
-    entered: bool = False
-    accounted: bool = False  # the app has charged its own steps (``flower.account``)
-    refused: str = ""  # why this project stopped the app, in words that may leave (``flower.gate``)
-    question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
-
-    def refuse(self, error: PrunellaError) -> PrunellaError:
-        """``error``, whose text is kept: an app may raise anything under any name."""
-        self.refused = str(error)
-        return error
-
-    def pay(self, new: Charge) -> None:
-        """Charge, on the disk when this returns. Raises ``DefenseError`` past the budget."""
-        try:
-            spend(self.site.accounts.ledger(), new, self.site.privacy)
-        except DefenseError as error:
-            raise self.refuse(error) from None
-        self.site.accounts.charge(new)
-
-    def begin(self) -> Tree:
-        """The weights that local training starts from, where they are not those received."""
-        if self.tracked:
-            weights = {name: wide(self.received[name]) for name in self.tracked}
-            generator = self.site.generator(self.question, "compose")
-            self.state = resumed(self.site.chain, weights, self.state)
-            composed, self.state = compose(self.site.chain, weights, self.state, generator)
-            inside = {name: self.mask[name] for name in weights}
-            self.given = {n: t.to(self.received[n].dtype) for n, t in apply_mask(composed, inside).items()}
-            self.given |= self._tied()
-        return self.given
-
-    def _tied(self) -> Tree:
-        """What begins elsewhere than received under one name begins there under its others: tied weights."""
-        moved = [name for name, tensor in self.given.items() if not torch.equal(tensor, self.received[name])]
-        others = {name: tensor for name, tensor in self.received.items() if name not in self.given}
-        return {o: self.given[n] for n in moved for o, t in others.items() if torch.equal(t, self.received[n])}
-
-
-HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
-
-
-def check_loop(work: Handled, after: Tree) -> None:
-    """Refuse an answer that did not come out of the guarded loop, where a defense of the chain needs it."""
-    needed = needs_loop(work.site.chain)
-    if not needed:
-        return
-    if work.left is None or not work.steps:
-        raise DefenseError(f"{needed[0]} works inside the training loop, and no step went through it: write  {LINES}")
-    for name, tensor in after.items():
-        wanted = work.left.get(name, work.received.get(name))
-        if is_buffer(name, after) or not tensor.is_floating_point() or wanted is None:
-            continue  # judged as such by Defend
-        if not torch.equal(wanted.to(tensor.dtype), tensor):
-            raise DefenseError(f"{name} of the answer is not what protected() left: answer with the model it was given")
-    work.site.require_few(work.steps)
 
 
 def images_of(batch: Any) -> Tensor:
@@ -184,6 +86,8 @@ class Guard:
         work.tracked = tuple(dict.fromkeys([*work.tracked, *self._params]))
         self._received = {n: wide(work.received[n]).to(p.device) for n, p in self._params.items()}
         self._mask = {n: work.mask[n].to(p.device) for n, p in self._params.items()}
+        asked = may_be_asked(work.received, model, work.order.names) if work.order.scheme else frozenset[str]()
+        work.local = LocalScheme.of(work.order, self._received, self._mask, asked)
         self._draws = work.site.generator(work.question, "loop")
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
@@ -191,8 +95,22 @@ class Guard:
         self._charges, self._poisson, self._charged, self._shown = 0, 0.0, False, False
         self._expected: int | None = None
         self._rows = 0  # of the batch that the guard's loader drew last
+        self._number = 0  # of the next step since the mask moved
         self._require_received()
-        self._left: Tree | None = self._copy()  # the parameters as the last step left them; None in a loop of one's own
+        self._left: Tree | None = self._copy()  # the parameters as the last step left them; None before a step is seen
+        self._failed = False  # in the middle of a step, or out of a with
+        self._fresh = set[int]()  # parameters whose gradients are defended and not yet used
+        before, after = self._before_optimizer, self._after_optimizer
+        self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def __enter__(self) -> "Guard":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._failed = self._failed or kind is not None
+        if kind is None:
+            self.close()
+        self.release()
 
     def _fit(self, data: Any) -> None:
         for link in self._chain.links:
@@ -218,9 +136,51 @@ class Guard:
         return {name: p.detach().clone() for name, p in self._params.items()}
 
     def _require_unmoved(self) -> None:
-        if self._left is not None and not all(torch.equal(self._left[n], p) for n, p in self._params.items()):
-            fix = "leave out the loop's own optimizer.step()"
-            raise self._work.refuse(DefenseError(f"protected: the model moved outside guard.step: {fix}"))
+        left = self._left
+        if left is not None and not all(torch.equal(left[n].to(p.device), p) for n, p in self._params.items()):
+            what = "the model moved outside guard.step and outside an optimizer of PyTorch's"
+            raise self._work.refuse(DefenseError(f"protected: {what}"))
+
+    # ---- the optimiser
+
+    def _mine(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        own = {id(p) for p in self._params.values()}
+        return {id(p) for group in optimizer.param_groups for p in group["params"]} & own
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Refuse a step on gradients that no defense has seen. Called for every optimiser of the process."""
+        if not (mine := self._mine(optimizer)):
+            return
+        if any(callable(given) for given in [*args[1:], *kwargs.values()]):
+            what = "optimizer.step(closure) takes gradients of its own: choose another optimizer"
+            raise self._work.refuse(ConfigError(f"protected: {what}"))
+        if not mine <= self._fresh:
+            what = "an optimizer.step() without guard.gradients() before it: call it there, or write guard.step"
+            raise self._work.refuse(DefenseError(f"protected: {what}"))
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if mine := self._mine(optimizer):
+            self._fresh -= mine
+            self._stepped(optimizer)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Pruned weights are zero again, and the scheme has its turn."""
+        with torch.no_grad():
+            for name, p in self._params.items():
+                p.copy_(torch.where(self._mask[name], p, torch.zeros((), dtype=p.dtype, device=p.device)))
+            moved = self._work.local.after_step({n: wide(p.detach()) for n, p in self._params.items()}, self._mask)
+            if moved is not None:
+                weights, self._mask = moved
+                for name, p in self._params.items():
+                    p.copy_(weights[name])
+                self._work.mask = {**self._work.mask, **to_device(self._mask, "cpu")}
+                optimizer.state.clear()  # no velocity of weights that are gone
+                self._number = 0
+        self._left = self._copy()
+        if self._work.local.done:
+            raise Settled("the first mask is made: leave this to Defend")
+
+    # ---- the loop
 
     def loader(self, loader: Any) -> Iterator[Any]:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
@@ -259,6 +219,7 @@ class Guard:
 
     def gradients(self) -> None:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
+        self._require_unmoved()
         if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
         if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
@@ -271,6 +232,7 @@ class Guard:
     def step(self, x: Tensor, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """One local step on the batch x [B, ...], y [B]. Returns its loss, or None under an ε, which covers no loss."""
         self._require_unmoved()
+        self._failed = True
         shown = self.images(x)
         try:
             value = self._computed(shown, y, loss)
@@ -278,11 +240,12 @@ class Guard:
             if self._chain.private is None:
                 raise
             raise DefenseError(FAILED) from error
+        self._poisson = 0.0
         optimizer.step()
-        with torch.no_grad():
-            for name, p in self._params.items():
-                p.copy_(torch.where(self._mask[name], p, torch.zeros((), dtype=p.dtype, device=p.device)))
-        self._left, self._poisson = self._copy(), 0.0
+        if self._fresh:  # no optimiser of PyTorch's, or not of all parameters
+            self._fresh.clear()
+            self._stepped(optimizer)
+        self._failed = False
         return value
 
     def _computed(self, shown: Tensor, y: Tensor, loss: Loss) -> Tensor | None:
@@ -310,7 +273,7 @@ class Guard:
         return Step(
             params=params,
             mask=self._mask,
-            number=self._work.steps,
+            number=self._number,
             batch=expected,
             per_example=per_example,
             representation=representation,
@@ -324,11 +287,19 @@ class Guard:
         defended, self._state = observe(self._chain, found, self._received, self._state, self._draws, step)
         for name, p in self._params.items():
             p.grad = defended[name].to(p.dtype)
+        self._work.local.observe(defended)
         self._work.steps += 1
+        self._number += 1
+        self._fresh = {id(p) for p in self._params.values()}
         self._shown = self._charged = False
 
     def close(self) -> None:
-        """Note the model as it is, and give the state back."""
+        """Note the model as it is, once."""
+        if self._work.left is not None:
+            return
+        self.release()
+        if self._failed:
+            raise DefenseError("protected: the loop failed, and the app answered all the same")
         self._require_unmoved()
         state = self._model.state_dict()  # tied weights under all their names
         own = {p.data_ptr() for p in self._params.values()}
@@ -338,24 +309,26 @@ class Guard:
             link: {t: to_device(v, "cpu") for t, v in trees.items()} for link, trees in self._state.items()
         }
 
+    def release(self) -> None:
+        """Look at no optimiser any more."""
+        for hook in self._hooks:
+            hook.remove()
 
-@contextmanager
+
 def protected(
     message: Message | None, context: Context | None, model: nn.Module, data: Tensor | Iterable[Any] | None = None
-) -> Iterator[Guard]:
+) -> Guard:
     """The guard of a ``train`` message's loop over ``model``, which holds the arrays received.
 
     ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y). A ``NumPyClient``, which sees
-    neither message nor context, passes None for them.
+    neither message nor context, passes None for them. It closes with the answer, or at the end of a ``with``.
 
     Raises ``ConfigError`` without ``Defend`` around, ``DefenseError`` where a defense could not do its job.
     """
     work = HANDLED.get()
     if work is None or (context is not None and work.site.context.node_id != context.node_id):
         raise ConfigError("protected() without Defend: write ClientApp(mods=[Defend()])")
-    if work.entered:  # draws and charges are one guard's
-        raise ConfigError("protected() was entered twice for one message: use one with statement")
-    work.entered = True
-    guard = Guard(work, model, data)
-    yield guard
-    guard.close()
+    if work.guard is not None:  # draws and charges are one guard's
+        raise ConfigError("protected() was entered twice for one message: call it once")
+    work.guard = Guard(work, model, data)
+    return work.guard

@@ -6,34 +6,39 @@ The scheme's mask is everybody's. It is applied to the model before the strategy
 strategy averages them, and to what the strategy makes of them, so that the optimiser of FedAdam and its like works on
 the pruned model. At rate 0 nothing is touched: the strategy's own bits.
 
-*What is pruned.* With ``model``: the weights of linear and convolution layers (``tasks.task.prunable``). Without one:
-float arrays of two dimensions and more whose name ends in ``weight`` and names no embedding and no normalisation.
-Never: arrays that two names share (tied weights), frozen weights, biases, norms, buffers.
+*What is pruned:* ``flower.prunable``. With ``model``, the app's module, it is read off layers; without, off names.
 
 *Schemes.* ``random`` and ``magnitude`` need nothing more, ``synflow`` the model and the shape of its input, ``snip``
-and ``grasp`` public examples (x, y) beside. The others need Prunella's own clients.
+and ``grasp`` public examples (x, y) beside. ``prunefl`` and ``feddst`` need clients with ``Defend`` and ``protected``
+(``flower.scheme``); clients without train along under the mask. PruneFL counts what a weight costs in multiply-adds
+where it is given model and shape, and else the same for all. FedDST's move is due after ``train_first`` of
+``local_steps``, which the app's loop has to reach; its mean is over those who hold a weight: for the strategy, the
+others answer that mean. The other schemes need Prunella's own clients.
 
 *On the wire.* A client with ``Defend`` says so in its answers. From then on it is sent the kept weights only, with the
-mask's bits where it does not hold them, and answers with the weights that differ (``flower.arrays``). Clients without
-are sent dense arrays, zeros included. A client that answers a coded message with an error is sent dense ones again.
+mask's bits where it does not hold them, and answers with the weights that differ (``flower.arrays``). Before, the bits
+of a mask and what the scheme asks for stand in a config record ``prunella`` beside the dense model, which an app does
+not look at. Clients without are sent dense arrays, zeros included. A client that answers a coded message with an error
+is sent dense ones again.
 
 In a mixed federation ``Defend`` may withhold metrics that other clients tell; those that not all tell are left out, as
 Flower's strategies would refuse to aggregate them.
 """
 
+import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from prunella.core.config import kebab, parse_run
 from prunella.core.errors import ConfigError, WireError
-from prunella.core.trees import Mask, Tree, apply_mask, count, size
+from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, size, zeros_like
 from prunella.flower.arrays import (
     MARK,
     REST,
@@ -42,52 +47,35 @@ from prunella.flower.arrays import (
     close_record,
     fits,
     floats,
-    is_buffer,
     is_coded,
     open_answer,
     whole,
 )
 from prunella.flower.layer import Layer, Trained, common_metrics, countable
+from prunella.flower.prunable import prunable_names
+from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.pruning.selection import density
 from prunella.strategies import find, scheme_settings
+from prunella.strategies.prunefl import PruneFL
+from prunella.strategies.round.masked_mean import MaskedSum
+from prunella.strategies.round.replies import Contribution, ReplyError, read_base, read_importance
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.examples import Examples
-from prunella.tasks.task import prunable as prunable_layers
-from prunella.wire.encode import fingerprint
+from prunella.wire.encode import encode_mask, fingerprint
 from prunella.wire.records import from_dense, record_bytes, to_dense
+from prunella.wire.sparse import SparseTree
 
-SCHEMES = ("random", "magnitude", "synflow", "snip", "grasp")
+SCHEMES = ("random", "magnitude", "synflow", "snip", "grasp", "prunefl", "feddst")
 NEEDS_MODEL, NEEDS_PUBLIC = {"synflow", "snip", "grasp"}, {"snip", "grasp"}
-NEVER = ("embed", "norm", "wte", "wpe", "ln_", "bn")
 logger = logging.getLogger(__name__)
-
-
-def prunable_names(tree: Tree, model: nn.Module | None) -> frozenset[str]:
-    """Which arrays of a model a scheme may prune. Raises ``ConfigError`` where there is none."""
-    if model is not None:
-        trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-        names = set(prunable_layers(model)) & trained & tree.keys()
-    else:
-        names = {n for n, t in tree.items() if t.dim() > 1 and n.endswith("weight") and not is_buffer(n, tree)}
-        names = {n for n in names if not any(word in n.lower() for word in NEVER)}
-    names = {name for name in names if tree[name].is_floating_point() and not _shared(name, tree)}
-    if not names:
-        raise ConfigError("Prune found nothing to prune among the arrays: give it the model, as model=Net()")
-    return frozenset(names)
-
-
-def _shared(name: str, tree: Tree) -> bool:
-    """Whether another name has the same values: tied weights, of which one must not be pruned alone."""
-    mine = tree[name]
-    return any(n != name and t.shape == mine.shape and torch.equal(t, mine) for n, t in tree.items())
 
 
 class Prune(Layer):
     """``rate`` is the share of the prunable weights that is removed; ``settings`` are the scheme's (``ramp_rounds=3``).
 
-    ``model`` is the app's module, ``shape`` its input [C, H, W], ``public`` images and labels that are nobody's secret.
-    Raises ``ConfigError``.
+    ``model`` is the app's module, ``shape`` its input [C, H, W], ``public`` images and labels that are nobody's secret,
+    ``local_steps`` how many a client takes in a round (FedDST). Raises ``ConfigError``.
     """
 
     def __init__(
@@ -100,6 +88,7 @@ class Prune(Layer):
         model: nn.Module | None = None,
         shape: tuple[int, int, int] | None = None,
         public: tuple[Tensor, Tensor] | None = None,
+        local_steps: int = 5,
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
@@ -110,27 +99,73 @@ class Prune(Layer):
             raise ConfigError(f"{scheme} needs the model and the shape of its input: model=Net(), shape=(3, 32, 32)")
         if scheme in NEEDS_PUBLIC and public is None:
             raise ConfigError(f"{scheme} prunes on examples that are nobody's secret: give public=(images, labels)")
-        raw = {f"{entry.section or scheme}.{kebab(key)}": value for key, value in settings.items()}
-        self._run = parse_run({"strategy": scheme, "rate": rate, "seed": seed})
-        self._settings = scheme_settings(scheme, raw)
+        if scheme == "prunefl" and (model is None or shape is None):
+            if settings.setdefault("cost", "uniform") != "uniform":
+                raise ConfigError("prunefl counts multiply-adds in the model: give model=Net(), shape=(3, 32, 32)")
+        self._raw = {f"{entry.section or scheme}.{kebab(key)}": value for key, value in settings.items()}
+        self._run = parse_run({"strategy": scheme, "rate": rate, "seed": seed, "local-steps": local_steps})
+        self._settings = scheme_settings(scheme, self._raw)
         self._model, self._shape, self._public = model, shape, public
         self._entry = entry
         self._scheme: MaskedMean | None = None
         self.mask: Mask | None = None
         self.bytes_down = self.bytes_up = 0
         self._coding: dict[int, bytes] = {}  # by node with Defend: the fingerprint of the mask it holds
+        self._without: set[int] = set()  # nodes that answered without Defend
         self._sent: dict[int, RecordDict] = {}  # by node: what its message says, dense
         self._shapes: dict[int, Shapes] = {}  # by node: what its last dense message had, and it reads coded ones by
 
     # ---- the mask
 
-    def _begin(self, tree: Tree) -> None:
+    def _begin(self, tree: Tree, ask: Callable[[], Iterator[Message]]) -> None:
+        """Make the scheme and the first mask; ``ask`` asks clients for one, if the scheme has them make it."""
         names = prunable_names(tree, self._model)
         public = None if self._public is None else Examples(*self._public)
         module, shape = self._model or nn.Identity(), self._shape or (1, 1, 1)
-        known = ServerModel(module, shape, tuple(floats(tree)), names, public)
+        known, params = ServerModel(module, shape, tuple(floats(tree)), names, public), self._params(tree)
         self._scheme = self._entry.strategy(self._run, known, self._settings)
-        self.mask = self._scheme.first_mask(self._params(tree), cast("Any", None), [])  # these schemes ask no client
+        if not self._run.rate:
+            self.mask = full_mask(params)
+        elif isinstance(self._scheme, PruneFL):
+            everything = full_mask(params)
+            found = (self._read_first(self._scheme, reply, everything) for reply in ask())
+            self.mask = next((mask for mask in found if mask is not None), everything)
+        else:
+            self.mask = self._scheme.first_mask(params, cast("Any", None), [])  # these schemes ask no client
+        if count(self.mask) == size(self.mask) and self._entry.client.first_mask and self._run.rate:
+            logger.warning("no client made a first mask, so the first rounds are dense")
+
+    def _ask_first(self, messages: Iterable[Message], grid: Grid) -> Iterator[Message]:
+        """The answers of those whom the strategy asks in its first round, one after the other, until one will do."""
+        order = self._order(0)
+        for message in sorted(messages, key=lambda each: each.metadata.dst_node_id):
+            content = RecordDict({**message.content, MARK: ConfigRecord(order.record())})
+            asked = Message(content, dst_node_id=message.metadata.dst_node_id, message_type=MessageType.TRAIN)
+            self.bytes_down += sum(record_bytes(record) for record in content.array_records.values())
+            yield from grid.send_and_receive([asked], timeout=self._run.round_seconds)
+
+    def _read_first(self, scheme: PruneFL, reply: Message, everything: Mask) -> Mask | None:
+        mask = scheme.read_mask(reply, everything)
+        if reply.has_content():
+            self.bytes_up += sum(record_bytes(record) for record in reply.content.array_records.values())
+        if mask is None:
+            why = reply.error.reason if reply.has_error() else "its mask is not a valid one"
+            logger.warning("node %d makes no first mask: %s", reply.metadata.src_node_id, why)
+        return mask
+
+    def _order(self, server_round: int) -> SchemeOrder:
+        """What the scheme asks of clients in a round; round 0 makes the first mask."""
+        part, scheme = self._entry.client, self._scheme
+        if scheme is None or not self._run.rate:
+            return SchemeOrder()
+        asks = part.plan is not None or bool(scheme.importance_names(server_round)) or not server_round
+        if not asks:
+            return SchemeOrder()
+        names = tuple(sorted(scheme.model.prunable))
+        costs = scheme.costs() if isinstance(scheme, PruneFL) and not server_round else {}
+        told = tuple(costs[name] for name in names) if costs else ()
+        run, settings = self._run, json.dumps(self._raw)
+        return SchemeOrder(run.strategy, server_round, run.rate, run.local_steps, names, told, settings)
 
     @staticmethod
     def _params(tree: Tree) -> Tree:
@@ -142,9 +177,9 @@ class Prune(Layer):
         """Share of the prunable weights that the mask keeps; 1 before the first round."""
         return density(self.mask, self._scheme.model.prunable) if self.mask and self._scheme else 1.0
 
-    def _masked(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The arrays under the mask; the record itself where nothing is pruned, or nothing outside is left."""
-        mask = self.mask or {}
+    def _masked(self, arrays: ArrayRecord, mask: Mask | None = None) -> ArrayRecord:
+        """The arrays under the mask, everybody's if no other is given; the record itself where nothing is pruned."""
+        mask = self.mask or {} if mask is None else mask
         if count(mask) == size(mask):
             return arrays
         thin = [name for name in arrays if name in mask and not bool(mask[name].all())]
@@ -159,33 +194,50 @@ class Prune(Layer):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        configure = super().configure_train
         if self.mask is None:
-            self._begin(from_dense(arrays))
-        return self._outgoing(super().configure_train(server_round, self._masked(arrays), config, grid))
+            ask = lambda: self._ask_first(configure(server_round, arrays, config, grid), grid)  # noqa: E731
+            self._begin(from_dense(arrays), ask)
+        masked, scheme = self._masked(arrays), self._scheme
+        if scheme is not None and self.mask is not None:
+            found = self._params(from_dense(masked))
+            scheme.downlink.begin(server_round, {name: found[name] for name in self.mask}, self.mask, {})
+        return self._outgoing(configure(server_round, masked, config, grid), self._order(server_round))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self._outgoing(super().configure_evaluate(server_round, self._masked(arrays), config, grid))
+        return self._outgoing(
+            super().configure_evaluate(server_round, self._masked(arrays), config, grid), SchemeOrder()
+        )
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
         arrays, metrics = super().aggregate_train(server_round, self._incoming(replies, trained=True))
         if arrays is None or self._scheme is None or self.mask is None:
             return arrays, metrics
         found = self._params(from_dense(arrays))  # averaging makes a float of batch norm's counter: not in the mask
-        params = apply_mask({name: found[name] for name in self.mask}, self.mask)
-        self.mask = self._scheme.revise_mask(server_round, params, self.mask)
+        params = apply_mask({name: found[name] for name in self.mask}, self._limit)
+        if self._run.rate:
+            self.mask = self._scheme.revise_mask(server_round, params, self.mask)
         return self._masked(arrays), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return super().aggregate_evaluate(server_round, self._incoming(replies, trained=False))
 
+    @property
+    def _limit(self) -> Mask:
+        """Where this round's answers may have values."""
+        allowed = self._scheme.downlink.expected().allowed if self._scheme else None
+        return (self.mask or {}) if allowed is None else allowed
+
     # ---- the wire
 
-    def _outgoing(self, messages: Iterable[Message]) -> list[Message]:
-        """Code the messages of nodes that read coded ones."""
+    def _outgoing(self, messages: Iterable[Message], order: SchemeOrder) -> list[Message]:
+        """Code the messages of nodes that read coded ones, and tell those that may have Defend what is asked."""
         messages, coded, shapes_of = list(messages), dict[tuple[int, bool], RecordDict](), dict[int, Shapes]()
         self._sent = {message.metadata.dst_node_id: message.content for message in messages}
+        mask = self.mask or {}
+        pruned = count(mask) < size(mask)
         for message in messages:
             node, content = message.metadata.dst_node_id, message.content
             shapes = shapes_of.setdefault(id(content), Shapes.of(from_dense(whole(content)[1])))
@@ -193,9 +245,13 @@ class Prune(Layer):
                 holds = self._coding[node] == fingerprint(self.mask or {})
                 if (id(content), holds) not in coded:
                     coded[id(content), holds] = self._coded(content, holds)
-                message.content = coded[id(content), holds]
+                message.content, told = coded[id(content), holds], b""
             else:
-                self._shapes[node] = shapes
+                self._shapes[node], told = shapes, _bits(mask, shapes) if pruned and node not in self._without else b""
+            mark = {**({"mask": told} if told else {}), **(order.record() if order.scheme else {})}
+            if mark and node not in self._without:
+                message.content = RecordDict({**message.content, MARK: ConfigRecord(mark)})
+                self.bytes_down += len(told)
             self.bytes_down += sum(record_bytes(record) for record in message.content.array_records.values())
         return messages
 
@@ -221,11 +277,20 @@ class Prune(Layer):
                 raise WireError("malformed", "a coded answer of a client that nobody asked")
             _, sent = whole(self._sent[message.metadata.src_node_id])
             record = to_dense(open_answer(content, from_dense(sent), self.mask or {}))
-        return RecordDict({name: self._masked(record), **others})
+        return RecordDict({name: self._masked(record, self._base(content)), **others})
+
+    def _base(self, content: RecordDict) -> Mask:
+        """The mask that a client trained under: the one it was sent, or where the scheme lets it move, its own."""
+        if BASE in content.array_records and self._scheme is not None:
+            try:
+                return read_base(content.array_records[BASE], self._scheme.downlink.expected())
+            except ReplyError as error:
+                raise WireError("mask", str(error)) from error
+        return self.mask or {}
 
     def _incoming(self, replies: Iterable[Message], trained: bool) -> list[Message]:
         """The replies as the strategy is to see them. One that cannot be read is left out, and the log says so."""
-        result = []
+        result, held = [], list[tuple[RecordDict, Mask, float]]()
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
@@ -237,15 +302,33 @@ class Prune(Layer):
                 plain = self.plain_reply(reply)
                 if trained:
                     self._require_fit(node, plain)
-            except WireError as error:
+                    found = self._contribution(reply, plain)
+                    held.append((plain, found.base, found.weight))
+            except (WireError, ReplyError) as error:
                 self._coding.pop(node, None)
                 logger.warning("the answer of node %d is left out: %s", node, error)
                 continue
+            if trained and self._scheme is not None:
+                self._scheme.note(found)
             self._note(node, reply.content.config_records.get(MARK))
             reply.content = plain
             result.append(reply)
+        if any(base is not self.mask for _, base, _ in held):
+            fill(held)
         common_metrics([reply.content for reply in result if not reply.has_error()])
         return result
+
+    def _contribution(self, reply: Message, plain: RecordDict) -> Contribution:
+        """What the scheme is told of an answer."""
+        content, importance = reply.content, None
+        if IMPORTANCE in content.array_records and self._scheme is not None and self._sent:
+            expected = self._scheme.downlink.expected()
+            names = self._scheme.importance_names(expected.round)
+            like = {name: expected.params[name].float() for name in sorted(names)}
+            importance = read_importance(content.array_records[IMPORTANCE], like) if names else None
+        base, (weights,) = self._base(content), plain.metric_records.values()
+        node, weight = reply.metadata.src_node_id, cast("int", weights[self.weight])
+        return Contribution(node, base, SparseTree({}, {}), base, weight, 0.0, 0, importance)
 
     def _require_fit(self, node: int, plain: RecordDict) -> None:
         """Raise ``WireError`` for an answer that the strategy could not average with the others."""
@@ -258,3 +341,26 @@ class Prune(Layer):
         if mark is not None and mark.get("wire") == WIRE:
             held = mark.get("mask")
             self._coding[node] = held if isinstance(held, bytes) else b""
+        else:
+            self._without.add(node)
+
+
+def _bits(mask: Mask, shapes: Shapes) -> bytes:
+    """The mask over all floating arrays of a message: averaging makes one of batch norm's counter."""
+    return encode_mask({n: mask.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in shapes.like().items()})
+
+
+def fill(held: list[tuple[RecordDict, Mask, float]]) -> None:
+    """Put the mean of those who hold a weight where others do not: a strategy that averages all then finds that mean.
+
+    Each is the plain content of an answer, the mask that it was trained under, and its weight.
+    """
+    trees = [from_dense(whole(content)[1]) for content, _, _ in held]
+    mean = MaskedSum(inside := {name: trees[0][name] for name in held[0][1]})
+    for tree, (_, base, weight) in zip(trees, held, strict=True):
+        mean.add({name: tree[name] for name in base}, base, float(weight))
+    whole_mean = mean.result(zeros_like(inside), "holders")
+    for tree, (content, base, _) in zip(trees, held, strict=True):
+        name, record = whole(content)
+        filled = to_dense({n: torch.where(kept, tree[n], whole_mean[n].to(tree[n].dtype)) for n, kept in base.items()})
+        content[name] = ArrayRecord({n: filled.get(n, array) for n, array in record.items()})

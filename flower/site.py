@@ -113,10 +113,10 @@ def check_conditions(policy: Policy) -> None:
         raise ConfigError("epsilon-budget counts a defense that has an ε, and none is required: require dp-sgd, too")
 
 
-def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy) -> None:
-    """``client.policy.check_run`` for an app of which only the defenses and their settings are known."""
+def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy, scheme: str = "fedavg") -> None:
+    """``client.policy.check_run`` for an app of which only the defenses, their settings and the scheme are known."""
     _check_known(policy)
-    run = parse_run({KIND: ",".join(names), "strategy": "fedavg", STEPS: 1})
+    run = parse_run({KIND: ",".join(names), "strategy": scheme, STEPS: 1})
     known = {key: value for key, value in policy.settings.items() if key != STEPS}
     check_run(replace(policy, settings=known), run, raw, privacy)
 
@@ -161,6 +161,10 @@ class Site:
             if name in OWN or find_defense(name).guards:
                 raise ConfigError(f"{name} needs Prunella's own model, client or server: choose another defense")
         return chain
+
+    def check_scheme(self, scheme: str) -> None:
+        """Refuse what the site's conditions do not let a pruning scheme have of it."""
+        check_site(self.policy, self.names, self.raw, parse_section(self.raw, "privacy", Privacy), scheme)
 
     def require_few(self, steps: int) -> None:
         """Refuse more local steps than the site lets a defense of single steps take (``client.policy``)."""

@@ -75,12 +75,16 @@ def initial_mask(
     for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
         start = Received(params, mask, received.buffers)
         done = train(procedure, params, start, islice(batches, settings.initial_interval), state, generator)
-        before = count(mask)
-        mask = reconfigure(done.params, done.squares, mask, cost, settings)
+        before, mask = mask, reconfigure(done.params, done.squares, mask, cost, settings)
         params, state = apply_mask(done.params, mask), done.state
-        if abs(count(mask) - before) < SETTLED * before:
+        if settled(before, mask):
             break
     return mask
+
+
+def settled(before: Mask, after: Mask) -> bool:
+    """Whether initial pruning ends: the mask's size hardly moved."""
+    return abs(count(after) - count(before)) < SETTLED * count(before)
 
 
 def first_mask(run: Run, settings: PruneFLSettings, task: Task) -> FirstMask:
@@ -106,7 +110,8 @@ class PruneFL(MaskedMean):
         self._importance: Tree | None = None
         self._weight: Tree | None = None
 
-    def _cost(self) -> dict[str, float]:
+    def costs(self) -> dict[str, float]:
+        """Of a weight of each prunable tensor."""
         return weight_cost(self.model.module, self.model.shape, self.model.prunable, self.settings.cost)
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
@@ -120,14 +125,14 @@ class PruneFL(MaskedMean):
             self.stats.sent += 1
             message = Message(content, dst_node_id=member.node, message_type=INITIAL)
             for reply in grid.send_and_receive([message], timeout=self.run.round_seconds):
-                mask = self._read_mask(reply, everything)
+                mask = self.read_mask(reply, everything)
                 if mask is not None:
                     return mask
             log(WARNING, "initial pruning: client %d gave no valid mask, asking the next", member.client)
         log(WARNING, "initial pruning: no client gave a valid mask; the first round is dense")
         return everything
 
-    def _read_mask(self, reply: Message, everything: Mask) -> Mask | None:
+    def read_mask(self, reply: Message, everything: Mask) -> Mask | None:
         """A mask that keeps every bias, something of every layer and no more than the limit, or None."""
         if reply.has_error() or "mask" not in reply.content.array_records:
             return None
@@ -170,4 +175,4 @@ class PruneFL(MaskedMean):
             )
             return mask
         mean = map_trees(lambda t, w: t / w.clamp(min=1), importance, weight)
-        return reconfigure(params, {**zeros_like(params), **mean}, mask, self._cost(), self.settings, server_round)
+        return reconfigure(params, {**zeros_like(params), **mean}, mask, self.costs(), self.settings, server_round)

@@ -135,6 +135,13 @@ def _train_as_planned(
     return replace(second, steps=first.steps + second.steps), mask
 
 
+def importance_that_leaves(chain: Chain, squares: Tree, shared: Mask, base: Mask) -> Tree:
+    """Mean squared gradients, zero where the chain withheld the value: of a coordinate inside the base mask."""
+    outside = invert(base)  # importances inside tell what is filled, and the gradients that a guard's noise covers
+    hides = chain.fills or chain.guard is not None
+    return apply_mask(squares, outside if hides else map_trees(torch.logical_or, shared, outside))
+
+
 def local_update(
     procedure: Procedure,
     received: Received,
@@ -152,8 +159,5 @@ def local_update(
     update = apply_mask(subtract(local, received.params), base)
     outgoing = Outgoing(update=update, shared=base, participates=base, local=local)
     outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
-    outside = invert(base)  # importances inside tell what is filled, and the gradients that a guard's noise covers
-    hides = procedure.chain.fills or procedure.chain.guard is not None
-    may_leave = outside if hides else map_trees(torch.logical_or, outgoing.shared, outside)
-    importance = apply_mask(done.squares, may_leave)
+    importance = importance_that_leaves(procedure.chain, done.squares, outgoing.shared, base)
     return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps)

@@ -161,7 +161,12 @@ def _importance(content: RecordDict, expected: Expected, names: frozenset[str]) 
     if not names:
         return None
     _check("importance" in content.array_records, "malformed", "the importance that was asked for is missing")
-    tree, _ = from_coded(content.array_records["importance"], {name: expected.params[name] for name in sorted(names)})
+    return read_importance(content.array_records["importance"], {name: expected.params[name] for name in sorted(names)})
+
+
+def read_importance(record: ArrayRecord, like: Tree) -> Tree:
+    """Squared gradients of the arrays ``like``, or ``ReplyError``."""
+    tree, _ = from_coded(record, like)
     _check(
         all_finite(tree) and all(bool((t >= 0).all()) for t in tree.values()), "nan", "importance is not finite and ≥ 0"
     )
@@ -213,8 +218,13 @@ def _base(content: RecordDict, expected: Expected) -> Mask:
     """The mask the client reports, or the one it was sent."""
     if "base" not in content.array_records:
         return expected.mask
+    return read_base(content.array_records["base"], expected)
+
+
+def read_base(record: ArrayRecord, expected: Expected) -> Mask:
+    """The mask that a client says it moved to, or ``ReplyError``."""
     _check(expected.allowed is not None, "mask", "the reply moves a mask that is fixed this round")
-    base = mask_from_coded(content.array_records["base"], expected.params, expected.reference)
+    base = mask_from_coded(record, expected.params, expected.reference)
     whole = all(bool((base[name] | ~kept).all()) for name, kept in expected.required.items())
     inside = expected.allowed is not None and _inside(base, expected.allowed)
     _check(

@@ -30,7 +30,8 @@ ONE = {"num-server-rounds": "1", "fraction-evaluate": "0.0"}
     ("app", "patch", "most", "moved"),
     [
         (PYTORCH, "update", 5, 0),
-        (PYTORCH, "loop", 8, 7),
+        (PYTORCH, "loop", 6, 0),
+        (PYTORCH, "prunefl", 2, 0),
         (PYTORCH, "record", 3, 0),
         (LEGACY, "update", 3, 0),
         (LEGACY, "loop", 7, 0),
@@ -40,7 +41,8 @@ ONE = {"num-server-rounds": "1", "fraction-evaluate": "0.0"}
 )
 def test_the_lines_that_a_user_writes(app: str, patch: str, most: int, moved: int) -> None:
     assert written(app, patch) == (most, moved)
-    assert most <= (LOOP_LINES if patch == "loop" else UPDATE_LINES)
+    whole = most + (written(app, "loop")[0] if patch == "prunefl" else 0)
+    assert whole <= (LOOP_LINES if patch in ("loop", "prunefl") else UPDATE_LINES)
 
 
 def test_the_page_prints_each_patch_and_its_lines() -> None:
@@ -49,7 +51,7 @@ def test_the_page_prints_each_patch_and_its_lines() -> None:
         app, patch = path.name.split(".")[:2]
         (row,) = re.findall(rf"^\| `{app}` \|.*$", page, re.MULTILINE)
         assert f"{patch} {written(app, patch)[0]}" in row, "the table of lines is not that of the patches"
-    for path in (APPS / f"{PYTORCH}.update.patch", APPS / f"{PYTORCH}.loop.patch"):
+    for path in (APPS / f"{PYTORCH}.{patch}.patch" for patch in ("update", "loop")):
         lines = [line for line in path.read_text().splitlines() if re.match(r"[+-](?![+-]{2})", line)]
         assert not [line for line in lines if line not in page], path.name
 
@@ -162,6 +164,18 @@ def test_the_quick_start_is_defended_pruned_recorded_and_attacked(
     assert (view.steps, view.num_examples, view.learning_rate) == (2, 48, 0.1)
     result = prunella.attack((view, known), "ig", iterations=2, device="cpu")
     assert result.images is not None and result.images.shape[1:] == (3, 32, 32)
+
+
+@pytest.mark.federation
+@pytest.mark.timeout(600)
+def test_an_app_is_pruned_by_its_clients_gradients(flower: Flower) -> None:
+    """PruneFL: one client makes the first mask in its own loop, and both send importances in every round."""
+    flower.run(
+        prepared(flower, PYTORCH, "loop", "prunefl"), **ONE | {"num-server-rounds": "2", "local-epochs": "5"}
+    )  # of two steps each; the mask moves after five
+    assert 0.29 < zeros(saved(flower)) < 0.31
+    assert sorted(memory.tally.rounds for memory in flower.memories()) == [2, 3], "one of them made the first mask"
+    assert all(bool(memory.state["dgp"]["error"]) for memory in flower.memories())
 
 
 @pytest.mark.federation

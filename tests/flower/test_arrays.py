@@ -5,8 +5,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from prunella.core.errors import WireError
-from prunella.core.trees import Tree, full_mask
+from prunella.core.trees import Mask, Tree, full_mask
 from prunella.flower.arrays import (
+    EXACT,
     MARK,
     REST,
     Shapes,
@@ -18,6 +19,11 @@ from prunella.flower.arrays import (
     open_record,
 )
 from prunella.wire.records import to_dense
+
+
+def close(name: str, after: Tree, before: Tree, mask: Mask) -> RecordDict:
+    """As trained under the mask it was sent under, and of which nothing was shared for sure."""
+    return close_answer(name, after, before, mask, mask, {})
 
 
 def model() -> Tree:
@@ -49,21 +55,37 @@ def test_an_answer_has_only_what_changed_and_arrives_bit_for_bit() -> None:
     after = {**before, "w": before["w"].clone(), "count": torch.tensor(4)}
     after["w"][0, 0] += 1e-3
     after["w"][1, 1] = -0.0
-    answer = close_answer("arrays", after, before, full_mask(floats(before)))
+    answer = close("arrays", after, before, full_mask(floats(before)))
     found = open_answer(answer, before, full_mask(floats(before)))
     for name, tensor in after.items():
         assert torch.equal(found[name], tensor)
     assert torch.signbit(found["w"][1, 1])
-    more = close_answer("arrays", {**after, "w": before["w"] + 1}, before, full_mask(floats(before)))
+    more = close("arrays", {**after, "w": before["w"] + 1}, before, full_mask(floats(before)))
     sizes = [len(record["arrays"]["tree"].data) for record in (answer, more)]
     assert sizes[0] < sizes[1] - 60
+
+
+def test_a_difference_that_would_round_is_no_difference() -> None:
+    """Weights that shrink to a thousandth: before + (after - before) is another number in most places."""
+    draws = torch.Generator().manual_seed(2)
+    before = {"w": torch.randn(1000, generator=draws), "half": torch.randn(99, generator=draws).half()}
+    after = {"w": before["w"] + 1e-3, "half": before["half"] * 1e-2}
+    near = {name: tensor.clone() for name, tensor in before.items()}
+    near["w"] = (before["w"].double() * 1.001).float()
+    near["w"][0] = torch.finfo(torch.float32).max
+    after["w"][:500] = torch.randn(500, generator=draws) * 1e-3
+    for answer, odd in ((after, True), (near, False)):
+        sent = close("arrays", answer, before, full_mask(before))
+        assert (EXACT in sent) == odd
+        found = open_answer(sent, before, full_mask(before))
+        assert all(torch.equal(found[name], answer[name]) for name in answer)
 
 
 def test_an_array_that_changed_its_type_lies_beside() -> None:
     """Averaging makes a float of batch norm's counter, and the app answers with an integer."""
     before = {"w": torch.zeros(3), "count": torch.tensor(1.5, dtype=torch.float64)}
     after = {"w": torch.ones(3), "count": torch.tensor(2)}
-    found = open_answer(close_answer("arrays", after, before, full_mask(before)), before, full_mask(before))
+    found = open_answer(close("arrays", after, before, full_mask(before)), before, full_mask(before))
     assert found["count"].dtype == torch.int64 and int(found["count"]) == 2 and bool((found["w"] == 1).all())
 
 
@@ -71,7 +93,7 @@ def test_an_answer_is_coded_in_its_own_type() -> None:
     before = {"w": torch.randn(50, generator=torch.Generator().manual_seed(1)).double() / 3}
     after = {"w": before["w"].float()}
     after["w"][:5] += 1
-    answer = close_answer("arrays", after, before, full_mask(before))
+    answer = close("arrays", after, before, full_mask(before))
     found = open_answer(answer, before, full_mask(before))
     assert found["w"].dtype == torch.float32 and torch.equal(found["w"], after["w"])
     assert len(answer["arrays"]["tree"].data) < 120, "five values"
@@ -80,7 +102,7 @@ def test_an_answer_is_coded_in_its_own_type() -> None:
 def test_a_stranger_s_answer_is_checked() -> None:
     before = model()
     mask = full_mask(floats(before))
-    good = close_answer("arrays", before, before, mask)
+    good = close("arrays", before, before, mask)
     for spoil in (
         lambda r: r.__setitem__(REST, ArrayRecord({})),
         lambda r: r.__setitem__(REST, to_dense({"count": torch.zeros(2)})),

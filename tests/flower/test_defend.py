@@ -13,7 +13,7 @@ from torch import nn
 from prunella.client.state import ClientStore
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, add, full_mask, subtract
-from prunella.flower.defend import Defend, twins
+from prunella.flower.defend import Defend
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
@@ -218,12 +218,6 @@ def test_bfloat16_travels_as_float32_since_flower_has_no_other_way(tmp_path: Pat
     assert not seen.errors and len(seen.trained()) == 2
 
 
-def test_tied_names_are_found_by_their_values() -> None:
-    a, b = torch.ones(2), torch.zeros(2)
-    before, after = {"x": a, "y": a, "z": a}, {"x": b, "y": b, "z": a}
-    assert twins(["x", "y", "z"], before, after) == {"y": "x"}
-
-
 def refused(tmp_path: Path, config: dict[str, Any], mods: list[Any], **node: Any) -> str:
     seen = Seen()
     options = {key: node.pop(key) for key in ("loop", "arrays", "build") if key in node}
@@ -278,7 +272,7 @@ clipping.__name__ = "fixedclipping_mod"
         ({"defenses": "adgp"}, [Defend()], {}, "adgp needs Prunella's own"),
         ({"defenses": "leakage-guard"}, [Defend()], {}, "leakage-guard needs Prunella's own"),
         ({"defenses": "priprune"}, [Defend()], {}, "guard.step(x, y, loss, optimizer)"),
-        ({"defenses": "dp-sgd"}, [Defend()], {}, "with protected(msg, context, model) as guard:"),
+        ({"defenses": "dp-sgd"}, [Defend()], {}, "guard = protected(msg, context, model)"),
         ({"defenses": "soteria,dgp"}, [Defend()], {}, "soteria works inside the training loop"),
         ({"defenses": "dgp"}, [Defend(), clipping], {}, "mods=[fixedclipping_mod, Defend()]"),
         ({"defenses": "dgp"}, [Defend(), Defend()], {}, "Defend stands twice"),

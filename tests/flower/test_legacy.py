@@ -200,7 +200,7 @@ def test_batch_norm_without_names_is_refused(tmp_path: Path) -> None:
 
 def test_training_beside_the_guard_is_refused(tmp_path: Path) -> None:
     strategy, errors = federate(make(mods=[Defend()]), tmp_path, {"defenses": "priprune"})
-    assert not strategy.results and "with protected(" in errors[0]
+    assert not strategy.results and "guard = protected(" in errors[0]
 
 
 def answer(code: int = 0, **metrics: Any) -> RecordDict:

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context, Message
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunella.client.accounts import Accounts
@@ -16,7 +17,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import full_mask
 from prunella.flower.defend import Defend
-from prunella.flower.loop import emptied, images_of, needs_loop, protected
+from prunella.flower.loop import emptied, images_of, protected
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
@@ -264,6 +265,62 @@ def unshown(model: nn.Module, message: Message, context: Context) -> Any:
         guard.gradients()
 
 
+def half_by_hand(model: nn.Module, message: Message, context: Context) -> Any:
+    """Every second step was forgotten."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    for number, (x, y) in enumerate(batches(client(context))):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        if number % 2 == 0:
+            guard.gradients()
+        optimizer.step()
+
+
+def moved_by_hand(model: nn.Module, message: Message, context: Context) -> Any:
+    by_hand(model, message, context)
+    with torch.no_grad():
+        next(model.parameters()).sub_(0.1)
+
+
+def in_between(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    for x, y in batches(client(context)):
+        cross_entropy(model(x), y).backward()
+        guard.gradients()
+        optimizer.step()
+        with torch.no_grad():
+            next(model.parameters()).sub_(0.1)
+
+
+def closure(model: nn.Module, message: Message, context: Context) -> Any:
+    """An optimiser that takes gradients of its own, which no defense sees."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    x, y = next(batches(client(context)))
+
+    def again() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    again()
+    guard.gradients()
+    optimizer.step(again)
+
+
+def swallowed(model: nn.Module, message: Message, context: Context) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    guard = protected(message, context, model)
+    for x, y in batches(client(context)):
+        try:
+            guard.step(x, y[:1], cross_entropy, optimizer)
+        except ValueError:
+            pass
+
+
 def stepless(model: nn.Module, message: Message, context: Context) -> Any:
     return by_hand(model, message, context)
 
@@ -272,12 +329,18 @@ def stepless(model: nn.Module, message: Message, context: Context) -> Any:
     ("loop", "names", "told"),
     [
         (plain, "gaussian", "guard.step(x, y, loss, optimizer)"),
-        (empty, "gaussian", "moved outside guard.step"),
+        (empty, "gaussian", "without guard.gradients() before it"),
+        (half_by_hand, "gaussian", "without guard.gradients() before it"),
+        (half_by_hand, "dgp", "without guard.gradients() before it"),
+        (closure, "gaussian", "takes gradients of its own"),
+        (swallowed, "dgp", "the loop failed"),
         (outside, "gaussian", "not what protected() left"),
         (before, "gaussian", "not as received"),
-        (between, "gaussian", "moved outside guard.step"),
-        (afterwards, "gaussian", "moved outside guard.step"),
-        (afterwards, "dp-sgd", "moved outside guard.step"),
+        (between, "gaussian", "without guard.gradients() before it"),
+        (afterwards, "gaussian", "without guard.gradients() before it"),
+        (afterwards, "dp-sgd", "without guard.gradients() before it"),
+        (in_between, "gaussian", "moved outside guard.step"),
+        (moved_by_hand, "gaussian", "not what protected() left"),
         (around_versions, "dp-sgd", "moved outside guard.step"),
         (twice, "gaussian", "entered twice"),
         (nested, "dp-sgd", "entered twice"),
@@ -293,6 +356,40 @@ def test_careless_loops_are_refused(loop: Any, names: str, told: str, tmp_path: 
     assert told in seen.errors[0] and not seen.trained()
 
 
+@pytest.mark.parametrize("names", ["none", "gaussian"])
+def test_the_guard_closes_with_the_answer_and_looks_at_no_optimiser_any_more(names: str, tmp_path: Path) -> None:
+    def open_ended(model: nn.Module, message: Message, context: Context) -> Any:
+        guard = protected(message, context, model)
+        for x, y in batches(client(context)):
+            guard.step(x, y, cross_entropy, torch.optim.SGD(model.parameters(), lr=RATE))
+        kept.append(model)
+
+    kept: list[nn.Module] = []
+    seen = trained(open_ended, tmp_path, names)
+    assert not seen.errors and moved(seen) > 0
+    torch.optim.SGD(kept[0].parameters(), lr=RATE).step()
+    assert not _global_optimizer_pre_hooks
+    trained(half_by_hand, tmp_path / "b", names)
+    assert not _global_optimizer_pre_hooks, "nor after a refusal"
+
+
+def test_two_optimisers_of_a_loop_of_one_s_own_share_a_step(tmp_path: Path) -> None:
+    def parted(model: nn.Module, message: Message, context: Context) -> Any:
+        both = [torch.optim.SGD(part, lr=RATE) for part in (model.conv.parameters(), [*model.parameters()][2:])]
+        guard = protected(message, context, model)
+        for x, y in batches(client(context)):
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            guard.gradients()
+            for optimizer in both:
+                optimizer.step()
+
+    seen, bare = trained(parted, tmp_path / "a", "none"), trained(plain, tmp_path / "b", "none")
+    assert not seen.errors
+    one, other = (tree(each.trained()[0]["arrays"]) for each in (seen, bare))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_a_site_bounds_the_steps_over_which_noise_averages_out(tmp_path: Path) -> None:
     seen = trained(guarded, tmp_path, "gaussian", require="gaussian, local-steps=3")
     assert "3 local steps" in seen.errors[0] and not seen.trained()
@@ -302,12 +399,6 @@ def test_without_the_mod_it_says_so(tmp_path: Path) -> None:
     seen = Seen()
     run(make([], guarded), tmp_path, {}, tamper=seen)
     assert "mods=[Defend()]" in seen.errors[0]
-
-
-def test_which_defenses_need_the_loop() -> None:
-    assert needs_loop(build_chain(["gaussian", "dgp"], {})) == ["gaussian"]
-    assert needs_loop(build_chain(["priprune"], {})) == ["priprune"]
-    assert needs_loop(build_chain(["top-k", "mask-hiding"], {})) == needs_loop(build_chain(["none"], {})) == []
 
 
 def batched(rows: Any) -> list[dict[str, torch.Tensor]]:

@@ -15,10 +15,11 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
 from prunella.flower.defend import Defend
-from prunella.flower.prune import Prune, prunable_names
+from prunella.flower.prunable import prunable_names
+from prunella.flower.prune import Prune
 from prunella.pruning.scores import magnitude, random
 from prunella.pruning.selection import keep_by_score
-from prunella.wire.encode import encode
+from prunella.wire.encode import encode, encode_mask
 from tests.flower.foreign import Net, Seen, load, make, plain, run, tree
 from tests.flower.test_defend import Norm, Odd
 
@@ -112,8 +113,8 @@ def test_who_has_the_mod_is_sent_what_our_own_server_would_send(tmp_path: Path) 
     seen: list[Message] = []
     told: dict[int, Any] = {}
 
-    def keep(messages: Any) -> list[Message]:
-        result = before(messages)
+    def keep(messages: Any, order: Any) -> list[Message]:
+        result = before(messages, order)
         seen.extend(result)
         told.update(layer._sent)
         return result
@@ -123,10 +124,11 @@ def test_who_has_the_mod_is_sent_what_our_own_server_would_send(tmp_path: Path) 
     layer._outgoing = keep  # type: ignore[method-assign]
     run(make([Defend()]), tmp_path / "b", {"defenses": "dgp"}, layer, rounds=3)
     assert layer.mask is not None
-    second, third = seen[2].content["arrays"]["tree"].data, seen[4].content["arrays"]["tree"].data
+    first, third = seen[0].content["prunella"]["mask"], seen[4].content["arrays"]["tree"].data
     weights = tree(told[FIRST_NODE]["arrays"])
     assert len(third) == len(encode(weights, layer.mask, layer.mask)), "the client holds the mask"
-    assert len(second) > len(third) and len(third) < 0.3 * dense / 2
+    assert first == encode_mask(layer.mask), "before, its bits are beside the dense model"
+    assert len(third) < 0.3 * dense / 2
     up = layer.bytes_up
     full = Prune(FedAvg(**QUIET), "random", rate=0.0)
     run(make([Defend()]), tmp_path / "c", {"defenses": "none"}, full, rounds=3)
@@ -199,7 +201,8 @@ def test_what_is_not_prunable_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("scheme", "more", "told"),
     [
-        ("prunefl", {}, "prunefl needs Prunella's own clients; Prune works with random, magnitude"),
+        ("lotteryfl", {}, "lotteryfl needs Prunella's own clients; Prune works with random, magnitude"),
+        ("prunefl", {"cost": "flops"}, "counts multiply-adds in the model"),
         ("magnitud", {}, "did you mean 'magnitude'"),
         ("synflow", {}, "needs the model and the shape"),
         ("snip", {"model": Net(), "shape": (1, 8, 8)}, "nobody's secret"),
@@ -215,5 +218,5 @@ def test_what_does_not_work_is_told_at_once(scheme: str, more: dict[str, Any], t
 def test_a_full_mask_codes_no_copy() -> None:
     layer = Prune(FedAvg(), "magnitude", rate=0.0)
     record = ArrayRecord(Net().state_dict())
-    layer._begin(tree(record))
+    layer._begin(tree(record), lambda: iter([]))
     assert layer._masked(record) is record and layer.density == 1

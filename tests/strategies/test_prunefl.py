@@ -94,7 +94,7 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     mean = {n: sum(t[n].double() * w for t, w in got) / total for n in got[0][0]}
     assert aggregated is not None
     full = {**zeros_like(params), **mean}
-    expected = reconfigure(uncut[0], full, before, strategy._cost(), strategy.settings, 1)
+    expected = reconfigure(uncut[0], full, before, strategy.costs(), strategy.settings, 1)
     assert all(torch.equal(strategy.mask[n], expected[n]) for n in expected)
     assert any(not torch.equal(strategy.mask[n], before[n]) for n in before)
 

@@ -1,0 +1,48 @@
+"""What an app answered: which of its arrays a defense works on, and which are one array under several names.
+
+Errors: ``DefenseError`` for what no defense works on.
+"""
+
+import torch
+
+from prunella.client.policy import check_model
+from prunella.core.errors import DefenseError
+from prunella.core.trees import Tree
+from prunella.flower.arrays import is_buffer
+from prunella.flower.site import Site
+
+
+def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
+    """The names of the floating parameters of an answer. Raises ``DefenseError`` for what no defense works on."""
+    if after.keys() != before.keys():
+        odd = sorted(after.keys() ^ before.keys())
+        raise DefenseError(f"the answer differs from the model received in {len(odd)} names, first: {odd[0]}")
+    names, buffers = [], []
+    for name, tensor in after.items():
+        if tensor.shape != before[name].shape:
+            raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
+        if is_buffer(name, after):
+            buffers.append(name)
+        elif tensor.is_floating_point():
+            names.append(name)
+        elif not torch.equal(tensor, before[name]):
+            raise DefenseError(f"{name} is {tensor.dtype} and changed: no defense works on it")
+    check_model(site.policy, "this app's", buffers)
+    if site.chain.private is not None and buffers:
+        raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
+    return names
+
+
+def twins(names: list[str], before: Tree, after: Tree) -> dict[str, str]:
+    """Of names with equal values before and after, every later one and the first: tied weights."""
+    firsts: dict[tuple[int, ...], list[str]] = {}
+    found: dict[str, str] = {}
+    for name in names:
+        same = firsts.setdefault(tuple(after[name].shape), [])
+        for first in same:
+            if torch.equal(after[first], after[name]) and torch.equal(before[first], before[name]):
+                found[name] = first
+                break
+        else:
+            same.append(name)
+    return found

@@ -1,0 +1,137 @@
+"""The message that ``Defend`` is at, as the loop inside the app finds it, and what an answer out of the loop must be.
+
+Errors: ``DefenseError`` for an answer that did not come out of the guarded loop.
+"""
+
+import secrets
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from prunella.core.errors import DefenseError, PrunellaError
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Mask, Tree, apply_mask
+from prunella.flower.arrays import is_buffer
+from prunella.flower.scheme import LocalScheme, SchemeOrder
+from prunella.flower.site import Site
+from prunella.privacy.accounting import Charge
+from prunella.privacy.chain import Chain, ChainState, compose, start
+from prunella.privacy.defense import DataDefense, UpdateDefense, ignore_gradient
+from prunella.privacy.ledger.ledger import spend
+
+LINES = (
+    "guard = protected(msg, context, model)  and inside your loop  guard.step(x, y, loss, optimizer)  "
+    "(from prunella import protected)"
+)
+_UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In the precision that defenses work in."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def needs_loop(chain: Chain) -> list[str]:
+    """The defenses that see batches or the gradients of single steps."""
+    observing = [name for name, defense in chain.updates() if defense.observe is not ignore_gradient]
+    return [link.name for link in chain.links if not isinstance(link.defense, UpdateDefense)] + observing
+
+
+def resumed(chain: Chain, like: Tree, saved: ChainState) -> ChainState:
+    """State for the weights ``like``: as saved, and fresh for names that are new."""
+    updates = Chain(tuple(link for link in chain.links if not isinstance(link.defense, DataDefense)))
+    fresh = start(updates, _NONE, like, {}, _UNUSED)
+    state: ChainState = {}
+    for name in chain.names:
+        old, new = saved.get(name, {}), fresh.get(name, {})
+        known = {tree: {key: old.get(tree, {}).get(key, t) for key, t in new[tree].items()} for tree in new}
+        state[name] = {**old, **known}
+    checked = {name: {tree: state[name][tree] for tree in fresh[name]} for name in fresh}
+    return {**state, **{n: {**state[n], **trees} for n, trees in start(updates, _NONE, like, checked, _UNUSED).items()}}
+
+
+class Closing(Protocol):
+    """The guard of a loop (``flower.loop``)."""
+
+    def close(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+@dataclass
+class Handled:
+    """The train message that ``Defend`` is at: what came, what the defenses remember, and what the loop made of it."""
+
+    site: Site
+    received: Tree
+    mask: Mask
+    tracked: tuple[str, ...]
+    state: ChainState
+    order: SchemeOrder = SchemeOrder()
+    local: LocalScheme = field(default_factory=LocalScheme)
+    guard: Closing | None = None
+    steps: int = 0
+    given: Tree = field(default_factory=dict)
+    left: Tree | None = None
+    accounted: bool = False  # the app has charged its own steps (``flower.account``)
+    refused: str = ""  # why this project stopped the app, in words that may leave (``flower.gate``)
+    question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
+
+    def refuse(self, error: PrunellaError) -> PrunellaError:
+        """``error``, whose text is kept: an app may raise anything under any name."""
+        self.refused = str(error)
+        return error
+
+    def pay(self, new: Charge) -> None:
+        """Charge, on the disk when this returns. Raises ``DefenseError`` past the budget."""
+        try:
+            spend(self.site.accounts.ledger(), new, self.site.privacy)
+        except DefenseError as error:
+            raise self.refuse(error) from None
+        self.site.accounts.charge(new)
+
+    def begin(self) -> Tree:
+        """The weights that local training starts from, where they are not those received."""
+        if self.tracked:
+            weights = {name: wide(self.received[name]) for name in self.tracked}
+            generator = self.site.generator(self.question, "compose")
+            self.state = resumed(self.site.chain, weights, self.state)
+            composed, self.state = compose(self.site.chain, weights, self.state, generator)
+            inside = {name: self.mask[name] for name in weights}
+            self.given = {n: t.to(self.received[n].dtype) for n, t in apply_mask(composed, inside).items()}
+            self.given |= self._tied()
+        return self.given
+
+    def _tied(self) -> Tree:
+        """What begins elsewhere than received under one name begins there under its others: tied weights."""
+        moved = [name for name, tensor in self.given.items() if not torch.equal(tensor, self.received[name])]
+        others = {name: tensor for name, tensor in self.received.items() if name not in self.given}
+        return {o: self.given[n] for n in moved for o, t in others.items() if torch.equal(t, self.received[n])}
+
+
+HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
+
+
+def loop_missing(name: str) -> DefenseError:
+    """What to say where ``name`` needs the loop and did not find it."""
+    return DefenseError(f"{name} works inside the training loop, and no step went through it: write  {LINES}")
+
+
+def check_loop(work: Handled, after: Tree) -> None:
+    """Refuse an answer that did not come out of the guarded loop, where a defense of the chain needs it."""
+    needed = needs_loop(work.site.chain) + work.order.needs_loop(work.site.policy)
+    if not needed:
+        return
+    if work.left is None or not work.steps:
+        raise loop_missing(needed[0])
+    for name, tensor in after.items():
+        wanted = work.left.get(name, work.received.get(name))
+        if is_buffer(name, after) or not tensor.is_floating_point() or wanted is None:
+            continue  # judged as such by Defend
+        if not torch.equal(wanted.to(tensor.dtype), tensor):
+            raise DefenseError(f"{name} of the answer is not what protected() left: answer with the model it was given")
+    work.local.require_moved(work.order.scheme)
+    work.site.require_few(work.steps)

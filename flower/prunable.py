@@ -1,0 +1,45 @@
+"""Which arrays of anybody's model a scheme may prune.
+
+*With the module:* the weights of linear and convolution layers (``tasks.task.prunable``). *Without:* float arrays of
+two dimensions and more whose name ends in ``weight`` and names no embedding and no normalisation. *Never:* arrays that
+two names share (tied weights), frozen weights as far as the module tells, biases, norms, buffers.
+"""
+
+import torch
+from torch import nn
+
+from prunella.core.errors import ConfigError
+from prunella.core.trees import Tree
+from prunella.flower.arrays import is_buffer
+from prunella.tasks.task import prunable as prunable_layers
+
+NEVER = ("embed", "norm", "wte", "wpe", "ln_", "bn")
+
+
+def prunable_names(tree: Tree, model: nn.Module | None) -> frozenset[str]:
+    """Of a model's arrays, those that a scheme may prune. Raises ``ConfigError`` where there is none."""
+    if not (names := _candidates(tree, model)):
+        raise ConfigError("Prune found nothing to prune among the arrays: give it the model, as model=Net()")
+    return names
+
+
+def may_be_asked(tree: Tree, model: nn.Module, names: tuple[str, ...]) -> frozenset[str]:
+    """Of the names that a server says it prunes, those that it may, with the module or without. What a gradient does
+    to a bias of the last layer tells labels: a server does not get it by calling it prunable."""
+    return frozenset(names) & (_candidates(tree, model) | _candidates(tree, None))
+
+
+def _candidates(tree: Tree, model: nn.Module | None) -> frozenset[str]:
+    if model is not None:
+        trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+        names = set(prunable_layers(model)) & trained & tree.keys()
+    else:
+        names = {n for n, t in tree.items() if t.dim() > 1 and n.endswith("weight") and not is_buffer(n, tree)}
+        names = {n for n in names if not any(word in n.lower() for word in NEVER)}
+    return frozenset(name for name in names if tree[name].is_floating_point() and not _shared(name, tree))
+
+
+def _shared(name: str, tree: Tree) -> bool:
+    """Whether another name has the same values: tied weights, of which one must not be pruned alone."""
+    mine = tree[name]
+    return any(n != name and t.shape == mine.shape and torch.equal(t, mine) for n, t in tree.items())

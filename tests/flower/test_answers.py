@@ -1,0 +1,27 @@
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from prunella.core.errors import DefenseError
+from prunella.flower.answers import check_answer, twins
+from prunella.flower.site import Site
+
+
+def test_tied_names_are_found_by_their_values() -> None:
+    a, b = torch.ones(2), torch.zeros(2)
+    before, after = {"x": a, "y": a, "z": a}, {"x": b, "y": b, "z": a}
+    assert twins(["x", "y", "z"], before, after) == {"y": "x"}
+
+
+def test_what_no_defense_works_on_is_refused_by_name_and_shape_alone(tmp_path) -> None:
+    site = Site(Context(1, 1, {"state-dir": str(tmp_path)}, RecordDict(), {"defenses": "dgp"}), "train")
+    before = {"w": torch.ones(2), "count": torch.tensor([1])}
+    assert check_answer(site, {"w": torch.zeros(2), "count": torch.tensor([1])}, before) == ["w"]
+    odd = {
+        "shape": {**before, "w": torch.ones(3)},
+        "names": {"w": before["w"]},
+        "int64": {**before, "count": 2 * before["count"]},
+    }
+    for words, after in odd.items():
+        with pytest.raises(DefenseError, match=words):
+            check_answer(site, after, before)

@@ -1,0 +1,31 @@
+"""What a scheme may prune, and what a server may call prunable."""
+
+import torch
+from torch import nn
+
+from prunella.flower.prunable import may_be_asked, prunable_names
+from tests.flower.foreign import Net
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.head = nn.Linear(8, 3)
+
+
+def test_a_server_gets_no_bias_by_calling_it_prunable() -> None:
+    model = Net()
+    state = dict(model.state_dict())
+    asked = tuple(state) + ("nothing.weight",)
+    assert may_be_asked(state, model, asked) == {"conv.weight", "fc1.weight", "fc2.weight"}
+    assert may_be_asked(state, model, ("fc2.bias",)) == frozenset()
+
+
+def test_what_is_prunable_by_name_alone_may_be_asked_too() -> None:
+    """The server may not have the module."""
+    model = Attends()
+    state = {name: t + torch.rand(()) for name, t in model.state_dict().items()}
+    by_name = prunable_names(state, None)
+    assert "attention.in_proj_weight" in by_name and "attention.in_proj_weight" not in prunable_names(state, model)
+    assert may_be_asked(state, model, tuple(by_name)) == by_name
