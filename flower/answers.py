@@ -3,6 +3,8 @@
 Errors: ``DefenseError`` for what no defense works on.
 """
 
+from collections.abc import Container
+
 import torch
 
 from prunella.client.policy import check_model
@@ -33,14 +35,19 @@ def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
     return names
 
 
-def twins(names: list[str], before: Tree, after: Tree) -> dict[str, str]:
-    """Of names with equal values before and after, every later one and the first: tied weights."""
+def twins(names: list[str], before: Tree, after: Tree, parameters: Container[str] = frozenset()) -> dict[str, str]:
+    """Of names with equal values before and after, every later one and the first: tied weights.
+
+    ``parameters`` are known not to be tied to each other, whatever their values: the biases of batch norm on both sides
+    of a residual sum begin at zero and get the same gradients.
+    """
     firsts: dict[tuple[int, ...], list[str]] = {}
     found: dict[str, str] = {}
     for name in names:
         same = firsts.setdefault(tuple(after[name].shape), [])
         for first in same:
-            if torch.equal(after[first], after[name]) and torch.equal(before[first], before[name]):
+            apart = first in parameters and name in parameters
+            if not apart and torch.equal(after[first], after[name]) and torch.equal(before[first], before[name]):
                 found[name] = first
                 break
         else:

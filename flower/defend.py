@@ -352,7 +352,7 @@ def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, Mask, tu
     site, before = work.site, work.received
     # Those that have a state first: of tied weights, the same name is defended in every round.
     names = sorted(check_answer(site, after, before), key=lambda name: name not in work.tracked)
-    tied = twins(names, before, after)
+    tied = twins(names, before, after, work.parameters)
     moved = {n for n in names if n in work.tracked or not torch.equal(wide(after[n]), wide(before[n]))}
     work.tracked = tuple(name for name in names if name in moved and name not in tied)
     start_of = {name: wide(before[name]).to(wide(after[name]).dtype) for name in work.tracked}

@@ -73,6 +73,7 @@ class Handled:
     order: SchemeOrder = SchemeOrder()
     local: LocalScheme = field(default_factory=LocalScheme)
     guard: Closing | None = None
+    parameters: frozenset[str] = frozenset()  # those of the guarded model, each another
     steps: int = 0
     given: Tree = field(default_factory=dict)
     left: Tree | None = None

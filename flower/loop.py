@@ -84,6 +84,7 @@ class Guard:
         if odd := sorted(self._params.keys() - work.received.keys()):
             raise ConfigError(f"protected: the message has no array named {odd[0]}: send the model's state_dict")
         work.tracked = tuple(dict.fromkeys([*work.tracked, *self._params]))
+        work.parameters = frozenset(self._params)
         self._received = {n: wide(work.received[n]).to(p.device) for n, p in self._params.items()}
         self._mask = {n: work.mask[n].to(p.device) for n, p in self._params.items()}
         asked = may_be_asked(work.received, model, work.order.names) if work.order.scheme else frozenset[str]()

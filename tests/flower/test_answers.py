@@ -11,6 +11,8 @@ def test_tied_names_are_found_by_their_values() -> None:
     a, b = torch.ones(2), torch.zeros(2)
     before, after = {"x": a, "y": a, "z": a}, {"x": b, "y": b, "z": a}
     assert twins(["x", "y", "z"], before, after) == {"y": "x"}
+    assert twins(["x", "y", "z"], before, after, {"x", "z"}) == {"y": "x"}
+    assert twins(["x", "y", "z"], before, after, {"x", "y"}) == {}, "equal by chance"
 
 
 def test_what_no_defense_works_on_is_refused_by_name_and_shape_alone(tmp_path) -> None:

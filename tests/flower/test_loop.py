@@ -430,3 +430,23 @@ def test_a_batch_whose_images_cannot_be_told_is_refused() -> None:
     with pytest.raises(ConfigError, match="which of a batch are the images"):
         images_of({"left": x, "right": x, "label": y})
     assert images_of({"label": y, "img": x}) is x
+
+
+class Residual(Net):
+    """Two biases that begin at zero and always get the same gradient, as batch norm's on both sides of a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 10), nn.Linear(64, 10)
+        for layer in (self.one, self.two):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.one(x.flatten(1)) + self.two(x.flatten(1))
+
+
+def test_parameters_that_are_equal_by_chance_are_defended_each(tmp_path: Path) -> None:
+    seen = Seen()
+    run(make([Defend()], guarded, Residual), tmp_path, {"defenses": "priprune"}, rounds=2, tamper=seen, build=Residual)
+    assert not seen.errors and len(seen.trained()) == 2
+    assert {"one.bias", "two.bias"} <= store(tmp_path).load(99).state["priprune"]["withheld"].keys()
