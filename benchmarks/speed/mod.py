@@ -54,7 +54,7 @@ def app_of(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         model = build()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         loop(model.train(), message, context, batches)
         told = MetricRecord({"num-examples": len(batches) * BATCH})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told}), reply_to=message)
@@ -67,7 +67,7 @@ def messages(model: str, steps: int, repeat: int, folder: Path) -> dict[str, dic
     norm. Raises where an answer is an error."""
     task, g = Task(model, (3, 32, 32), 10), stream(0, purpose="images")
     x, y = torch.rand(steps * BATCH, 3, 32, 32, generator=g), torch.randint(10, (steps * BATCH,), generator=g)
-    batches = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    batches = list(zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True))
     has_buffers, sent = bool(initial(task, 0)[1]), task.build().state_dict()
 
     def work(name: str, mods: list[Any], loop: Loop) -> Work:
