@@ -161,15 +161,11 @@ def test_an_approved_app_is_defended_and_six_ways_round_are_refused(federation: 
     before, after = torch.load(federation.folder / "good.json.pt")
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
     # Four steps at a rate of 0.1 with momentum 0.9: noise of 8 times the clip over a batch of 32 in every coordinate.
-    assert 0.1 < float(moved.std()) < 0.3
+    assert 0.1 < float(moved.std()) < 0.15
 
     for name, options, words in (
         ("other", (), "approved bundles only"),
-        (
-            "good",
-            ("--run-config", "dp-sgd.noise-multiplier=0.1"),
-            "dp-sgd.noise-multiplier of 8.0 or more; the run has",
-        ),
+        ("good", ("--run-config", "defenses='none'"), "leave defenses = 'none' out"),
         ("bare", (), "works inside the training loop"),
         ("undoing", (), "is not what protected() left"),
         ("extra", (), "one record of numbers, named 'metrics'"),
