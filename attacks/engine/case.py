@@ -52,7 +52,7 @@ class Limits(Protocol):
     def max_images(self) -> int: ...
 
 
-class Setting(NamedTuple):
+class ViewSetting(NamedTuple):
     """What a predicate may ask about: the view and its matching problem."""
 
     view: ServerView
@@ -82,7 +82,7 @@ class Setting(NamedTuple):
         return not set(self.view.defenses) <= {"none"}
 
 
-def matchable(setting: Setting) -> bool:
+def matchable(setting: ViewSetting) -> bool:
     """The whole gradient can be matched: no random draw is in it, and most of it is not made up."""
     return not setting.has(Bottleneck) and MASK_HIDING not in setting.view.defenses
 
@@ -92,7 +92,7 @@ class Candidate(NamedTuple):
     objective is the mean squared error on public images."""
 
     attack: str
-    applies: Callable[[Setting], bool]
+    applies: Callable[[ViewSetting], bool]
     changes: Mapping[str, Any] = {}
     scored: bool = False
 
@@ -125,7 +125,7 @@ class Case:
     ) -> None:
         self.view, self.task, self.attack, self.generator, self.end = view, task, attack, generator, end
         whole = target_of(view, task.build(), True, attack.max_images)
-        self.setting = Setting(view, whole)
+        self.setting = ViewSetting(view, whole)
         self.fitted, self.judged = held_out(whole, task, generator)
         passes = sum(len(rows) for rows in whole.plan.batches)
         self.budget = budget or Budget(max(MOST, attack.passes // passes), lambda: time.monotonic() >= end)

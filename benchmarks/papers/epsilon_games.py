@@ -46,7 +46,7 @@ Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class GameSetting:
+class Setting:
     """What the ledger is told: noise multiplier, sampling rate 1 / ``rows``, steps."""
 
     noise: float
@@ -70,7 +70,7 @@ class Build:
     signal: bool = True
 
 
-SETTINGS = (GameSetting(1.0, 1, 1), GameSetting(2.0, 4, 8))
+SETTINGS = (Setting(1.0, 1, 1), Setting(2.0, 4, 8))
 BUILDS = {
     "as it is": Build(),
     "no example": Build(signal=False),
@@ -82,12 +82,12 @@ BUILDS = {
 }
 
 
-def claimed(setting: GameSetting, delta: float, accountant: Accountant) -> float:
+def claimed(setting: Setting, delta: float, accountant: Accountant) -> float:
     """What the ledger says."""
     return epsilon([Charge("", setting.noise, 1 / setting.rows, setting.steps)], delta, accountant)
 
 
-def _chain(name: str, setting: GameSetting, build: Build) -> Chain:
+def _chain(name: str, setting: Setting, build: Build) -> Chain:
     multiplier = setting.noise * build.noise / build.clip
     return build_chain([name], {f"{name}.clip": build.clip, f"{name}.noise-multiplier": multiplier})
 
@@ -113,7 +113,7 @@ def _answers(chain: Chain, batches: Sequence[Tensor], noise: PrivateGenerator) -
     return torch.stack(seen).double()
 
 
-def _score(answers: Tensor, seen: Tensor, setting: GameSetting, rate: float) -> float:
+def _score(answers: Tensor, seen: Tensor, setting: Setting, rate: float) -> float:
     """log P(answers | present) / P(answers | absent), all that the answers tell of a direction in ``seen`` weights."""
     along = answers[:, seen].sum(dim=1).numpy() / math.sqrt(max(1, int(seen.sum())))
     ratio = (2 * along - 1) / (2 * setting.noise**2)
@@ -121,7 +121,7 @@ def _score(answers: Tensor, seen: Tensor, setting: GameSetting, rate: float) -> 
     return float(np.logaddexp(missed, math.log(rate) + ratio).sum())
 
 
-def _trial(chain: Chain, setting: GameSetting, build: Build, present: bool, seed: int, number: int) -> float:
+def _trial(chain: Chain, setting: Setting, build: Build, present: bool, seed: int, number: int) -> float:
     """One score of one client's ``setting.steps`` steps."""
     rows = 1 if build.whole else setting.rows
     examples = torch.zeros(rows, WIDTH)
@@ -139,7 +139,7 @@ def _trial(chain: Chain, setting: GameSetting, build: Build, present: bool, seed
     return _score(answers, seen, setting, 1 / rows)
 
 
-def play(name: str, setting: GameSetting, build: Build, trials: int, seed: int) -> tuple[Scores, Scores]:
+def play(name: str, setting: Setting, build: Build, trials: int, seed: int) -> tuple[Scores, Scores]:
     """The scores of ``trials`` trials with the example and of as many without."""
     chain = _chain(name, setting, build)
     sides = [[_trial(chain, setting, build, side, seed, n) for n in range(trials)] for side in (True, False)]
@@ -162,7 +162,7 @@ class _TwoClasses(nn.Module):
 
 
 def canary_scores(
-    name: str, setting: GameSetting, build: Build, canaries: int, seed: int, number: int = 0
+    name: str, setting: Setting, build: Build, canaries: int, seed: int, number: int = 0
 ) -> tuple[Scores, NDArray[np.bool_]]:
     """One update's scores of ``canaries`` examples, and which of them a fair coin had included."""
     purpose = f"{name} {setting} {build} {canaries}"
@@ -188,7 +188,7 @@ def canary_scores(
 
 
 def guess(
-    name: str, setting: GameSetting, build: Build, canaries: int, seed: int, confidence: float = 0.95
+    name: str, setting: Setting, build: Build, canaries: int, seed: int, confidence: float = 0.95
 ) -> dict[str, float]:
     """One run's bound. How many coins to guess is chosen on a rehearsal, with other coins and other noise."""
 
@@ -209,7 +209,7 @@ def guess(
 
 def measure(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: every build of one defense at one setting, bounds at 95 %; broken builds get a fifth of the trials."""
-    name, setting = settings["defense"], GameSetting(settings["noise"], settings["rows"], settings["steps"])
+    name, setting = settings["defense"], Setting(settings["noise"], settings["rows"], settings["steps"])
     trials, canaries = settings["trials"], settings["canaries"]
     with quiet():  # an accountant names the orders that it leaves out
         ledger = {"rdp": claimed(setting, DELTA, "rdp")}

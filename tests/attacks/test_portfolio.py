@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS, find_attack, portfolio
-from prunella.attacks.engine.case import Candidate, Case, Found, Setting
+from prunella.attacks.engine.case import Candidate, Case, Found, ViewSetting
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Portfolio, chosen
 from prunella.attacks.score.control import undefended_view
@@ -66,7 +66,7 @@ def test_predicates_ask_the_view_and_the_model(batch) -> None:
     def names(model: str, size: int) -> set[str]:
         task, truth = Task(model, (1, 16, 16), 10), PrivateBatch(torch.rand(size, 1, 16, 16), torch.arange(size))
         view = undefended_view(task, *initial(task, 0), truth)
-        setting = Setting(view, target_of(view, task.build(), True, 16))
+        setting = ViewSetting(view, target_of(view, task.build(), True, 16))
         return {each.name for each in CANDIDATES if each.applies(setting)}
 
     assert names("precode-cnn", 1) == {"representation"}
@@ -131,7 +131,7 @@ def test_public_images_decide_where_nothing_explains_the_update(view) -> None:
 
 def test_learnt_attacks_are_asked_behind_a_defense_alone(task, view) -> None:
     def names(view: ServerView) -> set[str]:
-        setting = Setting(view, target_of(view, task.build(), True, 16))
+        setting = ViewSetting(view, target_of(view, task.build(), True, 16))
         return {each.name for each in LEARNT if each.applies(setting)}
 
     assert names(view) == set() == names(dataclasses.replace(view, defenses=("none",)))

@@ -155,7 +155,8 @@ def test_own_images_decide_the_word_and_leave_no_mark_on_the_numbers(
 
 def test_a_single_image_is_judged_beside_others(tmp_path: Path) -> None:
     here = session(tmp_path, "scores", batch_size=1, local_steps=1)
-    assert ask(here, question(torch.rand(1, 1, 8, 8)))["audit"]["level"] == "baseline"
+    noise = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))  # one in a hundred beats its look-alikes
+    assert ask(here, question(noise))["audit"]["level"] == "baseline"
     assert ask(here, question(0.5 - 0.2 * used(here).x))["audit"]["level"] == "rebuilt"
 
 

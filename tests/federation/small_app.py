@@ -144,7 +144,7 @@ LOOP = [
         "pytorchexample/task.py",
         "            optimizer.zero_grad()\n            loss = criterion(net(images), labels)\n"
         "            loss.backward()\n            optimizer.step()\n            running_loss += loss.item()\n",
-        "            running_loss += guard.step(images, labels, criterion, optimizer).item()\n",
+        "            running_loss += float(guard.step(images, labels, criterion, optimizer) or 0)\n",
     ),
 ]
 

@@ -55,10 +55,9 @@ def main(grid: Grid, context) -> None:
     os.replace("RESULT.part", "RESULT")
 """
 CLIENT = "pytorchexample/client_app.py"
-GUARDED = UPDATE[1:3] + LOOP
+GUARDED = UPDATE[:3] + LOOP
 REPLY = "    return Message(content=content, reply_to=msg)\n"
 EXTRA = [(CLIENT, REPLY, f'    content["notes"] = MetricRecord({{"{PRIVATE}": 1.0}})\n{REPLY}')]
-QUOTING = [(CLIENT, REPLY, f'    raise ValueError("{PRIVATE}")\n')]
 UNDOING = [
     (CLIENT, "    with protected(", "    import copy\n    other = copy.deepcopy(model)\n    with protected("),
     (
@@ -84,8 +83,7 @@ APPS: dict[str, Changes] = {
     "other": GUARDED + [(CLIENT, "import torch\n", "import torch  # one byte more\n")],
     "bare": [],
     "extra": GUARDED + EXTRA,
-    "quoting": GUARDED + QUOTING,
-    "undoing": UPDATE[1:3] + LOOP[1:] + [LOOP[0]] + UNDOING,
+    "undoing": GUARDED + UNDOING,
 }
 
 
@@ -115,7 +113,7 @@ class Federation:
     def build(self, name: str, changes: Changes) -> Path:
         """The app's bundle, by ``flwr build``."""
         app = self.folder / name
-        write(app, changes, self.folder / f"{name}.json", "")
+        write(app, changes, self.folder / f"{name}.json", "dp-sgd")
         (app / "pytorchexample/server_app.py").write_text(SERVER.replace("RESULT", str(self.folder / f"{name}.json")))
         done = subprocess.run(["flwr", "build", "--app", name], cwd=self.folder, env=self.env, capture_output=True)
         assert done.returncode == 0, done.stderr
@@ -159,19 +157,14 @@ def test_an_approved_app_is_defended_and_six_ways_round_are_refused(federation: 
     before, after = torch.load(federation.folder / "good.json.pt")
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
     # Four steps at a rate of 0.1 with momentum 0.9: noise of 8 times the clip over a batch of 32 in every coordinate.
-    assert 0.1 < float(moved.std()) < 0.3
+    assert 0.1 < float(moved.std()) < 0.15
 
     for name, options, words in (
         ("other", (), "approved bundles only"),
-        (
-            "good",
-            ("--run-config", "dp-sgd.noise-multiplier=0.1"),
-            "dp-sgd.noise-multiplier of 8.0 or more; the run has",
-        ),
-        ("extra", (), "one record of numbers, named 'metrics'"),
+        ("good", ("--run-config", "defenses='none'"), "leave defenses = 'none' out"),
         ("bare", (), "works inside the training loop"),
         ("undoing", (), "is not what protected() left"),
-        ("quoting", (), "own log says why"),
+        ("extra", (), "one record of numbers, named 'metrics'"),
         ("good", (), "past privacy.epsilon-budget = 3"),
     ):
         error = str(federation.run(name, *options).get("error"))

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the decoder with atheris: any bytes give a valid tree or ``WireError``.
 
-    python tests/wire/fuzz_wire.py -max_total_time=60 -rss_limit_mb=2048 -timeout=5
+    python tests/wire/fuzz_wire.py -max_total_time=60 -rss_limit_mb=4096 -timeout=5
 
 ``tests/wire/test_fuzz_wire.py`` runs it for a few seconds. Anything but ``WireError`` ends the run with a traceback and
 the input; so do memory and time over libFuzzer's limits. The corpus starts from real blobs, kept in a temporary folder.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["core"]):
+with atheris.instrument_imports(include=["prunella.wire", "prunella.core"]):
     from prunella.core.errors import WireError
     from prunella.wire.encode import REASONS, decode, decode_mask, encode, encode_mask
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fuzz(tmp_path: Path, script: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), *options, "-rss_limit_mb=2048", "-timeout=10", "-seed=1"]
+    command = [sys.executable, str(script), *options, "-rss_limit_mb=4096", "-timeout=10", "-seed=1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 

@@ -2,7 +2,7 @@ import dataclasses
 
 import torch
 
-from prunella.attacks.engine.case import Candidate, Case, Setting, held_out, matchable
+from prunella.attacks.engine.case import Candidate, Case, ViewSetting, held_out, matchable
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.portfolio import PLAIN, Portfolio
 from prunella.attacks.score.control import undefended_view
@@ -11,8 +11,8 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task, initial
 
 
-def setting(view: ServerView, task: Task) -> Setting:
-    return Setting(view, target_of(view, task.build(), True, 16))
+def setting(view: ServerView, task: Task) -> ViewSetting:
+    return ViewSetting(view, target_of(view, task.build(), True, 16))
 
 
 def test_a_tenth_of_what_arrived_is_kept_from_descents_where_enough_arrived(task, view) -> None:

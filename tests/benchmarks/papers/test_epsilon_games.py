@@ -18,7 +18,7 @@ from prunella.benchmarks.papers.epsilon_games import (
     DELTA,
     PRIVATE,
     Build,
-    GameSetting,
+    Setting,
     canary_scores,
     guess,
     play,
@@ -27,7 +27,7 @@ from prunella.benchmarks.reproduce import reproduce
 from prunella.privacy.ledger.empirical import from_game, if_normal
 
 SURE = 1 - 1e-5
-ONE, SAMPLED = GameSetting(4.0, 1, 1), GameSetting(3.0, 2, 2)  # ε 0.9 and 1.1 at 1e-5
+ONE, SAMPLED = Setting(4.0, 1, 1), Setting(3.0, 2, 2)  # ε 0.9 and 1.1 at 1e-5
 TRIALS = 120  # see a build without noise in either setting
 SETTINGS = pytest.mark.parametrize("setting", [ONE, SAMPLED], ids=["one step", "sampled steps"])
 claimed = functools.cache(bench.claimed)  # a privacy loss distribution takes half a second
@@ -39,7 +39,7 @@ def test_every_defense_with_an_epsilon_is_played() -> None:
 
 @SETTINGS
 @pytest.mark.parametrize("name", PRIVATE)
-def test_the_ledger_holds_and_a_build_without_noise_breaks_it(name: str, setting: GameSetting) -> None:
+def test_the_ledger_holds_and_a_build_without_noise_breaks_it(name: str, setting: Setting) -> None:
     sound, broken = (play(name, setting, build, TRIALS, 0) for build in (Build(), BUILDS["no noise"]))
     for delta in (DELTA, COARSE):
         assert from_game(*sound, delta, SURE) <= claimed(setting, delta, "pld") <= claimed(setting, delta, "rdp")
@@ -53,7 +53,7 @@ def test_the_ledger_holds_and_a_build_without_noise_breaks_it(name: str, setting
     + [("dp-sgd", "no sampling")],  # all have one sampler
 )
 def test_other_broken_builds_break_the_ledger(name: str, label: str) -> None:
-    setting, trials = (GameSetting(0.3, 32, 1), 200) if label == "no sampling" else (ONE, TRIALS)
+    setting, trials = (Setting(0.3, 32, 1), 200) if label == "no sampling" else (ONE, TRIALS)
     scores = play(name, setting, BUILDS[label], trials, 0)
     ledger = claimed(setting, COARSE, "pld")
     assert from_game(*scores, COARSE, SURE) > 0.5 + ledger
@@ -62,7 +62,7 @@ def test_other_broken_builds_break_the_ledger(name: str, label: str) -> None:
 
 @SETTINGS
 @pytest.mark.parametrize("name", ["dp-sgd", "fed-spa"])
-def test_no_example_no_epsilon(name: str, setting: GameSetting) -> None:
+def test_no_example_no_epsilon(name: str, setting: Setting) -> None:
     scores = play(name, setting, BUILDS["no example"], 100, 0)
     assert from_game(*scores, DELTA, SURE) == if_normal(*scores, DELTA, SURE) == 0
     assert guess(name, setting, BUILDS["no example"], 200, 0, 0.999)["epsilon"] == 0
@@ -77,7 +77,7 @@ def test_one_run_without_noise_breaks_the_ledger() -> None:
 @pytest.mark.parametrize("name", PRIVATE)
 def test_scores_are_as_far_apart_as_the_theory_says(name: str) -> None:
     """Both attackers are as strong as one can be: a distance of sqrt(T) / sigma deviations, and not less."""
-    setting = GameSetting(0.5, 1, 2)
+    setting = Setting(0.5, 1, 2)
     inside, outside = play(name, setting, Build(), 300, 0)
     scores, coins = canary_scores(name, setting, Build(), 600, 0)
     seen = scores != 0  # fed-spa sends nothing of some canaries
@@ -92,7 +92,7 @@ def test_scores_are_as_far_apart_as_the_theory_says(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRIVATE)
 def test_a_long_game_comes_close_to_the_ledger_and_sees_a_clip_that_is_twice_too_long(name: str) -> None:
-    setting = GameSetting(1.0, 1, 1)
+    setting = Setting(1.0, 1, 1)
     fine, coarse = (claimed(setting, delta, "pld") for delta in (DELTA, COARSE))
     scores = play(name, setting, Build(), 10_000, 1)
     assert coarse / 3 < from_game(*scores, COARSE, SURE) <= coarse
