@@ -11,7 +11,7 @@ import pytest
 
 from prunella.server.store.read import read_run
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(960)]
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,7 +17,7 @@ from prunella.deploy.runtime.processes import environment
 from prunella.server.store.read import read_audits, read_metrics, read_run
 from tests.federation.running import ROOT, end, wait_for
 
-pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(960)]
 QUICK = "audit-every=2 audit-seconds=60.0 sgi.iterations=20"
 
 

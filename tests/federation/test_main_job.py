@@ -16,7 +16,7 @@ from prunella.deploy.runtime import flower_release
 from prunella.server.checkpoint import load
 from prunella.server.store.read import read_audits, read_metrics, read_run
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(960)]  # the job has 900 s, which only end what hangs
 ROOT = Path(__file__).parents[2]
 
 
