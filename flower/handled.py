@@ -22,10 +22,6 @@ from prunella.privacy.chain import Chain, ChainState, compose, start
 from prunella.privacy.defense import DataDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import spend
 
-LINES = (
-    "guard = protected(msg, context, model)  and inside your loop  guard.step(x, y, loss, optimizer)  "
-    "(from prunella import protected)"
-)
 _UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
 
 
@@ -118,7 +114,10 @@ HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
 
 def loop_missing(name: str) -> DefenseError:
     """What to say where ``name`` needs the loop and did not find it."""
-    return DefenseError(f"{name} works inside the training loop, and no step went through it: write  {LINES}")
+    return DefenseError(
+        f"{name} works inside the training loop, and no step went through it: write  guard = protected(msg, context, "
+        "model)  and inside your loop  guard.step(x, y, loss, optimizer)  (from prunella import protected)"
+    )
 
 
 def check_loop(work: Handled, after: Tree) -> None:

@@ -16,6 +16,7 @@ from prunella.core.errors import DefenseError, PrunellaError
 from prunella.flower.defend import FAILED, Defend
 from prunella.flower.gate import Gate
 from prunella.flower.loop import protected
+from prunella.flower.scheme import Settled
 from tests.flower.foreign import RATE, Net, batches, plain
 
 PRIVATE = "patient 4711"
@@ -208,6 +209,13 @@ def test_what_an_app_raises_or_calls_an_error_is_one_text(tmp_path: Path) -> Non
     assert place.refused(app) == FAILED
 
 
+def test_an_app_cannot_tell_by_the_word_that_ends_a_first_mask(tmp_path: Path) -> None:
+    def settled(model: nn.Module, message: Message, context: Context) -> None:
+        raise Settled(PRIVATE)
+
+    assert "own log says why" in Place(tmp_path, **DGP).refused(app_of(settled))
+
+
 def test_a_context_that_the_app_has_changed_changes_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path, **DGP)
 
@@ -240,7 +248,7 @@ def test_the_signs_of_zeros_and_the_order_of_arrays_tell_nothing(tmp_path: Path)
 
 
 def test_an_app_of_the_older_api_is_told_what_to_do(tmp_path: Path) -> None:
-    place = Place(tmp_path, DGP)
+    place = Place(tmp_path, **DGP)
     content = RecordDict({"fitins.parameters": ArrayRecord(place.sent), "fitins.config": ConfigRecord()})
     with pytest.raises(PrunellaError, match="Message API only: port the app"):
         Gate(app_of(), place.node)(Message(content, 5, "train"), place.context)
