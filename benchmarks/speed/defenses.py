@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from prunella.benchmarks.speed.bench import Work, command, show_table, turns
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
-from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
+from prunella.core.trees import Tree, full_mask, map_trees, to_device, zeros_like
 from prunella.privacy import DEFENSES
 from prunella.privacy.chain import Chain, Link, build_chain, start
 from prunella.privacy.defense import State, Step, StepDefense
@@ -53,13 +53,16 @@ def selection(size: int, repeat: int) -> dict[str, dict[str, float]]:
     return turns(arms, "torch.topk", repeat)
 
 
-def _epoch(task: Task, chain: Chain, data: Examples, steps: int) -> tuple[Work, float]:
-    """A function that trains ``steps`` batches under the chain, and the seconds it took to fit the chain."""
-    params, buffers = initial(task, 0)
+def epoch(task: Task, chain: Chain, data: Examples, steps: int) -> tuple[Work, float]:
+    """A function that trains ``steps`` batches under the chain where ``data`` is, and the seconds it took to fit the
+    chain."""
+    device = data.x.device
+    params, buffers = (to_device(tree, device) for tree in initial(task, 0))
     begin = time.process_time()
     state = start(chain, data.x, params, {}, rehearsal(0, purpose="fit"))
     fitted = time.process_time() - begin
-    procedure, received = Procedure(task.build(), Sgd(0.01), chain), Received(params, full_mask(params), buffers)
+    procedure = Procedure(task.build().to(device), Sgd(0.01), chain)
+    received = Received(params, full_mask(params), buffers)
     batches = [Examples(data.x[i * BATCH :][:BATCH], data.y[i * BATCH :][:BATCH]) for i in range(steps)]
     work = lambda: local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="noise"))  # noqa: E731
     return work, fitted
@@ -110,7 +113,7 @@ def epochs(
     for name in ("none", *defenses, "dp-sgd"):
         if not (has_buffers and name in ("dp-sgd", SEEDED)):
             chain = seeded_dp_sgd() if name == SEEDED else build_chain([name], {})
-            arms[name], fitted[name] = _epoch(task, chain, data, steps)
+            arms[name], fitted[name] = epoch(task, chain, data, steps)
     arms["opacus"] = _opacus(task, data, steps)
     return {"arms": turns(arms, "none", repeat), "fit_seconds": {k: v for k, v in fitted.items() if "channel" in k}}
 

@@ -24,7 +24,7 @@ import torch
 from prunella.core.config import Raw, parse_run
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask, to_device, zeros_like
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, to_device, zeros_like
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import ChainState, build_chain, start
@@ -41,7 +41,7 @@ from prunella.wire.records import sparse_from_coded, to_coded
 DEFENSE_ROUNDS = 5
 LEARNT_FROM = 64  # public images that a learning defense is trained on
 PUBLIC, SENT = "public.safetensors", "sent.safetensors"
-_REMEMBERED = 4  # trained defenses that are kept; each may be as large as the model
+_STATES, _KEPT = 16, 2**26  # trained defenses that the shadows share, and values in all: each may be a model's size
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class RunShadow:
 
     def _state(self, draw: int) -> ChainState:
         """The defenses of client ``draw``, trained. Those without a state need no training."""
+        draw %= max(2, min(_STATES, _KEPT // max(1, size(self.like.params))))
         if draw not in self._trained:
             learnt, received = self.public.take(torch.arange(min(LEARNT_FROM, len(self.public)))), self._received
             learnt = Examples(learnt.x.to(self.device), learnt.y.to(self.device))
@@ -149,8 +150,6 @@ class RunShadow:
                 locations = to_device(self.round.locations, self.device)
                 state = {**state, ADGP: {**state[ADGP], "locations": locations}}
             self._trained[draw] = state
-            for oldest in list(self._trained)[:-_REMEMBERED]:
-                del self._trained[oldest]
         return self._trained[draw]
 
     def _play(

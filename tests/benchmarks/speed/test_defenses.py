@@ -33,7 +33,7 @@ def test_what_dp_sgd_is_compared_with_is_dp_sgd() -> None:
     task, quiet = Task("lenet", (3, 32, 32), 10), DpSgd(clip=0.5, noise_multiplier=1e-9)
     data = Examples(torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 10)
     chains = build_chain(["dp-sgd"], {"dp-sgd.clip": 0.5, "dp-sgd.noise-multiplier": 1e-9}), bench.seeded_dp_sgd(quiet)
-    ours, theirs = (bench._epoch(task, chain, data, 1)[0]().outgoing.update for chain in chains)
+    ours, theirs = (bench.epoch(task, chain, data, 1)[0]().outgoing.update for chain in chains)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-7) for name in ours)
     assert any(bool(t.any()) for t in ours.values())
 

@@ -194,3 +194,13 @@ def test_a_trace_in_a_run_s_folder_has_a_shadow_and_any_other_none(
     assert shape_of(sent) == shape_of(view) and sent.defenses == view.defenses
     elsewhere = tmp_path / "elsewhere" / "trace" / "view.safetensors"
     assert shadow_beside(elsewhere, view, TASK, about) is None
+
+
+def test_shadows_share_a_few_trained_defenses_and_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack that learns asks for hundreds of clients: training each one's defense would be most of its time."""
+    monkeypatch.setattr("prunella.server.audit.shadow._STATES", 2)
+    shadow, shown = shadow_of({**ONE, "defenses": "priprune"}), CANARIES.take(torch.arange(3))
+    sent = [shadow.send(shown, draw) for draw in range(4)]
+    assert len(shadow._trained) == 2
+    name = next(iter(sent[0].update))
+    assert not torch.equal(sent[0].shared[name], sent[2].shared[name])
