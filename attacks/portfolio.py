@@ -64,7 +64,7 @@ class Portfolio:
     mask_aware: ClassVar[bool] = True
     #: of images through the model, forth and back: what is spent, the same on every machine
     passes: Count = 32_000
-    seconds: Positive = 120.0  #: limit on top of that; an answer that is cut short depends on how fast the machine is
+    seconds: Positive = 600.0  #: limit on top of that; an answer that is cut short depends on how fast the machine is
     iterations: Count = 600  #: most iterations of a descent
     restarts: Count = 2  #: random starts of a candidate
     max_images: Count = 16  #: images in memory at a time

@@ -85,7 +85,7 @@ class Run(BaseModel):
     defenses: str = "priprune"
     #: what the server attacks with; an entry of the list (label replays traces only), or your own as
     #: `package.module:NAME`
-    attack: str = "sgi"
+    attack: str = "portfolio"
     #: where audits run: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
     attack_device: str = "auto"
     audit_every: Annotated[int, Field(ge=0)] = 5  #: rounds between audits; 0: none

@@ -3,6 +3,4 @@
 ``prunella.view``, ``prunella.attack`` and ``prunella.audit`` are these functions; docs/library.md shows them.
 """
 
-DEFAULT_ATTACK = (
-    "portfolio"  # where none is named: of ``prunella.attack``, ``prunella.audit`` and the command ``audit``
-)
+DEFAULT_ATTACK = "portfolio"  # where none is named, as in a run

@@ -49,7 +49,9 @@ def test_the_stranger_does_not_have_the_project(stranger: Path, tmp_path: Path) 
 
 
 def test_the_bundle_holds_everything_a_run_with_audits_needs(stranger: Path, tmp_path: Path) -> None:
-    done = run(stranger, tmp_path, "-c", "rounds=2", "-c", "audit-every=2", "-c", "sgi.iterations=40")
+    done = run(
+        stranger, tmp_path, "-c", "rounds=2", "-c", "audit-every=2", "-c", "attack=sgi", "-c", "sgi.iterations=40"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     run_dir = tmp_path / "runs" / "latest"
     assert read_run(run_dir)["status"] == "completed"

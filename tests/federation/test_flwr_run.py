@@ -18,7 +18,7 @@ from prunella.server.store.read import read_audits, read_metrics, read_run
 from tests.federation.running import ROOT, end, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(960)]
-QUICK = "audit-every=2 audit-seconds=60.0 sgi.iterations=20"
+QUICK = "audit-every=2 audit-seconds=60.0 attack='sgi' sgi.iterations=20"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from prunella.core.config import Run
 from prunella.core.errors import ConfigError
 from prunella.core.types import ServerView
+from prunella.library import DEFAULT_ATTACK
 from prunella.library import audit as module
 from prunella.library.audit import Report, _like, audit, learned
 from prunella.library.module import own_task
@@ -43,6 +45,10 @@ def known(net: nn.Module) -> tuple[Task, ServerView]:
 @pytest.fixture(scope="module")
 def leak(model: nn.Sequential) -> Report:
     return audit(model, (X, Y), attacks="r-gap", public=FIT, device="cpu")
+
+
+def test_a_run_and_the_library_attack_with_the_same_where_none_is_named() -> None:
+    assert Run().attack == DEFAULT_ATTACK
 
 
 def test_an_undefended_image_is_found_and_the_rule_is_the_report_s(model: nn.Sequential, leak: Report) -> None:
