@@ -1,11 +1,16 @@
 """Fixtures of all packages."""
 
+import os
 import re
 from pathlib import Path
 
-import pytest
-import torch
-from hypothesis import settings
+# Two workers share two cores: a pool of threads each, which wait for one another by spinning, doubles the processor
+# time of linear algebra. Before NumPy and PyTorch are imported, which read it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
 settings.load_profile("unhurried")
