@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 NEWEST := $(VENV)/newest
+# Tests start hundreds of processes, none of which is to compile what another one has, whatever a container's image says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test quick lint unit federation newest clean
 .DELETE_ON_ERROR:
@@ -24,15 +26,16 @@ lint: $(VENV)/dev
 unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flower process.
 	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
 
-federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. And the slow tests.
-	$(BIN)/pytest -n 2 --dist loadfile -m "federation or slow" tests
+federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. Then the slow tests, one by one.
+	$(BIN)/pytest -n 2 $(TOGETHER) -m "federation or slow" tests
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
-	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not federation" $(FLOWER_TESTS)
-	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_JOBS)
+	tests=$$($(BIN)/python -m tests.of_flower $(FLOWER_ROOMS)) && \
+	  $(NEWEST)/bin/python -m pytest -n 2 $(TOGETHER) -m "not slow and (not federation or newest)" $$tests
 
-FLOWER_TESTS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round
-FLOWER_JOBS := tests/federation/test_fleet_port.py tests/federation/test_policy.py
+# A file of federations on one worker, all other tests on whichever is free (tests/conftest.py).
+TOGETHER := --dist loadfile --no-loadscope-reorder
+FLOWER_ROOMS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round tests/federation
 
 # The packages are those of $(VENV); only what the newest Flower demands otherwise comes before them on the path.
 $(NEWEST)/installed: pyproject.toml $(VENV)/dev
@@ -57,3 +60,4 @@ $(BIN)/python:
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .types
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -192,6 +192,11 @@ def played(shadow: Shadow, attack: Denoise, generator: Generator) -> tuple[Examp
     return public.take(torch.tensor(kept)), views, public.x[order[len(chosen) :][:_COMPONENTS]]
 
 
+def require_one_image(view: ServerView) -> None:
+    if (view.num_examples or 1) != 1 or view.batch_size not in (None, 1):
+        raise AttackError("denoise takes one image out of its noise, not a batch of them")
+
+
 class Denoiser:
     """``denoise`` with a ``shadow``, learnt once for every client of a round: views to images [1, C, H, W]."""
 
@@ -202,8 +207,7 @@ class Denoiser:
         self.clean = learnt_filter(others.flatten(1).cpu(), sent.x.flatten(1).cpu(), noisy)
 
     def __call__(self, view: ServerView) -> Reconstruction:
-        if (view.num_examples or 1) != 1 or view.batch_size not in (None, 1):
-            raise AttackError("denoise takes one image out of its noise, not a batch of them")
+        require_one_image(view)
         mine = rebuilt([view], self.task, self.attack, self.generator)[0]
         x = into_box(self.clean(mine.x.cpu().flatten(1).float())).reshape(1, *self.task.shape)
         return Reconstruction(x.to(mine.x.device), mine.y, mine.objective, mine.iterations)
@@ -220,6 +224,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The image [1, C, H, W] behind the noise, from this view and, with ``known``, ``earlier`` ones of the image."""
     if known is None and shadow is not None:
+        require_one_image(view)  # before anything is learnt
         return Denoiser(task, attack, generator, shadow)(view)
     if known is None:
         raise AttackError("denoise needs to know the noise: public images and the channel's covariance, or a shadow of "

@@ -145,7 +145,7 @@ def _build(task: Task, seed: int) -> nn.Module:
     if given is None:
         raise ConfigError(f"model {task.model!r} is not a function of (shape, classes), nor one of nothing")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # alone: ``torch.manual_seed`` seeds every device, for good
         module = builder(*given)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {task.model!r} built a {type(module).__name__}, not a torch.nn.Module")

@@ -1,14 +1,23 @@
 """Fixtures of all packages."""
 
+import functools
+import os
 import re
 from pathlib import Path
+from typing import Any
 
-import pytest
-import torch
-from hypothesis import settings
+# Two workers share two cores: a pool of threads each, which wait for one another by spinning, doubles the processor
+# time of linear algebra. Before NumPy and PyTorch are imported, which read it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
 settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
 settings.load_profile("unhurried")
+ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"mark\.(federation|slow)\b")
 
 
@@ -17,6 +26,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("markexpr") != "federation or slow" or not collection_path.match("test_*.py"):
         return None
     return True if not MARKED.search(collection_path.read_text()) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Federations first, which take minutes: what is left at the end is short enough for workers to end together."""
+    items.sort(key=lambda item: item.get_closest_marker("federation") is None)
+
+
+@functools.cache
+def starts_federations(file: str) -> bool:
+    return "mark.federation" in (ROOT / file).read_text()
+
+
+class FederationsTogether(LoadScopeScheduling):
+    """A file of federations goes to one worker, which shares what it started; any other test to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if starts_federations(file) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FederationsTogether | None:
+    return FederationsTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

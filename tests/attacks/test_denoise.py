@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.denoise import Channel, Denoise, learnt_filter, moments, posterior_mean
+from prunella.attacks.denoise import Channel, Denoise, Denoiser, learnt_filter, moments, posterior_mean
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import mse, psnr
 from prunella.core.errors import AttackError
@@ -97,17 +97,18 @@ def test_a_shadow_teaches_what_the_noise_is(model: str, digits, batch) -> None:
     public = Examples(digits.x[:600], digits.y[:600])
     shadow = ShadowClient(task, public, "channel-natural", raw={"channel-natural.kappa": 10.0})
     settings, truth, other = Denoise(iterations=120, shadows=16, match=80), batch(0, 1), batch(5, 1)
-    found = []
-    for x, y, draw in ((truth.x, truth.y, -1), (other.x, other.y, -2)):
-        view = shadow.attacked(x, y, draw)
-        found.append(ATTACK.reconstruct(view, task, settings, stream(0, purpose="attack"), shadow=shadow).x)
+    clean = Denoiser(task, settings, stream(0, purpose="attack"), shadow)  # learnt once for every client of a round
+    found = [clean(shadow.attacked(each.x, each.y, draw)).x for each, draw in ((truth, -1), (other, -2))]
     assert psnr(truth.x, found[0])[0] > psnr(truth.x, public.x.mean(dim=0)[None])[0] + 1
     assert psnr(truth.x, found[1])[0] < psnr(truth.x, found[0])[0] - 2
 
 
-def test_a_batch_is_refused(digits, task, batch) -> None:
+def test_a_batch_is_refused_before_anything_is_learnt_and_after(digits, task, batch) -> None:
     public = Examples(digits.x[:100], digits.y[:100])
     shadow, truth = ShadowClient(task, public, batch_size=2), batch(0, 2)
+    view, draw = shadow.attacked(truth.x, truth.y), stream(0, purpose="attack")
     with pytest.raises(AttackError, match="one image"):
-        view = shadow.attacked(truth.x, truth.y)
-        ATTACK.reconstruct(view, task, Denoise(shadows=8), stream(0, purpose="attack"), shadow=shadow)
+        ATTACK.reconstruct(view, task, Denoise(shadows=0), draw, shadow=shadow)
+    clean = Denoiser(task, Denoise(shadows=8, match=1), draw, ShadowClient(task, public))
+    with pytest.raises(AttackError, match="one image"):
+        clean(view)

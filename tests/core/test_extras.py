@@ -6,8 +6,6 @@ import sys
 import tomllib
 from importlib import metadata
 
-import pytest
-
 from prunella.core.extras import EXTRAS, extra_of, require
 from tests.test_layout import MODULES, ROOT
 
@@ -16,14 +14,24 @@ ROOMS = {path.relative_to(ROOT).parts[0] for path in MODULES}
 NEEDS = {("server",): {"server", "deploy"}, ("server", "vision", "benchmarks"): {"benchmarks"}}
 NEEDS[()] = ROOMS - set.union(*NEEDS.values())  # the base install
 CODE = """
-import importlib, sys
+import importlib, os, sys
+import torch, scipy.optimize, flwr.app, flwr.clientapp, flwr.serverapp, pydantic, typer  # once, for all forks
 class Absent:
+    def __init__(self, packages):
+        self.packages = packages
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ABSENT:
+        if name.partition(".")[0] in self.packages:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Absent())
-for module in MODULES:
-    importlib.import_module(module)
+for absent, modules in CASES:
+    if not (child := os.fork()):
+        for name in [name for name in sys.modules if name.partition(".")[0] in absent]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Absent(absent))
+        for module in modules:
+            importlib.import_module(module)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"without {sorted(absent)}")
 """
 
 
@@ -47,12 +55,16 @@ def test_an_error_names_what_to_install() -> None:
     assert (extra_of("torchvision.ops"), extra_of("torch")) == ("vision", None)
 
 
-@pytest.mark.parametrize("extras", NEEDS, ids=lambda extras: "+".join(extras) or "base")
-def test_rooms_import_with_their_own_extras_only(extras: tuple[str, ...]) -> None:
+def case(extras: tuple[str, ...]) -> tuple[set[str], list[str]]:
+    """Packages that are not installed with these extras, and the modules that are to do without."""
     present = {package for extra in extras for package in EXTRAS[extra]}
     absent = {package for packages in EXTRAS.values() for package in packages} - present
     paths = [path for path in MODULES if path.relative_to(ROOT).parts[0] in NEEDS[extras]]
     modules = [".".join(("prunella", *path.relative_to(ROOT).with_suffix("").parts)) for path in paths]
-    code = f"ABSENT, MODULES = {absent!r}, {[name.removesuffix('.__init__') for name in modules]!r}\n{CODE}"
+    return absent, [name.removesuffix(".__init__") for name in modules]
+
+
+def test_rooms_import_with_their_own_extras_only() -> None:
+    code = f"CASES = {[case(extras) for extras in NEEDS]!r}\n{CODE}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]

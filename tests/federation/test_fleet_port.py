@@ -10,7 +10,7 @@ from prunella.deploy.ports import LOOPBACK, wait_open
 from prunella.deploy.runtime import flower_release
 from tests.federation.running import Place
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.newest]
 COMMANDS = ("/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/pull-task-input", "/docs", "/openapi.json")
 
 

@@ -13,7 +13,7 @@ import pytest
 from prunella.server.store.read import read_run
 from tests.federation.running import ROOT, Place, failures, series, wait_for
 
-pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.federation, pytest.mark.newest, pytest.mark.timeout(600)]
 QUICK = ("-c", "rounds=1", "-c", "strategy=random", "-c", "audit-every=0", "-c", "min-clients=1")
 
 
