@@ -31,9 +31,10 @@ from prunella.core.config import Raw, Run, kebab, parse_run, parse_section
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
 from prunella.privacy import DEFENSES, SECTIONS, find_defense
-from prunella.privacy.accounting import Privacy
+from prunella.privacy.accounting import NOISE, Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.defense import STAGES, Stronger
+from prunella.privacy.ledger.ledger import charge
 
 KIND, STEPS = "defenses", "local-steps"
 OWN = ("adgp", "precode")  # a server that sends locations; a layer of Prunella's models
@@ -109,8 +110,12 @@ def check_conditions(policy: Policy) -> None:
     for name in policy.defenses:
         if name in OWN or find_defense(name).guards:
             raise ConfigError(f"{name} needs Prunella's own model, client or server: choose another defense")
-    if policy.epsilon_budget and not any(find_defense(name).private for name in policy.defenses):
+    if not policy.epsilon_budget:
+        return
+    if not any(find_defense(name).private for name in policy.defenses):
         raise ConfigError("epsilon-budget counts a defense that has an ε, and none is required: require dp-sgd, too")
+    if not charge(build_chain(policy.defenses, policy.settings), "", 1, 1, 1).covered:
+        raise ConfigError(f"epsilon-budget counts noise from {NOISE[0]:g} to {NOISE[1]:g} times the clip: require that")
 
 
 def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy, scheme: str = "fedavg") -> None:
