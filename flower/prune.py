@@ -81,8 +81,8 @@ class Prune(Layer):
     """``rate`` is the share of the prunable weights that is removed; ``settings`` are the scheme's (``ramp_rounds=3``).
 
     ``model`` is the app's module, ``shape`` its input [C, H, W], ``public`` images and labels that are nobody's secret,
-    ``local_steps`` how many a client takes in a round (FedDST), ``task`` the model to draw fresh weights of, in place of
-    ``model`` and ``shape`` (Fed-LTP one-shot). Raises ``ConfigError``.
+    ``local_steps`` how many a client takes in a round (FedDST), ``task`` the model to draw fresh weights of, in place
+    of ``model`` and ``shape`` (Fed-LTP one-shot). Raises ``ConfigError``.
     """
 
     def __init__(
