@@ -10,8 +10,9 @@ touch batches or gradients need ``flower.loop.protected`` inside ``train()``.
 
 What leaves is an allow-list: the model's arrays, ``num-examples`` and the metrics listed (``metrics=`` here, or by the
 node), as finite numbers (with three digits where a site has conditions), a config record that names the defenses, and,
-where the server's pruning scheme asks and the site's conditions let it, squared gradients and a mask (``flower.scheme``). Other records of the answer stay. An
-exception of the app becomes one constant text, since Flower sends what it says to the server.
+where the server's pruning scheme asks and the site's conditions let it, squared gradients and a mask
+(``flower.scheme``). Other records of the answer stay. An exception of the app becomes one constant text, since Flower
+sends what it says to the server.
 
 *Names.* An array that did not change passes as it is (a frozen weight), and so does batch norm's statistics, by name;
 where a site has conditions those are refused (``client.policy``). Two names with equal values before and after (tied
