@@ -65,6 +65,7 @@ from prunella.privacy.defense import STAGES, Stronger, directions
 from prunella.strategies import STRATEGIES, validates
 
 DELTA = 1e-5
+KEYS = ("require", "epsilon-budget", "delta")
 COMPARED = {"=": None, "<=": Stronger.SMALLER, ">=": Stronger.LARGER}
 
 
@@ -186,9 +187,20 @@ def _read_require(text: str) -> tuple[tuple[str, ...], dict[str, Any], dict[str,
     return tuple(ordered), settings, bounds
 
 
+def _check_keys(config: Mapping[str, object]) -> None:
+    """Refuse a key that somebody meant to be a condition: it would be none, in silence."""
+    for key in config:
+        meant = key.lower().replace("_", "-")
+        if key not in KEYS and (meant in KEYS or meant.startswith(("require", "epsilon"))):
+            raise ConfigError(f"{key} in the node configuration is no condition: write {', '.join(KEYS)}")
+
+
 def read_policy(config: Mapping[str, object]) -> Policy:
     """The conditions in a node's configuration. One that no run can meet is raised."""
-    names, settings, bounds = _read_require(str(config.get("require", "")))
+    _check_keys(config)
+    names, settings, bounds = _read_require(text := str(config.get("require", "")))
+    if text and not settings and not names:
+        raise ConfigError("require in the node configuration names nothing: leave it out, or name a defense")
     parse_run({key: value for key, value in settings.items() if "." not in key})
     parse_section(settings, "privacy", Privacy)
     if names:

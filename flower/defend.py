@@ -9,9 +9,10 @@ Where a defense withholds a coordinate, the server gets back what it sent. Which
 touch batches or gradients need ``flower.loop.protected`` inside ``train()``.
 
 What leaves is an allow-list: the model's arrays, ``num-examples`` and the metrics listed (``metrics=`` here, or by the
-node), as finite numbers, a config record that names the defenses, and, where the server's pruning scheme asks and the
-site's conditions let it, squared gradients and a mask (``flower.scheme``). Other records of the answer stay. An
-exception of the app becomes one constant text, since Flower sends what it says to the server.
+node), as finite numbers (with three digits where a site has conditions), a config record that names the defenses, and,
+where the server's pruning scheme asks and the site's conditions let it, squared gradients and a mask
+(``flower.scheme``). Other records of the answer stay. An exception of the app becomes one constant text, since Flower
+sends what it says to the server.
 
 *Names.* An array that did not change passes as it is (a frozen weight), and so does batch norm's statistics, by name;
 where a site has conditions those are refused (``client.policy``). Two names with equal values before and after (tied
@@ -35,7 +36,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from prunella.client.policy import check_first_mask, check_model
@@ -57,7 +58,7 @@ from prunella.flower.arrays import (
     open_record,
     whole,
 )
-from prunella.flower.handled import HANDLED, Handled, check_loop, loop_missing, needs_loop, resumed, wide
+from prunella.flower.handled import HANDLED, Handled, check_loop, loop_missing, needs_loop, rationed, resumed, wide
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge
@@ -117,7 +118,7 @@ def defended(message: Message, context: Context, call_next: Next, site: Site, me
         legacy.check_asked(category, listed)
     with site.store.alone():
         reply = handle(message, context, call_next, site, listed)
-    if older and not reply.has_error():
+    if older:
         reply.content = legacy.closed(reply.content, category)
     return reply
 
@@ -153,6 +154,7 @@ def check_order(message: Message, inner: list[Any]) -> None:
 def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
     """The model of a message, by the name of its record, and the mask it was sent under: all of it if dense."""
     name, record = whole(content)
+    site.accounts.key()  # before any state: an account that is missing beside state stops the client
     path = site.wire.folder / "shapes.json"
     if not is_coded(content):
         tree = from_dense(record)
@@ -161,6 +163,7 @@ def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
         mask = full_mask(shapes.like())
         if coded := _mask_beside(content):
             mask = decode_mask(coded, shapes.like())
+            tree |= apply_mask({n: tree[n] for n in mask}, mask)  # nothing but the server's word says that it is so
             site.wire.save_mask(mask)
         return name, tree, mask
     rows = json.loads(path.read_text()) if path.exists() else []
@@ -189,29 +192,37 @@ def _given(message: Message, name: str, tree: Tree) -> Message:
     return given
 
 
-def _answered(message: Message, context: Context, call_next: Next) -> Message:
+def _answered(message: Message, context: Context, call_next: Next, site: Site) -> Message:
     """The app's answer. What it raises, or says of an error, may quote an example: the server is told one text."""
-    try:
-        reply = call_next(message, context)
-    except PrunellaError:
-        raise
-    except Exception:
-        logger.exception("the app could not handle a message")
-        raise PrunellaError(FAILED) from None
-    if reply.has_error():
-        logger.error("the app answered with an error: %s", reply.error.reason)
-        return Message(Error(reply.error.code, FAILED), reply_to=message)
+    with rationed(site):
+        try:
+            reply = call_next(message, context)
+        except PrunellaError:
+            raise
+        except Exception:
+            logger.exception("the app could not handle a message")
+            raise PrunellaError(FAILED) from None
+        if reply.has_error():
+            logger.error("the app answered with an error: %s", reply.error.reason)
+            raise PrunellaError(FAILED)
+        if (work := HANDLED.get()) is not None and work.guard is not None:
+            work.guard.close()
     if legacy.is_legacy(message.content):
         reply.content = legacy.opened(reply.content, message.metadata.message_type.partition(".")[0])
     return reply
 
 
-def told(content: RecordDict, listed: frozenset[str]) -> dict[str, MetricRecord]:
-    """The metric records with the numbers that may leave, under their own names."""
-    allowed = listed | {EXAMPLES}
+def told(site: Site, content: RecordDict, listed: frozenset[str]) -> dict[str, MetricRecord]:
+    """The metric records with the numbers that may leave, under their own names. Under a site's conditions those listed
+    have three digits, as our own client's scores: more would only help an attack on single examples."""
+    allowed, exact = listed | {EXAMPLES}, not site.policy.conditions
     return {
         name: MetricRecord(
-            {n: v for n, v in record.items() if n in allowed and isinstance(v, int | float) and -1e300 < v < 1e300}
+            {
+                n: v if exact or n == EXAMPLES else type(v)(float(f"{v:.3g}"))
+                for n, v in record.items()
+                if n in allowed and isinstance(v, int | float) and -1e300 < v < 1e300
+            }
         )
         for name, record in list(content.metric_records.items())[:1]
     }
@@ -221,9 +232,8 @@ def _query(message: Message, context: Context, call_next: Next, site: Site, list
     """Neither training nor evaluation: the numbers that may leave, and nothing else."""
     if listed:
         _spend(site, UNBOUNDED)
-    reply = _answered(message, context, call_next)
-    if not reply.has_error():
-        reply.content = RecordDict(dict(told(reply.content, listed)))
+    reply = _answered(message, context, call_next, site)
+    reply.content = RecordDict(dict(told(site, reply.content, listed)))
     return reply
 
 
@@ -231,11 +241,9 @@ def _evaluate(message: Message, context: Context, call_next: Next, site: Site, l
     name, tree, mask = _open(site, message.content)
     if listed:
         _spend(site, UNBOUNDED)
-    reply = _answered(_given(message, name, tree), context, call_next)
-    if not reply.has_error():
-        reply.content = RecordDict(
-            {**told(reply.content, listed), MARK: marker((), mask if _holds(message.content) else None)}
-        )
+    reply = _answered(_given(message, name, tree), context, call_next, site)
+    mark = marker((), mask if _holds(message.content) else None)
+    reply.content = RecordDict({**told(site, reply.content, listed), MARK: mark})
     return reply
 
 
@@ -257,7 +265,7 @@ def _worked(work: Handled, message: Message, context: Context, call_next: Next, 
     did may tell something."""
     token = HANDLED.set(work)
     try:
-        return _answered(message, context, call_next)
+        return _answered(message, context, call_next, work.site)
     finally:
         HANDLED.reset(token)
         if work.guard is not None:
@@ -268,7 +276,6 @@ def _worked(work: Handled, message: Message, context: Context, call_next: Next, 
 
 def _train(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
     """One round. The state is on the disk before the answer exists."""
-    site.accounts.key()  # before any state: an account that is missing beside state stops the client
     name, received, mask = _open(site, message.content)
     order = SchemeOrder.read(message.content.config_records.get(MARK))
     if order.scheme:
@@ -280,10 +287,6 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state, order)
     composed = work.begin()
     reply = _worked(work, _given(message, name, {**received, **composed}), context, call_next, listed)
-    if reply.has_error():
-        return reply
-    if work.guard is not None:
-        work.guard.close()
     answer_name, record = whole(reply.content)
     after = from_dense(record)
     check_loop(work, after)
@@ -304,7 +307,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
         }
     )
     beside = _for_the_scheme(work, mask, shared)
-    reply.content = RecordDict({**arrays.array_records, **beside, **told(reply.content, listed), MARK: mark})
+    reply.content = RecordDict({**arrays.array_records, **beside, **told(site, reply.content, listed), MARK: mark})
     return reply
 
 
@@ -316,9 +319,7 @@ def _first_mask(message: Message, context: Context, call_next: Next, work: Handl
     if site.store.next_round() > 1:  # what a later round remembers would be lost
         raise DefenseError("the first mask is asked for, and this client has trained in this run already")
     try:
-        reply = _worked(work, _given(message, name, work.received), context, call_next, frozenset())
-        if reply.has_error():
-            return reply
+        _worked(work, _given(message, name, work.received), context, call_next, frozenset())
     except Settled:
         pass
     if work.guard is None:

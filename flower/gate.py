@@ -83,7 +83,7 @@ class Gate:
             content = rebuilt(self._app(given, context).content, name, received)
         except Refused as error:
             raise DefenseError(f"this site lets out the model and listed numbers only: {error}") from None
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too, has a text of the app's
             work = HANDLED.get()
             if isinstance(error, Settled) and work is not None and work.local.done:
                 raise Settled("the first mask is made") from None  # whose text an app may have written
@@ -109,6 +109,8 @@ def check_mods(message: Message, app: ClientApp) -> None:
     """Refuse mods whose own promise to the server a defense outside of them would break."""
     kind = message.metadata.message_type
     functions: list[Any] = [app._call, app._registered_funcs.get(kind if "." in kind else f"{kind}.default")]
+    if functions == [None, None]:  # no failure of the app's, of which there may be few
+        raise ConfigError("the approved app has no function for this type of message")
     mods = [mod for function in functions for mod in inner_mods(function) if not isinstance(mod, Defend)]
     if found := sorted({getattr(mod, "__name__", "") for mod in mods} & BEFORE):
         raise ConfigError(f"{found[0]} promises a norm that this site's defenses change: approve the app without it")

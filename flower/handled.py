@@ -3,7 +3,10 @@
 Errors: ``DefenseError`` for an answer that did not come out of the guarded loop.
 """
 
+import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,16 +15,18 @@ import torch
 from torch import Tensor
 
 from prunella.core.errors import DefenseError, PrunellaError
+from prunella.core.files import write_json
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.flower.arrays import is_buffer
-from prunella.flower.scheme import LocalScheme, SchemeOrder
+from prunella.flower.scheme import LocalScheme, SchemeOrder, Settled
 from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import Chain, ChainState, compose, start
 from prunella.privacy.defense import DataDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import spend
 
+FAILURES = 20  # of the app under an ε, over all runs: that it failed can be a bit about the data, which no noise covers
 _UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
 
 
@@ -112,6 +117,35 @@ class Handled:
 HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
 
 
+@contextmanager
+def rationed(site: Site) -> Iterator[None]:
+    """Around the app. Under an ε its failures are counted on the disk, the process's end included: weights that a
+    server chose can make honest code fail on some examples and not on others.
+
+    Raises ``DefenseError``, without asking the app, after ``FAILURES`` of them. What this project refused inside the
+    app tells nothing and does not count.
+    """
+    if site.chain.private is None:
+        yield
+        return
+    path = site.store.home / "failures.json"
+    before = int(json.loads(path.read_text())) if path.exists() else 0
+    if before >= FAILURES:
+        raise DefenseError(
+            f"this site's app has failed {before} times under an ε, and that tells more than the ε counts: its owner "
+            "has to read the client's log, and to remove failures.json from its state directory"
+        )
+    write_json(path, before + 1, mode=0o600)
+    try:
+        yield
+    except PrunellaError as error:
+        work = HANDLED.get()
+        if isinstance(error, Settled) or (work is not None and work.refused):
+            write_json(path, before, mode=0o600)
+        raise
+    write_json(path, before, mode=0o600)
+
+
 def loop_missing(name: str) -> DefenseError:
     """What to say where ``name`` needs the loop and did not find it."""
     return DefenseError(
@@ -128,8 +162,8 @@ def check_loop(work: Handled, after: Tree) -> None:
     if work.left is None or not work.steps:
         raise loop_missing(needed[0])
     for name, tensor in after.items():
-        wanted = work.left.get(name, work.received.get(name))
-        if is_buffer(name, after) or not tensor.is_floating_point() or wanted is None:
+        wanted, known = work.left.get(name, work.received.get(name)), name in work.left
+        if wanted is None or not known and (is_buffer(name, after) or not tensor.is_floating_point()):
             continue  # judged as such by Defend
         if not torch.equal(wanted.to(tensor.dtype), tensor):
             raise DefenseError(f"{name} of the answer is not what protected() left: answer with the model it was given")

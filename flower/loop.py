@@ -100,6 +100,8 @@ class Guard:
         self._require_received()
         self._left: Tree | None = self._copy()  # the parameters as the last step left them; None before a step is seen
         self._failed = False  # in the middle of a step, or out of a with
+        self._hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
+        self._statistics: Tree | None = self._buffers()  # None between a batch and its step
         self._fresh = set[int]()  # parameters whose gradients are defended and not yet used
         before, after = self._before_optimizer, self._after_optimizer
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
@@ -142,6 +144,16 @@ class Guard:
             what = "the model moved outside guard.step and outside an optimizer of PyTorch's"
             raise self._work.refuse(DefenseError(f"protected: {what}"))
 
+    def _buffers(self) -> Tree:
+        """Batch norm's statistics, which leave beside the update where a defense of images covers them."""
+        return {name: b.detach().clone() for name, b in self._model.named_buffers()} if self._hides_images else {}
+
+    def _require_statistics(self) -> None:
+        held = self._statistics
+        if held is not None and not all(torch.equal(held[n], b) for n, b in self._buffers().items()):
+            what = "batch norm has seen images outside the loop: call model.eval() before, and train() after"
+            raise self._work.refuse(DefenseError(f"protected: {what}"))
+
     # ---- the optimiser
 
     def _mine(self, optimizer: torch.optim.Optimizer) -> set[int]:
@@ -177,7 +189,7 @@ class Guard:
                 self._work.mask = {**self._work.mask, **to_device(self._mask, "cpu")}
                 optimizer.state.clear()  # no velocity of weights that are gone
                 self._number = 0
-        self._left = self._copy()
+        self._left, self._statistics = self._copy(), self._buffers()
         if self._work.local.done:
             raise Settled("the first mask is made: leave this to Defend")
 
@@ -214,6 +226,8 @@ class Guard:
         """The batch [B, C, H, W] as training may see it."""
         if self._poisson and len(x) != self._rows:
             raise DefenseError("guard.loader: a step takes a batch as it was drawn; joined or split ones cost more")
+        self._require_statistics()
+        self._statistics = None
         self._use()
         self._shown = True
         return present(self._chain, x, self._state, self._draws)
@@ -221,7 +235,7 @@ class Guard:
     def gradients(self) -> None:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
         self._require_unmoved()
-        if not self._shown and any(isinstance(link.defense, DataDefense) for link in self._chain.links):
+        if not self._shown and self._hides_images:
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
         if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
             raise ConfigError(f"{single[0]} works on single examples: write guard.step(x, y, loss, optimizer)")
@@ -233,6 +247,8 @@ class Guard:
     def step(self, x: Tensor, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """One local step on the batch x [B, ...], y [B]. Returns its loss, or None under an ε, which covers no loss."""
         self._require_unmoved()
+        if self._failed and self._chain.private is not None:  # to leave out those that fail would tell which do
+            raise DefenseError(FAILED)
         self._failed = True
         shown = self.images(x)
         try:
@@ -302,8 +318,10 @@ class Guard:
         if self._failed:
             raise DefenseError("protected: the loop failed, and the app answered all the same")
         self._require_unmoved()
+        self._require_statistics()
         state = self._model.state_dict()  # tied weights under all their names
         own = {p.data_ptr() for p in self._params.values()}
+        own |= {b.data_ptr() for b in self._model.buffers()} if self._hides_images else set()
         held = {self._names.get(name, name): t for name, t in state.items() if t.data_ptr() in own}
         self._work.left = {name: t.detach().cpu().clone() for name, t in held.items()}
         self._work.state = {

@@ -13,7 +13,8 @@ and ``grasp`` public examples (x, y) beside. ``prunefl`` and ``feddst`` need cli
 (``flower.scheme``); clients without train along under the mask. PruneFL counts what a weight costs in multiply-adds
 where it is given model and shape, and else the same for all. FedDST's move is due after ``train_first`` of
 ``local_steps``, which the app's loop has to reach; its mean is over those who hold a weight: for the strategy, the
-others answer that mean. The other schemes need Prunella's own clients.
+others answer that mean. ``fed-ltp-one-shot`` starts from its winning ticket in place of the strategy's own weights, and
+needs public examples and the ``task``. The other schemes need Prunella's own clients.
 
 *On the wire.* A client with ``Defend`` says so in its answers. From then on it is sent the kept weights only, with the
 mask's bits where it does not hold them, and answers with the weights that differ (``flower.arrays``). Before, the bits
@@ -62,12 +63,17 @@ from prunella.strategies.round.replies import Contribution, ReplyError, read_bas
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task
 from prunella.wire.encode import encode_mask, fingerprint
 from prunella.wire.records import from_dense, record_bytes, to_dense
 from prunella.wire.sparse import SparseTree
 
-SCHEMES = ("random", "magnitude", "synflow", "snip", "grasp", "prunefl", "feddst")
-NEEDS_MODEL, NEEDS_PUBLIC = {"synflow", "snip", "grasp"}, {"snip", "grasp"}
+SCHEMES = ("random", "magnitude", "synflow", "snip", "grasp", "prunefl", "feddst", "fed-ltp-one-shot")
+NEEDS_MODEL, NEEDS_PUBLIC = {"synflow", "snip", "grasp"}, {"snip", "grasp", "fed-ltp-one-shot"}
+INSTEAD = {
+    "lotteryfl": "its clients prune by scores of held-out examples, each to a mask of its own: take feddst",
+    "fed-ltp-iterative": "every client gets a mask of its own, and Prune has one for all: take fed-ltp-one-shot",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -75,7 +81,8 @@ class Prune(Layer):
     """``rate`` is the share of the prunable weights that is removed; ``settings`` are the scheme's (``ramp_rounds=3``).
 
     ``model`` is the app's module, ``shape`` its input [C, H, W], ``public`` images and labels that are nobody's secret,
-    ``local_steps`` how many a client takes in a round (FedDST). Raises ``ConfigError``.
+    ``local_steps`` how many a client takes in a round (FedDST), ``task`` the model to draw fresh weights of, in place
+    of ``model`` and ``shape`` (Fed-LTP one-shot). Raises ``ConfigError``.
     """
 
     def __init__(
@@ -88,13 +95,20 @@ class Prune(Layer):
         model: nn.Module | None = None,
         shape: tuple[int, int, int] | None = None,
         public: tuple[Tensor, Tensor] | None = None,
+        task: Task | None = None,
         local_steps: int = 5,
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
         entry = find(scheme)
         if scheme not in SCHEMES:
-            raise ConfigError(f"{scheme} needs Prunella's own clients; Prune works with {', '.join(SCHEMES)}")
+            why = f" ({INSTEAD[scheme]})" if scheme in INSTEAD else ""
+            raise ConfigError(f"{scheme} needs Prunella's own clients{why}; Prune works with {', '.join(SCHEMES)}")
+        if task is not None:
+            model, shape = model or task.build(), task.shape
+        elif scheme == "fed-ltp-one-shot":
+            fix = 'task=Task("my_app.task:Net", (3, 32, 32), 10), from prunella import Task'
+            raise ConfigError(f"{scheme} starts from fresh weights of the model, which it has to be told: {fix}")
         if scheme in NEEDS_MODEL and (model is None or shape is None):
             raise ConfigError(f"{scheme} needs the model and the shape of its input: model=Net(), shape=(3, 32, 32)")
         if scheme in NEEDS_PUBLIC and public is None:
@@ -105,7 +119,7 @@ class Prune(Layer):
         self._raw = {f"{entry.section or scheme}.{kebab(key)}": value for key, value in settings.items()}
         self._run = parse_run({"strategy": scheme, "rate": rate, "seed": seed, "local-steps": local_steps})
         self._settings = scheme_settings(scheme, self._raw)
-        self._model, self._shape, self._public = model, shape, public
+        self._model, self._shape, self._public, self._task = model, shape, public, task
         self._entry = entry
         self._scheme: MaskedMean | None = None
         self.mask: Mask | None = None
@@ -117,12 +131,14 @@ class Prune(Layer):
 
     # ---- the mask
 
-    def _begin(self, tree: Tree, ask: Callable[[], Iterator[Message]]) -> None:
-        """Make the scheme and the first mask; ``ask`` asks clients for one, if the scheme has them make it."""
+    def _begin(self, tree: Tree, ask: Callable[[], Iterator[Message]]) -> Tree:
+        """Make the scheme and the first mask; ``ask`` asks clients for one, if the scheme has them make it. Returns the
+        weights to start from where they are not those of ``tree``."""
         names = prunable_names(tree, self._model)
         public = None if self._public is None else Examples(*self._public)
         module, shape = self._model or nn.Identity(), self._shape or (1, 1, 1)
-        known, params = ServerModel(module, shape, tuple(floats(tree)), names, public), self._params(tree)
+        known, params = ServerModel(module, shape, tuple(floats(tree)), names, public, self._task), self._params(tree)
+        first: Tree = {}
         self._scheme = self._entry.strategy(self._run, known, self._settings)
         if not self._run.rate:
             self.mask = full_mask(params)
@@ -131,9 +147,14 @@ class Prune(Layer):
             found = (self._read_first(self._scheme, reply, everything) for reply in ask())
             self.mask = next((mask for mask in found if mask is not None), everything)
         else:
-            self.mask = self._scheme.first_mask(params, cast("Any", None), [])  # these schemes ask no client
+            given, mask = self._scheme.first_model(params, cast("Any", None), [])  # these schemes ask no client
+            self.mask = {**full_mask(params), **mask}
+            first = {} if given is params else {n: t.to(tree[n].dtype) for n, t in given.items()}
+            if not first.keys() <= params.keys():
+                raise ConfigError("the task's model has other arrays than those sent: name the app's own model")
         if count(self.mask) == size(self.mask) and self._entry.client.first_mask and self._run.rate:
             logger.warning("no client made a first mask, so the first rounds are dense")
+        return first
 
     def _ask_first(self, messages: Iterable[Message], grid: Grid) -> Iterator[Message]:
         """The answers of those whom the strategy asks in its first round, one after the other, until one will do."""
@@ -197,7 +218,8 @@ class Prune(Layer):
         configure = super().configure_train
         if self.mask is None:
             ask = lambda: self._ask_first(configure(server_round, arrays, config, grid), grid)  # noqa: E731
-            self._begin(from_dense(arrays), ask)
+            first = to_dense(self._begin(from_dense(arrays), ask))
+            arrays = ArrayRecord({name: first.get(name, array) for name, array in arrays.items()})
         masked, scheme = self._masked(arrays), self._scheme
         if scheme is not None and self.mask is not None:
             found = self._params(from_dense(masked))

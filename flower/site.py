@@ -31,12 +31,17 @@ from prunella.core.config import Raw, Run, kebab, parse_run, parse_section
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
 from prunella.privacy import DEFENSES, SECTIONS, find_defense
-from prunella.privacy.accounting import Privacy
+from prunella.privacy.accounting import NOISE, Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.defense import STAGES, Stronger
+from prunella.privacy.ledger.ledger import charge
 
 KIND, STEPS = "defenses", "local-steps"
-OWN = ("adgp", "precode")  # a server that sends locations; a layer of Prunella's models
+OWN = {  # what an app of others does not have, and what to take instead
+    "adgp": "a server that sends all clients one set of coordinates, which one of them names: take dgp",
+    "precode": "a layer inside Prunella's models: take a channel, or a defense of the update",
+    "leakage-guard": "a client that attacks its own update on the images: take priprune or dgp",
+}
 FOLDER = "flower"  # inside the node's state directory: the account of Prunella's own app knows examples, this one none
 
 
@@ -101,16 +106,25 @@ def _check_known(policy: Policy) -> None:
         raise ConfigError(f"require names {other[0]}, which no app but Prunella's own tells: leave it out")
 
 
+def check_own(name: str) -> None:
+    """Refuse a defense that only Prunella's own app can have. Raises ``ConfigError``."""
+    if name in OWN or find_defense(name).guards:
+        raise ConfigError(f"{name} needs Prunella's own app{': ' + OWN[name] if name in OWN else ''}")
+
+
 def check_conditions(policy: Policy) -> None:
     """Refuse conditions that only Prunella's own app can meet, or none. Raises ``ConfigError``."""
     _check_known(policy)
     if policy.settings and not policy.defenses:
         raise ConfigError("require names settings and no defense: write the defense first, as in 'dgp, bottom>=0.75'")
     for name in policy.defenses:
-        if name in OWN or find_defense(name).guards:
-            raise ConfigError(f"{name} needs Prunella's own model, client or server: choose another defense")
-    if policy.epsilon_budget and not any(find_defense(name).private for name in policy.defenses):
+        check_own(name)
+    if not policy.epsilon_budget:
+        return
+    if not any(find_defense(name).private for name in policy.defenses):
         raise ConfigError("epsilon-budget counts a defense that has an ε, and none is required: require dp-sgd, too")
+    if not charge(build_chain(policy.defenses, policy.settings), "", 1, 1, 1).covered:
+        raise ConfigError(f"epsilon-budget counts noise from {NOISE[0]:g} to {NOISE[1]:g} times the clip: require that")
 
 
 def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy, scheme: str = "fedavg") -> None:
@@ -158,8 +172,7 @@ class Site:
         chain = build_chain(self.names, self.raw)
         check_site(self.policy, self.names, self.raw, parse_section(self.raw, "privacy", Privacy))
         for name in self.names:
-            if name in OWN or find_defense(name).guards:
-                raise ConfigError(f"{name} needs Prunella's own model, client or server: choose another defense")
+            check_own(name)
         return chain
 
     def check_scheme(self, scheme: str) -> None:

@@ -94,7 +94,8 @@ class InProcessGrid(Grid):
         for home in (state / str(i) for i in range(clients)):
             if not (home / FILE).exists():  # the same draws in every run, and an account of their own all the same
                 begin(home, derived(b"rehearsal", home.name))
-        self.app, self.config, self.tamper = app, config, tamper
+        self.app: Callable[[Message, Context], Message] = app
+        self.config, self.tamper = config, tamper
         self.contexts: dict[int, LocalContext] = {}
         for i in range(clients):
             own = {"partition-id": i, "num-partitions": clients, "state-dir": str(state / str(i)), **node}

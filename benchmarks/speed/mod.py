@@ -1,9 +1,10 @@
-"""What ``Defend`` and ``protected`` add to a train message of somebody else's app, as ratios over the same app without.
+"""What ``Defend``, ``protected`` and a site's gate add to a train message of somebody else's app, as ratios over it.
 
 One ClientApp as everybody writes it (plain SGD, ``--steps`` batches of 32 random 3 x 32 x 32 images), called in this
 process with the message that a server would send, dense. Arms take turns; the median over the turns of an arm's own
 ratio is printed, and its range. Seconds are of the processor, one thread: the model's loading and the answer's arrays,
-which every app pays, are in all arms. Under an ε the gradients of single examples are most of it.
+which every app pays, are in all arms. Behind the gate the app has no Mod, and the site requires the defense; there a
+model with batch norm is refused, but for a channel. Under an ε the gradients of single examples are most of it.
 
     python -m prunella.benchmarks.speed.mod [--repeat 7] [--steps 8] [--models lenet,resnet18] [--json]
 """
@@ -24,10 +25,11 @@ from prunella.benchmarks.engine.inprocess import FIRST_NODE, InProcessGrid
 from prunella.benchmarks.speed.bench import Work, command, show_table, turns
 from prunella.core.randomness import stream
 from prunella.flower.defend import Defend
+from prunella.flower.gate import Gate
 from prunella.flower.loop import protected
 from prunella.tasks.task import Task, initial
 
-BATCH, RATE, BARE = 32, 0.01, "the app alone"
+BATCH, RATE, BARE, GATED = 32, 0.01, "the app alone", "{} behind the gate"
 UPDATE, LOOP = ("none", "dgp", "top-k"), ("priprune", "channel-natural", "dp-sgd")
 Loop = Callable[[nn.Module, Message, Context, list[tuple[Tensor, Tensor]]], None]
 
@@ -70,8 +72,11 @@ def messages(model: str, steps: int, repeat: int, folder: Path) -> dict[str, dic
     batches = list(zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True))
     has_buffers, sent = bool(initial(task, 0)[1]), task.build().state_dict()
 
-    def work(name: str, mods: list[Any], loop: Loop) -> Work:
-        grid = InProcessGrid(app_of(mods, loop, task.build, batches), 1, {"defenses": name}, folder / name)
+    def work(name: str, mods: list[Any], loop: Loop, gated: bool = False) -> Work:
+        app, at = app_of(mods, loop, task.build, batches), folder / f"{name}{gated}"
+        rule: dict[str, Any] = {"require": f"{name}, local-steps={steps}"} if gated else {}
+        grid = InProcessGrid(app, 1, {"defenses": name}, at, **rule)
+        grid.app = Gate(app, grid.contexts[FIRST_NODE].node_config) if gated else app
 
         def one() -> None:
             asked = Message(RecordDict({"arrays": ArrayRecord(sent)}), FIRST_NODE, "train")
@@ -83,6 +88,8 @@ def messages(model: str, steps: int, repeat: int, folder: Path) -> dict[str, dic
 
     arms = {BARE: work(BARE, [], plain)} | {name: work(name, [Defend()], plain) for name in UPDATE}
     arms |= {name: work(name, [Defend()], guarded) for name in LOOP if not (has_buffers and name == "dp-sgd")}
+    for name in ("channel-natural",) if has_buffers else (*UPDATE[1:], *LOOP):
+        arms[GATED.format(name)] = work(name, [], plain if name in UPDATE else guarded, gated=True)
     return turns(arms, BARE, repeat)
 
 

@@ -5,7 +5,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from prunella.core.errors import WireError
-from prunella.core.trees import Mask, Tree, full_mask
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, subtract
 from prunella.flower.arrays import (
     EXACT,
     MARK,
@@ -18,7 +18,8 @@ from prunella.flower.arrays import (
     open_answer,
     open_record,
 )
-from prunella.wire.records import to_dense
+from prunella.tasks.task import Task, initial
+from prunella.wire.records import record_bytes, to_coded, to_dense
 
 
 def close(name: str, after: Tree, before: Tree, mask: Mask) -> RecordDict:
@@ -63,6 +64,30 @@ def test_an_answer_has_only_what_changed_and_arrives_bit_for_bit() -> None:
     more = close("arrays", {**after, "w": before["w"] + 1}, before, full_mask(floats(before)))
     sizes = [len(record["arrays"]["tree"].data) for record in (answer, more)]
     assert sizes[0] < sizes[1] - 60
+
+
+@pytest.mark.parametrize("name", ["lenet", "cnn", "resnet18"])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_both_ways_a_tree_takes_the_bytes_of_our_own_messages(name: str, rate: float, share: float) -> None:
+    """Our own server and client are the oracle: ``to_coded`` of the same weights, update and mask. ``share`` of the
+    kept weights leaves, as behind DGP."""
+    task, draws = Task(name, (3, 32, 32), 10), torch.Generator().manual_seed(0)
+    drawn, buffers = initial(task, 0)
+    mask = {n: torch.rand(t.shape, generator=draws) >= rate for n, t in drawn.items()}
+    before = apply_mask(drawn, mask)
+    shared = {n: m & (torch.rand(m.shape, generator=draws) < share) for n, m in mask.items()}
+    # Weights of training, of which few are so small that a difference would round.
+    moved = {n: t + 1e-3 * torch.randn(t.shape, generator=draws) for n, t in before.items()}
+    after = {n: torch.where(shared[n], t, before[n]) for n, t in moved.items()}
+    coded, rest = close_record({**before, **buffers}, mask, mask)
+    assert rest.keys() == buffers.keys() and record_bytes(coded) == record_bytes(to_coded(before, mask, mask))
+    answer = close_answer("arrays", after, before, mask, mask, shared)
+    own = record_bytes(to_coded(apply_mask(subtract(after, before), shared), shared, mask))
+    sizes = {n: record_bytes(record) for n, record in answer.array_records.items()}
+    exact = sizes.pop(EXACT, 0)
+    assert set(sizes) == {"arrays"} and 0.99 * own <= sizes["arrays"] <= 1.01 * own, (sizes, own)
+    assert exact < 0.1 * own, (exact, own)
 
 
 def test_a_difference_that_would_round_is_no_difference() -> None:

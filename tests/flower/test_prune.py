@@ -1,7 +1,7 @@
 """Prune around Flower's strategies: the schemes' own masks, Flower's own bits, and what travels."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi
 from torch import nn
 
 from prunella.benchmarks.engine.inprocess import FIRST_NODE
+from prunella.core.config import Run
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
@@ -19,11 +20,17 @@ from prunella.flower.prunable import prunable_names
 from prunella.flower.prune import Prune
 from prunella.pruning.scores import magnitude, random
 from prunella.pruning.selection import keep_by_score
+from prunella.strategies.fed_ltp_one_shot import FedLTPOneShot
+from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.tickets import TicketSettings
+from prunella.tasks.examples import Examples
+from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.encode import encode, encode_mask
 from tests.flower.foreign import Net, Seen, load, make, plain, run, tree
 from tests.flower.test_defend import Norm, Odd
 
 WEIGHTS = {"conv.weight", "fc1.weight", "fc2.weight"}
+TASK = Task("tests.flower.foreign:Net", (1, 8, 8), 10)
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0}
 
 
@@ -60,6 +67,27 @@ def test_batch_norm_travels_coded_and_bit_for_bit(tmp_path: Path) -> None:
         results.append(tree(done.arrays))
     assert list(results[0]) == list(results[1])
     assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam])
+def test_fed_ltp_s_ticket_is_our_own_server_s_and_all_clients_start_from_it(strategy: type, tmp_path: Path) -> None:
+    received: list[Tree] = []
+
+    def look(model: nn.Module, message: Message, context: Any) -> Any:
+        received.append({n: t.clone() for n, t in model.state_dict().items()})
+        return plain(model, message, context)
+
+    public, net, params = load(5), TASK.build(), initial(TASK, 0)[0]
+    layer = Prune(strategy(**QUIET), "fed-ltp-one-shot", 0.6, task=TASK, public=public, tickets=2, iterations=5, seed=4)
+    seen = Seen()
+    run(make([Defend()], look), tmp_path, {"defenses": "none"}, layer, rounds=2, tamper=seen)
+    known = ServerModel(net, TASK.shape, tuple(params), prunable(net), Examples(*public), TASK)
+    own = FedLTPOneShot(Run(rate=0.6, seed=4), known, TicketSettings(tickets=2, iterations=5))
+    weights, mask = own.first_model(params, cast("Any", None), [])
+    assert layer.mask is not None and not seen.errors
+    for name in params:
+        assert torch.equal(received[0][name], weights[name]) and torch.equal(received[1][name], weights[name])
+        assert torch.equal(layer.mask[name], mask[name]) and not bool(received[2][name][~mask[name]].any())
 
 
 @pytest.mark.parametrize("scheme", ["random", "magnitude", "synflow", "snip", "grasp"])
@@ -201,7 +229,10 @@ def test_what_is_not_prunable_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("scheme", "more", "told"),
     [
-        ("lotteryfl", {}, "lotteryfl needs Prunella's own clients; Prune works with random, magnitude"),
+        ("lotteryfl", {}, "scores of held-out examples, each to a mask of its own: take feddst"),
+        ("fed-ltp-iterative", {}, "a mask of its own, and Prune has one for all: take fed-ltp-one-shot"),
+        ("fed-ltp-one-shot", {"model": Net(), "shape": (1, 8, 8), "public": load(5)}, "task=Task"),
+        ("fed-ltp-one-shot", {"task": TASK}, "nobody's secret"),
         ("prunefl", {"cost": "flops"}, "counts multiply-adds in the model"),
         ("magnitud", {}, "did you mean 'magnitude'"),
         ("synflow", {}, "needs the model and the shape"),

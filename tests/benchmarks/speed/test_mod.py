@@ -17,7 +17,8 @@ def test_the_last_line_is_one_json_object(monkeypatch: pytest.MonkeyPatch, capsy
     torch.set_num_threads(threads)
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     arms = result["messages"]["lenet"]
-    assert set(arms) == {bench.BARE, *bench.UPDATE, *bench.LOOP} and arms[bench.BARE]["ratio"] == 1
+    gated = {bench.GATED.format(name) for name in (*bench.UPDATE, *bench.LOOP) if name != "none"}
+    assert set(arms) == {bench.BARE, *bench.UPDATE, *bench.LOOP, *gated} and arms[bench.BARE]["ratio"] == 1
     bench.show(result)
     assert "dp-sgd" in capsys.readouterr().out
 
