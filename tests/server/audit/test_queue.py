@@ -46,7 +46,7 @@ from prunella.wire.records import to_dense
 from tests.local_grid import LocalGrid, settings
 
 QUICK = {"rounds": 2, "audit_every": 2, "batch_size": 1, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}
-QUICK |= {"membership": False}  # asked in test_membership
+QUICK |= {"attack": "sgi", "membership": False}  # asked in test_membership
 CANARIES = {"control", "control-defended", "single", "single-defended"}
 
 
