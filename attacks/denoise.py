@@ -22,7 +22,7 @@ Not from a paper: ours. Errors: ``AttackError`` without what it has to know.
 [[1.0, 0.0]]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,23 +141,34 @@ def _beside(values: Tensor) -> Tensor:
     return (total[high] - total[low]) / (high - low)
 
 
-def rebuilt(views: Sequence[ServerView], task: Task, attack: Denoise, generator: Generator) -> list[Reconstruction]:
+def require_time(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise AttackError("denoise was stopped before it had learnt what the noise is")
+
+
+def rebuilt(
+    views: Sequence[ServerView], task: Task, attack: Denoise, generator: Generator, stopped: Callable[[], bool]
+) -> list[Reconstruction]:
     """The one image behind each of the views, of clients of one round, noisy as it was trained on."""
     solved = list[Reconstruction]()
     try:
         for view in views:
+            require_time(stopped)
             image, label, misfit = solve_image(view, task, attack)
             if misfit > _SOLVED:
-                return _matched(views, task, attack, generator)
+                return _matched(views, task, attack, generator, stopped)
             solved.append(Reconstruction(image, label, misfit, 1))
     except AttackError:  # not a model, or not a view, for R-GAP
-        return _matched(views, task, attack, generator)
+        return _matched(views, task, attack, generator, stopped)
     return solved
 
 
-def _matched(views: Sequence[ServerView], task: Task, attack: Denoise, generator: Generator) -> list[Reconstruction]:
+def _matched(
+    views: Sequence[ServerView], task: Task, attack: Denoise, generator: Generator, stopped: Callable[[], bool]
+) -> list[Reconstruction]:
     how, found = Inversion(iterations=attack.match), list[Reconstruction]()
     for first in range(0, len(views), attack.together):
+        require_time(stopped)
         some = views[first : first + attack.together]
         targets = [target_of(view, task.build(), True, attack.together) for view in some]
         labels = [likely_labels(view, task, attack.together, generator)[:1] for view in some]
@@ -170,16 +181,20 @@ def _matched(views: Sequence[ServerView], task: Task, attack: Denoise, generator
             found += descend_together(how, x, y, folded_evaluator(targets, how.objective))
         else:
             for target, guess in zip(targets, guesses, strict=True):
+                require_time(stopped)
                 found.append(descend_alone(how, guess, evaluator(target, how, guess), target.module))
     return found
 
 
-def played(shadow: Shadow, attack: Denoise, generator: Generator) -> tuple[Examples, list[ServerView], Tensor]:
+def played(
+    shadow: Shadow, attack: Denoise, generator: Generator, stopped: Callable[[], bool]
+) -> tuple[Examples, list[ServerView], Tensor]:
     """Public images [n] that a shadow client sent one of, the views, and all others [M, C, H, W]."""
     public = shadow.public
     order = torch.randperm(len(public), generator=generator)
     chosen, views, kept = order[: min(attack.shadows, len(public) // 2)], list[ServerView](), list[int]()
     for draw, row in enumerate(chosen.tolist()):
+        require_time(stopped)
         shown = public.take(torch.tensor([row]))
         try:
             view = shadow.send(shown, draw)
@@ -200,15 +215,23 @@ def require_one_image(view: ServerView) -> None:
 class Denoiser:
     """``denoise`` with a ``shadow``, learnt once for every client of a round: views to images [1, C, H, W]."""
 
-    def __init__(self, task: Task, attack: Denoise, generator: Generator, shadow: Shadow) -> None:
-        self.task, self.attack, self.generator = task, attack, generator
-        sent, views, others = played(shadow, attack, generator)
-        noisy = torch.cat([each.x.cpu() for each in rebuilt(views, task, attack, generator)]).flatten(1).float()
+    def __init__(
+        self,
+        task: Task,
+        attack: Denoise,
+        generator: Generator,
+        shadow: Shadow,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.task, self.attack, self.generator, self.stopped = task, attack, generator, stopped
+        sent, views, others = played(shadow, attack, generator, stopped)
+        noisy = torch.cat([each.x.cpu() for each in rebuilt(views, task, attack, generator, stopped)])
+        noisy = noisy.flatten(1).float()
         self.clean = learnt_filter(others.flatten(1).cpu(), sent.x.flatten(1).cpu(), noisy)
 
     def __call__(self, view: ServerView) -> Reconstruction:
         require_one_image(view)
-        mine = rebuilt([view], self.task, self.attack, self.generator)[0]
+        mine = rebuilt([view], self.task, self.attack, self.generator, self.stopped)[0]
         x = into_box(self.clean(mine.x.cpu().flatten(1).float())).reshape(1, *self.task.shape)
         return Reconstruction(x.to(mine.x.device), mine.y, mine.objective, mine.iterations)
 
@@ -221,11 +244,14 @@ def reconstruct(
     known: Channel | None = None,
     earlier: Sequence[ServerView] = (),
     shadow: Shadow | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Reconstruction:
-    """The image [1, C, H, W] behind the noise, from this view and, with ``known``, ``earlier`` ones of the image."""
+    """The image [1, C, H, W] behind the noise, from this view and, with ``known``, ``earlier`` ones of the image.
+
+    Raises ``AttackError``, too, where it is ``stopped`` before it knows the noise: it has no answer yet."""
     if known is None and shadow is not None:
         require_one_image(view)  # before anything is learnt
-        return Denoiser(task, attack, generator, shadow)(view)
+        return Denoiser(task, attack, generator, shadow, stopped)(view)
     if known is None:
         raise AttackError("denoise needs to know the noise: public images and the channel's covariance, or a shadow of "
                           "the client; a run's audit has one, for a trace add --known FILE")  # fmt: skip

@@ -188,7 +188,7 @@ def gained(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[
 def learnt(case: Case, shadow: Shadow, gains: dict[str, float]) -> list[Found]:
     """What the attacks that learn make of the view; ``gains`` gets their PSNR on public images."""
     found: list[Found] = []
-    for candidate in (each for each in LEARNT if each.applies(case.setting)):
+    for candidate in (each for each in LEARNT if each.applies(case.setting) and not case.budget.late()):
         answers = attempted(lambda c=candidate: case.solve(c, shadow))  # type: ignore[misc]
         for each in answers:
             if candidate.scored:

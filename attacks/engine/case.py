@@ -156,6 +156,7 @@ class Case:
         more: dict[str, Any] = {"resume": ResumeStore(stopped=self.budget.late)} if line.resumable else {}
         more |= {"shadow": shadow} if line.shadow else {}
         more |= {"deadline": self.end} if line.timed else {}
+        more |= {"stopped": self.budget.late} if line.stoppable else {}
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
         return [Found(candidate.name, answer, None, self.missed(answer))]
 

@@ -112,3 +112,17 @@ def test_a_batch_is_refused_before_anything_is_learnt_and_after(digits, task, ba
     clean = Denoiser(task, Denoise(shadows=8, match=1), draw, ShadowClient(task, public))
     with pytest.raises(AttackError, match="one image"):
         clean(view)
+
+
+def test_stopped_before_it_has_learnt_it_has_no_answer_and_asks_no_more_clients(digits, task, batch) -> None:
+    """A run's audit kills what does not end: of a portfolio that would lose all other attacks' answers."""
+    shadow, truth = ShadowClient(task, Examples(digits.x[:100], digits.y[:100])), batch(0, 1)
+    view, asked = shadow.attacked(truth.x, truth.y), list[bool]()
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) > 3
+
+    with pytest.raises(AttackError, match="was stopped before"):
+        ATTACK.reconstruct(view, task, Denoise(), stream(0, purpose="attack"), shadow=shadow, stopped=stopped)
+    assert len(asked) < 10

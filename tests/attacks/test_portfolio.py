@@ -150,6 +150,8 @@ def test_what_learnt_attacks_rebuild_of_public_images_is_compared(task, digits, 
     assert 5 < gains["denoise"] < 30
     open_view = dataclasses.replace(view, defenses=())
     assert not portfolio.learnt(Case(open_view, task, QUICK, stream(0, purpose="attack"), 1e9), shadow, gains)
+    late = Case(view, task, QUICK, stream(0, purpose="attack"), 0.0)
+    assert late.budget.late() and not portfolio.learnt(late, shadow, gains)
 
 
 def test_where_nothing_fits_it_says_so(task, view, monkeypatch) -> None:

@@ -63,7 +63,9 @@ def break_one_update() -> Callable[[Message], Message]:
 
 
 def a_real_run(folder: Path, **overrides: Any) -> tuple[Federation, OrderedGrid]:
-    raw = settings(run_dir=str(folder / "run"), metrics_address="127.0.0.1:0", attack="sgi", sgi__iterations=30, **overrides)
+    raw = settings(
+        run_dir=str(folder / "run"), metrics_address="127.0.0.1:0", attack="sgi", sgi__iterations=30, **overrides
+    )
     federation = assemble(parse_run({key: value for key, value in raw.items() if "." not in key}), raw)
     describe(federation)
     grid = LocalGrid(prunella.client.app.app, CLIENTS, raw, folder / "nodes", break_one_update(), audit="numbers")
