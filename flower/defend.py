@@ -117,7 +117,7 @@ def defended(message: Message, context: Context, call_next: Next, site: Site, me
         legacy.check_asked(category, listed)
     with site.store.alone():
         reply = handle(message, context, call_next, site, listed)
-    if older and not reply.has_error():
+    if older and not reply.has_error() and FIRST not in reply.content:
         reply.content = legacy.closed(reply.content, category)
     return reply
 

@@ -89,5 +89,5 @@ def positions(model: nn.Module, received: Tree) -> dict[str, str]:
         if len(names) == len(received):
             return {name: str(at) for at, name in enumerate(names)}
     raise ConfigError(
-        f"protected: {len(received)} arrays without names came, and the model's state_dict has {len(named)}: send all"
+        f"{len(received)} arrays without names came, and the state_dict of the model has {len(named)}: send all of them"
     )

@@ -28,6 +28,7 @@ Flower's strategies would refuse to aggregate them.
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -52,7 +53,9 @@ from prunella.flower.arrays import (
     whole,
 )
 from prunella.flower.layer import Layer, Trained, common_metrics, countable
+from prunella.flower.legacy import positions
 from prunella.flower.prunable import prunable_names
+from prunella.flower.record import Record
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.pruning.selection import density
 from prunella.strategies import find, scheme_settings
@@ -92,6 +95,8 @@ class Prune(Layer):
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
+        if wrong := [type(layer).__name__ for layer in self.inside if isinstance(layer, Prune | Record)]:
+            raise ConfigError(f"{wrong[0]} stands inside of Prune: write Record(Prune(...)), and Prune once")
         entry = find(scheme)
         if scheme not in SCHEMES:
             raise ConfigError(f"{scheme} needs Prunella's own clients; Prune works with {', '.join(SCHEMES)}")
@@ -123,15 +128,23 @@ class Prune(Layer):
         public = None if self._public is None else Examples(*self._public)
         module, shape = self._model or nn.Identity(), self._shape or (1, 1, 1)
         known, params = ServerModel(module, shape, tuple(floats(tree)), names, public), self._params(tree)
+        came = {} if self._model is None else positions(self._model, tree)
+        own = {name: name for name in params} | {at: name for name, at in came.items() if at in params}
         self._scheme = self._entry.strategy(self._run, known, self._settings)
         if not self._run.rate:
             self.mask = full_mask(params)
         elif isinstance(self._scheme, PruneFL):
+            if self._scheme.settings.cost != "uniform" and any(at != name for at, name in own.items()):
+                raise ConfigError("prunefl counts multiply-adds by names, and Flower's older API has none: leave out shape")
             everything = full_mask(params)
             found = (self._read_first(self._scheme, reply, everything) for reply in ask())
             self.mask = next((mask for mask in found if mask is not None), everything)
         else:
-            self.mask = self._scheme.first_mask(params, cast("Any", None), [])  # these schemes ask no client
+            # By the module's names, which its layers are found by. These schemes ask no client.
+            named = replace(known, parameters=tuple(own[n] for n in floats(tree)), prunable=frozenset(own[n] for n in names))
+            maker = self._entry.strategy(self._run, named, self._settings)
+            mask = maker.first_mask({own[n]: t for n, t in params.items()}, cast("Any", None), [])
+            self.mask = {name: mask[own[name]] for name in params}
         if count(self.mask) == size(self.mask) and self._entry.client.first_mask and self._run.rate:
             logger.warning("no client made a first mask, so the first rounds are dense")
 

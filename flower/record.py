@@ -34,6 +34,7 @@ from prunella.core.trees import Tree, full_mask, subtract
 from prunella.core.types import MAX_COUNT, ServerView
 from prunella.flower.arrays import EXAMPLES
 from prunella.flower.layer import Layer, Trained
+from prunella.flower.legacy import positions
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
 
@@ -92,6 +93,8 @@ class Recorder:
         if len(records) != 1:
             raise AttackError(f"the message has {len(records)} array records; one, of the whole model, is understood")
         tree = from_dense(records[0])
+        if tree.keys() == {str(at) for at in range(len(tree))}:
+            tree = {name: tree[at] for name, at in positions(self._module, tree).items()}
         check_tree(f"the arrays of the message and {self.task.model}", tree, self._params | self._buffers)
         # By the module's type: averaging makes a float of batch norm's counter.
         buffers = {name: tree[name] for name, buffer in self._buffers.items() if buffer.is_floating_point()}
