@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
 from prunella.core.types import MAX_COUNT
-from prunella.core.trees import Mask, Tree
+from prunella.core.trees import Tree
 from prunella.flower.arrays import EXAMPLES
 from prunella.flower.older import Inner, Outer
 
@@ -74,7 +74,7 @@ class Layer(Strategy):
         """The content of a reply, its arrays dense. Raises ``WireError``."""
         return self.strategy.plain_reply(message) if isinstance(self.strategy, Layer) else message.content
 
-    def beside(self, message: Message) -> dict[str, Mask | Tree | None]:
+    def beside(self, message: Message) -> dict[str, Tree | None]:
         """What else a server sees of a reply, by the fields of ``ServerView``. Raises ``WireError``."""
         return self.strategy.beside(message) if isinstance(self.strategy, Layer) else {}
 

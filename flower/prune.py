@@ -135,13 +135,17 @@ class Prune(Layer):
             self.mask = full_mask(params)
         elif isinstance(self._scheme, PruneFL):
             if self._scheme.settings.cost != "uniform" and any(at != name for at, name in own.items()):
-                raise ConfigError("prunefl counts multiply-adds by names, and Flower's older API has none: leave out shape")
+                raise ConfigError(
+                    "prunefl counts multiply-adds by names, and Flower's older API has none: leave out shape"
+                )
             everything = full_mask(params)
             found = (self._read_first(self._scheme, reply, everything) for reply in ask())
             self.mask = next((mask for mask in found if mask is not None), everything)
         else:
             # By the module's names, which its layers are found by. These schemes ask no client.
-            named = replace(known, parameters=tuple(own[n] for n in floats(tree)), prunable=frozenset(own[n] for n in names))
+            named = replace(
+                known, parameters=tuple(own[n] for n in floats(tree)), prunable=frozenset(own[n] for n in names)
+            )
             maker = self._entry.strategy(self._run, named, self._settings)
             mask = maker.first_mask({own[n]: t for n, t in params.items()}, cast("Any", None), [])
             self.mask = {name: mask[own[name]] for name in params}
@@ -292,6 +296,20 @@ class Prune(Layer):
             record = to_dense(open_answer(content, from_dense(sent), self.mask or {}))
         return RecordDict({name: self._masked(record, self._base(content)), **others})
 
+    def beside(self, message: Message) -> dict[str, Tree | None]:
+        """The mask that a client trained under, and the squared gradients that it sent."""
+        content = message.content
+        return {**super().beside(message), "mask": self._base(content), "importance": self._importance(content)}
+
+    def _importance(self, content: RecordDict) -> Tree | None:
+        """Of an answer, where the scheme asked for them. Raises ``WireError`` or ``ReplyError``."""
+        if IMPORTANCE not in content.array_records or self._scheme is None or not self._sent:
+            return None
+        expected = self._scheme.downlink.expected()
+        names = self._scheme.importance_names(expected.round)
+        like = {name: expected.params[name].float() for name in sorted(names)}
+        return read_importance(content.array_records[IMPORTANCE], like) if names else None
+
     def _base(self, content: RecordDict) -> Mask:
         """The mask that a client trained under: the one it was sent, or where the scheme lets it move, its own."""
         if BASE in content.array_records and self._scheme is not None:
@@ -333,13 +351,8 @@ class Prune(Layer):
 
     def _contribution(self, reply: Message, plain: RecordDict) -> Contribution:
         """What the scheme is told of an answer."""
-        content, importance = reply.content, None
-        if IMPORTANCE in content.array_records and self._scheme is not None and self._sent:
-            expected = self._scheme.downlink.expected()
-            names = self._scheme.importance_names(expected.round)
-            like = {name: expected.params[name].float() for name in sorted(names)}
-            importance = read_importance(content.array_records[IMPORTANCE], like) if names else None
-        base, (weights,) = self._base(content), plain.metric_records.values()
+        content = reply.content
+        base, importance, (weights,) = self._base(content), self._importance(content), plain.metric_records.values()
         node, weight = reply.metadata.src_node_id, cast("int", weights[self.weight])
         return Contribution(node, base, SparseTree({}, {}), base, weight, 0.0, 0, importance)
 
