@@ -135,17 +135,15 @@ class Prune(Layer):
             self.mask = full_mask(params)
         elif isinstance(self._scheme, PruneFL):
             if self._scheme.settings.cost != "uniform" and any(at != name for at, name in own.items()):
-                raise ConfigError(
-                    "prunefl counts multiply-adds by names, and Flower's older API has none: leave out shape"
-                )
+                why = "prunefl counts multiply-adds by names, and arrays of Flower's older API have none"
+                raise ConfigError(f"{why}: leave shape= out")
             everything = full_mask(params)
             found = (self._read_first(self._scheme, reply, everything) for reply in ask())
             self.mask = next((mask for mask in found if mask is not None), everything)
         else:
             # By the module's names, which its layers are found by. These schemes ask no client.
-            named = replace(
-                known, parameters=tuple(own[n] for n in floats(tree)), prunable=frozenset(own[n] for n in names)
-            )
+            parameters, prunable = tuple(own[n] for n in known.parameters), frozenset(own[n] for n in names)
+            named = replace(known, parameters=parameters, prunable=prunable)
             maker = self._entry.strategy(self._run, named, self._settings)
             mask = maker.first_mask({own[n]: t for n, t in params.items()}, cast("Any", None), [])
             self.mask = {name: mask[own[name]] for name in params}
