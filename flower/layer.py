@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
-from prunella.core.types import MAX_COUNT
 from prunella.core.trees import Tree
+from prunella.core.types import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES
 from prunella.flower.older import Inner, Outer
 

@@ -62,7 +62,9 @@ def images_of(batch: Any) -> Tensor:
         each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2
     ]
     if not found:
-        raise ConfigError(f"protected: the loader's batches have no images, only {', '.join(map(str, batch))}: {TOKENS}")
+        raise ConfigError(
+            f"protected: the loader's batches have no images, only {', '.join(map(str, batch))}: {TOKENS}"
+        )
     if len(found) != 1:
         raise ConfigError(
             "protected: which of a batch are the images? Give all of them as a tensor in place of the loader"

@@ -5,24 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.clientapp import ClientApp
-from flwr.common import FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedXgbBagging, Strategy
+from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 from flwr.serverapp.strategy import FedAvg as NewFedAvg
 
-from prunella.attacks.trace import load_trace
-from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree
 from prunella.flower.defend import Defend
 from prunella.flower.layer import Layer
-from prunella.flower.older import Inner, Outer, arrays_of, parameters_of
+from prunella.flower.older import Outer
 from prunella.flower.prune import Prune
-from prunella.flower.record import Record, Training
-from prunella.flower.robust import Robust
 from prunella.tasks.task import Task
 from tests.flower import foreign
 from tests.flower.foreign import Net
-from tests.flower.test_legacy import Normed, guarded, make, serve, start
+from tests.flower.test_legacy import make, serve, start
 
 NAMES = dict(enumerate(Net().state_dict()))
 TASK = Task("tests.flower.foreign:Net", (1, 8, 8), 10)
