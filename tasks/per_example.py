@@ -5,8 +5,8 @@ filled up with blank ones: how a matrix product rounds depends on how many rows 
 make of this rounding the whole gradient. Were the groups as large as the batch, one example more or less would change
 the gradients of all others, and a clip bound would bound nothing.
 
-A batch of named tensors (a transformer's) goes in as keywords, one example at a time: such models ask what is in a mask,
-which no ``vmap`` can answer.
+A batch of named tensors (a transformer's) goes in as keywords, one example at a time: such models ask what is in a
+mask, which no ``vmap`` can answer.
 
 No statistics are updated. Batch norm in training mode mixes the examples of a batch, so that no example has a gradient
 of its own: refused.
