@@ -287,8 +287,8 @@ class Guard:
                 yield {self._names[name]: tensor for name, tensor in rows.items()}
 
         def representation() -> tuple[str, Tensor, Tensor]:
-            if isinstance(x, Mapping):
-                raise ConfigError(f"soteria works on images; {TOKENS}")
+            if isinstance(x, Mapping) or not x.is_floating_point():
+                raise self._work.refuse(ConfigError(f"soteria works on images; {TOKENS}"))
             name, features, norms = representation_sensitivity(model, own, {}, x)
             return self._names[name], features, norms
 

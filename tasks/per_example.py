@@ -6,7 +6,8 @@ make of this rounding the whole gradient. Were the groups as large as the batch,
 the gradients of all others, and a clip bound would bound nothing.
 
 A batch of named tensors (a transformer's) goes in as keywords, one example at a time: such models ask what is in a
-mask, which no ``vmap`` can answer.
+mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example change how the gradients of
+the others round: pad to a length that no data chooses.
 
 No statistics are updated. Batch norm in training mode mixes the examples of a batch, so that no example has a gradient
 of its own: refused.

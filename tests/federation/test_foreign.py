@@ -80,7 +80,7 @@ class Flower(NamedTuple):
         """One run of the app to its end: its log."""
         given = ["--run-config", " ".join(f"{key}={value}" for key, value in config.items())] if config else []
         command = ["flwr", "run", str(app), "here", "--stream", *given]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -177,7 +177,7 @@ def test_the_runs_cover_what_the_issue_asks_for() -> None:
 
 
 @pytest.mark.federation
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize(("app", "patches", "defenses", "scheme"), RUNS)
 def test_an_app_of_others_is_defended_pruned_recorded_and_audited(
     app: str, patches: tuple[str, ...], defenses: str, scheme: str, flower: Flower, monkeypatch: pytest.MonkeyPatch
@@ -224,7 +224,7 @@ def test_an_app_of_others_is_defended_pruned_recorded_and_audited(
 
 
 @pytest.mark.federation
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(960)
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: it is in prunella[dev]")
 def test_a_channel_refuses_a_model_of_tokens_and_says_what_to_choose(flower: Flower) -> None:
     done = flower.ended(prepared(flower, HUGGING, LOOP, FALLING), **ROUNDS, defenses="'channel-natural'")

@@ -180,8 +180,7 @@ def test_an_answer_that_does_not_fit_is_a_failure(kind: str, tmp_path: Path) -> 
     layer: Any = Prune(older(Strict), "random", rate=0.3, model=Net())
     found, _ = serve(make(), layer, tmp_path, {}, rounds=2, spoil=spoil)
     assert [(count, len(failures)) for count, failures in layer.seen] == [(1, 1)] * 2
-    pruned = {at: torch.where(found[at] == 0, 0.0, tensor) for at, tensor in begun().items()}
-    assert equal(found, pruned) or equal(found, begun()), "a strategy that accepts no failure keeps its model"
+    assert equal(found, begun()), "a strategy that accepts no failure keeps its model"
 
 
 def test_layers_stand_in_the_order_that_works() -> None:
