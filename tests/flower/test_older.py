@@ -148,6 +148,27 @@ def test_what_stands_outside_may_change_an_answer_and_no_model(tmp_path: Path) -
     assert not seen.replies and all("outside of Prune" in str(failure) for failure in wrapper.told) and wrapper.told
 
 
+class Workflow(Wrapper):
+    """As Flower's workflows do, it sends what layers made by itself, without their proxies."""
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+        asked = self.inner.configure_fit(server_round, parameters, client_manager)
+        self.asked = {proxy.node_id: proxy for proxy, _ in asked}
+        return [(proxy._proxy, ins) for proxy, ins in asked]
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        found = [(self.asked[proxy.node_id], result) for proxy, result in results]
+        return self.inner.aggregate_fit(server_round, found, failures)
+
+
+def test_who_sends_the_messages_himself_has_clients_without_defend(tmp_path: Path) -> None:
+    layer: Any = Prune(older(), "random", rate=0.3, model=Net())
+    found, seen = serve(make(mods=[Defend()]), Workflow(layer, ""), tmp_path, {"defenses": "dgp"}, rounds=2)
+    assert not seen.errors and any(not torch.equal(found[at], tensor) for at, tensor in begun().items())
+    for at, kept in layer.mask.items():
+        assert not bool(found[at][~kept].any())
+
+
 class Strict(FedAvg):
     """What it was told, and what failed."""
 
