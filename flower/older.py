@@ -17,6 +17,7 @@ Strategies that keep a model of their own, as FedAdam and FedAvgM do, are given 
 Errors: ``ConfigError`` for a strategy whose parameters are no arrays, and for a server without a SuperLink.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,6 +47,7 @@ from prunella.flower.legacy import COUNT, LOSS
 if TYPE_CHECKING:
     from prunella.flower.layer import Layer
 
+logger = logging.getLogger(__name__)
 NUMPY = "numpy.ndarray"
 METRICS = "metrics"
 LEFT_OUT = "an answer was left out; the log says why"
@@ -213,12 +215,14 @@ class Asked(ClientProxy):
         if reply is None or reply.has_error():
             self.reply = reply
             why = "no answer came" if reply is None else f"its answer is an error: {reply.error.reason}"
-            raise ValueError(f"node {self.node_id}: {why}")
+            logger.warning("node %d: %s", self.node_id, why)  # Flower's older server counts failures, and tells none
+            raise ValueError(why)
         try:
             reply.content = gathered(reply.content, f"{what}res")
             result = result_of(self._layer.plain_reply(reply), f"{what}res")
         except PrunellaError as error:  # to the layers it is an error, too
             self.reply = Message(Error(0, str(error)), reply_to=sent)
+            logger.warning("the answer of node %d is left out: %s", self.node_id, error)
             raise
         self.reply = reply if result.status.code == Code.OK else None
         return result

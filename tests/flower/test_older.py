@@ -182,7 +182,7 @@ class Strict(FedAvg):
 
 
 @pytest.mark.parametrize("kind", ["shape", "names", "count", "lost", "code"])
-def test_an_answer_that_does_not_fit_is_a_failure(kind: str, tmp_path: Path) -> None:
+def test_an_answer_that_does_not_fit_is_a_failure(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(reply: Any) -> Any:
         if reply.metadata.src_node_id != 101:
             return reply
@@ -201,6 +201,7 @@ def test_an_answer_that_does_not_fit_is_a_failure(kind: str, tmp_path: Path) -> 
     layer: Any = Prune(older(Strict), "random", rate=0.3, model=Net())
     found, _ = serve(make(), layer, tmp_path, {}, rounds=2, spoil=spoil)
     assert [(count, len(failures)) for count, failures in layer.seen] == [(1, 1)] * 2
+    assert "node 101" in caplog.text or kind == "code", "the log says which and why"
     assert equal(found, begun()), "a strategy that accepts no failure keeps its model"
 
 
