@@ -123,10 +123,11 @@ class Inner(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         model = parameters_of(arrays)
-        if hasattr(self.older, "current_weights"):
-            self.older.current_weights = parameters_to_ndarrays(model)
-        if getattr(self.older, "server_opt", False):
-            self.older.initial_parameters = model  # FedAvgM's name for the model it moves
+        older: Any = self.older
+        if hasattr(older, "current_weights"):
+            older.current_weights = parameters_to_ndarrays(model)
+        if getattr(older, "server_opt", False):
+            older.initial_parameters = model  # FedAvgM's name for the model it moves
         asked = self.older.configure_fit(server_round, model, cast("ClientManager", self.manager))
         return self._messages("fitins", MessageType.TRAIN, asked)
 
@@ -147,7 +148,10 @@ class Inner(Strategy):
                 raise ConfigError("layers need a SuperLink: start the app with `flwr run`, not with start_server()")
             self.proxies[node] = proxy
             if id(ins) not in contents:
-                records = {f"{kind}.parameters": arrays_of(ins.parameters), f"{kind}.config": ConfigRecord(ins.config)}
+                records: dict[str, Any] = {
+                    f"{kind}.parameters": arrays_of(ins.parameters),
+                    f"{kind}.config": ConfigRecord(ins.config),
+                }
                 contents[id(ins)] = RecordDict(records)
             messages.append(Message(contents[id(ins)], dst_node_id=node, message_type=category))
         return messages

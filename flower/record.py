@@ -186,7 +186,9 @@ class Recorder:
         }
         moved = {name: change != 0 for name, change in view.update.items()}
         shared = moved if set(defenses) - {"none"} else named.get("mask", view.shared)
-        return replace(view, **named, shared=shared, defenses=defenses)
+        return replace(
+            view, mask=named.get("mask"), importance=named.get("importance"), shared=shared, defenses=defenses
+        )
 
     def _count(self, records: Iterable[MetricRecord]) -> int:
         for metrics in records:
