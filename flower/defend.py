@@ -118,7 +118,7 @@ def defended(message: Message, context: Context, call_next: Next, site: Site, me
         legacy.check_asked(category, listed)
     with site.store.alone():
         reply = handle(message, context, call_next, site, listed)
-    if older:
+    if older and FIRST not in reply.content:
         reply.content = legacy.closed(reply.content, category)
     return reply
 

@@ -1,19 +1,26 @@
 """What wraps a strategy of Flower's: messages on their way out, replies on their way in.
 
 A *layer* is a strategy itself, so that layers stack: ``Record(Prune(FedAvg(), "magnitude"), "traces", task, how)``.
-Flower's ``start`` calls the outermost one; each hands on to the next, and the innermost is anybody's own.
+Flower's ``start`` calls the outermost one; each hands on to the next, and the innermost is anybody's own. Around a
+strategy of Flower's older API, the layers are one of that API (``flower.older``).
 """
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.server.strategy import Strategy as OlderStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
+from prunella.core.trees import Mask, Tree, zeros_like
 from prunella.core.types import MAX_COUNT
-from prunella.flower.arrays import EXAMPLES
+from prunella.flower.arrays import EXAMPLES, whole
+from prunella.flower.older import Inner, Outer
+from prunella.strategies.round.masked_mean import MaskedSum
+from prunella.wire.records import from_dense, to_dense
 
 Trained = tuple[ArrayRecord | None, MetricRecord | None]
 
@@ -34,15 +41,37 @@ def common_metrics(contents: list[RecordDict]) -> None:
                 content[name] = MetricRecord({key: value for key, value in record.items() if key in common})
 
 
+def fill(held: list[tuple[RecordDict, Mask, float]]) -> None:
+    """Put the mean of those who hold a weight where others do not: a strategy that averages all then finds that mean.
+
+    Each is the plain content of an answer, the mask that it was trained under, and its weight.
+    """
+    trees = [from_dense(whole(content)[1]) for content, _, _ in held]
+    mean = MaskedSum(inside := {name: trees[0][name] for name in held[0][1]})
+    for tree, (_, base, weight) in zip(trees, held, strict=True):
+        mean.add({name: tree[name] for name in base}, base, float(weight))
+    whole_mean = mean.result(zeros_like(inside), "holders")
+    for tree, (content, base, _) in zip(trees, held, strict=True):
+        name, record = whole(content)
+        filled = to_dense({n: torch.where(kept, tree[n], whole_mean[n].to(tree[n].dtype)) for n, kept in base.items()})
+        content[name] = ArrayRecord({n: filled.get(n, array) for n, array in record.items()})
+
+
 class Layer(Strategy):
-    """Hands everything on to ``strategy``. Raises ``ConfigError`` for one that runs its rounds itself."""
+    """Hands everything on to ``strategy``. Around one of Flower's older API what is made is an ``Outer`` with this
+    layer in it. Raises ``ConfigError`` for a strategy that runs its rounds itself."""
+
+    def __new__(cls, strategy: Any = None, *given: Any, **more: Any) -> Any:
+        if not isinstance(strategy, OlderStrategy):
+            return super().__new__(cls)
+        inner = strategy.inner if isinstance(strategy, Outer) else Inner(strategy)
+        return Outer(cls(strategy.layer if isinstance(strategy, Outer) else inner, *given, **more), inner)
 
     def __init__(self, strategy: Strategy) -> None:
         if not isinstance(strategy, Strategy):
-            older = type(strategy).__module__.startswith("flwr.server.strategy") or hasattr(strategy, "aggregate_fit")
-            fix = ": its app is of Flower's older API; port server and clients to the Message API" if older else ""
             raise ConfigError(
-                f"{type(self).__name__} wraps a strategy of flwr.serverapp.strategy, not {type(strategy).__name__}{fix}"
+                f"{type(self).__name__} wraps a strategy of flwr.serverapp.strategy or flwr.server.strategy, not "
+                f"{type(strategy).__name__}"
             )
         if type(strategy).start is not Strategy.start and not isinstance(strategy, Layer):
             raise ConfigError(
@@ -63,6 +92,15 @@ class Layer(Strategy):
     def plain_reply(self, message: Message) -> RecordDict:
         """The content of a reply, its arrays dense. Raises ``WireError``."""
         return self.strategy.plain_reply(message) if isinstance(self.strategy, Layer) else message.content
+
+    def beside(self, message: Message) -> dict[str, Tree | None]:
+        """What else a server sees of a reply, by the fields of ``ServerView``. Raises ``WireError``."""
+        return self.strategy.beside(message) if isinstance(self.strategy, Layer) else {}
+
+    @property
+    def inside(self) -> "list[Layer]":
+        """The layers inside of this one."""
+        return [self.strategy, *self.strategy.inside] if isinstance(self.strategy, Layer) else []
 
     @property
     def weight(self) -> str:

@@ -10,14 +10,13 @@ Where the one may not leave, and always for the other, the client refuses and sa
 """
 
 import logging
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.core.trees import Tree
 from prunella.flower.arrays import EXAMPLES
 
 ANSWERS = {"train": "fitres", "evaluate": "evaluateres"}
@@ -79,15 +78,15 @@ def closed(content: RecordDict, category: str) -> RecordDict:
     )
 
 
-def positions(model: nn.Module, received: Tree) -> dict[str, str]:
+def positions(model: nn.Module, received: Collection[str]) -> dict[str, str]:
     """The name under which each of the model's arrays came: its own, or its position in the ``state_dict`` or among
     the ``parameters()``, whichever has as many. Raises ``ConfigError``."""
     named = list(model.state_dict())
-    if received.keys() != {str(at) for at in range(len(received))}:
+    if set(received) != {str(at) for at in range(len(received))}:
         return {name: name for name in named}
     for names in (named, [name for name, _ in model.named_parameters()]):
         if len(names) == len(received):
             return {name: str(at) for at, name in enumerate(names)}
     raise ConfigError(
-        f"protected: {len(received)} arrays without names came, and the model's state_dict has {len(named)}: send all"
+        f"{len(received)} arrays without names came, and the state_dict of the model has {len(named)}: send all of them"
     )

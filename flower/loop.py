@@ -46,8 +46,10 @@ from prunella.privacy.ledger.ledger import charge
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
+Batch = Tensor | Mapping[str, Tensor]
 BLOCK = 8  # steps charged at a time where nobody says how many there will be
+TOKENS = "for token ids choose a defense of gradients or updates, such as priprune or dgp"
 FAILED = "a step under an ε failed; this client's own log says why"
 
 
@@ -59,11 +61,24 @@ def images_of(batch: Any) -> Tensor:
     found = [
         each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2
     ]
+    if not found:
+        raise ConfigError(
+            f"protected: the loader's batches have no images, only {', '.join(map(str, batch))}: {TOKENS}"
+        )
     if len(found) != 1:
         raise ConfigError(
             "protected: which of a batch are the images? Give all of them as a tensor in place of the loader"
         )
     return found[0]
+
+
+def rows_of(x: Batch) -> int:
+    return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+
+
+def answer_of(model: nn.Module, x: Batch) -> Any:
+    """What the model answers to images, or to a batch of named tensors."""
+    return model(**x) if isinstance(x, Mapping) else model(x)
 
 
 def emptied(batch: Any) -> Any:
@@ -123,8 +138,7 @@ class Guard:
                     raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
                 images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
                 if not images.is_floating_point():
-                    fix = "for token ids choose a defense of gradients or updates"
-                    raise self._work.refuse(ConfigError(f"{link.name} changes images; {fix}"))
+                    raise self._work.refuse(ConfigError(f"{link.name} changes images; {TOKENS}"))
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
 
@@ -222,14 +236,18 @@ class Guard:
         self._credit[rate] -= 1
         self._charged = True
 
-    def images(self, x: Tensor) -> Tensor:
-        """The batch [B, C, H, W] as training may see it."""
-        if self._poisson and len(x) != self._rows:
+    def images(self, x: Any) -> Any:
+        """The batch [B, C, H, W] as training may see it. One of named tensors has no images: no defense changes it."""
+        if self._poisson and rows_of(x) != self._rows:
             raise DefenseError("guard.loader: a step takes a batch as it was drawn; joined or split ones cost more")
         self._require_statistics()
         self._statistics = None
         self._use()
         self._shown = True
+        if isinstance(x, Mapping):
+            if changing := [link.name for link in self._chain.links if isinstance(link.defense, DataDefense)]:
+                raise self._work.refuse(ConfigError(f"{changing[0]} changes images; {TOKENS}"))
+            return x
         return present(self._chain, x, self._state, self._draws)
 
     def gradients(self) -> None:
@@ -244,8 +262,9 @@ class Guard:
         self._observe(None)
         self._left = None
 
-    def step(self, x: Tensor, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
-        """One local step on the batch x [B, ...], y [B]. Returns its loss, or None under an ε, which covers no loss."""
+    def step(self, x: Batch, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """One local step on the batch x [B, ...], or tensors by the names that the model takes them under, and y [B]:
+        ``loss(model(x), y)``. Returns its loss, or None under an ε, which covers no loss."""
         self._require_unmoved()
         if self._failed and self._chain.private is not None:  # to leave out those that fail would tell which do
             raise DefenseError(FAILED)
@@ -265,18 +284,18 @@ class Guard:
         self._failed = False
         return value
 
-    def _computed(self, shown: Tensor, y: Tensor, loss: Loss) -> Tensor | None:
+    def _computed(self, shown: Batch, y: Tensor, loss: Loss) -> Tensor | None:
         self._model.zero_grad(set_to_none=True)
         value = None
         if self._chain.private is None:
-            value = loss(self._model(shown), y)
+            value = loss(answer_of(self._model, shown), y)
             value.backward()  # type: ignore[no-untyped-call]
         self._observe(self._step_of(shown, y, loss))
         return None if value is None else value.detach()
 
-    def _step_of(self, x: Tensor, y: Tensor, loss: Loss) -> Step:
+    def _step_of(self, x: Batch, y: Tensor, loss: Loss) -> Step:
         params = {name: wide(p.detach()) for name, p in self._params.items()}
-        expected, model = (self._expected if self._poisson else None) or max(1, len(x)), self._model
+        expected, model = (self._expected if self._poisson else None) or max(1, rows_of(x)), self._model
         own = {name: params[came] for name, came in self._names.items() if came in params}
 
         def per_example() -> Iterator[Tree]:
@@ -284,6 +303,8 @@ class Guard:
                 yield {self._names[name]: tensor for name, tensor in rows.items()}
 
         def representation() -> tuple[str, Tensor, Tensor]:
+            if isinstance(x, Mapping) or not x.is_floating_point():
+                raise self._work.refuse(ConfigError(f"soteria works on images; {TOKENS}"))
             name, features, norms = representation_sensitivity(model, own, {}, x)
             return self._names[name], features, norms
 

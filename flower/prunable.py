@@ -1,7 +1,8 @@
 """Which arrays of anybody's model a scheme may prune.
 
 *With the module:* the weights of linear and convolution layers (``tasks.task.prunable``). *Without:* float arrays of
-two dimensions and more whose name ends in ``weight`` and names no embedding and no normalisation. *Never:* arrays that
+two dimensions and more whose name ends in ``weight`` and names no embedding and no normalisation; arrays of Flower's
+older API have no names, so there it takes the module. *Never:* arrays that
 two names share (tied weights), frozen weights as far as the module tells, biases, norms, buffers.
 """
 
@@ -11,6 +12,7 @@ from torch import nn
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree
 from prunella.flower.arrays import is_buffer
+from prunella.flower.legacy import positions
 from prunella.tasks.task import prunable as prunable_layers
 
 NEVER = ("embed", "norm", "wte", "wpe", "ln_", "bn")
@@ -32,7 +34,8 @@ def may_be_asked(tree: Tree, model: nn.Module, names: tuple[str, ...]) -> frozen
 def _candidates(tree: Tree, model: nn.Module | None) -> frozenset[str]:
     if model is not None:
         trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-        names = set(prunable_layers(model)) & trained & tree.keys()
+        came = positions(model, tree)
+        names = {came[name] for name in prunable_layers(model) & trained & came.keys()} & tree.keys()
     else:
         names = {n for n, t in tree.items() if t.dim() > 1 and n.endswith("weight") and not is_buffer(n, tree)}
         names = {n for n in names if not any(word in n.lower() for word in NEVER)}

@@ -29,6 +29,7 @@ Flower's strategies would refuse to aggregate them.
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -39,7 +40,7 @@ from torch import Tensor, nn
 
 from prunella.core.config import kebab, parse_run
 from prunella.core.errors import ConfigError, WireError
-from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, size, zeros_like
+from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, size
 from prunella.flower.arrays import (
     MARK,
     REST,
@@ -52,13 +53,14 @@ from prunella.flower.arrays import (
     open_answer,
     whole,
 )
-from prunella.flower.layer import Layer, Trained, common_metrics, countable
+from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill
+from prunella.flower.legacy import positions
 from prunella.flower.prunable import prunable_names
+from prunella.flower.record import Record
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.pruning.selection import density
 from prunella.strategies import find, scheme_settings
 from prunella.strategies.prunefl import PruneFL
-from prunella.strategies.round.masked_mean import MaskedSum
 from prunella.strategies.round.replies import Contribution, ReplyError, read_base, read_importance
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
@@ -100,6 +102,8 @@ class Prune(Layer):
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
+        if wrong := [type(layer).__name__ for layer in self.inside if isinstance(layer, Prune | Record)]:
+            raise ConfigError(f"{wrong[0]} stands inside of Prune: write Record(Prune(...)), and Prune once")
         entry = find(scheme)
         if scheme not in SCHEMES:
             why = f" ({INSTEAD[scheme]})" if scheme in INSTEAD else ""
@@ -139,19 +143,28 @@ class Prune(Layer):
         module, shape = self._model or nn.Identity(), self._shape or (1, 1, 1)
         known, params = ServerModel(module, shape, tuple(floats(tree)), names, public, self._task), self._params(tree)
         first: Tree = {}
+        came = {} if self._model is None else positions(self._model, tree)
+        own = {name: name for name in params} | {at: name for name, at in came.items() if at in params}
         self._scheme = self._entry.strategy(self._run, known, self._settings)
         if not self._run.rate:
             self.mask = full_mask(params)
         elif isinstance(self._scheme, PruneFL):
+            if self._scheme.settings.cost != "uniform" and any(at != name for at, name in own.items()):
+                why = "prunefl counts multiply-adds by names, and arrays of Flower's older API have none"
+                raise ConfigError(f"{why}: leave shape= out")
             everything = full_mask(params)
             found = (self._read_first(self._scheme, reply, everything) for reply in ask())
             self.mask = next((mask for mask in found if mask is not None), everything)
         else:
-            given, mask = self._scheme.first_model(params, cast("Any", None), [])  # these schemes ask no client
-            self.mask = {**full_mask(params), **mask}
-            first = {} if given is params else {n: t.to(tree[n].dtype) for n, t in given.items()}
-            if not first.keys() <= params.keys():
+            # By the module's names, which its layers are found by. These schemes ask no client.
+            parameters, prunable = tuple(own[n] for n in known.parameters), frozenset(own[n] for n in names)
+            named, mine = replace(known, parameters=parameters, prunable=prunable), {own[n]: params[n] for n in params}
+            maker = self._entry.strategy(self._run, named, self._settings)
+            given, mask = maker.first_model(mine, cast("Any", None), [])
+            self.mask = {n: {**full_mask(mine), **mask}[own[n]] for n in params}
+            if not given.keys() <= mine.keys():
                 raise ConfigError("the task's model has other arrays than those sent: name the app's own model")
+            first = {} if given is mine else {n: given[own[n]].to(tree[n].dtype) for n in params if own[n] in given}
         if count(self.mask) == size(self.mask) and self._entry.client.first_mask and self._run.rate:
             logger.warning("no client made a first mask, so the first rounds are dense")
         return first
@@ -301,6 +314,20 @@ class Prune(Layer):
             record = to_dense(open_answer(content, from_dense(sent), self.mask or {}))
         return RecordDict({name: self._masked(record, self._base(content)), **others})
 
+    def beside(self, message: Message) -> dict[str, Tree | None]:
+        """The mask that a client trained under, and the squared gradients that it sent."""
+        content = message.content
+        return {**super().beside(message), "mask": self._base(content), "importance": self._importance(content)}
+
+    def _importance(self, content: RecordDict) -> Tree | None:
+        """Of an answer, where the scheme asked for them. Raises ``WireError`` or ``ReplyError``."""
+        if IMPORTANCE not in content.array_records or self._scheme is None or not self._sent:
+            return None
+        expected = self._scheme.downlink.expected()
+        names = self._scheme.importance_names(expected.round)
+        like = {name: expected.params[name].float() for name in sorted(names)}
+        return read_importance(content.array_records[IMPORTANCE], like) if names else None
+
     def _base(self, content: RecordDict) -> Mask:
         """The mask that a client trained under: the one it was sent, or where the scheme lets it move, its own."""
         if BASE in content.array_records and self._scheme is not None:
@@ -342,13 +369,8 @@ class Prune(Layer):
 
     def _contribution(self, reply: Message, plain: RecordDict) -> Contribution:
         """What the scheme is told of an answer."""
-        content, importance = reply.content, None
-        if IMPORTANCE in content.array_records and self._scheme is not None and self._sent:
-            expected = self._scheme.downlink.expected()
-            names = self._scheme.importance_names(expected.round)
-            like = {name: expected.params[name].float() for name in sorted(names)}
-            importance = read_importance(content.array_records[IMPORTANCE], like) if names else None
-        base, (weights,) = self._base(content), plain.metric_records.values()
+        content = reply.content
+        base, importance, (weights,) = self._base(content), self._importance(content), plain.metric_records.values()
         node, weight = reply.metadata.src_node_id, cast("int", weights[self.weight])
         return Contribution(node, base, SparseTree({}, {}), base, weight, 0.0, 0, importance)
 
@@ -370,19 +392,3 @@ class Prune(Layer):
 def _bits(mask: Mask, shapes: Shapes) -> bytes:
     """The mask over all floating arrays of a message: averaging makes one of batch norm's counter."""
     return encode_mask({n: mask.get(n, torch.ones_like(t, dtype=torch.bool)) for n, t in shapes.like().items()})
-
-
-def fill(held: list[tuple[RecordDict, Mask, float]]) -> None:
-    """Put the mean of those who hold a weight where others do not: a strategy that averages all then finds that mean.
-
-    Each is the plain content of an answer, the mask that it was trained under, and its weight.
-    """
-    trees = [from_dense(whole(content)[1]) for content, _, _ in held]
-    mean = MaskedSum(inside := {name: trees[0][name] for name in held[0][1]})
-    for tree, (_, base, weight) in zip(trees, held, strict=True):
-        mean.add({name: tree[name] for name in base}, base, float(weight))
-    whole_mean = mean.result(zeros_like(inside), "holders")
-    for tree, (content, base, _) in zip(trees, held, strict=True):
-        name, record = whole(content)
-        filled = to_dense({n: torch.where(kept, tree[n], whole_mean[n].to(tree[n].dtype)) for n, kept in base.items()})
-        content[name] = ArrayRecord({n: filled.get(n, array) for n, array in record.items()})

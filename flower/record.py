@@ -11,12 +11,16 @@ It understands full models only: one ``ArrayRecord`` each way, by the names of t
 sends something else, or another model than the task names, gets an error before its first round. Where a client's
 answer cannot be recorded, its trace is missing and the log says why; the round goes on.
 
+Of clients with ``Defend`` a trace names the defenses that they say they applied, and outside of ``Prune`` it has the
+mask that they trained under and what they sent for the scheme, squared gradients: as the trace of an own run has them.
+A defended coordinate that did not move counts as withheld, since the answer does not tell the two apart.
+
 The traces hold updates of private data: they are owner-readable only, and belong where the server's secrets are.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -32,12 +36,15 @@ from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.core.types import MAX_COUNT, ServerView
-from prunella.flower.arrays import EXAMPLES
+from prunella.flower.arrays import EXAMPLES, MARK, whole
 from prunella.flower.layer import Layer, Trained
+from prunella.flower.legacy import positions
+from prunella.privacy import DEFENSES
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
 
 Plain = Callable[[Message], RecordDict]
+Beside = Callable[[Message], dict[str, Tree | None]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,16 @@ def content_of(message: Message) -> RecordDict:
     return message.content
 
 
+def nothing_beside(message: Message) -> dict[str, Tree | None]:
+    return {}
+
+
+def applied(content: RecordDict) -> tuple[str, ...]:
+    """The defenses that a client with ``Defend`` says it applied."""
+    told = content.config_records.get(MARK, ConfigRecord()).get("applied")
+    return tuple(str(name) for name in told if name in DEFENSES) if isinstance(told, list) else ()
+
+
 @dataclass
 class Recorder:
     """``chosen(round, node id)`` names the clients to record; ``examples`` is the metric that counts a client's."""
@@ -91,11 +108,16 @@ class Recorder:
         records: list[ArrayRecord] = list(content.array_records.values())
         if len(records) != 1:
             raise AttackError(f"the message has {len(records)} array records; one, of the whole model, is understood")
-        tree = from_dense(records[0])
+        own = self._own(records[0])
+        tree = {own.get(name, name): tensor for name, tensor in from_dense(records[0]).items()}
         check_tree(f"the arrays of the message and {self.task.model}", tree, self._params | self._buffers)
         # By the module's type: averaging makes a float of batch norm's counter.
         buffers = {name: tree[name] for name, buffer in self._buffers.items() if buffer.is_floating_point()}
         return {name: tree[name] for name in self._params}, buffers
+
+    def _own(self, record: ArrayRecord) -> dict[str, str]:
+        """The module's name of each array that came: those of Flower's older API have positions."""
+        return {at: name for name, at in positions(self._module, record).items()}
 
     def remember(self, round: int, messages: Iterable[Message], plain: Plain = content_of) -> list[Message]:
         """Keep what goes out to the chosen clients; ``plain`` is a message's content with dense arrays. A model that is
@@ -111,15 +133,22 @@ class Recorder:
                 self._sent[node] = split[id(content)]
         return messages
 
-    def record(self, round: int, replies: Iterable[Message], plain: Plain = content_of) -> list[Message]:
-        """Traces of the chosen clients' answers."""
+    def record(
+        self, round: int, replies: Iterable[Message], plain: Plain = content_of, beside: Beside = nothing_beside
+    ) -> list[Message]:
+        """Traces of the chosen clients' answers; ``beside`` is what else an answer tells (``Layer.beside``)."""
         replies = list(replies)
         for reply in replies:
             node = reply.metadata.src_node_id
             if node not in self._sent or reply.has_error():
                 continue
             try:
-                view = self.view(plain(reply), *self._sent.pop(node))
+                content = plain(reply)
+                view = self.view(content, *self._sent.pop(node))
+                if MARK in reply.content.config_records:
+                    own = self._own(whole(content)[1])
+                    view = self._with(view, applied(reply.content), beside(reply), own)
+                check_view(view, self._module)
                 about = {"round": round, "node": str(node)}
                 save_trace(self.folder / f"round-{round:06d}-node-{node}.safetensors", view, self.task, about)
             except Exception as error:  # noqa: BLE001 - bytes of a stranger: whatever they raise, the round goes on
@@ -132,7 +161,7 @@ class Recorder:
         after, received = self.split(reply)
         update = subtract(after, params)
         examples, training = self._count(reply.metric_records.values()), self.training
-        view = ServerView(
+        return ServerView(
             params,
             update,
             shared=full_mask(update),
@@ -145,8 +174,21 @@ class Recorder:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
-        check_view(view, self._module)
-        return view
+
+    def _with(
+        self, view: ServerView, defenses: tuple[str, ...], beside: dict[str, Tree | None], own: dict[str, str]
+    ) -> ServerView:
+        """The view of a client with ``Defend``: the defenses it applied, and ``beside`` under the names ``own``."""
+        named: dict[str, Tree] = {
+            field: {own[name]: tensor for name, tensor in tree.items() if own.get(name) in self._params}
+            for field, tree in beside.items()
+            if tree is not None
+        }
+        moved = {name: change != 0 for name, change in view.update.items()}
+        shared = moved if set(defenses) - {"none"} else named.get("mask", view.shared)
+        return replace(
+            view, mask=named.get("mask"), importance=named.get("importance"), shared=shared, defenses=defenses
+        )
 
     def _count(self, records: Iterable[MetricRecord]) -> int:
         for metrics in records:
@@ -194,4 +236,5 @@ class Record(Layer):
         return self.recorder.remember(server_round, messages, self.plain_sent)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
-        return super().aggregate_train(server_round, self.recorder.record(server_round, replies, self.plain_reply))
+        replies = self.recorder.record(server_round, replies, self.plain_reply, self.beside)
+        return super().aggregate_train(server_round, replies)

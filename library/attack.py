@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from prunella.attacks import find_attack
+from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import kebab, parse_section
 from prunella.core.device import pick_device
@@ -100,6 +101,7 @@ def attack(
     """
     seen, task = (view.seen, view.task) if isinstance(view, View) else view[:2]
     entry, chosen = find_attack(name), settings_for(name, settings)
+    require_images(seen, task)
     if entry.needs:
         raise AttackError(f"{name} needs {', '.join(entry.needs)} beside a view: run it by `prunella audit`")
     keep_freed_memory()

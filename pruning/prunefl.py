@@ -87,6 +87,8 @@ def weight_cost(
     module: torch.nn.Module, shape: tuple[int, int, int], prunable: Set[str], kind: str
 ) -> dict[str, float]:
     """Multiply-adds per weight and example over their mean: output positions of a convolution, 1 for a linear layer."""
+    if kind == "uniform":
+        return dict.fromkeys(sorted(prunable), 1.0)
     positions: dict[str, float] = {}
 
     def note(name: str) -> object:
@@ -104,7 +106,5 @@ def weight_cost(
         module.train(training)
         for handle in handles:
             handle.remove()
-    if kind == "uniform":
-        return dict.fromkeys(sorted(prunable), 1.0)
     mean = sum(positions.values()) / len(positions)
     return {name: positions[name] / mean for name in sorted(prunable)}

@@ -5,6 +5,10 @@ filled up with blank ones: how a matrix product rounds depends on how many rows 
 make of this rounding the whole gradient. Were the groups as large as the batch, one example more or less would change
 the gradients of all others, and a clip bound would bound nothing.
 
+A batch of named tensors (a transformer's) goes in as keywords, one example at a time: such models ask what is in a
+mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example change how the gradients of
+the others round: pad to a length that no data chooses.
+
 No statistics are updated. Batch norm in training mode mixes the examples of a batch, so that no example has a gradient
 of its own: refused.
 
@@ -16,7 +20,7 @@ of its own: refused.
 [(5, 3, 2)]
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,22 +50,29 @@ def per_example_gradients(
     module: nn.Module,
     params: Tree,
     buffers: Tree,
-    x: Tensor,
+    x: Tensor | Mapping[str, Tensor],
     y: Tensor,
     expected: int = TOGETHER,
     criterion: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
 ) -> Iterator[Tree]:
-    """The gradient of ``criterion`` (logits [1, K], label [1]) of every example of x [B, C, H, W], y [B], as trees of
+    """The gradient of ``criterion`` (the model's answer, label [1]) of every example of x [B, ...], y [B], as trees of
     [b, *shape] in order. ``expected`` is a public guess at B."""
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         raise DefenseError(f"{type(module).__name__} has batch norm, so no example has a gradient of its own")
     state = {name: tensor.detach() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
     leaves = {name: tensor.detach() for name, tensor in params.items()}
 
-    def loss(weights: Tree, image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(module, (weights, state), (image[None],))
-        return criterion(logits, label[None]) + take_divergence(module)
+    def loss(weights: Tree, image: Tensor | Mapping[str, Tensor], label: Tensor) -> Tensor:
+        named = {name: tensor[None] for name, tensor in image.items()} if isinstance(image, Mapping) else {}
+        answer = functional_call(module, (weights, state), () if isinstance(image, Mapping) else (image[None],), named)
+        return criterion(answer, label[None]) + take_divergence(module)
 
+    if isinstance(x, Mapping):
+        for row, label in enumerate(y):
+            with mode(module, True):
+                found = grad(loss)(leaves, {name: tensor[row] for name, tensor in x.items()}, label)
+            yield {name: found[name][None] for name in params}
+        return
     each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     group = max(1, min(group_of(expected), FLOATS // max(1, size(params))))
     for images, labels in zip(torch.split(x, group), torch.split(y, group), strict=True):

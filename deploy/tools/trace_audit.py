@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prunella.attacks import find_attack
+from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
@@ -164,6 +165,7 @@ class TraceAudit:
     def check(self, worst_case: bool) -> None:
         """Raise what keeps the attack from running, before anything is said of how long it takes."""
         view, task, earlier = self.sources.views()
+        require_images(view, task)
         entry, (file, _) = find_attack(self.name), find_trace(self.sources.trace)
         attack_keywords(self.name, self.sources.known, earlier, ResumeStore(self.sources.keep))
         read_truth(self.sources.truth, file)

@@ -43,7 +43,7 @@ def load_centralized_dataset():
         + """
 
 def load_data():
-    return DataLoader(pictures("train"), batch_size=32, shuffle=True), DataLoader(pictures("test"))
+    return DataLoader(pictures("train"), batch_size=16, shuffle=True), DataLoader(pictures("test"))
 """,
     ),
     "quickstart-huggingface": (
@@ -61,7 +61,7 @@ def get_model(model_name):
 
 
 def load_data(partition_id, num_partitions, model_name):
-    words = torch.randint(1, 50, (32, 12), generator=torch.Generator().manual_seed(partition_id))
+    words = torch.randint(1, 50, (40, 12), generator=torch.Generator().manual_seed(partition_id))
     rows = [{"input_ids": w, "attention_mask": torch.ones_like(w), "labels": (w[0] > 25).long()} for w in words]
     return DataLoader(rows, batch_size=8, shuffle=True), DataLoader(rows, batch_size=8)
 """,
@@ -80,14 +80,15 @@ def copy_app(name: str, folder: Path, *patches: str) -> Path:
     return folder
 
 
-def take_offline(name: str, folder: Path) -> Path:
+def take_offline(name: str, folder: Path, scheme: str = "") -> Path:
     """Put small data in place of what the app would download, and leave out the packages that do that: each message is
-    a process that imports them."""
+    a process that imports them. ``scheme`` takes the place of PruneFL."""
     file, text = OFFLINE[name]
     path = folder / file
-    if name == "legacy-pytorch":
-        server = folder / "server.py"
-        server.write_text(server.read_text().replace("num_rounds=3", "num_rounds=1"))
+    server = next(path for path in folder.rglob("server*.py"))
+    less = {"num_rounds=3": "num_rounds=2", "(0.001, batch_size=32": "(0.001, batch_size=16"}
+    for old, new in {**less, **({'"prunefl", rate=0.3': scheme} if scheme else {})}.items():
+        server.write_text(server.read_text().replace(old, new))
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith(DOWNLOADERS)) + text)
     return folder

@@ -137,6 +137,38 @@ def test_a_transformer_on_token_ids_is_defended(name: str, defenses: str, loop: 
     assert any(not torch.equal(moved[n], bare[n]) for n in moved)
 
 
+def looped(rows: list[Any], loss: Any) -> Any:
+    def loop(model: nn.Module, message: Message, context: Context) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with protected(message, context, model, rows) as guard:
+            for x, y in rows:
+                guard.step(x, y, loss, optimizer)
+
+    return loop
+
+
+@pytest.mark.parametrize("defenses", ["dgp", "dp-sgd"])
+def test_a_batch_of_named_tensors_is_defended_as_its_tokens_alone_are(defenses: str, tmp_path: Path) -> None:
+    """As Hugging Face's loops have it: labels among the tensors, the loss in the answer. Dropout is off, so that both
+    see the same; of dp-sgd it is the clipped sum, all but without noise."""
+
+    def still() -> nn.Module:
+        model = bert()
+        model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
+        return type(model)(model.config)
+
+    rows = [({"input_ids": x, "attention_mask": torch.ones_like(x), "labels": y}, y) for x, y in sentences()]
+    loops = {"named": looped(rows, lambda answer, _: answer.loss), "alone": looped(sentences(), criterion)}
+    given = {} if defenses == "dgp" else {"dp-sgd.noise-multiplier": 1e-9}
+    (one, a), (other, b) = (
+        arrived(make([Defend()], loop, still), tmp_path / name, still, defenses, **given)
+        for name, loop in loops.items()
+    )
+    assert not a.errors and not b.errors and any(bool(change.any()) for change in one.values())
+    for name, change in one.items():
+        torch.testing.assert_close(change, other[name], rtol=1e-4, atol=1e-6)
+
+
 def shown(model: nn.Module, message: Message, context: Context) -> None:
     with protected(message, context, model, sentences()) as guard:
         guard.images(sentences()[0][0])
@@ -148,6 +180,7 @@ def shown(model: nn.Module, message: Message, context: Context) -> None:
         ("channel-natural", by_hand, "fitted on all images"),
         ("channel-natural", shown, "for token ids choose a defense of gradients or updates"),
         ("dp-sgd", by_hand, "write guard.step"),
+        ("soteria", stepped, "soteria works on"),
     ],
 )
 def test_what_cannot_defend_token_ids_refuses(defenses: str, loop: Any, told: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """An app of Flower's older API behind Defend: the bits of one of the Message API, under the names its server reads."""
 
+import copy
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import Parameters, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import Server, ServerApp, ServerAppComponents, ServerConfig, SimpleClientManager
 from flwr.server.strategy import FedAvg
 from torch import nn
@@ -97,22 +98,34 @@ def federate(
     **own: Any,
 ) -> tuple[Kept, list[str]]:
     """Two clients and one round of Flower's own older server: what it got, and the errors."""
+    strategy = Kept(**{"initial_parameters": start(build), "fraction_evaluate": evaluate} | own)
+    _, seen = serve(app, strategy, folder, config)
+    return strategy, seen.errors
+
+
+def start(build: type[nn.Module] = Net) -> Parameters:
     torch.manual_seed(0)
-    options = {"initial_parameters": ndarrays_to_parameters(weights(build())), "fraction_evaluate": evaluate} | own
-    strategy, errors = Kept(**options), list[str]()
-    server = Server(client_manager=SimpleClientManager(), strategy=strategy)
+    return ndarrays_to_parameters(weights(build()))
+
+
+def serve(
+    app: ClientApp, strategy: Any, folder: Path, config: dict[str, Any], rounds: int = 1, spoil: Any = None
+) -> tuple[Tree, foreign.Seen]:
+    """Flower's own older server with two clients: the last model, by position, and the answers as they came."""
+    server, seen = Server(client_manager=SimpleClientManager(), strategy=strategy), foreign.Seen()
     server.set_max_workers(1)  # the grid answers one message after the other
 
     def server_fn(context: Context) -> ServerAppComponents:
-        return ServerAppComponents(server=server, config=ServerConfig(num_rounds=1))
+        return ServerAppComponents(server=server, config=ServerConfig(num_rounds=rounds))
 
     def look(reply: Any) -> Any:
-        errors.extend([reply.error.reason] if reply.has_error() else [])
-        return reply
+        seen(copy.copy(reply))
+        return reply if spoil is None else spoil(reply)
 
     grid = Older(app, 2, config, folder, look)
     ServerApp(server_fn=server_fn)(grid, Context(1, 0, {}, RecordDict(), config))
-    return strategy, errors
+    found = map(torch.tensor, parameters_to_ndarrays(server.parameters))
+    return {str(at): tensor for at, tensor in enumerate(found)}, seen
 
 
 def sent(strategy: Kept, build: type[nn.Module] = Net) -> list[Tree]:

@@ -19,8 +19,9 @@ from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
 from prunella.flower.arrays import EXACT
 from prunella.flower.defend import Defend
+from prunella.flower.layer import fill
 from prunella.flower.loop import protected
-from prunella.flower.prune import Prune, fill
+from prunella.flower.prune import Prune
 from prunella.flower.scheme import LocalScheme, SchemeOrder
 from prunella.privacy.chain import build_chain, start
 from prunella.pruning.feddst import vote

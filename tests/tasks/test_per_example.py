@@ -45,6 +45,31 @@ def test_equals_a_loop_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch, float
             torch.testing.assert_close(together[name][i], p.grad, rtol=1e-4, atol=1e-6)
 
 
+class Asking(nn.Module):
+    """Takes its input by name and asks what is in it, as transformers do."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(images if mask.all() else images * mask)
+        return logits
+
+
+def test_a_batch_of_named_tensors_has_the_gradients_of_its_examples() -> None:
+    net, params = conv()
+    named = {f"net.{name}": tensor for name, tensor in params.items()}
+    mask = torch.ones_like(X)
+    mask[2, :, 1:] = 0
+    chunks = list(per_example_gradients(Asking(net), named, {}, {"images": X, "mask": mask}, Y))
+    assert [len(chunk["net.0.weight"]) for chunk in chunks] == [1] * len(Y)
+    want = next(iter(per_example_gradients(net, params, {}, X * mask, Y)))
+    for i, chunk in enumerate(chunks):
+        for name in params:
+            torch.testing.assert_close(chunk[f"net.{name}"][0], want[name][i], rtol=1e-4, atol=1e-6)
+
+
 def test_equals_opacus() -> None:
     net, params = conv()
     theirs = GradSampleModule(net, loss_reduction="sum")
