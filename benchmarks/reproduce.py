@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if chosen.listed else USAGE
     try:
         if chosen.index or chosen.pages:
-            written = write_pages(CLAIMS.values(), chosen.out) if chosen.pages else []
+            written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
             for path in (*written, write_index(CLAIMS.values(), chosen.out)):
                 print(path)
             return 0

@@ -9,9 +9,10 @@ import pytest
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.results import from_json, page
 from prunella.benchmarks.engine.results_index import index
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.papers import CLAIMS, TABLES
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+EVERY = {**CLAIMS, **TABLES}
 MEASURED = sorted(path.stem for path in RESULTS.glob("*.json"))
 
 
@@ -30,9 +31,9 @@ def points(name: str) -> list[Point]:
 def test_a_page_says_what_its_numbers_say_and_three_seeds_stand_behind(name: str) -> None:
     found, text = kept(name), (RESULTS / f"{name}.md").read_text()
     assert len(found["seeds"]) >= 3 and f"**Verdict: {found['verdict']}.**" in text
-    assert text == page(from_json(found, CLAIMS[found["claim"]]), f"{name}.svg")  # reproduce --pages was run
+    assert text == page(from_json(found, EVERY[found["claim"]]), f"{name}.svg")  # reproduce --pages was run
     assert (RESULTS / f"{name}.svg").exists() and (RESULTS / f"{name}.png").exists()
-    experiment = CLAIMS[found["claim"]].experiment
+    experiment = EVERY[found["claim"]].experiment
     if found["verdict"] != "not judged":
         assert experiment.judge(points(name)).word == found["verdict"]  # the rule of today gives the verdict of then
 
