@@ -11,13 +11,13 @@ Undefended updates of ``cnn`` and ``resnet10`` at untrained weights, CIFAR-10's 
 
 Arms: breaching's Inverting Gradients; ``same``, ``reconstruct`` with the same settings (cosine, TV 0.2, signed Adam);
 ``sgi``, ``reconstruct`` at its defaults, without TV; ``portfolio``, what an audit asks where no attack is named, at its
-own budget instead of ``--iterations``. Mean PSNR over the updates of ``--images``
-seeds, each best matching assigned, the difference from breaching's with a 95 % interval over updates (bootstrap), and
-processor seconds an update on one thread. Needs ``--data`` (or the network) for the images.
+own budget instead of ``--iterations`` and with training images as an audit's public ones. Mean PSNR over the updates of
+``--images`` seeds, each best matching assigned, the difference from breaching's with a 95 % interval over updates
+(bootstrap), and processor seconds an update on one thread. Needs ``--data`` (or the network) for the images.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,12 +32,15 @@ from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.score.control import matched_view
 from prunella.attacks.score.leakage import score
 from prunella.attacks.sgi import Sgi
-from prunella.benchmarks.engine.images import chosen_images, part, task_of
+from prunella.benchmarks.engine.images import chosen_images, client_images, first, part, task_of
 from prunella.benchmarks.speed.bench import command, show_table
 from prunella.benchmarks.speed.peer import installed, inverting_gradients
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.server.audit.shadow import RunShadow, SentRound, template_of
+from prunella.tasks.data import Partition
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 
 
@@ -55,7 +58,7 @@ SETTINGS = {
     "fedavg-4x1": UpdateSetting("cnn", 4, 1),
     "fedavg-4x4": UpdateSetting("cnn", 4, 4),
 }
-RATE = 0.1
+RATE, BREACHING, PUBLIC = 0.1, "breaching", 1000
 LIKE_BREACHING = Inversion(optimizer="adam", tv=0.2, tolerance=0.0)
 Arm = Callable[[ServerView, Task, int], tuple[float, Tensor]]
 
@@ -93,27 +96,32 @@ def engine(settings: Inversion) -> Arm:
     return arm
 
 
-def default(view: ServerView, task: Task, iterations: int) -> tuple[float, Tensor]:
-    """The portfolio, which ``iterations`` do not bound."""
-    begin = time.process_time()
-    found = portfolio.reconstruct(view, task, portfolio.Portfolio(), stream(0, purpose="benchmark"))
-    return time.process_time() - begin, found.x
+def default(public: Examples) -> Arm:
+    """The portfolio, which ``iterations`` do not bound, with the shadow that an audit gives it."""
+
+    def arm(view: ServerView, task: Task, iterations: int) -> tuple[float, Tensor]:
+        shadow = RunShadow({"strategy": "random"}, task, template_of(view, ()), SentRound(0), public)
+        begin = time.process_time()
+        found = portfolio.reconstruct(view, task, portfolio.Portfolio(), stream(0, purpose="benchmark"), shadow)
+        return time.process_time() - begin, found.x
+
+    return arm
 
 
-ARMS: Mapping[str, Arm] = {
-    "breaching": inverting_gradients,
-    "same": engine(LIKE_BREACHING),
-    "sgi": engine(Sgi()),
-    "portfolio": default,
-}
+def arms(data: Path | None) -> dict[str, Arm]:
+    """What is compared, by name; the first is what the others are compared with."""
+    train = client_images("cifar10", data, Partition("iid", clients=1))
+    ours = {"same": engine(LIKE_BREACHING), "sgi": engine(Sgi())}
+    return {BREACHING: inverting_gradients, **ours, "portfolio": default(first(train, PUBLIC))}
 
 
 def compare(setting: UpdateSetting, images: int, iterations: int, data: Path | None) -> dict[str, Any]:
     """Of every arm the PSNR of each update, and the mean processor seconds."""
-    psnr, seconds = {name: list[float]() for name in ARMS}, {name: list[float]() for name in ARMS}
+    compared = arms(data)
+    psnr, seconds = {name: list[float]() for name in compared}, {name: list[float]() for name in compared}
     for seed in range(images):  # in turns: on a shared machine all meet the same neighbours
         task, view, truth = attacked(setting, seed, data)
-        for name, arm in ARMS.items():
+        for name, arm in compared.items():
             took, x = arm(view, task, iterations)
             psnr[name].append(score(Reconstruction(x, truth.y, 0.0, iterations), truth).psnr.mean)
             seconds[name].append(took)
@@ -148,7 +156,7 @@ def show(result: dict[str, Any]) -> None:
     rows = []
     for name, found in result["settings"].items():
         for arm, psnr in found["psnr"].items():
-            gain = "" if arm == "breaching" else ahead(psnr, found["psnr"]["breaching"])
+            gain = "" if arm == BREACHING else ahead(psnr, found["psnr"][BREACHING])
             rows.append((name, arm, f"{np.mean(psnr):.1f}", gain, f"{found['seconds'][arm]:.1f}"))
     show_table(f"{result['iterations']} iterations", "setting, attack, PSNR, ahead by, seconds", rows)
 

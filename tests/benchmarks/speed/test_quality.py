@@ -38,7 +38,7 @@ def test_an_arm_that_rebuilds_is_ahead_of_one_that_does_not(monkeypatch: pytest.
     def nothing(view: object, task: object, iterations: int) -> tuple[float, torch.Tensor]:
         return 0.0, torch.full((1, 3, 32, 32), 0.5)
 
-    monkeypatch.setattr(bench, "ARMS", {"breaching": nothing, "sgi": bench.ARMS["sgi"]})
+    monkeypatch.setattr(bench, "arms", lambda data: {"breaching": nothing, "sgi": bench.engine(bench.Sgi())})
     found = bench.compare(UpdateSetting("cnn", 1, 1), 1, 100, DATA)["psnr"]
     assert found["sgi"][0] > found["breaching"][0] + 3
 
