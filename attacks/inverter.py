@@ -2,7 +2,7 @@
 
 Threat model: an honest-but-curious server that knows the model, the training settings and the defense chain with its
 settings, and has public images of the same kind. A defense is code that anyone can run: the server plays clients who
-hold public images (``attacks.engine.shadow``; each with noise, masks and trained defenses of its own), reads off every
+hold public images (``attacks.engine.shadow``; each with noise and masks of its own), reads off every
 update what the attacked one tells, too (``attacks.engine.signals``), and learns the way back. What descent on the
 attacked view alone takes for equations is here learnt for what it is worth: noise that fills withheld coordinates,
 coordinates that are missing more often where they are large, a picture under a channel's noise.

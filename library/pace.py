@@ -11,6 +11,8 @@ from typing import Any
 
 from prunella.attacks.engine.inversion import Inversion
 from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.portfolio import PLAIN, Portfolio
+from prunella.attacks.sgi import Sgi
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import ServerView
@@ -65,9 +67,22 @@ def descents_of(view: ServerView, settings: Inversion) -> tuple[int, int]:
 
 def estimate(view: ServerView, task: Task, name: str, settings: Any) -> float | None:
     """About the most seconds that an attack takes, from a trial of ``PROBE`` iterations; None where it has no
-    iterations to count. An attack with a budget (``portfolio``) takes that."""
+    iterations to count. The portfolio takes its passes, or its seconds where fewer; behind a defense, where what it
+    learns is not in the passes, its seconds."""
+    if isinstance(settings, Portfolio):
+        each = iteration(view, task, PLAIN.attack, Sgi(max_images=settings.max_images))
+        if each is None or not set(view.defenses) <= {"none"}:
+            return settings.seconds
+        images = min(view.num_examples or view.batch_size or 1, settings.max_images)
+        return min(settings.seconds, each * settings.passes / images)
     if not isinstance(settings, Inversion):
         return float(settings.seconds) if hasattr(settings, "seconds") else None
+    each = iteration(view, task, name, settings)
+    return None if each is None else each * sum(descents_of(view, settings))
+
+
+def iteration(view: ServerView, task: Task, name: str, settings: Inversion) -> float | None:
+    """Seconds of one iteration of one start; None where the attack does not run."""
     stamps: list[float] = []
     short = dataclasses.replace(settings, iterations=PROBE, restarts=1, labels_tried=1)
     store = ResumeStore(tell=lambda *_: stamps.append(time.perf_counter()))
@@ -78,5 +93,4 @@ def estimate(view: ServerView, task: Task, name: str, settings: Any) -> float | 
     stamps.append(time.perf_counter())
     if len(stamps) < 2:
         return None
-    whole, scouts = descents_of(view, settings)
-    return min(later - sooner for sooner, later in zip(stamps, stamps[1:], strict=False)) * (whole + scouts)
+    return min(later - sooner for sooner, later in zip(stamps, stamps[1:], strict=False))

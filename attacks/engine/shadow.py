@@ -15,7 +15,8 @@ class Shadow(Protocol):
 
     ``public`` are images of the task's shape that no client trained on. ``send`` plays one client who holds just these
     examples, in batches of ``batch_size`` for ``steps`` steps (as the attacked view has them where they are None), and
-    returns what the server would see. Another ``draw`` is another client, with other noise and other trained defenses.
+    returns what the server would see. Another ``draw`` is another client, with other noise; of hundreds, some
+    share what their defenses learnt.
     """
 
     public: Examples

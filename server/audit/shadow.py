@@ -4,7 +4,8 @@ A shadow trains as the client of a recorded view did: from the same weights, mas
 plan and the run's defenses, with the same steps, batch size, optimizer settings and rounding. What it sends has the
 fields the recorded view has, and no more: labels, squared gradients and batch-norm buffers only where these were seen.
 In place of a client's key it has draws of its own. A defense that learns (PriPrune) or remembers (error feedback) is
-first trained by ``DEFENSE_ROUNDS`` rounds on other public images, so that it is not judged on its initial state.
+first trained by ``DEFENSE_ROUNDS`` rounds on other public images, so that it is not judged on its initial state; an
+attack that asks for hundreds of clients gets ``_STATES`` of these, each many times with other images, noise and masks.
 
 The server writes public images and the run's settings into its folder of traces (``write_public``), and beside a view
 what else the client was sent (``write_sent``); ``shadow_beside`` makes a shadow of these files in any process.

@@ -152,6 +152,8 @@ def test_what_learnt_attacks_rebuild_of_public_images_is_compared(task, digits, 
     assert not portfolio.learnt(Case(open_view, task, QUICK, stream(0, purpose="attack"), 1e9), shadow, gains)
     late = Case(view, task, QUICK, stream(0, purpose="attack"), 0.0)
     assert late.budget.late() and not portfolio.learnt(late, shadow, gains)
+    with pytest.raises(AttackError, match="was stopped"):
+        late.solve(next(each for each in portfolio.LEARNT if each.attack == "denoise"), shadow)
 
 
 def test_where_nothing_fits_it_says_so(task, view, monkeypatch) -> None:

@@ -1,5 +1,7 @@
 """A line now and then, with what is left; and an estimate that counts the iterations an attack may run."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -51,4 +53,7 @@ def test_an_estimate_is_the_time_of_an_iteration_times_their_number(monkeypatch:
     found = seen()
     assert estimate(found.seen, found.task, "sgi", Sgi(iterations=50, restarts=4)) == 2 * 50 * 4
     assert estimate(found.seen, found.task, "portfolio", Portfolio(seconds=7)) == 7
+    assert estimate(found.seen, found.task, "portfolio", Portfolio(passes=90)) == 2 * 90 / 2
+    defended = dataclasses.replace(found.seen, defenses=("dgp",))
+    assert estimate(defended, found.task, "portfolio", Portfolio(passes=90)) == Portfolio().seconds
     assert estimate(found.seen, found.task, "model-inversion", ModelInversion()) is None

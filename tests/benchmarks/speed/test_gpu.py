@@ -1,5 +1,7 @@
 """The script that a GPU is measured with runs where there is none; how long anything takes is not tested."""
 
+from argparse import Namespace
+
 import pytest
 
 from prunella.benchmarks.speed import gpu as bench
@@ -8,7 +10,7 @@ from prunella.benchmarks.speed import gpu as bench
 def test_every_part_is_measured_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "STARTS", (1, 2))
     monkeypatch.setattr(bench, "CHAINS", ("none", "dgp", "dp-sgd"))
-    options = type("Options", (), {"models": ["lenet-zhu"], "devices": ["cpu"], "iterations": 3, "repeat": 1})
+    options = Namespace(models=["lenet-zhu"], devices=["cpu"], iterations=3, repeat=1)
     result = bench.measure(options)
     rows = result["devices"]["cpu"]
     parts = {f"{starts} of lenet-zhu{how}" for starts in (1, 2) for how in ("", ", bf16")}
