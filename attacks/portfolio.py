@@ -14,10 +14,11 @@ step cost 20 dB. So
 What is best is said without the truth: by how well a guess explains the direction of the update on a tenth of the
 coordinates that arrived. Scouts do not descend on these, so that an image fitted to noise does not win; what solves in
 full has the whole update. TV decides between equals. An update that nobody can explain is also met by images that
-nobody has, so there a shadow decides: the candidates attack public images behind the same chain, where the truth is
-known, and the answer of the one that scores the highest mean PSNR is taken. A learnt attack's own figure on public
-images that it did not learn from is compared with that. ``Reconstruction.found_by`` names what won; ``objective`` is
-one minus the cosine on that tenth or, where the gradient cannot be matched, the winner's own.
+nobody has, so there a shadow decides: the same steps are rehearsed on public images behind the same chain, where the
+truth is known, and what has the highest mean PSNR there is taken: whose answer, and whether as a scout, gone on or
+polished. A learnt attack's own figure on public images that it did not learn from is compared with that.
+``Reconstruction.found_by`` names what won; ``objective`` is one minus the cosine on that tenth or, where the gradient
+cannot be matched, the winner's own.
 
 Where a client used more images than ``max_images``, each guess stands for several and no labels or steps can be told:
 there the portfolio is its first descent alone.
@@ -32,13 +33,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from prunella.attacks.engine.case import MOST, SOLVED, Candidate, Case, Found, matchable
+from prunella.attacks.engine.case import MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import EXPLAINED
@@ -50,8 +51,8 @@ from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
-_PLAYED = 2  # public images, or batches, that candidates are tried on
-_PLAYING = 0.3  # of the time that is left goes into that, at most
+_PLAYED = 2  # public images that candidates are rehearsed on, in views of as many as the client's
+_PLAYING = 0.4  # of the time that is left goes into that, at most
 _LEAST = 20  # iterations of a scout
 _EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
 _GO_ON = 2  # scouts that go on
@@ -70,6 +71,7 @@ class Portfolio:
     max_images: Count = 16  #: images in memory at a time
 
 
+Gains = Mapping[Key, float]  # mean PSNR on public images, of who found something at a stage
 PLAIN = Candidate("sgi", matchable)
 CANDIDATES = (
     Candidate("representation", lambda s: s.has(nn.Linear) and (len(s.target.plan.batches) == 1 or not matchable(s))),
@@ -80,18 +82,26 @@ CANDIDATES = (
     Candidate("dlg", lambda s: matchable(s) and s.open_labels, {"mask_aware": True, "labels": "optimise"}),
     Candidate("sgi", matchable, {"tv": 0.01}),
     Candidate("sgi", lambda s: matchable(s) and s.open_labels, {"labels": "optimise", "tv": 0.01}),
-    Candidate("sgi", matchable, {"tv": 0.1}),
+    Candidate("sgi", matchable, {"tv": 0.2}),
     Candidate("gradinversion", lambda s: matchable(s) and s.has(_BatchNorm), {"mask_aware": True, "tv": 0.01}),
     Candidate("sgi", matchable, {"tv": 0.001}),
     Candidate("sgi", matchable, {"tv": 0.0001}),
 )
 """In the order in which they are dropped from the end where the budget is short. One line adds an attack."""
 LEARNT = (
-    Candidate("inverter", lambda s: s.disturbed, {"shadows": 300}, scored=True),
+    Candidate("inverter", lambda s: s.disturbed or not s.single, {"shadows": 300}, scored=True),
     Candidate("denoise", lambda s: s.disturbed and s.single and matchable(s)),
 )
 """Those that learn from a shadow. They are asked where no candidate explains the update."""
 WEAK = (Candidate("sgi", lambda setting: True),)
+
+
+class Play(NamedTuple):
+    """A view of public images under attack, and what was found."""
+
+    case: Case
+    shown: Examples
+    found: list[Found]
 
 
 def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
@@ -113,12 +123,12 @@ def explains(found: Sequence[Found]) -> bool:
     return bool(found) and best_of(found).missed <= EXPLAINED
 
 
-def chosen(found: Sequence[Found], gains: Mapping[str, float]) -> Found:
-    """The best answer: of the candidate that is best on public images, unless one explains the update."""
-    if explains(found) or not any(each.by in gains for each in found):
+def chosen(found: Sequence[Found], gains: Gains) -> Found:
+    """The best answer: of what is best on public images, unless one explains the update."""
+    if explains(found) or not any(each.key in gains for each in found):
         return best_of(found)
-    leader = max((each.by for each in found), key=lambda name: gains.get(name, 0.0))
-    return best_of([each for each in found if each.by == leader])
+    leader = max((each.key for each in found), key=lambda key: gains.get(key, 0.0))
+    return best_of([each for each in found if each.key == leader])
 
 
 def descends(candidate: Candidate) -> bool:
@@ -157,84 +167,115 @@ def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
     return sum(gain) / len(gain)
 
 
-def played(case: Case, shadow: Shadow) -> list[tuple[Case, Examples]]:
+def played(case: Case, shadow: Shadow, views: int) -> list[Play]:
     """Views of public images behind the same chain."""
-    made, number = [], case.view.num_examples or case.images
-    for draw in range(_PLAYED):
+    made, number = list[Play](), case.view.num_examples or case.images
+    for draw in range(views):
         shown = shadow.public.take(torch.randperm(len(shadow.public), generator=case.generator)[:number])
         try:
             view = shadow.send(shown, draw)
-            made.append((Case(view, case.task, case.attack, case.generator, case.end, case.budget), shown))
+            made.append(Play(Case(view, case.task, case.attack, case.generator, case.end, case.budget), shown, []))
         except (AttackError, DefenseError):
             continue
     return made
 
 
-def gained(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[str, float]:
-    """The mean PSNR of every candidate on public images."""
-    gains: dict[str, float] = {}
+def scored(plays: Sequence[Play]) -> dict[Key, float]:
+    """The mean PSNR of everything that was found in every play, of each the best."""
+    each = [
+        {key: max(mean_psnr(p.shown, f.answer) for f in p.found if f.key == key) for key in {f.key for f in p.found}}
+        for p in plays
+    ]
+    return {key: sum(one[key] for one in each) / len(each) for key in each[0] if all(key in one for one in each)}
+
+
+def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[Key, float]:
+    """The mean PSNR on public images of every candidate, of those that lead when they have gone on, and of the best
+    of these when it is polished."""
     late, end = case.budget.late, time.monotonic() + _PLAYING * (case.end - time.monotonic())
     case.budget.late = lambda: late() or time.monotonic() >= end
-    for rehearsal, shown in played(case, shadow):
-        best: dict[str, float] = {}
-        for each in explore(rehearsal, candidates, 0.15):
-            best[each.by] = max(best.get(each.by, 0.0), mean_psnr(shown, each.answer))
-        for name, value in best.items():
-            gains[name] = gains.get(name, 0.0) + value / _PLAYED
+    plays = played(case, shadow, max(1, _PLAYED // case.images))
+    for play in plays:
+        play.found.extend(explore(play.case, candidates, 0.15 / len(plays)))
+    plays = [play for play in plays if play.found]
+    gains = scored(plays) if plays else {}
+    for number, play in enumerate(plays):
+        play.found.extend(further(play.case, play.found, gains, 0.4 / (len(plays) - 0.4 * number)))
+    gains = scored(plays) if plays else {}
+    if gains:
+        best = max(gains, key=lambda key: gains[key])
+        for number, play in enumerate(plays):
+            mine = [each for each in play.found if each.key == best]
+            play.found.extend(polished(play.case, best_of(mine), 0.3 / (len(plays) - 0.3 * number)))
+        gains = scored(plays)
     case.budget.late = late
     return gains
 
 
-def learnt(case: Case, shadow: Shadow, gains: dict[str, float]) -> list[Found]:
+def learnt(case: Case, shadow: Shadow, gains: dict[Key, float]) -> list[Found]:
     """What the attacks that learn make of the view; ``gains`` gets their PSNR on public images."""
     found: list[Found] = []
     for candidate in (each for each in LEARNT if each.applies(case.setting) and not case.budget.late()):
         answers = attempted(lambda c=candidate: case.solve(c, shadow))  # type: ignore[misc]
         for each in answers:
             if candidate.scored:
-                gains[each.by] = -10 * math.log10(max(each.answer.objective, 1e-10))
+                gains[each.key] = -10 * math.log10(max(each.answer.objective, 1e-10))
                 continue
-            for rehearsal, shown in played(case, shadow)[:1]:
-                again = attempted(lambda c=candidate, r=rehearsal: r.solve(c, shadow))  # type: ignore[misc]
-                gains[each.by] = mean_psnr(shown, again[0].answer) if again else 0.0
+            for play in played(case, shadow, 1):
+                again = attempted(lambda c=candidate, r=play.case: r.solve(c, shadow))  # type: ignore[misc]
+                gains[each.key] = mean_psnr(play.shown, again[0].answer) if again else 0.0
         found += answers
     return found
 
 
-def finish(case: Case, found: list[Found], gains: Mapping[str, float]) -> Found:
-    """The most promising go on, and the best is polished."""
+def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> list[Found]:
+    """What the most promising find when they go on, in that share of the budget."""
     leading: dict[str, Found] = {}  # the best of each, best first
     for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
         leading.setdefault(each.by, each)
-    order = sorted(leading.values(), key=lambda each: -gains.get(each.by, 0.0))
+    order = sorted(leading.values(), key=lambda each: -gains.get(each.key, 0.0))
     going = order[:1] if explains(found) else [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]
+    went = list[Found]()
     for place, each in enumerate(going):
-        most = case.iterations(0.6 / (1 - 0.6 * place / len(going)) / len(going), case.attack.iterations)
-        found += attempted(lambda e=each, n=most: case.go_on(e, {"iterations": n}))  # type: ignore[misc]
-        if best_of(found).missed <= SOLVED:
-            return best_of(found)
-    best = chosen(found, gains)
+        most = case.iterations(share / (1 - share * place / len(going)) / len(going), case.attack.iterations)
+        went += attempted(lambda e=each, n=most: case.go_on(e, {"iterations": n}))  # type: ignore[misc]
+        if went and best_of(went).missed <= SOLVED:
+            break
+    return went
+
+
+def polished(case: Case, best: Found, share: float) -> list[Found]:
+    """What a descent of the other kind makes of the best, in that share of the budget."""
     if not matchable(case.setting):
-        return best
+        return []
     by_adam = best.settings is not None and optimizer_name(best.settings.optimizer, case.fitted.module) == "adam"
     changes: dict[str, Any] = {"optimizer": "lbfgs", "objective": "euclidean", "tolerance": SOLVED}
     if not by_adam:
         changes = {"optimizer": "adam", "objective": "cosine", "signed": True, "learning_rate": 0.01}
     if best.settings is not None and best.settings.labels == "optimise":  # now they are fixed, into the steps found
-        fixed = {"iterations": case.iterations(0.4, case.attack.iterations), "labels": "infer"}
+        fixed = {"iterations": case.iterations(share / 2, case.attack.iterations), "labels": "infer"}
         best = best_of([best, *attempted(lambda: case.go_on(best, fixed))])
-    changes["iterations"] = case.iterations(0.9, case.attack.iterations)
-    return best_of([best, *attempted(lambda: case.go_on(best, changes))])
+    changes["iterations"] = case.iterations(share, case.attack.iterations)
+    return attempted(lambda: case.go_on(best, changes, POLISHED))
+
+
+def finish(case: Case, found: list[Found], gains: Gains) -> Found:
+    """The most promising go on, and the best is polished."""
+    found = [*found, *further(case, found, gains, 0.6)]
+    best = chosen(found, gains)
+    if best.missed <= SOLVED:
+        return best
+    return chosen([*found, *polished(case, best, 0.9)], gains)
 
 
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
     """The best answer of all, by the steps that the module names."""
     several = case.setting.open_labels and matchable(case.setting)
-    found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[str, float]()
+    found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, float]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
     if found and shadow is not None and not explains(found) and not case.budget.late():
-        gains = gained(case, candidates, shadow)
+        gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
     if not found:

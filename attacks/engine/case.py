@@ -29,6 +29,8 @@ from prunella.tasks.task import Task
 MOST = 100  # iterations of a scout
 SOLVED = 1e-10  # one minus the cosine: nothing is left to find
 MASK_HIDING = "mask-hiding"
+ASKED, WENT_ON, POLISHED = "asked", "went on", "polished"
+Key = tuple[str, str]  # who found it, and the stage
 _HELD = 0.1  # share of the coordinates that arrived on which candidates are judged
 _EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spared
 _SURE = 4.0  # logit of a label that was found, where labels are still optimised
@@ -103,12 +105,18 @@ class Candidate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A reconstruction, the settings it was found with where it can go on from there, and how far it misses."""
+    """A reconstruction, the settings it was found with where it can go on from there, how far it misses, and after
+    which stage: asked once, gone on or polished."""
 
     by: str
     answer: Reconstruction
     settings: Inversion | None
     missed: float
+    stage: str = ASKED
+
+    @property
+    def key(self) -> "Key":
+        return self.by, self.stage
 
 
 class Case:
@@ -193,7 +201,7 @@ class Case:
         answer = Reconstruction(into_box(at.x), at.y, at.objective, 0)
         return [Found(_SEARCH, answer, _FIXED, self.missed(answer))]
 
-    def go_on(self, found: Found, changes: Mapping[str, Any]) -> list[Found]:
+    def go_on(self, found: Found, changes: Mapping[str, Any], stage: str = WENT_ON) -> list[Found]:
         """A descent from what was found, with its labels or, where these were optimised and still are, from them."""
         if found.answer.y is None:
             return []
@@ -201,7 +209,8 @@ class Case:
         x, y, soft = found.answer.x.clone().requires_grad_(), found.answer.y, settings.labels == "optimise"
         if soft and self.setting.open_labels:
             y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()
-        return self.descended(found.by, settings, [Guess(x, y, y.is_floating_point())])
+        further = self.descended(found.by, settings, [Guess(x, y, y.is_floating_point())])
+        return [each._replace(stage=stage) for each in further]
 
 
 def misfit(settings: Inversion, answer: Reconstruction) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS, find_attack, portfolio
-from prunella.attacks.engine.case import Candidate, Case, Found, ViewSetting
+from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Found, Key, ViewSetting
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Portfolio, chosen
 from prunella.attacks.score.control import undefended_view
@@ -117,22 +117,40 @@ def test_a_part_of_many_images_costs_one_descent(task, fresh, batch, monkeypatch
     assert found.found_by == PLAIN.name and len(found.x) == 2 and found.explained is False
 
 
-def test_public_images_decide_where_nothing_explains_the_update(view) -> None:
-    def found(by: str, missed: float) -> Found:
-        return Found(by, Reconstruction(torch.zeros(1, 1, 8, 8), None, missed, 1), None, missed)
+def test_public_images_decide_where_nothing_explains_the_update() -> None:
+    def found(by: str, missed: float, stage: str = ASKED) -> Found:
+        return Found(by, Reconstruction(torch.zeros(1, 1, 8, 8), None, missed, 1), None, missed, stage)
 
     fitted, true, learnt = found("fitted", 0.2), found("true", 0.4), found("learnt", float("inf"))
-    gains = {"fitted": 9.0, "true": 15.0, "learnt": 20.0}
+    further = found("true", 0.3, WENT_ON)
+    gains = {("fitted", ASKED): 9.0, ("true", ASKED): 15.0, ("true", WENT_ON): 14.0, ("learnt", ASKED): 20.0}
     assert chosen([fitted, true], {}) is fitted and chosen([fitted, true], gains) is true
+    assert chosen([fitted, true, further], gains) is true  # who went on fits better, and is worse on public images
     assert chosen([fitted, true, learnt], gains) is learnt
     explaining = found("fitted", 1e-6)
     assert chosen([explaining, true, learnt], gains) is explaining
 
 
-def test_learnt_attacks_are_asked_behind_a_defense_alone(task, view) -> None:
+def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digits, monkeypatch) -> None:
+    """Where nothing hides the update each stage comes nearer, and all candidates are in the comparison."""
+    some = tuple(each for each in CANDIDATES if each.name in ("sgi", "sgi tv=0.2"))
+    shadow = NoisyShadow(Examples(digits.x[:60], digits.y[:60]), task, 0.0)
+    monkeypatch.setattr(portfolio, "explains", lambda found: False)
+    view = shadow.send(shadow.public.take(torch.tensor([50])), 0)
+    case = Case(view, task, dataclasses.replace(QUICK, passes=4000), stream(0, purpose="attack"), float("inf"))
+    gains = portfolio.rehearsed(case, some, shadow)
+    stages = {(by, stage) for by in ("sgi", "sgi tv=0.2") for stage in (ASKED, WENT_ON)}
+    assert set(gains) == stages | {("sgi", POLISHED)}
+    assert gains["sgi", POLISHED] > gains["sgi", WENT_ON] + 3 > gains["sgi tv=0.2", ASKED] + 10
+    assert gains["sgi tv=0.2", WENT_ON] != gains["sgi tv=0.2", ASKED]
+
+
+def test_learnt_attacks_are_asked_behind_a_defense_and_of_several_images(task, view, fresh, batch) -> None:
     def names(view: ServerView) -> set[str]:
         setting = ViewSetting(view, target_of(view, task.build(), True, 16))
         return {each.name for each in LEARNT if each.applies(setting)}
+
+    assert names(undefended_view(task, *fresh, batch(0, 2))) == {"inverter"}
 
     assert names(view) == set() == names(dataclasses.replace(view, defenses=("none",)))
     assert names(dataclasses.replace(view, defenses=("channel-white",))) == {"inverter", "denoise"}
@@ -143,11 +161,11 @@ def test_what_learnt_attacks_rebuild_of_public_images_is_compared(task, digits, 
     short = {"inverter": {"shadows": 24, "epochs": 1, "polish": 0}, "denoise": {"shadows": 8, "match": 10}}
     monkeypatch.setattr(portfolio, "LEARNT", tuple(each._replace(changes=short[each.attack]) for each in LEARNT))
     view = dataclasses.replace(shadow.send(Examples(batch(0, 1).x, batch(0, 1).y), 99), defenses=("channel-white",))
-    case, gains = Case(view, task, QUICK, stream(0, purpose="attack"), float("inf")), dict[str, float]()
+    case, gains = Case(view, task, QUICK, stream(0, purpose="attack"), float("inf")), dict[Key, float]()
     found = {each.by: each for each in portfolio.learnt(case, shadow, gains)}
-    assert set(found) == set(gains) == {"inverter", "denoise"}
-    assert gains["inverter"] == pytest.approx(-10 * math.log10(found["inverter"].answer.objective))
-    assert 5 < gains["denoise"] < 30
+    assert {each.key for each in found.values()} == set(gains) and set(found) == {"inverter", "denoise"}
+    assert gains["inverter", ASKED] == pytest.approx(-10 * math.log10(found["inverter"].answer.objective))
+    assert 5 < gains["denoise", ASKED] < 30
     open_view = dataclasses.replace(view, defenses=())
     assert not portfolio.learnt(Case(open_view, task, QUICK, stream(0, purpose="attack"), 1e9), shadow, gains)
     late = Case(view, task, QUICK, stream(0, purpose="attack"), 0.0)
