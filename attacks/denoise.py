@@ -13,7 +13,8 @@ shadow    the same with what has to be known learnt from ``shadows`` public imag
           rebuilt: in the principal components of the other public images, where Sigma_D is diagonal and natural images'
           noise nearly so, the factor of a component is its least-squares one, <D, D~> / <D~, D~>, over the pairs and
           over a few components beside it, as pairs are few. This covers any defense that makes pictures noisy, and what
-          clipping to [0, 1] did to them, which is linear no more; it looks at no ``earlier`` views.
+          clipping to [0, 1] did to them, which is linear no more; it looks at no ``earlier`` views. ``objective`` is
+          the error on half of these images of a filter that the other half teaches, known before the truth is.
 
 Not from a paper: ours. Errors: ``AttackError`` without what it has to know.
 
@@ -115,13 +116,18 @@ class Filter:
         return noisy - self.mean - self.dark[0] - self.dark[1] * self.mean
 
 
-def learnt_filter(public: Tensor, clean: Tensor, noisy: Tensor) -> Filter:
-    """The filter for pairs clean, noisy [n, d], none of which is among the ``public`` images [M, d] that its components
-    are of."""
-    if len(public) < 2 or len(clean) < 2:
-        raise AttackError("denoising needs at least two public images beside two that are sent and rebuilt")
+def principal(public: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [d] and principal components [k, d] of images [M, d]."""
+    if len(public) < 2:
+        raise AttackError("denoising needs at least two public images beside those that are sent and rebuilt")
     mean = public.mean(dim=0)
-    components = torch.linalg.svd(public - mean, full_matrices=False)[2][: len(public) - 1]
+    return mean, torch.linalg.svd(public - mean, full_matrices=False)[2][: len(public) - 1]
+
+
+def learnt_filter(mean: Tensor, components: Tensor, clean: Tensor, noisy: Tensor) -> Filter:
+    """The filter for pairs clean, noisy [n, d], none of which is among the images that the ``components`` are of."""
+    if len(clean) < 2:
+        raise AttackError("denoising needs at least two public images that are sent and rebuilt")
     shift = (noisy - clean).mean(dim=0)
     slope = float(((mean - mean.mean()) * (shift - shift.mean())).mean() / mean.var(unbiased=False).clamp_min(1e-12))
     plain = Filter(mean, (float(shift.mean()) - slope * float(mean.mean()), slope), components, mean.new_ones(()), 1.0)
@@ -131,6 +137,18 @@ def learnt_filter(public: Tensor, clean: Tensor, noisy: Tensor) -> Filter:
     truth, found = truth - along @ components, found - seen @ components
     outside = float((truth * found).sum() / found.square().sum().clamp_min(1e-12))
     return Filter(mean, plain.dark, components, factors.clamp(0, _LARGEST), min(max(outside, 0.0), _LARGEST))
+
+
+def held_out_error(mean: Tensor, components: Tensor, clean: Tensor, noisy: Tensor) -> float:
+    """The geometric mean, which is that of the PSNR, of the squared errors of pairs [n, d] under the filter that the
+    other half of them teaches."""
+    if len(clean) < 4:
+        return float((into_box(noisy) - clean).square().mean())
+    errors = list[Tensor]()
+    for fold in range(2):
+        filter = learnt_filter(mean, components, clean[1 - fold :: 2], noisy[1 - fold :: 2])
+        errors.append((into_box(filter(noisy[fold::2])) - clean[fold::2]).square().mean(dim=1))
+    return float(torch.cat(errors).clamp_min(1e-10).log().mean().exp())
 
 
 def _beside(values: Tensor) -> Tensor:
@@ -227,13 +245,15 @@ class Denoiser:
         sent, views, others = played(shadow, attack, generator, stopped)
         noisy = torch.cat([each.x.cpu() for each in rebuilt(views, task, attack, generator, stopped)])
         noisy = noisy.flatten(1).float()
-        self.clean = learnt_filter(others.flatten(1).cpu(), sent.x.flatten(1).cpu(), noisy)
+        mean, components = principal(others.flatten(1).cpu())
+        self.clean = learnt_filter(mean, components, sent.x.flatten(1).cpu(), noisy)
+        self.error = held_out_error(mean, components, sent.x.flatten(1).cpu(), noisy)
 
     def __call__(self, view: ServerView) -> Reconstruction:
         require_one_image(view)
         mine = rebuilt([view], self.task, self.attack, self.generator, self.stopped)[0]
         x = into_box(self.clean(mine.x.cpu().flatten(1).float())).reshape(1, *self.task.shape)
-        return Reconstruction(x.to(mine.x.device), mine.y, mine.objective, mine.iterations)
+        return Reconstruction(x.to(mine.x.device), mine.y, self.error, mine.iterations)
 
 
 def reconstruct(

@@ -90,13 +90,11 @@ def matchable(setting: ViewSetting) -> bool:
 
 
 class Candidate(NamedTuple):
-    """An attack of the registry, when it applies, and what of its settings differs from the default. ``scored``: its
-    objective is the mean squared error on public images."""
+    """An attack of the registry, when it applies, and what of its settings differs from the default."""
 
     attack: str
     applies: Callable[[ViewSetting], bool]
     changes: Mapping[str, Any] = {}
-    scored: bool = False
 
     @property
     def name(self) -> str:

@@ -1,8 +1,19 @@
+import math
+
 import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.denoise import Channel, Denoise, Denoiser, learnt_filter, moments, posterior_mean
+from prunella.attacks.denoise import (
+    Channel,
+    Denoise,
+    Denoiser,
+    held_out_error,
+    learnt_filter,
+    moments,
+    posterior_mean,
+    principal,
+)
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import mse, psnr
 from prunella.core.errors import AttackError
@@ -74,7 +85,7 @@ def test_a_filter_is_learnt_from_few_pairs(digits) -> None:
     draw, rows = stream(0, purpose="filter"), torch.randperm(len(digits.x), generator=stream(0, purpose="rows"))
     x = digits.x.flatten(1)[rows]
     noisy = (x + 0.4 * torch.randn(x.shape, generator=draw)).clamp(0, 1)
-    clean = learnt_filter(x[:1000], x[1000:1024], noisy[1000:1024])
+    clean = learnt_filter(*principal(x[:1000]), x[1000:1024], noisy[1000:1024])
     unseen, seen = x[1100:1400], noisy[1100:1400]
     error = float((clean(seen) - unseen).square().mean())
     ones = torch.cat([noisy[:1000], torch.ones(1000, 1)], dim=1)  # least squares on a thousand pairs
@@ -84,9 +95,21 @@ def test_a_filter_is_learnt_from_few_pairs(digits) -> None:
     assert error < 1.5 * float((best - unseen).square().mean())
 
 
+def test_the_error_on_pairs_that_taught_nothing_is_that_on_unseen_ones(digits) -> None:
+    """Within 1 dB of the mean PSNR of images that no filter has met."""
+    draw, rows = stream(0, purpose="filter"), torch.randperm(len(digits.x), generator=stream(0, purpose="rows"))
+    x = digits.x.flatten(1)[rows]
+    noisy = (x + 0.6 * torch.randn(x.shape, generator=draw)).clamp(0, 1)
+    mean, components = principal(x[:1000])
+    said = held_out_error(mean, components, x[1000:1032], noisy[1000:1032])
+    clean = learnt_filter(mean, components, x[1000:1032], noisy[1000:1032])
+    unseen = float((clean(noisy[1100:1700]).clamp(0, 1) - x[1100:1700]).square().mean(dim=1).log().mean().exp())
+    assert abs(10 * math.log10(said / unseen)) < 1
+
+
 def test_a_filter_of_clean_pairs_changes_little(digits) -> None:
     x = digits.x.flatten(1)
-    clean = learnt_filter(x[:1000], x[1000:1024], x[1000:1024])
+    clean = learnt_filter(*principal(x[:1000]), x[1000:1024], x[1000:1024])
     torch.testing.assert_close(clean(x[1100:1200]), x[1100:1200], rtol=0, atol=0.02)
 
 
