@@ -68,7 +68,7 @@ def descents_of(view: ServerView, settings: Inversion) -> tuple[int, int]:
 def estimate(view: ServerView, task: Task, name: str, settings: Any) -> float | None:
     """About the most seconds that an attack takes, from a trial of ``PROBE`` iterations; None where it has no
     iterations to count. The portfolio takes its passes, or its seconds where fewer; behind a defense, where what it
-    learns is not in the passes, its seconds."""
+    learns is not in the passes, its seconds. What it learns of several images that nothing explains is not counted."""
     if isinstance(settings, Portfolio):
         each = iteration(view, task, PLAIN.attack, Sgi(max_images=settings.max_images))
         if each is None or not set(view.defenses) <= {"none"}:
