@@ -55,7 +55,7 @@ from prunella.flower.arrays import (
     marker,
     whole,
 )
-from prunella.flower.handled import HANDLED, Handled, check_loop, loop_missing, needs_loop, rationed, resumed, wide
+from prunella.flower.handled import HANDLED, Handled, alone, check_loop, loop_missing, needs_loop, rationed, resumed, wide
 from prunella.flower.received import fresh_weights, open_model, tells_mask
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
@@ -113,7 +113,7 @@ def defended(message: Message, context: Context, call_next: Next, site: Site, me
     older = legacy.is_legacy(message.content)
     if older:
         legacy.check_asked(category, listed)
-    with site.store.alone():
+    with alone(site):
         reply = handle(message, context, call_next, site, listed)
     if older and FIRST not in reply.content:
         reply.content = legacy.closed(reply.content, category)

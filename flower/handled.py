@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -120,6 +121,18 @@ class Handled:
 
 
 HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
+LOCKED: ContextVar[Path | None] = ContextVar("locked", default=None)  # the directory of the message being handled
+
+
+@contextmanager
+def alone(site: Site) -> Iterator[None]:
+    """While no other process handles a message in the site's directory."""
+    with site.store.alone():
+        token = LOCKED.set(site.store.home)
+        try:
+            yield
+        finally:
+            LOCKED.reset(token)
 
 
 @contextmanager

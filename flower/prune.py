@@ -2,7 +2,7 @@
 
     strategy = Prune(FedAvg(fraction_train=0.5), "magnitude", rate=0.3)
 
-The scheme's mask is everybody's. It is applied to the model before the strategy sees it, to every reply before the
+The scheme's mask is everybody's, or a client's own. It is applied to the model before the strategy sees it, to every reply before the
 strategy averages them, and to what the strategy makes of them, so that the optimiser of FedAdam and its like works on
 the pruned model. At rate 0 nothing is touched: the strategy's own bits.
 
@@ -13,8 +13,14 @@ and ``grasp`` public examples (x, y) beside. ``prunefl`` and ``feddst`` need cli
 (``flower.scheme``); clients without train along under the mask. PruneFL counts what a weight costs in multiply-adds
 where it is given model and shape, and else the same for all. FedDST's move is due after ``train_first`` of
 ``local_steps``, which the app's loop has to reach; its mean is over those who hold a weight: for the strategy, the
-others answer that mean. ``fed-ltp-one-shot`` starts from its winning ticket in place of the strategy's own weights, and
-needs public examples and the ``task``. The other schemes need Prunella's own clients.
+others answer that mean, and where nobody holds it, what it was. The Fed-LTP schemes start from a winning ticket in
+place of the strategy's own weights, and need public examples and the ``task``.
+
+*Masks of single clients.* ``fed-ltp-iterative`` gives each node one of its models when it is first asked, and asks the
+strategy once more at the start, for how many that will be, unless ``slots`` says so. In ``lotteryfl`` clients prune on
+their own (``flower.planned``). A client without ``Defend`` is sent dense arrays under the mask it was given (in
+``lotteryfl`` everybody's, which stays full), trains all of them, and counts in the mean inside that mask only. Masks
+are known by node id: a SuperNode without a registered key that starts again is a new client.
 
 *On the wire.* A client with ``Defend`` says so in its answers. From then on it is sent the kept weights only, with the
 mask's bits where it does not hold them, and answers with the weights that differ (``flower.arrays``). Before, the bits
@@ -68,7 +74,7 @@ class Prune(Layer):
 
     ``model`` is the app's module, ``shape`` its input [C, H, W], ``public`` images and labels that are nobody's secret,
     ``local_steps`` how many a client takes in a round (FedDST), ``task`` the model to draw fresh weights of, in place
-    of ``model`` and ``shape`` (Fed-LTP one-shot). Raises ``ConfigError``.
+    of ``model`` and ``shape`` (Fed-LTP). Raises ``ConfigError``.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from logging import WARNING
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.logger import log
 
 from prunella.core.errors import PrunellaError
@@ -63,11 +63,17 @@ class LocationSets:
         assert self.current is not None
         arrays = {RECORD: mask_to_coded(self.current, expected.mask)}
         told: dict[str, bool | str] = {ASKED: True} if node == self.asked else {}
-        if knows and self.places is not None and node in self.ready:
-            arrays[CHANGE] = to_coded(apply_mask(expected.params, self.places), self.places, self.places)
+        places = self.lacks(node, knows)
+        if places is not None:
+            arrays[CHANGE] = to_coded(apply_mask(expected.params, places), places, places)
             return arrays, ConfigRecord({**told, DIGEST: digest_of(expected.params)})
         arrays["model"] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
         return arrays, ConfigRecord({**told})
+
+    def lacks(self, node: int, knows: bool) -> Mask | None:
+        """The places of all that a node lacks of the model, or None where it has to be sent it whole; ``knows``: it
+        holds the mask."""
+        return self.places if knows and node in self.ready else None
 
     def _changed(self, mask: Mask, params: Tree) -> Mask | None:
         if self.current is None or self.held is None:
@@ -86,12 +92,11 @@ class LocationSets:
             return False
         return True
 
-    def note(self, reply: Message, node: int, mask: Mask) -> bool:
+    def note(self, record: ArrayRecord | None, node: int, mask: Mask) -> bool:
         """Take the set that came beside the reply of the client that was asked; False when it is refused."""
         self.holders.add(node)
         if node != self.asked:
             return True
-        record = reply.content.array_records.get(RECORD)
         try:
             found = mask_from_coded(record, mask, mask) if isinstance(record, ArrayRecord) else None
         except PrunellaError as error:

@@ -230,7 +230,7 @@ def test_what_is_not_prunable_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("scheme", "more", "told"),
     [
-        ("fedavg", {}, "needs Prunella's own clients; Prune works with random"),
+        ("fedavg", {}, "prunes nothing: Prune works with random"),
         ("fed-ltp-iterative", {"public": load(5)}, "task=Task"),
         ("fed-ltp-one-shot", {"model": Net(), "shape": (1, 8, 8), "public": load(5)}, "task=Task"),
         ("fed-ltp-one-shot", {"task": TASK}, "nobody's secret"),
