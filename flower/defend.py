@@ -44,6 +44,7 @@ from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask, map_trees, same_masks, subtract, to_device
 from prunella.flower import legacy
+from prunella.flower.aligned import aligned_state, proposal, read_locations
 from prunella.flower.answers import check_answer, twins
 from prunella.flower.arrays import (
     EXAMPLES,
@@ -55,7 +56,17 @@ from prunella.flower.arrays import (
     marker,
     whole,
 )
-from prunella.flower.handled import HANDLED, Handled, alone, check_loop, loop_missing, needs_loop, rationed, resumed, wide
+from prunella.flower.handled import (
+    HANDLED,
+    Handled,
+    alone,
+    check_loop,
+    loop_missing,
+    needs_loop,
+    rationed,
+    resumed,
+    wide,
+)
 from prunella.flower.received import fresh_weights, open_model, tells_mask
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
@@ -252,6 +263,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     memory = site.store.load(round)
     kept = {name: tree for name, tree in memory.scheme.items() if name != TRACKED}
     work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state, order, kept=kept)
+    work.locations = read_locations(site.chain, message.content, mask)
     work.fresh = fresh_weights(site, message.content, received, order)
     composed = work.begin()
     reply = _worked(work, _given(message, name, {**received, **composed}), context, call_next, listed)
@@ -263,6 +275,8 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     tally = tallied(memory.tally, site.chain, work.steps)
     tracked = {n: torch.ones(1, dtype=torch.bool) for n in work.tracked}
     site.store.save(round, Memory(work.state, tally, {**work.kept, TRACKED: tracked}))
+    if work.locations is not None:
+        site.wire.save_model({n: received[n] for n in work.locations}, work.locations)
     if moved := not same_masks(work.mask, mask):
         site.wire.save_mask(work.mask)
     if is_coded(message.content):
@@ -274,6 +288,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
         {
             **marker(applied, work.mask if moved or tells_mask(message.content) else None),
             **arrays.config_records.get(MARK, ConfigRecord()),
+            **proposal(site.chain, work.state, message.content, mask, site.generator(question, "proposal")),
         }
     )
     beside = _for_the_scheme(work, mask, shared)
@@ -330,7 +345,7 @@ def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, Mask, tu
     base = {name: work.mask.get(name, torch.ones_like(after[name], dtype=torch.bool)) for name in work.tracked}
     local = apply_mask({name: wide(after[name]) for name in work.tracked}, base)
     update = apply_mask(subtract(local, start_of), base)
-    state = resumed(site.chain, local, work.state)
+    state = aligned_state(site.chain, resumed(site.chain, local, work.state), work.locations, base)
     asked = digest([start_of, local, flatten_state(state)], question)
     out, work.state, applied = release(
         site.chain, Outgoing(update, base, base, local), state, site.generator(asked, "update")

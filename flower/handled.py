@@ -76,6 +76,7 @@ class Handled:
     local: LocalScheme = field(default_factory=LocalScheme)
     guard: Closing | None = None
     kept: dict[str, Tree] = field(default_factory=dict)  # by the client for the scheme, from round to round
+    locations: Mask | None = None  # ADGP's set of the round
     fresh: Tree | None = None  # the weights that the run started from, where the scheme goes back to them
     parameters: frozenset[str] = frozenset()  # those of the guarded model, each another
     steps: int = 0

@@ -6,7 +6,6 @@ not be read. Coded messages have the bits of the mask only where the node does n
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, apply_mask, count, size
+from prunella.flower.aligned import DIGEST, Aligned, change
 from prunella.flower.arrays import MARK, REST, WIRE, Shapes, close_record, whole
 from prunella.flower.scheme import FRESH, SchemeOrder
 from prunella.wire.encode import encode_mask, fingerprint
@@ -57,7 +57,7 @@ def bits(mask: Mask, shapes: Shapes) -> bytes:
 
 
 @dataclass
-class Nodes:
+class KnownNodes:
     """``held``: by node with Defend, the fingerprint of the mask it holds; ``without``: nodes that answered without
     Defend; ``sent``: what the last message says, dense; ``shapes``: of the last dense message, by which coded ones are
     read; ``started``: nodes with Defend that know what the run starts from."""
@@ -69,39 +69,52 @@ class Nodes:
     started: set[int] = field(default_factory=set)
 
     def close(
-        self, messages: list[Message], mask_of: Callable[[int], Mask], order: SchemeOrder, first: ArrayRecord | None
+        self,
+        messages: list[Message],
+        mask_of: Callable[[int], Mask],
+        order: SchemeOrder,
+        first: ArrayRecord | None,
+        aligned: Aligned | None = None,
     ) -> int:
         """Put every message under the mask of its node, code those of nodes that read coded ones, and tell those that
-        may have Defend what the scheme asks. ``first`` is what the run starts from, where clients go back to it.
-        Returns the bytes that are sent."""
+        may have Defend what the scheme asks. ``first`` is what the run starts from, where clients go back to it,
+        ``aligned`` has ADGP's set of the round. Returns the bytes that are sent."""
         self.sent, sent_bytes = {}, 0
         came = [message.content for message in messages]  # alive until all are closed: they are told apart by id()
-        made = dict[Any, Any]()  # once for all who are sent the same, by the identity of what came in
+        made = dict[Any, Any]()  # once for all who are sent the same
 
-        def once(key: Any, make: Callable[[], Any]) -> Any:
+        def once(make: Callable[..., Any], *given: Any) -> Any:
+            key = (make, *(each if isinstance(each, bool) else id(each) for each in given))
             if key not in made:
-                made[key] = make()
+                made[key] = make(*given)
             return made[key]
 
-        for message, plain in zip(messages, came, strict=True):
+        for message, content in zip(messages, came, strict=True):
             node = message.metadata.dst_node_id
-            mask, which = mask_of(node), (id(plain), id(mask_of(node)))
-            shapes = once(id(plain), partial(shapes_of, plain))
-            plain = self.sent[node] = once(which, partial(under, plain, mask))
-            told = b""
-            if node in self.held and self.shapes.get(node) == shapes:
-                holds = self.held[node] == once(id(mask), partial(fingerprint, mask))
-                content = once((*which, holds), partial(coded, plain, mask, holds))
-            else:
-                content, self.shapes[node] = plain, shapes
-                thin = node not in self.without and count(mask) < size(mask)
-                told = once((*which, "bits"), partial(bits, mask, shapes)) if thin else b""
-            mark = {**({"mask": told} if told else {}), **(order.record() if order.scheme else {})}
+            mask = mask_of(node)
+            plain = self.sent[node] = once(under, content, mask)
+            message.content, mark = self._closed(node, plain, mask, aligned, once)
+            mark |= order.record() if order.scheme else {}
             if mark and node not in self.without:
-                content = RecordDict({**content, **self._beside(node, order, first), MARK: ConfigRecord(mark)})
-            message.content = content
-            sent_bytes += len(told) + sum(record_bytes(record) for record in content.array_records.values())
+                beside = self._beside(node, order, first)
+                message.content = RecordDict({**message.content, **beside, MARK: ConfigRecord(mark)})
+                sent_bytes += sum(len(value) for value in mark.values() if isinstance(value, bytes))
+            sent_bytes += sum(record_bytes(record) for record in message.content.array_records.values())
         return sent_bytes
+
+    def _closed(
+        self, node: int, plain: RecordDict, mask: Mask, aligned: Aligned | None, once: Callable[..., Any]
+    ) -> tuple[RecordDict, dict[str, Any]]:
+        """A node's content as it travels, and what is said beside it."""
+        mark, shapes = {} if aligned is None else aligned.told(node), once(shapes_of, plain)
+        if node not in self.held or self.shapes.get(node) != shapes:
+            self.shapes[node] = shapes
+            return plain, {**mark, "mask": once(bits, mask, shapes)} if count(mask) < size(mask) else mark
+        holds = self.held[node] == once(fingerprint, mask)
+        places = None if aligned is None else aligned.sets.lacks(node, holds)
+        if aligned is None or places is None:
+            return once(coded, plain, mask, holds), mark
+        return once(change, plain, places), {**mark, DIGEST: once(aligned.digest)}
 
     def _beside(self, node: int, order: SchemeOrder, first: ArrayRecord | None) -> dict[str, ArrayRecord]:
         """What the run starts from, for a node with Defend that came later."""

@@ -2,9 +2,10 @@
 
     strategy = Prune(FedAvg(fraction_train=0.5), "magnitude", rate=0.3)
 
-The scheme's mask is everybody's, or a client's own. It is applied to the model before the strategy sees it, to every reply before the
-strategy averages them, and to what the strategy makes of them, so that the optimiser of FedAdam and its like works on
-the pruned model. At rate 0 nothing is touched: the strategy's own bits.
+The scheme's mask is everybody's, or a client's own. It is applied to the model before the strategy sees it, to every
+reply before the strategy averages them, and to what the strategy makes of them, so that the optimiser of FedAdam and
+its like works on the pruned model. At rate 0 nothing is touched: the strategy's own bits. With the run's configuration
+it also holds the location sets that ``defenses = "adgp"`` needs (``flower.aligned``).
 
 *What is pruned:* ``flower.prunable``. With ``model``, the app's module, it is read off layers; without, off names.
 
@@ -33,7 +34,7 @@ Flower's strategies would refuse to aggregate them.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ from torch import Tensor, nn
 
 from prunella.core.errors import ConfigError, WireError
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, size
+from prunella.flower.aligned import Aligned
 from prunella.flower.arrays import (
     MARK,
     fits,
@@ -53,10 +55,11 @@ from prunella.flower.arrays import (
     whole,
 )
 from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill
-from prunella.flower.nodes import Nodes, masked
-from prunella.flower.record import Record
+from prunella.flower.nodes import KnownNodes, masked
+from prunella.flower.record import Record, applied
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.flower.setup import Given, Setup, scored
+from prunella.privacy.adgp import NAME as ADGP
 from prunella.strategies.prunefl import PruneFL
 from prunella.strategies.round.replies import Contribution, ReplyError, read_base, read_importance
 from prunella.strategies.round.roster import Member
@@ -74,7 +77,8 @@ class Prune(Layer):
 
     ``model`` is the app's module, ``shape`` its input [C, H, W], ``public`` images and labels that are nobody's secret,
     ``local_steps`` how many a client takes in a round (FedDST), ``task`` the model to draw fresh weights of, in place
-    of ``model`` and ``shape`` (Fed-LTP). Raises ``ConfigError``.
+    of ``model`` and ``shape`` (Fed-LTP), ``run_config`` the run's, of which ADGP's settings are read. Raises
+    ``ConfigError``.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Prune(Layer):
         public: tuple[Tensor, Tensor] | None = None,
         task: Task | None = None,
         local_steps: int = 5,
+        run_config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
@@ -97,12 +102,13 @@ class Prune(Layer):
         run = {"strategy": scheme, "rate": rate, "seed": seed, "local-steps": local_steps}
         self._setup = Setup.of(run, settings, Given(model, shape, public, task))
         self._run, self._entry = self._setup.run, self._setup.entry
+        self._aligned = Aligned.of(run_config, self._entry, scheme, seed)
         self._scheme: MaskedMean | None = None
         self.mask: Mask | None = None
         self.bytes_down = self.bytes_up = 0
         self._own: dict[int, Mask] = {}  # of this round, by node, where it is not everybody's
         self._first: ArrayRecord | None = None  # what the run starts from, where clients go back to it
-        self._nodes = Nodes()
+        self._nodes = KnownNodes()
 
     # ---- the mask
 
@@ -181,9 +187,14 @@ class Prune(Layer):
             found = scored(from_dense(pruned))
             scheme.downlink.begin(server_round, {name: found[name] for name in self.mask}, self.mask, {})
         messages = list(super().configure_train(server_round, pruned, config, grid))
-        self._address([message.metadata.dst_node_id for message in messages], server_round)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self._address(nodes, server_round)
+        if self._aligned is not None:
+            able = [node for node in nodes if node in self._nodes.held]
+            able = able or [node for node in nodes if node not in self._nodes.without] or nodes
+            self._aligned.begin(server_round, pruned, self.mask or {}, able)
         order = self._setup.order(scheme, server_round)
-        return self._outgoing(messages, replace(order, starts=begins and self._first is not None))
+        return self._outgoing(messages, replace(order, starts=begins and self._first is not None), self._aligned)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -196,6 +207,9 @@ class Prune(Layer):
         arrays, metrics = super().aggregate_train(server_round, self._incoming(replies, trained=True))
         if arrays is None or self._scheme is None or self.mask is None:
             return arrays, metrics
+        if self._aligned is not None:
+            settled = to_dense(self._aligned.settled(arrays))
+            arrays = ArrayRecord({name: settled.get(name, array) for name, array in arrays.items()})
         found = scored(from_dense(arrays))  # averaging makes a float of batch norm's counter: not in the mask
         params = apply_mask({name: found[name] for name in self.mask}, self._limit)
         if self._run.rate:
@@ -213,8 +227,8 @@ class Prune(Layer):
 
     # ---- the wire
 
-    def _outgoing(self, messages: list[Message], order: SchemeOrder) -> list[Message]:
-        self.bytes_down += self._nodes.close(messages, self.mask_of, order, self._first)
+    def _outgoing(self, messages: list[Message], order: SchemeOrder, aligned: Aligned | None = None) -> list[Message]:
+        self.bytes_down += self._nodes.close(messages, self.mask_of, order, self._first, aligned)
         return messages
 
     def plain_sent(self, message: Message) -> RecordDict:
@@ -284,6 +298,8 @@ class Prune(Layer):
                 plain = self.plain_reply(reply)
                 if trained:
                     self._require_fit(node, plain)
+                    if self._aligned is not None and ADGP in applied(reply.content):
+                        self._aligned.require_inside(plain, self._nodes.sent[node])
                     found = self._contribution(reply, plain)
                     held.append((plain, found.base, found.weight))
             except (WireError, ReplyError) as error:
@@ -292,7 +308,10 @@ class Prune(Layer):
                 continue
             if trained and self._scheme is not None:
                 self._scheme.note(found)
-            self._nodes.note(node, reply.content.config_records.get(MARK))
+            mark = reply.content.config_records.get(MARK)
+            self._nodes.note(node, mark)
+            if trained and self._aligned is not None and mark is not None:
+                self._aligned.note(node, mark)
             reply.content = plain
             result.append(reply)
         if self._scheme is not None and any(base is not self.mask for _, base, _ in held):

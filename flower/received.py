@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from prunella.core.errors import WireError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.flower.aligned import DIGEST, changed_model
 from prunella.flower.arrays import MARK, Shapes, floats, is_buffer, is_coded, open_record, whole
 from prunella.flower.scheme import FRESH, SchemeOrder
 from prunella.flower.site import Site
@@ -37,7 +38,10 @@ def open_model(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
         return name, tree, mask
     rows = json.loads(path.read_text()) if path.exists() else []
     shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
-    tree, mask = open_record(content, shapes, site.wire.mask())
+    if DIGEST in content.config_records.get(MARK, ConfigRecord()):
+        tree, mask = changed_model(site, content, shapes)
+    else:
+        tree, mask = open_record(content, shapes, site.wire.mask())
     site.wire.save_mask(mask)
     return name, tree, mask
 

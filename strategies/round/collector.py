@@ -10,7 +10,7 @@ from flwr.common.logger import log
 from prunella.core.config import Run
 from prunella.core.trees import Tree, count, full_mask, size, subtract
 from prunella.strategies.round.downlink import Downlink
-from prunella.strategies.round.locations import RECORD
+from prunella.strategies.round.locations import coded_set
 from prunella.strategies.round.replies import Contribution, Expected, ReplyError, read_reply
 from prunella.strategies.round.robust import Aggregator
 from prunella.strategies.round.stats import RoundStats
@@ -44,8 +44,7 @@ class Collector:
                 yield contribution
                 locations = downlink.locations
                 if locations is not None:
-                    record = reply.content.array_records.get(RECORD)
-                    if not locations.note(record, node, expected.mask):
+                    if not locations.note(coded_set(reply), node, expected.mask):
                         stats.fail("locations")
             stats.aggregate_seconds += time.perf_counter() - begin
         for node in missing:

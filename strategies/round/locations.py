@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from logging import WARNING
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 
 from prunella.core.errors import PrunellaError
@@ -24,7 +24,7 @@ from prunella.privacy.ledger.ledger import digest
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.round.roster import Member
 from prunella.wire.encode import decode_mask, encode_mask
-from prunella.wire.records import mask_from_coded, mask_to_coded, to_coded
+from prunella.wire.records import mask_to_coded, to_coded, unpack
 
 PREFIX = "adgp/"
 REMEMBERED = 20  # rounds back in which a set must not have been in force
@@ -92,13 +92,13 @@ class LocationSets:
             return False
         return True
 
-    def note(self, record: ArrayRecord | None, node: int, mask: Mask) -> bool:
-        """Take the set that came beside the reply of the client that was asked; False when it is refused."""
+    def note(self, coded: object, node: int, mask: Mask) -> bool:
+        """Take the set, coded, that came beside the reply of the client that was asked; False when it is refused."""
         self.holders.add(node)
         if node != self.asked:
             return True
         try:
-            found = mask_from_coded(record, mask, mask) if isinstance(record, ArrayRecord) else None
+            found = decode_mask(coded, mask, mask) if isinstance(coded, bytes) else None
         except PrunellaError as error:
             log(WARNING, "location set left out: %s", clean(str(error)))
             found = None
@@ -118,3 +118,13 @@ class LocationSets:
 
 def digest_of(params: Tree) -> str:
     return digest([params], "model")
+
+
+def coded_set(reply: Message) -> bytes | None:
+    """The set beside a reply of our own client, coded."""
+    record = reply.content.array_records.get(RECORD)
+    try:
+        return unpack(record) if isinstance(record, ArrayRecord) else None
+    except PrunellaError as error:
+        log(WARNING, "location set left out: %s", clean(str(error)))
+        return None

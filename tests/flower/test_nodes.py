@@ -2,25 +2,29 @@
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from prunella.core.trees import Mask, apply_mask, full_mask
 from prunella.flower.arrays import MARK, REST, WIRE, is_coded, open_record, whole
-from prunella.flower.nodes import Nodes
+from prunella.flower.nodes import KnownNodes
 from prunella.flower.scheme import FRESH, SchemeOrder
 from prunella.wire.encode import decode_mask, fingerprint
-from prunella.wire.records import from_dense, record_bytes
+from prunella.wire.records import from_dense, record_bytes, to_dense
 from tests.flower.foreign import Net
 
 ORDER = SchemeOrder("lotteryfl", 3, 0.5, names=("fc1.weight",))
 TREE = {name: tensor.clone() for name, tensor in Net().state_dict().items()}
-MODEL = ArrayRecord(Net().state_dict())
+MODEL = to_dense(TREE)
 MASKS: dict[int, Mask] = {
     node: {**full_mask(TREE), "fc1.weight": torch.rand(TREE["fc1.weight"].shape) < share}
     for node, share in ((1, 0.5), (2, 0.2))
 }
 
 
-def asked(nodes: Nodes, *numbers: int, order: SchemeOrder = ORDER, first: ArrayRecord | None = None) -> list[Message]:
+def asked(
+    nodes: KnownNodes, *numbers: int, order: SchemeOrder = ORDER, first: ArrayRecord | None = None
+) -> list[Message]:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     content = RecordDict({"arrays": MODEL, "config": ConfigRecord({"lr": 0.1})})
     messages = [Message(content, dst_node_id=number, message_type="train") for number in numbers]
     total = nodes.close(messages, lambda node: MASKS.get(node, full_mask(TREE)), order, first)
@@ -35,7 +39,7 @@ def reads(mask: Mask | None) -> ConfigRecord:
 
 
 def test_each_node_is_sent_the_weights_of_its_own_mask() -> None:
-    nodes = Nodes()
+    nodes = KnownNodes()
     for message in asked(nodes, 1, 2, 3):
         node = message.metadata.dst_node_id
         mask = MASKS.get(node, full_mask(TREE))
@@ -62,7 +66,7 @@ def test_each_node_is_sent_the_weights_of_its_own_mask() -> None:
 
 
 def test_a_node_that_failed_is_sent_everything_again() -> None:
-    nodes = Nodes()
+    nodes = KnownNodes()
     asked(nodes, 1)
     nodes.note(1, reads(MASKS[1]))
     nodes.forget(1)
@@ -71,7 +75,7 @@ def test_a_node_that_failed_is_sent_everything_again() -> None:
 
 
 def test_what_the_run_starts_from_is_told_once_and_to_those_with_defend_only() -> None:
-    first, nodes = ArrayRecord(Net().state_dict()), Nodes()
+    first, nodes = ArrayRecord(Net().state_dict()), KnownNodes()
     starts = SchemeOrder("lotteryfl", 1, 0.5, starts=True)
     assert FRESH not in asked(nodes, 1, order=starts, first=first)[0].content, "the model itself is it"
     nodes.note(1, reads(MASKS[1]))
