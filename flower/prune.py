@@ -36,10 +36,12 @@ Flower's strategies would refuse to aggregate them.
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from logging import INFO
 from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
@@ -106,6 +108,7 @@ class Prune(Layer):
         self._scheme: MaskedMean | None = None
         self.mask: Mask | None = None
         self.bytes_down = self.bytes_up = 0
+        self._before = (0, 0)  # bytes down and up before the round
         self._own: dict[int, Mask] = {}  # of this round, by node, where it is not everybody's
         self._first: ArrayRecord | None = None  # what the run starts from, where clients go back to it
         self._nodes = KnownNodes()
@@ -179,7 +182,7 @@ class Prune(Layer):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        begins = self.mask is None
+        begins, self._before = self.mask is None, (self.bytes_down, self.bytes_up)
         if begins:
             arrays = self._begin(server_round, arrays, config, grid)
         pruned, scheme = masked(arrays, self.mask or {}), self._scheme
@@ -205,6 +208,8 @@ class Prune(Layer):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
         arrays, metrics = super().aggregate_train(server_round, self._incoming(replies, trained=True))
+        down, up = self.bytes_down - self._before[0], self.bytes_up - self._before[1]
+        log(INFO, "Prune: arrays of %d bytes sent and %d received in round %d", down, up, server_round)
         if arrays is None or self._scheme is None or self.mask is None:
             return arrays, metrics
         if self._aligned is not None:

@@ -133,9 +133,15 @@ def test_who_comes_later_is_told_where_the_run_began(tmp_path: Path) -> None:
             asked = list(super().configure_train(server_round, arrays, config, grid))
             return [m for m in asked if server_round > 2 or m.metadata.dst_node_id == 100]
 
+    def careless(model: nn.Module) -> float:
+        model.train()(load(8)[0])
+        return 1.0
+
     def look(model: nn.Module, message: Message, context: Context) -> Any:
         client = int(context.node_config["partition-id"])
-        guard = protected(message, context, model, accuracy=lambda net: 1.0)
+        before = {n: b.clone() for n, b in model.named_buffers()}
+        guard = protected(message, context, model, accuracy=careless)
+        assert model.training and equal(dict(model.named_buffers()), before)
         if client:
             starts.append({n: p.detach().clone() for n, p in model.named_parameters()})
         guard.step(*next(batches(client)), cross_entropy, Rounded(model.parameters()))
