@@ -124,8 +124,10 @@ def test_each_client_is_sent_its_own_mask_s_weights_in_as_many_bytes_as_by_our_o
     assert 0.39 < layer.density < 1 and not equal(*bases)
 
 
-def test_who_comes_later_is_told_where_the_run_began(tmp_path: Path) -> None:
-    """With batch norm, whose counter is a float by then. It prunes in its second round."""
+@pytest.mark.parametrize("rewind", [True, False])
+def test_who_comes_later_is_told_where_the_run_began(rewind: bool, tmp_path: Path) -> None:
+    """With batch norm, whose counter is a float by then. It prunes in its second round, or at once
+    where it does not go back."""
     starts: list[Tree] = []
 
     class Late(Looked):
@@ -147,12 +149,15 @@ def test_who_comes_later_is_told_where_the_run_began(tmp_path: Path) -> None:
         guard.step(*next(batches(client)), cross_entropy, Rounded(model.parameters()))
 
     seen, late = Wire(), Late()
-    layer = Watched(late, "lotteryfl", rate=0.9, **SETTINGS)
+    layer = Watched(late, "lotteryfl", rate=0.9, **{**SETTINGS, "rewind": rewind})
     run(make([Defend()], look, Norm), tmp_path, {"defenses": "none"}, layer, 5, tamper=seen, build=Norm)
     assert not seen.errors
     first = late.sent[0]
     moved = ["prunella-base" in answer.array_records for answer in seen.trained(101)]
-    assert moved == [False, True, True]
+    assert moved == [not rewind, True, True]
+    assert [is_coded(answer) for answer in seen.trained(101)] == [False, True, True], "the server could read each"
+    if not rewind:
+        return
     assert not equal(starts[0], {n: first[n] for n in starts[0]})
     for start in starts[1:]:
         assert all(torch.equal(start[n], torch.where(start[n] != 0, first[n], 0.0)) for n in start)
