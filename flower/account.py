@@ -16,12 +16,13 @@ not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`
 """
 
 import secrets
+from contextlib import nullcontext
 from typing import Any
 
 from flwr.app import Context
 
 from prunella.core.errors import DefenseError
-from prunella.flower.handled import HANDLED
+from prunella.flower.handled import HANDLED, LOCKED
 from prunella.flower.site import Site
 from prunella.privacy.accounting import NOISE, STEPS, Charge
 from prunella.privacy.ledger.ledger import spend
@@ -44,11 +45,12 @@ class Account:
             raise DefenseError("account: steps of at least 1, a rate in (0, 1] and noise of 0.1 or more give an ε")
         site, work = self._site, HANDLED.get()
         new = Charge(secrets.token_hex(16), float(noise), float(rate), int(steps))
-        if work is not None:  # Defend has locked the directory
+        if work is not None:
             work.pay(new)
             work.accounted = True
         else:
-            with site.store.alone():
+            # Where Defend handles this message, evaluation or query, it has locked the directory.
+            with nullcontext() if LOCKED.get() == site.store.home else site.store.alone():
                 spend(site.accounts.ledger(), new, site.privacy)
                 site.accounts.charge(new)
         return self.epsilon

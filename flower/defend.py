@@ -42,23 +42,32 @@ from torch import Tensor
 from prunella.client.policy import check_first_mask, check_model
 from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
-from prunella.core.files import write_json
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, same_masks, subtract, to_device
+from prunella.core.trees import Mask, Tree, apply_mask, map_trees, same_masks, subtract, to_device
 from prunella.flower import legacy
+from prunella.flower.aligned import aligned_state, proposal, read_locations
 from prunella.flower.answers import check_answer, twins
 from prunella.flower.arrays import (
     EXAMPLES,
     MARK,
-    Shapes,
     as_record,
     close_answer,
     is_buffer,
     is_coded,
     marker,
-    open_record,
     whole,
 )
-from prunella.flower.handled import HANDLED, Handled, check_loop, loop_missing, needs_loop, rationed, resumed, wide
+from prunella.flower.handled import (
+    HANDLED,
+    Handled,
+    alone,
+    check_loop,
+    loop_missing,
+    needs_loop,
+    rationed,
+    resumed,
+    wide,
+)
+from prunella.flower.received import fresh_weights, open_model, tells_mask
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge
@@ -66,7 +75,6 @@ from prunella.privacy.chain import flatten_state, release
 from prunella.privacy.defense import Outgoing
 from prunella.privacy.ledger.ledger import UNBOUNDED, Tally, digest, spend, tallied
 from prunella.strategies.round.local import importance_that_leaves
-from prunella.wire.encode import decode_mask
 from prunella.wire.records import from_dense, mask_to_coded, to_coded
 
 ROUND = "server-round"  # Flower's own strategies tell it in the config record
@@ -116,7 +124,7 @@ def defended(message: Message, context: Context, call_next: Next, site: Site, me
     older = legacy.is_legacy(message.content)
     if older:
         legacy.check_asked(category, listed)
-    with site.store.alone():
+    with alone(site):
         reply = handle(message, context, call_next, site, listed)
     if older and FIRST not in reply.content:
         reply.content = legacy.closed(reply.content, category)
@@ -149,39 +157,6 @@ def check_order(message: Message, inner: list[Any]) -> None:
 
 
 # ---- the message the app gets, and its answer
-
-
-def _open(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
-    """The model of a message, by the name of its record, and the mask it was sent under: all of it if dense."""
-    name, record = whole(content)
-    site.accounts.key()  # before any state: an account that is missing beside state stops the client
-    path = site.wire.folder / "shapes.json"
-    if not is_coded(content):
-        tree = from_dense(record)
-        shapes = Shapes.of(tree)
-        write_json(path, shapes.rows, mode=0o600)
-        mask = full_mask(shapes.like())
-        if coded := _mask_beside(content):
-            mask = decode_mask(coded, shapes.like())
-            tree |= apply_mask({n: tree[n] for n in mask}, mask)  # nothing but the server's word says that it is so
-            site.wire.save_mask(mask)
-        return name, tree, mask
-    rows = json.loads(path.read_text()) if path.exists() else []
-    shapes = Shapes(tuple((n, kind, tuple(shape)) for n, kind, shape in rows))
-    tree, mask = open_record(content, shapes, site.wire.mask())
-    site.wire.save_mask(mask)
-    return name, tree, mask
-
-
-def _mask_beside(content: RecordDict) -> bytes:
-    """The mask that came with a dense message, coded, or nothing."""
-    sent = content.config_records.get(MARK, ConfigRecord()).get("mask")
-    return sent if isinstance(sent, bytes) else b""
-
-
-def _holds(content: RecordDict) -> bool:
-    """Whether the message told the mask that it was sent under."""
-    return is_coded(content) or bool(_mask_beside(content))
 
 
 def _given(message: Message, name: str, tree: Tree) -> Message:
@@ -238,11 +213,11 @@ def _query(message: Message, context: Context, call_next: Next, site: Site, list
 
 
 def _evaluate(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
-    name, tree, mask = _open(site, message.content)
+    name, tree, mask = open_model(site, message.content)
     if listed:
         _spend(site, UNBOUNDED)
     reply = _answered(_given(message, name, tree), context, call_next, site)
-    mark = marker((), mask if _holds(message.content) else None)
+    mark = marker((), mask if tells_mask(message.content) else None)
     reply.content = RecordDict({**told(site, reply.content, listed), MARK: mark})
     return reply
 
@@ -270,21 +245,26 @@ def _worked(work: Handled, message: Message, context: Context, call_next: Next, 
         HANDLED.reset(token)
         if work.guard is not None:
             work.guard.release()
-        if listed or not (work.accounted or needs_loop(work.site.chain)):
+        if listed or work.order.validates or not (work.accounted or needs_loop(work.site.chain)):
             _spend(work.site, UNBOUNDED)
 
 
 def _train(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
     """One round. The state is on the disk before the answer exists."""
-    name, received, mask = _open(site, message.content)
+    name, received, mask = open_model(site, message.content)
     order = SchemeOrder.read(message.content.config_records.get(MARK))
     if order.scheme:
         site.check_scheme(order.scheme)
+    if order.validates and site.chain.private is not None:
+        raise DefenseError(f"{order.scheme} scores held-out examples, which no ε covers: choose another scheme")
     if order.first:
         return _first_mask(message, context, call_next, Handled(site, received, mask, (), {}, order), name)
     round = _round(site, message.content)
     memory = site.store.load(round)
-    work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state, order)
+    kept = {name: tree for name, tree in memory.scheme.items() if name != TRACKED}
+    work = Handled(site, received, mask, tuple(memory.scheme.get(TRACKED, {})), memory.state, order, kept=kept)
+    work.locations = read_locations(site.chain, message.content, mask)
+    work.fresh = fresh_weights(site, message.content, received, order)
     composed = work.begin()
     reply = _worked(work, _given(message, name, {**received, **composed}), context, call_next, listed)
     answer_name, record = whole(reply.content)
@@ -294,16 +274,21 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     defended, shared, applied = _defended(work, after, question)
     tally = tallied(memory.tally, site.chain, work.steps)
     tracked = {n: torch.ones(1, dtype=torch.bool) for n in work.tracked}
-    site.store.save(round, Memory(work.state, tally, {TRACKED: tracked}))
+    site.store.save(round, Memory(work.state, tally, {**work.kept, TRACKED: tracked}))
+    if work.locations is not None:
+        site.wire.save_model({n: received[n] for n in work.locations}, work.locations)
+    if moved := not same_masks(work.mask, mask):
+        site.wire.save_mask(work.mask)
     if is_coded(message.content):
         arrays = close_answer(answer_name, defended, received, work.mask, mask, shared)
     else:
-        kept = {n: record[n] for n in defended if defended[n] is after[n]}
-        arrays = RecordDict({answer_name: as_record(defended, kept)})
+        same = {n: record[n] for n in defended if defended[n] is after[n]}
+        arrays = RecordDict({answer_name: as_record(defended, same)})
     mark = ConfigRecord(
         {
-            **marker(applied, mask if _holds(message.content) else None),
+            **marker(applied, work.mask if moved or tells_mask(message.content) else None),
             **arrays.config_records.get(MARK, ConfigRecord()),
+            **proposal(site.chain, work.state, message.content, mask, site.generator(question, "proposal")),
         }
     )
     beside = _for_the_scheme(work, mask, shared)
@@ -360,7 +345,7 @@ def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, Mask, tu
     base = {name: work.mask.get(name, torch.ones_like(after[name], dtype=torch.bool)) for name in work.tracked}
     local = apply_mask({name: wide(after[name]) for name in work.tracked}, base)
     update = apply_mask(subtract(local, start_of), base)
-    state = resumed(site.chain, local, work.state)
+    state = aligned_state(site.chain, resumed(site.chain, local, work.state), work.locations, base)
     asked = digest([start_of, local, flatten_state(state)], question)
     out, work.state, applied = release(
         site.chain, Outgoing(update, base, base, local), state, site.generator(asked, "update")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -74,12 +75,16 @@ class Handled:
     order: SchemeOrder = SchemeOrder()
     local: LocalScheme = field(default_factory=LocalScheme)
     guard: Closing | None = None
+    kept: dict[str, Tree] = field(default_factory=dict)  # by the client for the scheme, from round to round
+    locations: Mask | None = None  # ADGP's set of the round
+    fresh: Tree | None = None  # the weights that the run started from, where the scheme goes back to them
     parameters: frozenset[str] = frozenset()  # those of the guarded model, each another
     steps: int = 0
     given: Tree = field(default_factory=dict)
     left: Tree | None = None
     accounted: bool = False  # the app has charged its own steps (``flower.account``)
     refused: str = ""  # why this project stopped the app, in words that may leave (``flower.gate``)
+    _before: ChainState | None = None  # the state that training starts with
     question: str = field(default_factory=lambda: secrets.token_hex(16))  # never asked before: fresh draws
 
     def refuse(self, error: PrunellaError) -> PrunellaError:
@@ -95,12 +100,14 @@ class Handled:
             raise self.refuse(error) from None
         self.site.accounts.charge(new)
 
-    def begin(self) -> Tree:
-        """The weights that local training starts from, where they are not those received."""
+    def begin(self, start: Tree | None = None) -> Tree:
+        """The weights that local training starts from, where they are not those received. The scheme may have it
+        ``start`` elsewhere."""
         if self.tracked:
-            weights = {name: wide(self.received[name]) for name in self.tracked}
+            weights = {name: wide((start or self.received)[name]) for name in self.tracked}
             generator = self.site.generator(self.question, "compose")
-            self.state = resumed(self.site.chain, weights, self.state)
+            self._before = self.state if self._before is None else self._before
+            self.state = resumed(self.site.chain, weights, self._before)
             composed, self.state = compose(self.site.chain, weights, self.state, generator)
             inside = {name: self.mask[name] for name in weights}
             self.given = {n: t.to(self.received[n].dtype) for n, t in apply_mask(composed, inside).items()}
@@ -115,6 +122,18 @@ class Handled:
 
 
 HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
+LOCKED: ContextVar[Path | None] = ContextVar("locked", default=None)  # the directory of the message being handled
+
+
+@contextmanager
+def alone(site: Site) -> Iterator[None]:
+    """While no other process handles a message in the site's directory."""
+    with site.store.alone():
+        token = LOCKED.set(site.store.home)
+        try:
+            yield
+        finally:
+            LOCKED.reset(token)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ strategy of Flower's older API, the layers are one of that API (``flower.older``
 """
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
-from prunella.core.trees import Mask, Tree, zeros_like
+from prunella.core.trees import Mask, Tree, map_trees, where, zeros_like
 from prunella.core.types import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, whole
 from prunella.flower.older import Inner, Outer
@@ -41,8 +42,9 @@ def common_metrics(contents: list[RecordDict]) -> None:
                 content[name] = MetricRecord({key: value for key, value in record.items() if key in common})
 
 
-def fill(held: list[tuple[RecordDict, Mask, float]]) -> None:
-    """Put the mean of those who hold a weight where others do not: a strategy that averages all then finds that mean.
+def fill(held: list[tuple[RecordDict, Mask, float]], previous: Tree) -> None:
+    """Put the mean of those who hold a weight where others do not: a strategy that averages all then finds that mean,
+    and the ``previous`` weight where nobody holds it.
 
     Each is the plain content of an answer, the mask that it was trained under, and its weight.
     """
@@ -50,7 +52,8 @@ def fill(held: list[tuple[RecordDict, Mask, float]]) -> None:
     mean = MaskedSum(inside := {name: trees[0][name] for name in held[0][1]})
     for tree, (_, base, weight) in zip(trees, held, strict=True):
         mean.add({name: tree[name] for name in base}, base, float(weight))
-    whole_mean = mean.result(zeros_like(inside), "holders")
+    somebody = reduce(lambda a, b: a if a is b else map_trees(torch.logical_or, a, b), (base for _, base, _ in held))
+    whole_mean = where(somebody, mean.result(zeros_like(inside), "holders"), {name: previous[name] for name in inside})
     for tree, (content, base, _) in zip(trees, held, strict=True):
         name, record = whole(content)
         filled = to_dense({n: torch.where(kept, tree[n], whole_mean[n].to(tree[n].dtype)) for n, kept in base.items()})

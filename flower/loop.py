@@ -38,8 +38,8 @@ from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.trees import Tree, to_device
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
-from prunella.flower.prunable import may_be_asked
-from prunella.flower.scheme import LocalScheme, Settled
+from prunella.flower.planned import Accuracy, begin_scheme
+from prunella.flower.scheme import Settled
 from prunella.privacy.chain import observe, present
 from prunella.privacy.defense import DataDefense, Step, StepDefense
 from prunella.privacy.ledger.ledger import charge
@@ -91,7 +91,7 @@ def emptied(batch: Any) -> Any:
 class Guard:
     """The defended steps of one message; made by ``protected``."""
 
-    def __init__(self, work: Handled, model: nn.Module, data: Any) -> None:
+    def __init__(self, work: Handled, model: nn.Module, data: Any, accuracy: Accuracy | None) -> None:
         self._work, self._model, self._chain = work, model, work.site.chain
         self._names = positions(model, work.received)  # of messages, by the module's
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -102,8 +102,8 @@ class Guard:
         work.parameters = frozenset(self._params)
         self._received = {n: wide(work.received[n]).to(p.device) for n, p in self._params.items()}
         self._mask = {n: work.mask[n].to(p.device) for n, p in self._params.items()}
-        asked = may_be_asked(work.received, model, work.order.names) if work.order.scheme else frozenset[str]()
-        work.local = LocalScheme.of(work.order, self._received, self._mask, asked)
+        self._require_received()
+        self._mask = begin_scheme(work, model, self._params, self._received, self._mask, accuracy)
         self._draws = work.site.generator(work.question, "loop")
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
@@ -112,7 +112,6 @@ class Guard:
         self._expected: int | None = None
         self._rows = 0  # of the batch that the guard's loader drew last
         self._number = 0  # of the next step since the mask moved
-        self._require_received()
         self._left: Tree | None = self._copy()  # the parameters as the last step left them; None before a step is seen
         self._failed = False  # in the middle of a step, or out of a with
         self._hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
@@ -356,12 +355,17 @@ class Guard:
 
 
 def protected(
-    message: Message | None, context: Context | None, model: nn.Module, data: Tensor | Iterable[Any] | None = None
+    message: Message | None,
+    context: Context | None,
+    model: nn.Module,
+    data: Tensor | Iterable[Any] | None = None,
+    accuracy: Accuracy | None = None,
 ) -> Guard:
     """The guard of a ``train`` message's loop over ``model``, which holds the arrays received.
 
-    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y). A ``NumPyClient``, which sees
-    neither message nor context, passes None for them. It closes with the answer, or at the end of a ``with``.
+    ``data``, for defenses of images: all of them [N, C, H, W], or a loader of (x, y). ``accuracy``, for LotteryFL:
+    of the model, the share of held-out examples that it labels right. A ``NumPyClient``, which sees neither message nor
+    context, passes None for them. It closes with the answer, or at the end of a ``with``.
 
     Raises ``ConfigError`` without ``Defend`` around, ``DefenseError`` where a defense could not do its job.
     """
@@ -370,5 +374,5 @@ def protected(
         raise ConfigError("protected() without Defend: write ClientApp(mods=[Defend()])")
     if work.guard is not None:  # draws and charges are one guard's
         raise ConfigError("protected() was entered twice for one message: call it once")
-    work.guard = Guard(work, model, data)
+    work.guard = Guard(work, model, data, accuracy)
     return work.guard

@@ -1,6 +1,9 @@
 """What a pruning scheme has the clients of somebody else's app do, in ``protected``: what our own clients do for it.
 
-PruneFL's clients tell squared gradients, and one of them makes the run's first mask; FedDST's move their mask half-way.
+PruneFL's clients tell squared gradients, and one of them makes the run's first mask; FedDST's move their mask half-way;
+LotteryFL's prune theirs before the first step, by a score of held-out examples that the app takes, and go back to the
+weights that the run started from: those of its first round, or for a client that comes later in a record beside the
+second message it is sent. Before, it does not prune.
 ``Prune`` writes a ``SchemeOrder`` beside the model: the scheme, its settings and the round. ``Defend`` takes it out,
 asks the site's conditions (``client.policy``), and finds in ``strategies`` what our own client would do in that round.
 ``LocalScheme`` does it inside the guarded loop, from the gradients as the defenses left them: nothing undefended
@@ -17,7 +20,7 @@ is refused; the state of the app's optimiser is emptied at a move, as our moment
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ConfigRecord
@@ -31,17 +34,34 @@ from prunella.strategies import Scheme, find, scheme_settings
 from prunella.strategies.prunefl import settled, with_limit
 from prunella.strategies.round.plan import LocalPlan, Readjust, RoundContext
 
-FIRST, IMPORTANCE, BASE = "mask", "prunella-importance", "prunella-base"
+FIRST, IMPORTANCE, BASE, FRESH = "mask", "prunella-importance", "prunella-base", "prunella-fresh"
 
 
 class Settled(PrunellaError):
     """The first mask is made: no further step of the app's loop is needed."""
 
 
+def _unscored(params: Tree) -> float:
+    raise ConfigError("this scheme scores held-out examples")
+
+
+class Known(NamedTuple):
+    """What a client knows beside the message: what it kept for the scheme, the weights that the run started from, and
+    the share of held-out examples that weights label right."""
+
+    kept: dict[str, Tree] = {}
+    fresh: Callable[[], Tree] = dict
+    accuracy: Callable[[Tree], float] = _unscored
+
+
+NOTHING = Known()
+
+
 @dataclass(frozen=True)
 class SchemeOrder:
     """A scheme's round. ``names`` are the arrays that it prunes, ``costs`` of a weight of each (PruneFL's first mask);
-    round 0 makes the first mask. No scheme orders nothing."""
+    round 0 makes the first mask; ``starts``: the message has the weights that the run starts from. No scheme orders
+    nothing."""
 
     scheme: str = ""
     round: int = 0
@@ -50,6 +70,7 @@ class SchemeOrder:
     names: tuple[str, ...] = ()
     costs: tuple[float, ...] = ()
     settings: str = "{}"
+    starts: bool = False
 
     def record(self) -> dict[str, Any]:
         """As a config record holds it."""
@@ -98,28 +119,24 @@ class SchemeOrder:
         sends = self.found.client.sends_importance if self.scheme else None
         return sends is not None and self.round > 0 and sends(self.given, self.round)
 
-    def plan(self, params: Tree, mask: Mask, names: frozenset[str]) -> LocalPlan:
+    @property
+    def validates(self) -> bool:
+        """Whether clients score held-out examples for the scheme."""
+        return bool(self.scheme) and self.found.client.validates
+
+    def plan(self, params: Tree, mask: Mask, names: frozenset[str], known: Known = NOTHING) -> LocalPlan:
         """What our own client would change in this round."""
         planner = self.found.client.plan if self.scheme and self.round else None
         if planner is None:
             return LocalPlan()
-        found = planner(RoundContext(self.run, self.given, self.round, params, mask, names, {}, dict, _no_scores))
-        if found.start is not None or found.mask is not None:
-            raise _no_client(self.scheme)
-        return found
+        kept, fresh, accuracy = known
+        return planner(RoundContext(self.run, self.given, self.round, params, mask, names, kept, fresh, accuracy))
 
     def needs_loop(self, policy: Policy) -> list[str]:
-        """The scheme, if it works on gradients of single steps that this site lets it have."""
-        wanted = self.first or self.plan({}, {}, frozenset()).readjust is not None
+        """The scheme, if it works inside the loop: on gradients of single steps that this site lets it have, or on
+        where training starts."""
+        wanted = self.first or self.validates or self.plan({}, {}, frozenset()).readjust is not None
         return [self.scheme] if wanted or (self.importance and policy.covers_gradients) else []
-
-
-def _no_client(scheme: str) -> ConfigError:
-    return ConfigError(f"{scheme} needs Prunella's own clients")
-
-
-def _no_scores(params: Tree) -> float:
-    raise ConfigError("a scheme that scores held-out examples needs Prunella's own clients")
 
 
 @dataclass
@@ -140,19 +157,22 @@ class LocalScheme:
     moves: int = 0
     done: bool = False
     squares: Tree = field(default_factory=dict)
+    plan: LocalPlan = LocalPlan()
 
     @classmethod
-    def of(cls, order: SchemeOrder, params: Tree, mask: Mask, names: frozenset[str]) -> "LocalScheme":
+    def of(
+        cls, order: SchemeOrder, params: Tree, mask: Mask, names: frozenset[str], known: Known = NOTHING
+    ) -> "LocalScheme":
         """For weights and mask as received, of which the arrays ``names`` are the scheme's."""
         if order.first:
             settings = with_limit(order.given, order.rate)
             moves = max(1, settings.initial_steps // settings.initial_interval)
             cost = {n: c for n, c in zip(order.names, order.costs, strict=True) if n in names}
             return cls(names, True, _first_move(settings, cost), settings.initial_interval, moves, first=True)
-        plan = order.plan(params, mask, names)
+        plan = order.plan(params, mask, names, known)
         if plan.readjust is not None:
-            return cls(names, True, plan.readjust, plan.before, 1)
-        return cls(names, order.importance)
+            return cls(names, True, plan.readjust, plan.before, 1, plan=plan)
+        return cls(names, order.importance, plan=plan)
 
     def observe(self, gradient: Tree) -> None:
         """Add a step's gradient, as the defenses left it."""

@@ -38,7 +38,6 @@ from prunella.privacy.ledger.ledger import charge
 
 KIND, STEPS = "defenses", "local-steps"
 OWN = {  # what an app of others does not have, and what to take instead
-    "adgp": "a server that sends all clients one set of coordinates, which one of them names: take dgp",
     "precode": "a layer inside Prunella's models: take a channel, or a defense of the update",
     "leakage-guard": "a client that attacks its own update on the images: take priprune or dgp",
 }
@@ -48,6 +47,12 @@ FOLDER = "flower"  # inside the node's state directory: the account of Prunella'
 def asked_names(run_config: Mapping[str, object]) -> list[str]:
     """The defenses that the run names."""
     return [name.strip() for name in str(run_config.get(KIND, "")).split(",") if name.strip()]
+
+
+def defense_settings(run_config: Mapping[str, object]) -> Raw:
+    """The run's settings of defenses."""
+    given = {k: v for k, v in run_config.items() if isinstance(v, str | int | float | bool)}
+    return {key: value for key, value in given.items() if "." in key and key.split(".")[0] in SECTIONS}
 
 
 def read_names(run_config: Mapping[str, object], policy: Policy) -> tuple[str, ...]:
@@ -153,8 +158,7 @@ class Site:
     @cached_property
     def asked(self) -> Raw:
         """The run's settings of defenses: the app's other settings are its own affair."""
-        given = {k: v for k, v in self.context.run_config.items() if isinstance(v, str | int | float | bool)}
-        return {key: value for key, value in given.items() if "." in key and key.split(".")[0] in SECTIONS}
+        return defense_settings(self.context.run_config)
 
     @cached_property
     def raw(self) -> Raw:

@@ -26,7 +26,7 @@ from prunella.strategies.round.roster import Member, selected
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.tickets import TicketSettings, winning_ticket
-from prunella.wire.encode import encode_mask
+from prunella.wire.encode import decode_mask, encode_mask
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,14 @@ class FedLTPIterative(MaskedMean):
         masks = further_masks(ticket.params, ticket.mask, self.model.prunable, plan, settings.rule)
         self._slots = [encode_mask(mask) for mask in masks]
         return apply_mask(ticket.params, masks[0]), masks[0]
+
+    def models(self, like: Tree) -> list[Mask]:
+        """The models' masks, the largest first."""
+        return [decode_mask(slot, like) for slot in self._slots]
+
+    def adopt(self, models: list[Mask]) -> None:
+        """Give clients these models: another instance made them."""
+        self._slots = [encode_mask(mask) for mask in models]
 
     def assign(self, server_round: int, chosen: list[Member]) -> None:
         clients = [member.client for member in chosen]

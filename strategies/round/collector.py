@@ -10,6 +10,7 @@ from flwr.common.logger import log
 from prunella.core.config import Run
 from prunella.core.trees import Tree, count, full_mask, size, subtract
 from prunella.strategies.round.downlink import Downlink
+from prunella.strategies.round.locations import coded_set
 from prunella.strategies.round.replies import Contribution, Expected, ReplyError, read_reply
 from prunella.strategies.round.robust import Aggregator
 from prunella.strategies.round.stats import RoundStats
@@ -42,8 +43,9 @@ class Collector:
                 self._add(contribution, expected)
                 yield contribution
                 locations = downlink.locations
-                if locations is not None and not locations.note(reply, node, expected.mask):
-                    stats.fail("locations")
+                if locations is not None:
+                    if not locations.note(coded_set(reply), node, expected.mask):
+                        stats.fail("locations")
             stats.aggregate_seconds += time.perf_counter() - begin
         for node in missing:
             downlink.record_mask(node, None)

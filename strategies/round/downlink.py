@@ -60,9 +60,14 @@ class Downlink:
         """The messages that ask clients to measure the model."""
         return self._messages(members, config, "evaluate", stats)
 
+    def address(self, members: list[Member]) -> dict[int, bytes | None]:
+        """From now on ``expected`` is of messages to these: by node its own mask, coded, where it has one."""
+        self._own = {member.node: self.personal.coded(member.client) for member in members}
+        return self._own
+
     def _messages(self, members: list[Member], config: ConfigRecord, kind: str, stats: RoundStats) -> list[Message]:
         whole = self.expected()
-        self._own = {member.node: self.personal.coded(member.client) for member in members}
+        self.address(members)
         extra = {"buffers": to_dense(whole.buffers)} if whole.buffers else {}
         coded: dict[tuple[bytes, bool], ArrayRecord] = {}  # the same bytes for all who are sent the same
         messages = []

@@ -24,7 +24,7 @@ from prunella.privacy.ledger.ledger import digest
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.round.roster import Member
 from prunella.wire.encode import decode_mask, encode_mask
-from prunella.wire.records import mask_from_coded, mask_to_coded, to_coded
+from prunella.wire.records import mask_to_coded, to_coded, unpack
 
 PREFIX = "adgp/"
 REMEMBERED = 20  # rounds back in which a set must not have been in force
@@ -63,11 +63,17 @@ class LocationSets:
         assert self.current is not None
         arrays = {RECORD: mask_to_coded(self.current, expected.mask)}
         told: dict[str, bool | str] = {ASKED: True} if node == self.asked else {}
-        if knows and self.places is not None and node in self.ready:
-            arrays[CHANGE] = to_coded(apply_mask(expected.params, self.places), self.places, self.places)
+        places = self.lacks(node, knows)
+        if places is not None:
+            arrays[CHANGE] = to_coded(apply_mask(expected.params, places), places, places)
             return arrays, ConfigRecord({**told, DIGEST: digest_of(expected.params)})
         arrays["model"] = to_coded(expected.params, expected.mask, expected.mask if knows else None)
         return arrays, ConfigRecord({**told})
+
+    def lacks(self, node: int, knows: bool) -> Mask | None:
+        """The places of all that a node lacks of the model, or None where it has to be sent it whole; ``knows``: it
+        holds the mask."""
+        return self.places if knows and node in self.ready else None
 
     def _changed(self, mask: Mask, params: Tree) -> Mask | None:
         if self.current is None or self.held is None:
@@ -86,14 +92,13 @@ class LocationSets:
             return False
         return True
 
-    def note(self, reply: Message, node: int, mask: Mask) -> bool:
-        """Take the set that came beside the reply of the client that was asked; False when it is refused."""
+    def note(self, coded: object, node: int, mask: Mask) -> bool:
+        """Take the set, coded, that came beside the reply of the client that was asked; False when it is refused."""
         self.holders.add(node)
         if node != self.asked:
             return True
-        record = reply.content.array_records.get(RECORD)
         try:
-            found = mask_from_coded(record, mask, mask) if isinstance(record, ArrayRecord) else None
+            found = decode_mask(coded, mask, mask) if isinstance(coded, bytes) else None
         except PrunellaError as error:
             log(WARNING, "location set left out: %s", clean(str(error)))
             found = None
@@ -113,3 +118,13 @@ class LocationSets:
 
 def digest_of(params: Tree) -> str:
     return digest([params], "model")
+
+
+def coded_set(reply: Message) -> bytes | None:
+    """The set beside a reply of our own client, coded."""
+    record = reply.content.array_records.get(RECORD)
+    try:
+        return unpack(record) if isinstance(record, ArrayRecord) else None
+    except PrunellaError as error:
+        log(WARNING, "location set left out: %s", clean(str(error)))
+        return None

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 
 import prunella
 from prunella.client.state import ClientStore, Memory
-from prunella.core.trees import Tree
+from prunella.core.trees import Tree, apply_mask
+from prunella.core.types import ServerView
 from prunella.deploy.cli.main import app as command
 from prunella.deploy.ports import free_ports
-from prunella.flower.prune import prunable_names
+from prunella.flower.prunable import prunable_names
+from prunella.wire.records import record_bytes, to_coded
 from tests.federation.foreign_app import APPS, copy_app, take_offline, written
 from tests.federation.running import ROOT, end, wait_for
 
@@ -70,11 +72,12 @@ class Flower(NamedTuple):
     folder: Path
     env: dict[str, str]
 
-    def run(self, app: Path, **config: str) -> None:
-        """A run in both rounds of which both clients answered."""
+    def run(self, app: Path, **config: str) -> str:
+        """A run in both rounds of which both clients answered: its log."""
         log = self.ended(app, **config)
         answered = re.findall(r"aggregate_(?:train|fit): [Rr]eceived (\d) results and (\d) failures", log)
         assert answered == [("2", "0")] * 2, log + self.logs()
+        return log
 
     def ended(self, app: Path, **config: str) -> str:
         """One run of the app to its end: its log."""
@@ -176,6 +179,18 @@ def test_the_runs_cover_what_the_issue_asks_for() -> None:
     assert pairs == {(each, scheme) for each in asked - {MOVING, FALLING} for scheme in (MOVING, FALLING)}
 
 
+def assert_as_small_as_our_own(log: str, views: list[ServerView]) -> None:
+    """The second round's messages, both ways, are as large as our own server's and client's for what was recorded of
+    it, within 1 %. Nobody held the mask yet."""
+    (found,) = re.findall(r"Prune: arrays of (\d+) bytes sent and (\d+) received in round 2", log)
+    down, up = 0, 0
+    for view in views:
+        assert view.mask is not None
+        down += record_bytes(to_coded(dict(view.params), dict(view.mask)))
+        up += record_bytes(to_coded(apply_mask(view.update, view.shared), dict(view.shared), dict(view.mask)))
+    assert abs(int(found[0]) / down - 1) < 0.01 and abs(int(found[1]) / up - 1) < 0.01, (found, down, up)
+
+
 @pytest.mark.federation
 @pytest.mark.timeout(960)
 @pytest.mark.parametrize(("app", "patches", "defenses", "scheme"), RUNS)
@@ -186,7 +201,7 @@ def test_an_app_of_others_is_defended_pruned_recorded_and_audited(
         pytest.skip("transformers is not installed: it is in prunella[dev]")
     shutil.rmtree(flower.folder / "traces", ignore_errors=True)
     given = {} if app == LEGACY else ROUNDS | ({"local-epochs": "3"} if app == PYTORCH and scheme == MOVING else {})
-    flower.run(folder := prepared(flower, app, patches, scheme), **given, defenses=f"'{defenses}'")
+    log = flower.run(folder := prepared(flower, app, patches, scheme), **given, defenses=f"'{defenses}'")
 
     memories, first = flower.memories(), scheme == MOVING
     assert sorted(memory.tally.rounds for memory in memories) == ([2, 3] if first else [2, 2]), (
@@ -209,6 +224,8 @@ def test_an_app_of_others_is_defended_pruned_recorded_and_audited(
     assert view.mask is not None and all(not bool(view.params[n][~view.mask[n]].any()) for n in names)
     assert view.defenses == tuple(defenses.split(","))
     assert (view.importance or {}).keys() == (names if first else set())
+    if app == PYTORCH and defenses == "dgp":  # of which a trace has all that was shared
+        assert_as_small_as_our_own(log, [prunella.load_trace(path, TASKS[app])[0] for path in traces[2:]])
     for home in flower.homes():  # it was sent a coded message
         mask = ClientStore(home, flower.newest(home).removesuffix("-train")).mask()
         assert mask is not None and not all(bool(kept.all()) for kept in mask.values())

@@ -5,16 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from prunella.client import state
 from prunella.core.errors import DefenseError
 from prunella.flower.account import Account
 from prunella.flower.defend import Defend
+from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge, epsilon
-from tests.flower.foreign import Seen, load, make, run
+from tests.flower.foreign import Net, Seen, load, make, run
 
 
 def context(folder: Path, run: int = 1, **node: Any) -> Context:
@@ -71,3 +75,28 @@ def test_beside_an_update_defense_the_account_stays_covered(tmp_path: Path) -> N
     assert not seen.errors and Account(context(home)).epsilon == pytest.approx(two)
     run(make([Defend()]), tmp_path, {"defenses": "dgp"})
     assert Account(context(home)).epsilon is None
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query"])
+def test_an_app_may_charge_wherever_defend_has_locked_the_directory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two locks on one file in one process wait for each other."""
+    monkeypatch.setattr(state, "LOCK_SECONDS", 0.1)
+
+    def answer(message: Message, context: Context) -> Message:
+        Account(context).spend(steps=4, rate=0.25, noise=2.0)
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    app = ClientApp(mods=[Defend()])
+    app.evaluate()(answer)
+    app.query()(answer)
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    here = context(tmp_path)
+    here.run_config = {"defenses": "dgp"}
+    content = RecordDict({"arrays": ArrayRecord(Net().state_dict())})
+    reply = app(Message(content, dst_node_id=1, message_type=kind), here)
+    found = epsilon([Charge("a", 2.0, 0.25, 4)], 1e-5, "rdp")
+    assert not reply.has_error() and Account(here).epsilon == pytest.approx(found)
+    with Site(here, "account").store.alone(), pytest.raises(DefenseError, match="still being handled"):
+        Account(here).spend(steps=4, rate=0.25, noise=2.0)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi
 from torch import nn
@@ -16,6 +16,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
 from prunella.flower.defend import Defend
+from prunella.flower.nodes import masked
 from prunella.flower.prunable import prunable_names
 from prunella.flower.prune import Prune
 from prunella.pruning.scores import magnitude, random
@@ -56,7 +57,7 @@ def test_at_rate_0_it_is_flower_s_own_strategy_bit_for_bit(strategy: type, mods:
     pruned = run(apps[mods], tmp_path / "b", {"defenses": "none"}, layer, rounds=3)
     for name, tensor in tree(bare.arrays).items():
         assert torch.equal(tensor, tree(pruned.arrays)[name]), name
-    assert len(layer._coding) == {"without": 0, "mixed": 1, "with": 2}[mods]
+    assert len(layer._nodes.held) == {"without": 0, "mixed": 1, "with": 2}[mods]
 
 
 def test_batch_norm_travels_coded_and_bit_for_bit(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_who_has_the_mod_is_sent_what_our_own_server_would_send(tmp_path: Path) 
     def keep(messages: Any, order: Any) -> list[Message]:
         result = before(messages, order)
         seen.extend(result)
-        told.update(layer._sent)
+        told.update(layer._nodes.sent)
         return result
 
     layer = Prune(FedAvg(**QUIET), "random", rate=0.8)
@@ -229,8 +230,8 @@ def test_what_is_not_prunable_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("scheme", "more", "told"),
     [
-        ("lotteryfl", {}, "scores of held-out examples, each to a mask of its own: take feddst"),
-        ("fed-ltp-iterative", {}, "a mask of its own, and Prune has one for all: take fed-ltp-one-shot"),
+        ("fedavg", {}, "prunes nothing: Prune works with random"),
+        ("fed-ltp-iterative", {"public": load(5)}, "task=Task"),
         ("fed-ltp-one-shot", {"model": Net(), "shape": (1, 8, 8), "public": load(5)}, "task=Task"),
         ("fed-ltp-one-shot", {"task": TASK}, "nobody's secret"),
         ("prunefl", {"cost": "flops"}, "counts multiply-adds in the model"),
@@ -249,5 +250,5 @@ def test_what_does_not_work_is_told_at_once(scheme: str, more: dict[str, Any], t
 def test_a_full_mask_codes_no_copy() -> None:
     layer = Prune(FedAvg(), "magnitude", rate=0.0)
     record = ArrayRecord(Net().state_dict())
-    layer._begin(tree(record), lambda: iter([]))
-    assert layer._masked(record) is record and layer.density == 1
+    layer._begin(1, record, ConfigRecord(), cast("Any", None))
+    assert layer.mask is not None and masked(record, layer.mask) is record and layer.density == 1

@@ -246,13 +246,16 @@ def test_who_holds_a_weight_decides_its_mean() -> None:
     trees = [{"w": torch.randn(3, 4), "b": torch.randn(3)} for _ in range(2)]
     bases = [{"w": torch.rand(3, 4) > 0.5, "b": torch.ones(3, dtype=torch.bool)} for _ in range(2)]
     contents = [_content(apply_mask(t, b)) for t, b in zip(trees, bases, strict=True)]
-    fill(list(zip(contents, bases, (1.0, 3.0), strict=True)))
+    previous = {"w": torch.randn(3, 4), "b": torch.randn(3)}
+    fill(list(zip(contents, bases, (1.0, 3.0), strict=True)), previous)
     one, other = (from_dense(content["arrays"]) for content in contents)
     mean = {name: (one[name] + 3 * other[name]) / 4 for name in one}
     for name in one:
         weight = bases[0][name] * 1.0 + bases[1][name] * 3.0
         total = trees[0][name] * bases[0][name] + 3 * trees[1][name] * bases[1][name]
-        assert torch.allclose(mean[name], torch.where(weight > 0, total / weight.clamp(min=1), 0.0), atol=1e-6)
+        assert torch.allclose(
+            mean[name], torch.where(weight > 0, total / weight.clamp(min=1), previous[name]), atol=1e-6
+        )
 
 
 def _content(weights: Tree) -> Any:
