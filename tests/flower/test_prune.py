@@ -142,8 +142,8 @@ def test_who_has_the_mod_is_sent_what_our_own_server_would_send(tmp_path: Path) 
     seen: list[Message] = []
     told: dict[int, Any] = {}
 
-    def keep(messages: Any, order: Any) -> list[Message]:
-        result = before(messages, order)
+    def keep(messages: Any, *order: Any) -> list[Message]:
+        result = before(messages, *order)
         seen.extend(result)
         told.update(layer._nodes.sent)
         return result
