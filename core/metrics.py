@@ -70,6 +70,7 @@ _ALL = (
     Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
     Metric("audits_left", "gauge", "Audits that the run's end waits for."),
     Metric("audits_left_seconds", "gauge", "About how long these take, by those before.", "seconds"),
+    Metric("audits_left_limit_seconds", "gauge", "How long the run's end waits for these, at most.", "seconds"),
     Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),
     Metric("privacy_epsilon", "gauge", "Epsilon at privacy.delta; absent for heuristic defenses.", "", ("stat",), "up"),
     Metric(

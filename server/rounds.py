@@ -202,13 +202,14 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     return arrays
 
 
-def tell_left(federation: Federation, round: int) -> None:
-    """Say how many audits are left and how long they may take: in the log, and as rows that the terminal shows."""
+def tell_left(federation: Federation, round: int, limit: float = 0.0) -> None:
+    """Say how many audits are left and how long they may take, ``limit`` seconds at most: in the log, and as rows that
+    the terminal shows."""
     auditor = federation.auditor
     seconds = auditor.estimate()
-    log(INFO, "%s", audits_left(auditor.pending, seconds))
-    rows = [row("audits_left", auditor.pending)] + ([] if seconds is None else [row("audits_left_seconds", seconds)])
-    federation.emit(round, rows)
+    log(INFO, "%s", audits_left(auditor.pending, seconds, limit))
+    rows = [row("audits_left", auditor.pending), row("audits_left_limit_seconds", limit)]
+    federation.emit(round, rows + ([] if seconds is None else [row("audits_left_seconds", seconds)]))
 
 
 def drain(federation: Federation, grid: Grid, round: int) -> None:
@@ -219,7 +220,7 @@ def drain(federation: Federation, grid: Grid, round: int) -> None:
     while auditor.pending and time.monotonic() < end:
         if time.monotonic() >= said + SAY_EVERY:
             said = time.monotonic()
-            tell_left(federation, round)
+            tell_left(federation, round, end - said)
         take_audits(federation, grid)
         time.sleep(federation.run.poll_seconds)
     auditor.give_up("it was not over when the run's time for audits was (audit-seconds)")

@@ -5,6 +5,7 @@ the start again after the server rewound it, gives the same state.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,6 +60,7 @@ class State:
     seconds: float | None = None
     audits: int = 0
     audit_seconds: float | None = None
+    audit_limit: float = math.inf  # seconds that the run's end waits for them at most
     sent: Mapping[str, float] = field(default_factory=dict)
     dense: Mapping[str, float] = field(default_factory=dict)
 
@@ -71,6 +73,11 @@ class State:
         """
         total = sum(self.dense.values())
         return 1 - sum(self.sent.values()) / total if total else None
+
+    @property
+    def left(self) -> str:
+        """The audits that the run's end waits for."""
+        return audits_left(self.audits, self.audit_seconds, self.audit_limit)
 
 
 def fold(state: State, line: Line) -> State:
@@ -89,6 +96,7 @@ def fold(state: State, line: Line) -> State:
         "round_seconds": ("seconds", float),
         "audits_left": ("audits", int),
         "audits_left_seconds": ("audit_seconds", float),
+        "audits_left_limit_seconds": ("audit_limit", float),
     }
     if metric in fields:
         name, kind = fields[metric]
@@ -133,7 +141,7 @@ def describe(state: State) -> str:
     parts += [f"density {state.density:.3f}"] if state.density is not None else []
     parts += [f"{way} {megabytes(state.sent[way])}" for way in ("up", "down") if way in state.sent]
     parts += [f"{state.seconds:.1f} s"] if state.seconds is not None else []
-    parts += [audits_left(state.audits, state.audit_seconds)] if state.audits else []
+    parts += [state.left] if state.audits else []
     return "  ".join(parts)
 
 
@@ -165,7 +173,7 @@ class PlainView:
                 self._printed = self._state.round
                 self.say(describe(self._state))
             elif self._state.audits and any(line["metric"] == "audits_left" for line in group):
-                self.say(audits_left(self._state.audits, self._state.audit_seconds))
+                self.say(self._state.left)
         if self._state.clients != self._clients and not self._state.rounds and time.monotonic() >= self._again:
             self._clients, self._again = self._state.clients, time.monotonic() + PAUSE
             self.say(describe(self._state))

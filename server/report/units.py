@@ -6,6 +6,8 @@
 ('–', '0.31')
 """
 
+import math
+
 NARROW = "\u202f"
 NONE = "–"
 PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -98,15 +100,23 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def audits_left(count: int, seconds: float | None) -> str:
-    """
-    >>> audits_left(3, 110.0), audits_left(1, 20.0), audits_left(2, None), audits_left(0, 0.0)
-    ('3 audits left, about 2 min', '1 audit left, about 20 s', '2 audits left', 'no audit left')
+def audits_left(count: int, seconds: float | None, limit: float = math.inf) -> str:
+    """With how long they take, if an audit has told that, and else with the limit.
+
+    >>> audits_left(3, 110.0, 1200.0), audits_left(1, 20.0, 600.0), audits_left(0, 0.0, 0.0)
+    ('3 audits left, about 2 min', '1 audit left, about 20 s', 'no audit left')
+    >>> audits_left(2, None, 1200.0), audits_left(2, 700.0, 600.0)
+    ('2 audits left, at most 20 min', '2 audits left, at most 10 min')
+    >>> audits_left(2, None)
+    '2 audits left'
     """
     if not count:
         return "no audit left"
-    about = "" if seconds is None else f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
-    return f"{plural(count, 'audit')} left" + (f", about {about}" if about else "")
+    least = limit if seconds is None else min(seconds, limit)
+    if math.isinf(least):
+        return f"{plural(count, 'audit')} left"
+    told = f"{least:.0f} s" if least < 60 else f"{least / 60:.0f} min"
+    return f"{plural(count, 'audit')} left, {'at most' if least == limit else 'about'} {told}"
 
 
 def plural(count: int, thing: str, things: str = "") -> str:
