@@ -26,14 +26,14 @@ lint: $(VENV)/dev
 unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flower process.
 	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
 
-federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two files at a time. Then the slow tests, one by one.
-	$(BIN)/pytest -n 2 $(TOGETHER) -m "federation or slow" tests
+federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; they wait most of the time. Then the slow tests.
+	$(BIN)/pytest -n 4 $(TOGETHER) -m "federation or slow" tests
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
 	tests=$$($(BIN)/python -m tests.of_flower $(FLOWER_ROOMS)) && \
 	  $(NEWEST)/bin/python -m pytest -n 2 $(TOGETHER) -m "not slow and (not federation or newest)" $$tests
 
-# A file of federations on one worker, all other tests on whichever is free (tests/conftest.py).
+# Tests that share a federation on one worker, all other tests on whichever is free (tests/conftest.py).
 TOGETHER := --dist loadfile --no-loadscope-reorder
 FLOWER_ROOMS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round tests/federation
 

@@ -34,16 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @functools.cache
-def starts_federations(file: str) -> bool:
-    return "mark.federation" in (ROOT / file).read_text()
+def shares_federation(file: str) -> bool:
+    text = (ROOT / file).read_text()
+    return "mark.federation" in text and 'scope="module"' in text
 
 
 class FederationsTogether(LoadScopeScheduling):
-    """A file of federations goes to one worker, which shares what it started; any other test to whichever is free."""
+    """A file whose tests share a federation goes to one worker; any other test to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if starts_federations(file) else nodeid
+        return file if shares_federation(file) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
