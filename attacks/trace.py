@@ -23,11 +23,12 @@ from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import Tree
 from prunella.core.types import MAX_COUNT, ServerView
 from prunella.tasks.models import MODELS
-from prunella.tasks.task import MAX_VALUES, Task, are_classes
+from prunella.tasks.task import MAX_VALUES, FrozenNormTask, Task, are_classes
 
 FORMAT = "prunella.trace.v1"
 _TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")
 _MASKS = ("mask", "shared")
+_NORM = "running_mean"
 _COUNTS = ("num_examples", "steps", "batch_size")
 _PLAIN = tuple(f.name for f in fields(ServerView) if f.name not in (*_TREES, "labels"))
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -55,17 +56,25 @@ def save_trace(path: Path, view: ServerView, task: Task, extra: dict[str, Any]) 
 
 
 def load_trace(path: Path, task: Task | None = None) -> tuple[ServerView, Task, dict[str, Any]]:
-    """The view, its task and ``extra``. With ``task``, a trace of another task is refused."""
+    """The view, its task and ``extra``. With ``task``, a trace of another task is refused. Where batch norm's
+    statistics came back as they were sent, the client had it in evaluation mode, and so has the task."""
     tensors, about = _read(path)
     recorded = _task(about["task"])
-    if task is not None and recorded != task:
+    frozen = FrozenNormTask(**asdict(recorded))
+    if task is not None and task not in (recorded, frozen):
         raise AttackError(f"the trace is of {recorded}, not of {task}")
     if task is None and recorded.model not in MODELS:
         advice = f"pass its task, or --model {recorded.model} to prunella audit, if its code may run here"
         raise AttackError(f"the trace names {recorded.model!r}, a model of somebody's own: {advice}")
     view = _view(tensors, about, recorded)
     check_view(view, _structure(recorded))
-    return view, recorded, about["extra"]
+    return view, frozen if norm_stood_still(view) else recorded, about["extra"]
+
+
+def norm_stood_still(view: ServerView) -> bool:
+    """Whether there are statistics of batch norm, and a client that returned what it was sent."""
+    came = {name: tensor for name, tensor in view.received_buffers.items() if name.endswith(_NORM)}
+    return bool(came) and all(name in view.buffers and torch.equal(t, view.buffers[name]) for name, t in came.items())
 
 
 def _structure(task: Task) -> nn.Module:

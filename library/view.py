@@ -1,7 +1,7 @@
 """What a curious server would see of one update of a module, made from what a user has at hand.
 
-A gradient g of the mean cross-entropy over the batch is the update -g at learning rate 1. A gradient that was taken in
-evaluation mode cannot be told from one in training mode; attacks take it for the latter.
+A gradient g of the mean cross-entropy over the batch is the update -g at learning rate 1. Batch norm is in the mode in
+which the model stands: one that was fine-tuned with ``eval()`` is to be passed so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks.engine.matching import check_view
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.trees import Mask, Tree, scale
 from prunella.core.types import ServerView
 from prunella.library.module import Normal, own_task
+from prunella.tasks.models.layers import frozen_norm
 from prunella.tasks.task import Task, are_classes, initial
 
 Update = Mapping[str, Tensor] | Sequence[Tensor | None]
@@ -87,7 +89,7 @@ def view(
 ) -> View:
     """What a server sees that gets ``gradient``, or an ``update``, of ``model``, to be attacked.
 
-    ``model``      the module, with the weights from which the gradient was taken
+    ``model``      the module, with the weights from which the gradient was taken, and with batch norm in that mode
     ``gradient``   by name, or in the order of ``parameters()``; None: what ``backward`` left in ``.grad``
     ``update``     in its place: weights after training minus weights before, with ``learning_rate``, ``steps``,
                    ``momentum`` and ``weight_decay`` of the SGD that made it
@@ -100,6 +102,8 @@ def view(
     keyword that is missing or wrong, ``AttackError`` for tensors that do not fit the model.
     """
     task = own_task(model, shape, classes, normalize)
+    if any(isinstance(layer, _BatchNorm) and not layer.training for layer in model.modules()):
+        frozen_norm(task.module)
     known = None if labels is None else torch.as_tensor(labels).long().cpu()
     size = len(known) if known is not None and batch is None else batch
     _check(gradient, update, size, steps, learning_rate)

@@ -25,7 +25,7 @@ from prunella.core.foreign import is_foreign, lookup
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.tasks.models import MODELS, Builder
-from prunella.tasks.models.layers import Shape
+from prunella.tasks.models.layers import Shape, frozen_norm
 
 MAX_VALUES = 2**22  # of one image: 3 x 1182 x 1182. A shape comes from others, too, and memory is taken by it
 
@@ -63,6 +63,11 @@ class ModuleTask(Task):
 
     def builder(self) -> Builder:
         return lambda shape, classes: copy.deepcopy(self.module)
+
+
+@dataclass(frozen=True)
+class FrozenNormTask(Task):
+    """A task whose clients train with batch norm in evaluation mode (``frozen_norm``)."""
 
 
 def are_classes(labels: Tensor, classes: int) -> bool:
@@ -149,4 +154,4 @@ def _build(task: Task, seed: int) -> nn.Module:
         module = builder(*given)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {task.model!r} built a {type(module).__name__}, not a torch.nn.Module")
-    return module
+    return frozen_norm(module) if isinstance(task, FrozenNormTask) else module

@@ -7,10 +7,13 @@ Images are [B, C, H, W] float32 in [0, 1]. A stack too deep for the image raises
 1800
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.core.errors import ConfigError
 
@@ -39,6 +42,29 @@ def flat_size(features: nn.Module, shape: Shape) -> int:
         raise ConfigError(f"images of {shape[1]}x{shape[2]} are too small for this model") from None
     finally:
         features.train()
+
+
+@functools.cache
+def _frozen(kind: Any) -> Any:
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        return kind.train(self, False)  # type: ignore[no-any-return]
+
+    return type(kind.__name__, (kind,), {"train": train, "__module__": kind.__module__})
+
+
+def frozen_norm(module: nn.Module) -> nn.Module:
+    """``module`` with batch norm in evaluation mode for good, as those train it who fine-tune a backbone: with the
+    statistics that it came with, and not those of the batch.
+
+    >>> frozen_norm(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU())).train()[0].training
+    False
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            kind: Any = type(layer)
+            layer.__class__ = _frozen(kind)
+            layer.eval()
+    return module
 
 
 def dense(sizes: Sequence[int]) -> nn.Sequential:

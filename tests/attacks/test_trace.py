@@ -11,7 +11,7 @@ from prunella.core.errors import AttackError
 from prunella.core.files import read_tree
 from prunella.core.trees import full_mask
 from prunella.core.types import ServerView
-from prunella.tasks.task import Task
+from prunella.tasks.task import Task, initial
 
 
 @pytest.fixture
@@ -42,6 +42,19 @@ def test_a_full_and_a_bare_view_come_back_bit_for_bit(
         loaded, recorded, extra = load_trace(tmp_path / "a.trace")
         assert recorded == task and extra == {"round": 3, "note": "x"}
         assert_same(seen, loaded)
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.1])
+def test_statistics_that_came_back_as_they_were_sent_are_of_a_frozen_batch_norm(moved: float, tmp_path: Path) -> None:
+    task = Task("resnet10", (3, 8, 8), 4)
+    params, buffers = initial(task, 0)
+    received = {name: tensor + moved for name, tensor in buffers.items()}
+    save_trace(tmp_path / "a.trace", ServerView(params, params, buffers=buffers, received_buffers=received), task, {})
+    recorded = load_trace(tmp_path / "a.trace", task)[1]
+    layer = next(each for each in recorded.build().train().modules() if isinstance(each, torch.nn.BatchNorm2d))
+    assert layer.training is bool(moved)
+    again = load_trace(tmp_path / "a.trace", recorded)[1]
+    assert again == recorded and recorded.build().state_dict().keys() == task.build().state_dict().keys()
 
 
 def test_a_replay_gives_the_same_attack(tmp_path: Path, full: ServerView, task: Task) -> None:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from prunella.attacks.engine.matching import target_gradient, target_of
+from prunella.attacks.engine.matching import dummy_gradient, target_gradient, target_of
+from prunella.attacks.engine.objectives import flatten
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.randomness import stream
 from prunella.library.view import view
@@ -49,6 +50,24 @@ def test_the_update_of_several_steps_is_explained_by_its_own_images() -> None:
     target = target_of(found.seen, found.task.build(), True, 16)
     guess, _ = linearised(target, X, Y)
     torch.testing.assert_close(guess, target.flat, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("fine_tuned", [True, False])
+def test_batch_norm_is_matched_in_the_mode_that_the_model_stands_in(fine_tuned: bool) -> None:
+    """At the truth the gradient is explained; by the other mode it is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    model(X * 3)  # statistics that are not those of a fresh layer
+    model.train(not fine_tuned)
+    cross_entropy(model(X), Y).backward()
+
+    def missed(mode: bool) -> float:
+        found = view(model.train(mode), labels=Y)
+        target = target_of(found.seen, found.task.build(), True, 16)
+        guess = flatten(dummy_gradient(target, X, Y))
+        return float((guess - target.flat).norm() / target.flat.norm())
+
+    assert missed(not fine_tuned) < 1e-5 < 0.1 < missed(fine_tuned)
 
 
 def test_mistakes_name_their_fix() -> None:
