@@ -27,7 +27,7 @@ unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flow
 	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
 
 federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; they wait most of the time. Then the slow tests.
-	$(BIN)/pytest -n 4 $(TOGETHER) -m "federation or slow" tests
+	$(BIN)/pytest -n 3 $(TOGETHER) -m "federation or slow" tests
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
 	tests=$$($(BIN)/python -m tests.of_flower $(FLOWER_ROOMS)) && \
