@@ -24,11 +24,10 @@ from typing import Any
 import torch
 
 from prunella.benchmarks.engine.cells import Cache, Row
-from prunella.benchmarks.engine.claim import SIZES, Claim, Experiment, Point, Settings, Size
+from prunella.benchmarks.engine.claim import SIZES, Claim, Experiment, Point, Settings, Size, judged
 from prunella.benchmarks.engine.machine import machine
 from prunella.benchmarks.engine.results import Measured, listing, write
 from prunella.benchmarks.engine.results_index import write_index, write_pages
-from prunella.benchmarks.engine.rules import REFUSED, Judgement
 from prunella.benchmarks.papers import CLAIMS, TABLES
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import digest, is_foreign, lookup
@@ -145,15 +144,6 @@ def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator
             yield Point((*fixed, series), values, not failed & set(abouts))
 
 
-def judged(experiment: Experiment, found: Sequence[Point]) -> Judgement:
-    """The claim's own rule, unless a positive control failed."""
-    bad = sum(not point.control for point in found)
-    if bad:
-        text = f"the positive control of {bad} of {len(found)} points failed: the attack does not work here, so its"
-        return Judgement(REFUSED, f"{text} failing elsewhere would prove nothing")
-    return experiment.judge(found) if experiment.judge else Judgement(REFUSED, "this is a table without a rule")
-
-
 def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say) -> Measured:
     """Measure and judge. Raises ``ConfigError`` when the claim does not run at this size."""
     experiment = claim.experiment
@@ -192,7 +182,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--list", action="store_true", dest="listed", help="list all claims and tables, and what each one needs"
     )
     parser.add_argument("--index", action="store_true", help="only rewrite the README.md of --out")
-    parser.add_argument("--pages", action="store_true", help="rewrite pages and pictures of --out from their JSON")
+    parser.add_argument("--pages", action="store_true", help="judge --out again and rewrite it, from its JSON")
     parser.add_argument(
         "--size", default="small", choices=SIZES, help="small (the default) fits 15 minutes on two cores; paper: a GPU"
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prunella.attacks.score.control import PSNR_FLOOR
-from prunella.benchmarks.engine.rules import Judgement
+from prunella.benchmarks.engine.rules import REFUSED, Judgement
 
 Size = Literal["small", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")
@@ -153,6 +153,15 @@ class Experiment:
     judge: Callable[[Sequence[Point]], Judgement] | None = None
 
 
+def judged(experiment: Experiment, found: Sequence[Point]) -> Judgement:
+    """The claim's own rule, unless a positive control failed."""
+    bad = sum(not point.control for point in found)
+    if bad:
+        text = f"the positive control of {bad} of {len(found)} points failed: the attack does not work here, so its"
+        return Judgement(REFUSED, f"{text} failing elsewhere would prove nothing")
+    return experiment.judge(found) if experiment.judge else Judgement(REFUSED, "this is a table without a rule")
+
+
 @dataclass(frozen=True)
 class Claim:
     """``published`` is what stands in the paper, in words, and empty for a measurement of our own; the paper's numbers
@@ -247,13 +256,12 @@ def curves(
     x: int,
     name: Callable[[Label], str] = lambda label: label[0],
     sign: float = 1.0,
-) -> dict[str, list[tuple[float, float, float]]]:
-    """(x, mean, spread) of every point by the line it is on, as ``rules.falls`` takes them; ``x`` is the entry of the
-    label that runs along a line, and a ``sign`` of -1 turns it around."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+) -> dict[str, list[tuple[float, Sequence[float]]]]:
+    """(x, the metric seed by seed) of every point by the line it is on, as ``rules.falls`` takes them; ``x`` is the
+    entry of the label that runs along a line, and a ``sign`` of -1 turns it around."""
+    found: dict[str, list[tuple[float, Sequence[float]]]] = {}
     for point in points:
-        row = (sign * float(point.label[x]), point.mean(metric), point.spread(metric))
-        found.setdefault(name(point.label), []).append(row)
+        found.setdefault(name(point.label), []).append((sign * float(point.label[x]), point.values[metric]))
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Size
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Size, judged
 from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
@@ -260,8 +260,8 @@ def as_json(result: Measured) -> dict[str, Any]:
 
 
 def from_json(found: dict[str, Any], claim: Claim) -> Measured:
-    """The result that ``as_json`` was given, so that its page can be rewritten. Raises ``ConfigError`` where the
-    claim has other cells or seeds by now: its numbers are no longer those of its settings."""
+    """The result that ``as_json`` was given, judged by the rule of today, so that its page can be rewritten. Raises
+    ``ConfigError`` where the claim has other cells or seeds by now: its numbers are no longer those of its settings."""
     size: Size = found["size"]
     sweep = claim.experiment.sweeps.get(size)
     now = [] if sweep is None else [sweep.cells, sweep.seeds]
@@ -271,8 +271,7 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
         Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
         for row in found["points"]
     ]
-    verdict = Judgement(found["verdict"], found["reason"])
-    return Measured(claim, size, points, verdict, found["seconds"], found["machine"])
+    return Measured(claim, size, points, judged(claim.experiment, points), found["seconds"], found["machine"])
 
 
 def stem(name: str, size: str) -> str:

@@ -15,10 +15,12 @@ from prunella.core.files import write_atomically
 HEAD = """# The papers' claims, measured again
 
 Every page has the verdict with its reason, the table with published numbers beside ours, the plot, settings and
-seeds; every number stands in the JSON beside it. Rules are fixed before a measurement and are the same for every claim:
-*holds*, every comparison came out as the paper says; *holds in trend*, the direction is right and single comparisons
-are not; *does not hold*; *not judged*, the positive control of an attack failed. Sizes are small: another data set,
-model or length of training than the paper's where the page says so. `prunella reproduce CLAIM` measures one again.
+seeds; every number stands in the JSON beside it. Rules are the same for every claim, and know the spread over seeds
+(`benchmarks/engine/rules.py`): *holds*, every comparison is as the paper says, beyond chance, and by the smallest
+effect that the claim declares; *holds in trend*, so is their mean, and none is refuted; *does not hold*, one is refuted
+beyond chance; *undecided*, the seeds are too few to say; *not judged*, the positive control of an attack failed. Where
+nothing is there a claim holds in 2.5 % of measurements (a simulation among the tests). Sizes are small: another data
+set, model or length of training than the paper's where the page says so. `prunella reproduce CLAIM` measures one again.
 
 """
 
@@ -53,7 +55,7 @@ def index(claims: Iterable[Claim], folder: Path) -> str:
     parts = [HEAD + counts(every, folder)]
     for paper in dict.fromkeys(claim.paper for claim in every):
         page = folder / f"{paper}.md"
-        title = f"## {paper}" + (f"\n\n[What held up, and what to choose]({page.name})" if page.exists() else "")
+        title = f"## {paper}" + (f"\n\n[What held up]({page.name})" if page.exists() else "")
         lines = ["| claim | where | says | verdict |", "|---|---|---|---|"]
         lines += [row for claim in every if claim.paper == paper for row in rows(claim, folder)]
         parts += [title, "\n".join(lines)]
@@ -61,7 +63,7 @@ def index(claims: Iterable[Claim], folder: Path) -> str:
 
 
 def write_pages(claims: Iterable[Claim], folder: Path) -> list[Path]:
-    """Rewrites every page and picture from the JSON beside it; nothing is measured. Raises as ``from_json``."""
+    """Judges what lies in the folder again and rewrites it; nothing is measured. Raises as ``from_json``."""
     every = [from_json(row, claim) for claim in claims for _, row in found(claim, folder)]
     return [path for result in every for path in write(result, folder)]
 

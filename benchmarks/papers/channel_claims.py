@@ -1,12 +1,14 @@
 """What the channel paper claims: Defending Against Data Reconstruction Attacks, an information theory view (CHN)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from prunella.benchmarks.engine.claim import Label, Plot, Point, Settings, curves, declared, numbers, paired, seeds_of
-from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement, at_least, falls, worst
+from prunella.benchmarks.engine.rules import Judgement, at_least, at_most, falls, positive, worst
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.channel_inversion import BATCHED, CHANNELS, MEASURE, OPACUS, SERIES, TIMED
+from prunella.benchmarks.papers.priprune_defense import EQUAL
 from prunella.benchmarks.papers.priprune_defense import SMALL as TRADED
 from prunella.benchmarks.papers.scheme_inversion import DENSE
 from prunella.benchmarks.papers.tradeoff import MEMBERSHIP, TRADEOFF
@@ -81,17 +83,12 @@ CHANNEL_MOST, PRIVATE_LEAST = 1.1043, 1.5716
 
 
 def judge_time(points: Sequence[Point]) -> Judgement:
-    """C5: every channel at most +10.43 %, Opacus at least +57.16 %, the paper's extremes; in trend, every channel adds
-    less than half of what Opacus adds."""
-    channels = {"/".join(p.label): p.mean("ratio") for p in points if p.label[1] in CHANNELS}
-    private = {p.label[0]: p.mean("ratio") for p in points if p.label[1] == OPACUS}
-    dearest, cheapest = max(channels, key=lambda name: channels[name]), min(private, key=lambda name: private[name])
-    text = f"the dearest channel adds {channels[dearest] - 1:.1%} ({dearest}; the paper's adds 10.4 % at most), "
-    text += f"DP-SGD at least {private[cheapest] - 1:.1%} ({cheapest}; the paper's 57.2 %)"
-    if channels[dearest] <= CHANNEL_MOST and private[cheapest] >= PRIVATE_LEAST:
-        return Judgement(HOLDS, text)
-    less = all(ratio - 1 < (private[name.split("/")[0]] - 1) / 2 for name, ratio in channels.items())
-    return Judgement(TREND if less else NOT, text)
+    """C5: every channel at most +10.43 %, Opacus at least +57.16 %, the paper's extremes."""
+    ratios = seeds_of(points, "ratio")
+    channels = {"/".join(label): seeds for label, seeds in ratios.items() if label[1] in CHANNELS}
+    private = {label[0]: [r - PRIVATE_LEAST for r in seeds] for label, seeds in ratios.items() if label[1] == OPACUS}
+    dear = at_most(channels, CHANNEL_MOST, "a channel's time over plain SGD's")
+    return worst([dear, positive(private, f"DP-SGD's time above {PRIVATE_LEAST} of plain SGD's")])
 
 
 C5 = declared(
@@ -213,37 +210,42 @@ def plane(common: Settings, kappas: Sequence[float], noises: Sequence[float]) ->
 PLANE_CELLS = plane(PLANE, (50.0, 300.0), NOISES)
 
 
-def improvements(points: Sequence[Point]) -> dict[tuple[str, str], tuple[float, float]]:
-    """(defense, strength) to IMP_DRA and IMP_MIA, of means over seeds, over no defense."""
+def improvements(points: Sequence[Point]) -> tuple[dict[Label, list[float]], dict[Label, list[float]]]:
+    """IMP_DRA and IMP_MIA over no defense, seed by seed, by label."""
     plain = next(p for p in points if p.label[1] == NONE)
-    mse, auc = plain.mean("mse_strongest"), plain.mean("auc")
-    return {
-        (p.label[1], p.label[0]): (1 - mse / p.mean("mse_strongest"), 1 - p.mean("auc") / auc)
-        for p in points
-        if p is not plain
-    }
+
+    def over(metric: str, gain: Callable[[float, float], float]) -> dict[Label, list[float]]:
+        rows = {label: seeds for label, seeds in seeds_of(points, metric).items() if label != plain.label}
+        return {label: list(map(gain, seeds, plain.values[metric])) for label, seeds in rows.items()}
+
+    return over("mse_strongest", lambda own, none: 1 - none / own), over("auc", lambda own, none: 1 - own / none)
 
 
 def judge_plane(points: Sequence[Point]) -> Judgement:
-    """C4. Fig. 15: for every setting of DP-SGD and DP-PSAC a Natural channel is at least as accurate and has at least
-    its GDC, the mean of the two improvements; in trend, for more than half of them. Fig. 16: in the mean over
-    settings DP improves membership inference more than Natural does, Natural inversion more than DP."""
-    gains = improvements(points)
-    accuracy = {(p.label[1], p.label[0]): p.mean("accuracy") for p in points}
-    gdc = {key: sum(pair) / 2 for key, pair in gains.items()}
-    natural, private = ([key for key in gains if (key[0] == NATURAL) is kind] for kind in (True, False))
-    beaten = [dp for dp in private if any(accuracy[n] >= accuracy[dp] and gdc[n] >= gdc[dp] for n in natural)]
-    word = HOLDS if len(beaten) == len(private) else TREND if 2 * len(beaten) > len(private) else NOT
-    text = f"a Natural channel is as accurate and has the GDC of {len(beaten)} of {len(private)} settings of DP"
-    for name in (NATURAL, *PRIVATE):
-        own = [key for key in gains if key[0] == name]
-        text += f"; {name}: GDC {min(gdc[k] for k in own):.2f} to {max(gdc[k] for k in own):.2f}"
-        text += f" at accuracies {min(accuracy[k] for k in own):.2f} to {max(accuracy[k] for k in own):.2f}"
-    means = [[sum(gains[k][i] for k in keys) / len(keys) for keys in (natural, private)] for i in (0, 1)]
-    split = means[1][1] > means[1][0], means[0][0] > means[0][1]
-    said = f"improvement of inversion {means[0][0]:.3f} under Natural and {means[0][1]:.3f} under DP, of membership "
-    said += f"inference {means[1][0]:+.3f} and {means[1][1]:+.3f}"
-    return worst([Judgement(word, text), Judgement(HOLDS if all(split) else TREND if any(split) else NOT, said)])
+    """C4. Fig. 15: for every setting of DP-SGD and DP-PSAC a Natural channel is as accurate and has at least its GDC,
+    the mean of the two improvements: the one for which the lesser of both differences is largest in the mean. Fig. 16:
+    over all settings DP improves membership inference more than Natural does, Natural inversion more than DP."""
+    inversion, members = improvements(points)
+    accuracy = seeds_of(points, "accuracy")
+    gdc = {label: [sum(pair) / 2 for pair in zip(inversion[label], members[label], strict=True)] for label in inversion}
+    natural, private = ([label for label in gdc if (label[1] == NATURAL) is kind] for kind in (True, False))
+
+    def ahead(ours: Label, theirs: Label) -> list[list[float]]:
+        both = ((accuracy, -EQUAL), (gdc, 0.0))
+        return [[a - b - by for a, b in zip(of[ours], of[theirs], strict=True)] for of, by in both]
+
+    best = {dp: max(natural, key=lambda n, dp=dp: min(map(fmean, ahead(n, dp)))) for dp in private}  # type: ignore[misc]
+    plane = {f"{dp[1]} {dp[0]}, {what}": row for dp, n in best.items()
+             for what, row in zip(("accuracy", "GDC"), ahead(n, dp), strict=True)}  # fmt: skip
+
+    def mean(of: dict[Label, list[float]], labels: list[Label]) -> list[float]:
+        return [fmean(row) for row in zip(*(of[label] for label in labels), strict=True)]
+
+    split = {
+        "membership, DP over Natural": list(zip(mean(members, private), mean(members, natural), strict=True)),
+        "inversion, Natural over DP": list(zip(mean(inversion, natural), mean(inversion, private), strict=True)),
+    }
+    return worst([positive(plane, "a Natural channel over DP"), at_least(split, "improvement")])
 
 
 C4 = declared(
@@ -327,7 +329,7 @@ REMOVED_CELLS = tuple({**INVERSION, "images": 4, "channel": NONE, "kappa": NONE,
 def judge_eigenvalue(points: Sequence[Point]) -> Judgement:
     """C7: the error falls from the direction of the largest eigenvalue to that of the 2nd, of the 11th, to none."""
     place = {str(direction): number for number, direction in enumerate(REMOVED)}
-    rows = [(float(place[p.label[0]]), p.mean("mse"), p.spread("mse")) for p in points]
+    rows = [(float(place[p.label[0]]), p.values["mse"]) for p in points]
     return falls({"ig": rows}, "from the largest eigenvalue down to none removed, MSE")
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from prunella.benchmarks.engine.claim import Found, Measure, Plot, Point, Settings, declared
 from prunella.benchmarks.engine.images import chosen_images, part, task_of
-from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND, Judgement
+from prunella.benchmarks.engine.rules import Judgement, at_most, positive, worst
 from prunella.benchmarks.engine.views import NONE, Sender, initial_sender
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, add
@@ -114,14 +114,11 @@ def cell(settings: Settings, seed: int, data: Path | None) -> Found:
 
 def judge(points: Sequence[Point]) -> Judgement:
     """The bitmap of every defense that ranks names labels, ``TELLS`` or more where chance is ``CHANCE``; those of a
-    random mask and of a hidden one do not, ``NOTHING`` or less. In trend: the second, and the first for some."""
-    by = {point.label[0]: point.mean("whole") for point in points}
-    tell = [name for name in RANKED if by[name] >= TELLS]
-    silent = [name for name in HIDDEN if by[name] <= NOTHING]
-    text = f"labels from the bitmap alone, chance {CHANCE}: " + ", ".join(f"{n} {v:.2f}" for n, v in by.items())
-    if len(silent) < len(HIDDEN) or not tell:
-        return Judgement(NOT, text)
-    return Judgement(HOLDS if len(tell) == len(RANKED) else TREND, text)
+    random mask and of a hidden one do not, ``NOTHING`` or less."""
+    by = {point.label[0]: point.values["whole"] for point in points}
+    tell = positive({name: [share - TELLS for share in by[name]] for name in RANKED}, f"labels named, above {TELLS}")
+    silent = at_most({name: by[name] for name in HIDDEN}, NOTHING, "labels named from what tells nothing")
+    return worst([tell, silent])
 
 
 COMMON: Settings = {"dataset": "digits", "model": "cnn", "known": 250, "victims": 100}

@@ -7,6 +7,7 @@ from prunella.benchmarks.engine.rules import Judgement, at_least, worst
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import DEFENDED, behind, inverting
 from prunella.benchmarks.papers.masks import X3
+from prunella.benchmarks.papers.priprune_defense import DB
 from prunella.benchmarks.papers.stale import X4
 from prunella.privacy import DEFENSES
 
@@ -46,14 +47,14 @@ def stronger(points: Sequence[Point]) -> dict[tuple[str, ...], tuple[float, ...]
 
 
 def judge_aware(points: Sequence[Point]) -> Judgement:
-    """SGI rebuilds at least as much as IG under every pruning defense without hiding, and hiding lowers what the better
-    of the two rebuilds; by PSNR, seeds in pairs, both datasets."""
+    """SGI rebuilds more than IG under every pruning defense without hiding, and hiding lowers what the better of the
+    two rebuilds; by PSNR, both datasets."""
     best = stronger(points)
     aware = {f"{d} {chain}": ((d, chain, "sgi"), (d, chain, "ig")) for d, chain in best if chain in PRUNING}
     hidden = {f"{d} {chain}": ((d, chain), (d, f"{chain},{HIDING}")) for d, chain in best}
     hidden = {name: sides for name, sides in hidden.items() if sides[1] in best}
-    over = at_least(paired(seeds_of(points, "psnr"), aware), "PSNR, SGI over IG")
-    return worst([over, at_least(paired(best, hidden), "PSNR taken away by hiding the mask")])
+    over = at_least(paired(seeds_of(points, "psnr"), aware), "PSNR, SGI over IG", DB)
+    return worst([over, at_least(paired(best, hidden), "PSNR taken away by hiding the mask", DB)])
 
 
 def judge_composed(points: Sequence[Point]) -> Judgement:
@@ -61,7 +62,7 @@ def judge_composed(points: Sequence[Point]) -> Judgement:
     best = stronger(points)
     both = [(d, chain, single) for d, chain in best if "," in chain for single in chain.split(",")]
     sides = {f"{d} {chain} against {single}": ((d, single), (d, chain)) for d, chain, single in both}
-    return at_least(paired(best, sides), "PSNR, either alone over both")
+    return at_least(paired(best, sides), "PSNR, either alone over both", -DB)
 
 
 NOTE = """Four images a seed at batch 1, untrained `cnn`, known labels, 100 iterations; a client's first round, in which

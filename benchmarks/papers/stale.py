@@ -27,7 +27,7 @@ from prunella.benchmarks.engine.images import means
 from prunella.benchmarks.engine.rules import Judgement, at_least
 from prunella.benchmarks.engine.views import Draw, Sender
 from prunella.benchmarks.papers import tradeoff
-from prunella.benchmarks.papers.priprune_defense import FIXED, PRIPRUNE, RATE, cell, fixed_cell
+from prunella.benchmarks.papers.priprune_defense import DB, FIXED, PRIPRUNE, RATE, cell, fixed_cell
 from prunella.core.trees import map_trees
 from prunella.privacy.chain import compose
 
@@ -58,7 +58,7 @@ def judge_stale(points: Sequence[Point]) -> Judgement:
     psnr = seeds_of(points, "psnr")
     defenses = list(dict.fromkeys(arm for arm, _ in psnr))
     pairs = paired(psnr, {name: ((name, EXPECTATION), (name, SGI)) for name in defenses})
-    verdict = at_least(pairs, "PSNR, expectation over SGI")
+    verdict = at_least(pairs, "PSNR, expectation over SGI", DB)
     reached = ", ".join(f"{statistics.fmean(psnr[name, TOLD]):.1f} behind {name}" for name in defenses)
     return Judgement(verdict.word, f"{verdict.reason}; SGI that is told the client's weights reaches {reached}")
 

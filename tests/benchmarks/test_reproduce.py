@@ -38,7 +38,7 @@ class Laboratory:
             "attack",
             (Column("psnr", "PSNR", 1, metrics or {}),),
             Plot(("psnr",), x=0, x_name="rate"),
-            lambda points: falls({"toy": [(float(p.label[0]), p.mean("psnr"), p.spread("psnr")) for p in points]}, "x"),
+            lambda points: falls({"toy": [(float(p.label[0]), p.values["psnr"]) for p in points]}, "x"),
         )
         return Claim("T1", "Toy", "Table 1", "falls", "nothing", experiment=experiment)
 

@@ -27,7 +27,7 @@ from prunella.benchmarks.papers.channel_inversion import OPACUS
 
 
 @pytest.mark.parametrize(
-    ("channel", "private", "word"), [(1.05, 1.6, HOLDS), (1.2, 1.6, TREND), (1.05, 1.2, TREND), (1.5, 1.6, NOT)]
+    ("channel", "private", "word"), [(1.05, 1.6, HOLDS), (1.2, 1.6, NOT), (1.05, 1.2, NOT), (1.5, 1.6, NOT)]
 )
 def test_c5_asks_a_channel_for_little_time_and_dp_sgd_for_much(channel: float, private: float, word: str) -> None:
     ratios = {"channel-natural": 1.01, "channel-white": channel, OPACUS: private}
@@ -78,14 +78,15 @@ def plane(accuracy: float, mse: float, auc: float) -> list[Point]:
 
 
 def test_improvements_are_the_papers_formulas() -> None:
-    found = improvements(plane(0.8, 0.05, 0.57))
-    assert found[NATURAL, "50.0"] == pytest.approx((1 - 0.01 / 0.05, (0.6 - 0.57) / 0.6))
-    assert found["dp-sgd", "0.8"] == pytest.approx((0.9, 1 / 6)) and len(found) == len(PLANE_CELLS) - 1
+    inversion, members = improvements(plane(0.8, 0.05, 0.57))
+    assert inversion["50.0", NATURAL] == pytest.approx([1 - 0.01 / 0.05] * 3)
+    assert members["50.0", NATURAL] == pytest.approx([(0.6 - 0.57) / 0.6] * 3)
+    assert inversion["0.8", "dp-sgd"] == pytest.approx([0.9] * 3) and len(inversion) == len(PLANE_CELLS) - 1
 
 
 @pytest.mark.parametrize(
     ("accuracy", "mse", "auc", "word"),
-    [(0.8, 1.0, 0.51, HOLDS), (0.4, 1.0, 0.51, NOT), (0.8, 0.02, 0.51, NOT), (0.8, 1.0, 0.45, TREND)],
+    [(0.8, 1.0, 0.51, HOLDS), (0.4, 1.0, 0.51, NOT), (0.8, 0.02, 0.51, NOT), (0.8, 1.0, 0.45, NOT)],
 )
 def test_c4_asks_natural_for_accuracy_and_gdc_and_each_side_for_its_strength(
     accuracy: float, mse: float, auc: float, word: str

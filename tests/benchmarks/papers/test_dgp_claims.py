@@ -1,7 +1,7 @@
 """DGP's declarations: the printed tables, a cell that is a curve, and verdicts on what would be measured."""
 
 from prunella.benchmarks.engine.claim import Point, numbers
-from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
+from prunella.benchmarks.engine.rules import HOLDS, NOT
 from prunella.benchmarks.papers.dgp_claims import (
     ARMS,
     EVERY,
@@ -48,8 +48,8 @@ def points(with_: float, without: float) -> list[Point]:
 
 def test_both_halves_count_and_only_the_last_round() -> None:
     assert judge_feedback(points(0.94, 0.80)).word == HOLDS
-    assert judge_feedback(points(0.94, 0.935)).word == TREND
-    assert judge_feedback(points(0.90, 0.80)).word == TREND
+    assert judge_feedback(points(0.94, 0.935)).word == NOT
+    assert judge_feedback(points(0.90, 0.80)).word == NOT
     assert judge_feedback(points(0.80, 0.90)).word == NOT
     assert judge_feedback(points(0.95, 0.95)).word == NOT
 
