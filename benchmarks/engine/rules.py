@@ -62,7 +62,8 @@ def interval(values: Sequence[float], tail: float = _TAIL) -> tuple[float, float
     """
     if len(values) < 2:
         return -math.inf, math.inf
-    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.fmean(values)
+    error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
     wide = _quantile(tail, len(values) - 1) * error if error else 0.0
     return mean - wide, mean + wide
 
