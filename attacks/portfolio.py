@@ -151,7 +151,7 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     found: list[Found] = []
     for candidate in candidates:
         if not descends(candidate) and not done(case, found):
-            found += attempted(lambda c=candidate: case.solve(c))  # type: ignore[misc]
+            found += attempted(lambda c=candidate: case.solve(c, share=share))  # type: ignore[misc]
     scouts, paid = [c for c in candidates if descends(c)], int(share * case.budget.left())
     scouts = scouts[: max(1, paid // _LEAST - case.attack.restarts)]
     each = max(1, min(MOST, case.attack.iterations, paid // max(1, sum(case.starts(c) for c in scouts))))

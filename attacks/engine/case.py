@@ -150,13 +150,17 @@ class Case:
             return math.inf
         return float(cosine(linearised(self.judged, answer.x, answer.y)[0], self.judged.flat, self.judged.support)[0])
 
-    def solve(self, candidate: Candidate, shadow: Shadow | None = None) -> list[Found]:
-        """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any."""
+    def solve(self, candidate: Candidate, shadow: Shadow | None = None, share: float | None = None) -> list[Found]:
+        """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any, and that share
+        of the budget, if one is named."""
         from prunella.attacks import find_attack  # the registry names this module, too
 
         line = find_attack(candidate.attack)
         settings: Any = dataclasses.replace(line.settings(), **candidate.changes)
-        bounds = {"max_images": self.attack.max_images, "iterations": self.attack.iterations}
+        starts, most = getattr(settings, "restarts", 1), self.attack.iterations
+        if share is not None:
+            most = self.iterations(share / starts, most)
+        bounds = {"max_images": self.attack.max_images, "iterations": most}
         kept = {name: min(most, getattr(settings, name)) for name, most in bounds.items() if hasattr(settings, name)}
         settings = dataclasses.replace(settings, **kept)
         more: dict[str, Any] = {"resume": ResumeStore(stopped=self.budget.late)} if line.resumable else {}
@@ -164,6 +168,8 @@ class Case:
         more |= {"deadline": self.end} if line.timed else {}
         more |= {"stopped": self.budget.late} if line.stoppable else {}
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
+        if "iterations" in kept:
+            self.budget.spend(answer.iterations * starts)
         return [Found(candidate.name, answer, None, self.missed(answer))]
 
     def scout(self, candidate: Candidate, iterations: int) -> list[Found]:

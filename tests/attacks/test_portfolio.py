@@ -182,7 +182,7 @@ def test_where_nothing_fits_it_says_so(task, view, monkeypatch) -> None:
 
 
 def test_an_attempt_that_cannot_be_made_costs_nothing_but_itself(task, view, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise AttackError("no")
 
     monkeypatch.setattr(Case, "solve", refuse)

@@ -51,4 +51,10 @@ def test_descents_spend_the_budget_and_the_truth_misses_nothing(task, view, batc
     other = dataclasses.replace(found[0].answer, x=batch(1, 1).x, y=batch(0, 1).y)
     assert case.missed(truth) < 1e-6 < 0.01 < case.missed(other)
     assert Case(view, task, Portfolio(), stream(0, purpose="attack"), 0.0).budget.left() == 0  # the deadline is over
+    solved = Candidate("representation", matchable)
+    (whole,) = Case(view, task, Portfolio(), stream(0, purpose="attack"), float("inf")).solve(solved)
+    before = case.budget.left()
+    (part,) = case.solve(solved, share=0.05)  # an attack in full is paid for as well
+    assert case.budget.left() == before - 2 * part.answer.iterations >= 0.95 * before  # of its two starts
+    assert whole.answer.iterations > part.answer.iterations
     assert Candidate("sgi", matchable, {"tv": 0.1, "patience": 3}).name == "sgi tv=0.1"

@@ -1,0 +1,130 @@
+"""Batch norm in training and in evaluation mode: what is rebuilt of an undefended update, by the kind of network.
+
+Whether gradient inversion works on a network with batch norm is disputed: attacks are mostly shown in evaluation mode,
+where images do not mix, and in training mode are said to need networks that are shallow and wide, with skip
+connections and normalisation before the activation (arXiv 2508.19819). Here networks of one width stand beside each
+other that differ in these, under the portfolio (without a shadow), for one step of one image and of four.
+
+Running statistics are those after ``WARM`` batches of public images; weights are untrained, labels known. In evaluation
+mode the client normalises by them (``frozen_norm``), in training mode by its batch.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from prunella.attacks import portfolio
+from prunella.attacks.score.control import matched_view
+from prunella.attacks.score.leakage import assign, paired, psnr, ssim
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
+from prunella.benchmarks.engine.images import chosen_images, client_images, first, part, task_of
+from prunella.core.randomness import stream
+from prunella.core.trees import Tree
+from prunella.core.types import PrivateBatch, ServerView
+from prunella.tasks.data import Partition
+from prunella.tasks.models.layers import Shape
+from prunella.tasks.task import FrozenNormTask, Task, initial
+
+WIDTH, SIDE, WARM, RATE, PASSES = 48, 4, 8, 0.1, 12_000
+TRAINING, EVALUATION = "training", "evaluation"
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with batch norm, ``before`` each convolution with its ReLU or after it, beside an identity
+    if it ``skips``."""
+
+    def __init__(self, before: bool, skips: bool) -> None:
+        super().__init__()
+        conv: Callable[[], nn.Module] = lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False)  # noqa: E731
+        norm: Callable[[], list[nn.Module]] = lambda: [nn.BatchNorm2d(WIDTH), nn.ReLU()]  # noqa: E731
+        layers = [*norm(), conv(), *norm(), conv()] if before else [conv(), *norm(), conv(), nn.BatchNorm2d(WIDTH)]
+        self.body, self.before, self.skips = nn.Sequential(*layers), before, skips
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.body(x) + x if self.skips else self.body(x)
+        return found if self.before else nn.functional.relu(found)
+
+
+def network(shape: Shape, classes: int, before: bool, skips: bool, depth: int) -> nn.Module:
+    stem: list[nn.Module] = [nn.Conv2d(shape[0], WIDTH, 3, stride=2, padding=1, bias=False)]
+    stem += [] if before else [nn.BatchNorm2d(WIDTH), nn.ReLU()]
+    blocks = [Block(before, skips) for _ in range(depth)]
+    head = [nn.AdaptiveAvgPool2d(SIDE), nn.Flatten(), nn.Linear(SIDE**2 * WIDTH, classes)]
+    return nn.Sequential(*stem, *blocks, *head)
+
+
+def before_activation(shape: Shape, classes: int) -> nn.Module:
+    """One block, normalised before each convolution."""
+    return network(shape, classes, before=True, skips=True, depth=1)
+
+
+def after_convolution(shape: Shape, classes: int) -> nn.Module:
+    """One block, normalised after each convolution, as ResNets are."""
+    return network(shape, classes, before=False, skips=True, depth=1)
+
+
+def without_skip(shape: Shape, classes: int) -> nn.Module:
+    """The last without its identity."""
+    return network(shape, classes, before=False, skips=False, depth=1)
+
+
+def deeper(shape: Shape, classes: int) -> nn.Module:
+    """Four blocks, normalised before each convolution."""
+    return network(shape, classes, before=True, skips=True, depth=4)
+
+
+BUILDERS = (before_activation, after_convolution, without_skip, deeper)
+NETWORKS = {builder.__name__.replace("_", " "): builder for builder in BUILDERS}
+
+
+def warmed(task: Task, params: Tree, buffers: Tree, public: Tensor) -> Tree:
+    """The running statistics after the public images, a batch at a time."""
+    module, found = task.build().train(), {name: tensor.clone() for name, tensor in buffers.items()}
+    with torch.no_grad():
+        for batch in public.chunk(WARM):
+            functional_call(module, {**params, **found}, (batch,))
+    return found
+
+
+def make(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell: ``updates`` updates of ``batch`` images each, attacked one by one."""
+    plain = task_of({"model": f"{__name__}:{NETWORKS[settings['network']].__name__}", "dataset": "cifar10"}, data)
+    task = FrozenNormTask(plain.model, plain.shape, plain.classes) if settings["norm"] == EVALUATION else plain
+    public, size = first(client_images("cifar10", data, Partition("iid", clients=1)), 1000), settings["batch"]
+    params, buffers = initial(task, seed)
+    buffers = warmed(plain, params, buffers, public.x[:256])
+    means = torch.stack([public.x[public.y == label].mean(dim=0) for label in range(task.classes)])
+    images, rows, guess = chosen_images("cifar10", data, seed, 4), list[dict[str, float]](), list[dict[str, float]]()
+    for start in range(0, size * settings["updates"], size):
+        shown = part(images, start, size)
+        truth = PrivateBatch(shown.x, shown.y)
+        known = {"num_examples": size, "labels": truth.y, "steps": 1, "batch_size": size, "learning_rate": RATE}
+        view = matched_view(task, ServerView(params, {}, buffers=buffers, received_buffers=buffers, **known), [truth])
+        how = portfolio.Portfolio(passes=settings["passes"])
+        found = portfolio.reconstruct(view, task, how, stream(seed, purpose="attack"))
+        for into, x in ((rows, found.x), (guess, means[truth.y])):
+            both = paired(truth.x, x, assign(truth.x, x))
+            into += [{"psnr": p, "ssim": s} for p, s in zip(psnr(*both), ssim(*both), strict=True)]
+    return {"portfolio": each(rows), "class mean": each(guess)}
+
+
+CELLS = tuple(
+    {"network": name, "norm": norm, "batch": batch, "updates": updates, "passes": PASSES}
+    for name in NETWORKS
+    for norm in (EVALUATION, TRAINING)
+    for batch, updates in ((1, 2), (4, 1))
+)
+NORM_MODES: Claim = declared(
+    f"""norm-modes | Prunella | docs/attacks.md | what batch norm's mode and the kind of network leave to rebuild
+    small: CIFAR-10's test images at untrained weights, {WIDTH} channels at 16 x 16; two updates of one image and one
+    of four a seed; the portfolio with {PASSES} passes and no shadow.""",
+    Measure("norm-modes", make),
+    "network norm batch: attack",
+    "psnr 1 PSNR in dB; ssim 2 SSIM",
+    Plot(("psnr",), split=0),
+    None,
+    CELLS,
+)
