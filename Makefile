@@ -26,8 +26,8 @@ lint: $(VENV)/dev
 unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flower process.
 	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
 
-federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; they wait most of the time. Then the slow tests.
-	$(BIN)/pytest -n 3 $(TOGETHER) -m "federation or slow" tests
+federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two at a time. Then the slow tests.
+	$(BIN)/pytest -n 2 $(TOGETHER) -m "federation or slow" tests
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
 	tests=$$($(BIN)/python -m tests.of_flower $(FLOWER_ROOMS)) && \
