@@ -28,7 +28,7 @@ from prunella.tasks.data import Partition
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import FrozenNormTask, Task, initial
 
-WIDTH, SIDE, WARM, RATE, PASSES = 48, 4, 8, 0.1, 12_000
+WIDTH, SIDE, WARM, RATE, PASSES = 48, 4, 8, 0.1, 4_000
 TRAINING, EVALUATION = "training", "evaluation"
 
 
