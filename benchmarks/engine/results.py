@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Size, judged
 from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
@@ -199,7 +200,8 @@ def _bars(axes: Any, points: Sequence[Point], metric: Column, split: int | None,
 
 
 def draw(result: Measured, path: Path) -> None:
-    """The plot: a row a metric, a panel a group."""
+    """The plot: a row a metric, whose panels share their axis unless they stand ``apart``, a panel a group; in dB, with
+    a line from where on papers call an image rebuilt."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -207,11 +209,10 @@ def draw(result: Measured, path: Path) -> None:
     metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
     groups = _grouped(result.points, lambda label: "" if plot.split is None else label[plot.split])
     most = 0.2 * max(len(points) for points in groups.values()) if plot.x is None else 0.0  # room for every bar
-    share: Any = "row" if plot.x is not None else False
     series = list(dict.fromkeys(point.label[-1] for point in result.points))
     wide = max(4.0, len(groups) * max(2.3, most))
     figure = Figure(figsize=(wide, 2.6 * len(metrics)), layout="constrained")
-    panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=share)
+    panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=False if plot.apart else "row")
     for row, metric in zip(panels, metrics, strict=True):
         for axes, (name, points) in zip(row, groups.items(), strict=True):
             shown = [point for point in points if metric.key in point.values]
@@ -220,6 +221,8 @@ def draw(result: Measured, path: Path) -> None:
             else:
                 _lines(axes, shown, metric, plot, list(_curves(result.points, plot)))
                 axes.set_xlabel(plot.x_name, fontsize=9)
+            if metric.key.startswith("psnr"):
+                axes.axhline(PSNR_FLOOR, color="grey", linestyle=":", zorder=0, label=f"{PSNR_FLOOR:.0f} dB: rebuilt")
             axes.set_title(name, fontsize=10)
             axes.grid(axis="y", alpha=0.3)
             axes.tick_params(labelsize=8)

@@ -267,7 +267,7 @@ C4 = declared(
     "strength: defense",
     "accuracy 3 accuracy; mse_strongest 4 MSE, better attack; psnr_strongest 1 PSNR, better attack, dB; "
     "auc 3 AUC of membership",
-    Plot(("accuracy", "mse_strongest", "auc"), split=1),
+    Plot(("mse_strongest", "auc"), x=0, x_name="accuracy", over="accuracy"),
     judge_plane,
     PLANE_CELLS,
     plane(LENET, (50.0, 100.0, 200.0, 300.0), PAPER_NOISES),
