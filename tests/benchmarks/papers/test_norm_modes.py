@@ -20,8 +20,7 @@ def test_a_network_is_as_wide_and_as_deep_as_its_name_says(name: str) -> None:
     blocks = [layer for layer in module if isinstance(layer, norm_modes.Block)]
     assert module(X).shape == (4, 10) and len(blocks) == (4 if name == "deeper" else 1)
     begins = [type(layer) for layer in blocks[0].body][:2]
-    assert begins == (AFTER if name in ("after convolution", "without skip") else BEFORE)
-    assert blocks[0].skips == (name != "without skip")
+    assert begins == (AFTER if name == "after convolution" else BEFORE)
 
 
 def test_the_statistics_are_those_of_public_images() -> None:
