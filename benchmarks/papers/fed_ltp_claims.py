@@ -84,7 +84,8 @@ def judge_retention(points: Sequence[Point]) -> Judgement:
     )
     pairs = {"/".join(p.label): (p.mean("retention"), PRINTED[p.label]) for p in points}
     wrong = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) > HALF}
-    text = f"{len(pairs) - len(wrong)} of {len(pairs)} printed numbers agree to their two digits"
+    text = f"{len(pairs) - len(wrong)} of {len(pairs)} printed numbers agree to their two digits, with the P1 and P2 "
+    text += "that were inferred from them"
     for name, (measured, printed) in wrong.items():
         text += f"; {name} is {measured:.4f}, printed {printed:.2f}"
     if not wrong:

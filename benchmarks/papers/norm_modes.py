@@ -2,8 +2,9 @@
 
 Whether gradient inversion works on a network with batch norm is disputed: attacks are mostly shown in evaluation mode,
 where images do not mix, and in training mode are said to need networks that are shallow and wide, with skip
-connections and normalisation before the activation (arXiv 2508.19819). Here networks of one width stand beside each
-other that differ in these, under the portfolio (without a shadow), for one step of one image and of four.
+connections and normalisation before the activation (arXiv 2508.19819). Here networks of one width, all with skip
+connections, stand beside each other that differ in the place of normalisation and in depth, under the portfolio
+(without a shadow), for one step of one image and of four.
 
 Running statistics are those after ``WARM`` batches of public images; weights are untrained, labels known. In evaluation
 mode the client normalises by them (``frozen_norm``), in training mode by its batch.
