@@ -214,8 +214,8 @@ P9 = weighing(
     f"""P9 | PriPrune | Table A1 | NMI falls as the privacy weight of PriPrune's loss grows
     published: NMI of 27 triples, 0.118 to 0.171; the least at lambda_acc 10, lambda_pri 10, lambda_sha 2e-6
     * {BOTH}
-    * On the 108,282 weights of the small size's model lambda_sha is multiplied by 61, which keeps the paper's balance of
-    lambda_pri and lambda_sha on its 6,603,710 (`privacy/priprune.py`).""",
+    * On the 108,282 weights of the small size's model lambda_sha is multiplied by 61, which keeps the paper's balance
+    of lambda_pri and lambda_sha on its 6,603,710 (`privacy/priprune.py`).""",
     weighted,
     judge_weights,
     searched(),
