@@ -114,7 +114,8 @@ CELLS = tuple(
 )
 NORM_MODES: Claim = declared(
     f"""norm-modes | Prunella | docs/attacks.md | what batch norm's mode and the kind of network leave to rebuild
-    small: CIFAR-10's test images at untrained weights, {WIDTH} channels at 16 x 16; an update of four images a seed; the portfolio with {PASSES} passes and no shadow.""",
+    small: CIFAR-10's test images at untrained weights, {WIDTH} channels at 16 x 16; an update of four images a
+    seed; the portfolio with {PASSES} passes and no shadow.""",
     Measure("norm-modes", make),
     "network norm: attack",
     "psnr 1 PSNR in dB; ssim 2 SSIM",
