@@ -87,13 +87,18 @@ def warmed(task: Task, params: Tree, buffers: Tree, public: Tensor) -> Tree:
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: ``updates`` updates of ``batch`` images each, attacked one by one."""
-    plain = task_of({"model": f"{__name__}:{NETWORKS[settings['network']].__name__}", "dataset": "cifar10"}, data)
+    name, dataset = NETWORKS[settings["network"]].__name__, settings["dataset"]
+    plain = task_of({"model": f"{__name__}:{name}", "dataset": dataset}, data)
     task = FrozenNormTask(plain.model, plain.shape, plain.classes) if settings["norm"] == EVALUATION else plain
-    public, size = first(client_images("cifar10", data, Partition("iid", clients=1)), 1000), settings["batch"]
+    public, size = first(client_images(dataset, data, Partition("iid", clients=1)), 1000), settings["batch"]
     params, buffers = initial(task, seed)
     buffers = warmed(plain, params, buffers, public.x[:256])
     means = torch.stack([public.x[public.y == label].mean(dim=0) for label in range(task.classes)])
-    images, rows, guess = chosen_images("cifar10", data, seed, 4), list[dict[str, float]](), list[dict[str, float]]()
+    images, rows, guess = (
+        chosen_images(dataset, data, seed, 4),
+        list[dict[str, float]](),
+        list[dict[str, float]](),
+    )
     for start in range(0, size * settings["updates"], size):
         shown = part(images, start, size)
         truth = PrivateBatch(shown.x, shown.y)
@@ -108,7 +113,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
 
 
 CELLS = tuple(
-    {"network": name, "norm": norm, "batch": 4, "updates": 1, "passes": PASSES}
+    {"dataset": "cifar10", "network": name, "norm": norm, "batch": 4, "updates": 1, "passes": PASSES}
     for name in NETWORKS
     for norm in (EVALUATION, TRAINING)
 )
