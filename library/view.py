@@ -1,7 +1,8 @@
 """What a curious server would see of one update of a module, made from what a user has at hand.
 
 A gradient g of the mean cross-entropy over the batch is the update -g at learning rate 1. Batch norm is in the mode in
-which the model stands: one that was fine-tuned with ``eval()`` is to be passed so.
+which each layer stands: a model that was fine-tuned with ``eval()`` is to be passed so, and ``repr`` says how it is
+taken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,9 @@ class View:
 
     def __repr__(self) -> str:
         what = f"{self.seen.steps} steps on up to {self.seen.num_examples} images of {self.task.shape}"
+        norms = [layer for layer in self.task.build().train().modules() if isinstance(layer, _BatchNorm)]
+        if still := sum(not layer.training for layer in norms):
+            what += f", {still} of {len(norms)} batch norms in evaluation mode"
         return f"View({self.task.model}: {what}; {self.seen.describe()})"
 
 
@@ -52,6 +56,13 @@ def _tree(given: Update | None, model: nn.Module, what: str) -> Tree:
     if more := sorted(given.keys() - params.keys()):
         raise ConfigError(f"the {what} names {more[0]!r}, which is no parameter of the model")
     return {name: given[name].detach().cpu().float().clone() for name in params}
+
+
+def _keep_norms(model: nn.Module, copied: nn.Module) -> None:
+    """Hold the batch norms of a copy in evaluation mode that stand so in the model."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and not layer.training:
+            frozen_norm(copied.get_submodule(name))
 
 
 def _check(
@@ -89,7 +100,8 @@ def view(
 ) -> View:
     """What a server sees that gets ``gradient``, or an ``update``, of ``model``, to be attacked.
 
-    ``model``      the module, with the weights from which the gradient was taken, and with batch norm in that mode
+    ``model``      the module, with the weights from which the gradient was taken, and each batch norm in the mode that
+                   it was taken in
     ``gradient``   by name, or in the order of ``parameters()``; None: what ``backward`` left in ``.grad``
     ``update``     in its place: weights after training minus weights before, with ``learning_rate``, ``steps``,
                    ``momentum`` and ``weight_decay`` of the SGD that made it
@@ -102,8 +114,7 @@ def view(
     keyword that is missing or wrong, ``AttackError`` for tensors that do not fit the model.
     """
     task = own_task(model, shape, classes, normalize)
-    if any(isinstance(layer, _BatchNorm) and not layer.training for layer in model.modules()):
-        frozen_norm(task.module)
+    _keep_norms(model, task.module)
     known = None if labels is None else torch.as_tensor(labels).long().cpu()
     size = len(known) if known is not None and batch is None else batch
     _check(gradient, update, size, steps, learning_rate)

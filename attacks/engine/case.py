@@ -113,7 +113,7 @@ class Found(NamedTuple):
     stage: str = ASKED
 
     @property
-    def key(self) -> "Key":
+    def key(self) -> Key:
         return self.by, self.stage
 
 

@@ -64,6 +64,11 @@ def client_images(dataset: str, data: Path | None, partition: Partition, client:
     return cached_client(place(dataset, data), partition, client, None)
 
 
+def class_means(images: Examples, classes: int) -> torch.Tensor:
+    """The mean image of every class [K, C, H, W]: the best picture that needs no update."""
+    return torch.stack([images.x[images.y == label].mean(dim=0) for label in range(classes)])
+
+
 def means(rows: Sequence[Leakage], *columns: str) -> dict[str, float]:
     """Of scores by name: ``psnr`` is the attack's, ``psnr_other`` that of a flat or another image, ``nmi_random`` that
     of noise."""

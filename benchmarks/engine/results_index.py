@@ -19,7 +19,8 @@ seeds; every number stands in the JSON beside it. Rules are the same for every c
 (`benchmarks/engine/rules.py`): *holds*, every comparison is as the paper says, beyond chance, and by the smallest
 effect that the claim declares; *holds in trend*, so is their mean, and none is refuted; *does not hold*, one is refuted
 beyond chance; *undecided*, the seeds are too few to say; *not judged*, the positive control of an attack failed. Where
-nothing is there a claim holds in 2.5 % of measurements (a simulation among the tests). Sizes are small: another data
+nothing is there a claim holds in 2.5 % of measurements (a simulation among the tests). The rules and the smallest
+effects were changed after most of these numbers were measured, and all were judged again. Sizes are small: another data
 set, model or length of training than the paper's where the page says so. `prunella reproduce CLAIM` measures one again.
 
 """

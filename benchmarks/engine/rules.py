@@ -1,4 +1,5 @@
-"""When a claim holds. The rules are fixed before a measurement, and know how uncertain it is.
+"""When a claim holds. The rules know nothing of a claim's numbers but how uncertain they are. The stored results are
+older than these rules: they were judged again, and the smallest effects were set, after they were measured.
 
 A comparison is a list of differences ``a - b``, one a seed, which is above 0 where the claim is right. What is known of
 its mean is the 95 % interval of Student's t over seeds. A number that is counted and not sampled does not vary, and
@@ -35,6 +36,7 @@ _ORDER: tuple[Word, ...] = (HOLDS, TREND, UNDECIDED, NOT, REFUSED)
 _SAME_ORDER = 0.9  # rank correlation from which two columns count as ordered alike
 _TAIL = 0.025  # chance of being wrong, on each side
 _ANY = 1e-12  # the smallest effect, where any will do and none will not
+_WORDS = {"not": "not at", "open": "undecided at"}
 Pairs = Mapping[str, Sequence[tuple[float, float]]]  # (a, b) of every seed, by comparison
 Curves = Mapping[str, Sequence[tuple[float, Sequence[float]]]]  # (x, seed by seed) of every point, by line
 
@@ -121,9 +123,8 @@ def positive(comparisons: Mapping[str, Sequence[float]], what: str, by: float = 
     every = [statistics.fmean(values[seed] for values in comparisons.values()) for seed in range(seeds)]
     pooled = _there(every, by)
     text = f"{what}, {_margin(by)}: " if abs(by) > _ANY else f"{what}: "
-    named = {"so": f"{len(said['so'])} of {len(comparisons)}", "not": "not at", "open": "undecided at"}
-    parts = [named["so"]] if said["so"] else []
-    parts += [f"{named[kind]} {', '.join(said[kind])}" for kind in ("not", "open") if said[kind]]
+    parts = [f"{len(said['so'])} of {len(comparisons)}"] if said["so"] else []
+    parts += [f"{word} {', '.join(said[kind])}" for kind, word in _WORDS.items() if said[kind]]
     text += f"{', '.join(parts)}; {shown(every)} in the mean"
     if said["not"] or interval(every)[1] < by:
         return Judgement(NOT, text)

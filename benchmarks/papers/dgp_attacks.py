@@ -64,17 +64,16 @@ def judge_table_1(points: Sequence[Point]) -> Judgement:
     agree for every defense of its table. DGP resists all four at the accuracy of none, every other fails one."""
     ssim, accuracy = seeds_of(points, "ssim"), {p.label[0]: p for p in points if p.label[1] == TRAINING}
     rows = {name: {a: ssim[n, a] for n, a in ssim if n == name and a != TRAINING} for name in accuracy}
-    near = {attack: [a - UNRECOGNISED for a in seeds] for attack, seeds in rows.pop("dgp").items()}
+    own = {f"dgp under {attack}": seeds for attack, seeds in rows.pop("dgp").items()}
     rows.pop(NONE)
     beaten = {}
     for name, row in rows.items():
         attack = max(row, key=lambda each, row=row: fmean(row[each]))  # type: ignore[misc]
         beaten[f"{name} under {attack}"] = [value - UNRECOGNISED for value in row[attack]]
     sides = {"dgp": list(zip(accuracy["dgp"].values["accuracy"], accuracy[NONE].values["accuracy"], strict=True))}
-    resisted = positive({f"dgp under {attack}": [-value for value in seeds] for attack, seeds in near.items()}, "")
     return worst(
         [
-            Judgement(resisted.word, f"SSIM under {UNRECOGNISED}{resisted.reason}"),
+            at_most(own, UNRECOGNISED, "SSIM"),
             at_least(sides, "accuracy, dgp over none", -LOST),
             positive(beaten, f"SSIM above {UNRECOGNISED} at its worst"),
         ]
@@ -191,8 +190,7 @@ D2 = declared(
     10 rounds of 10 steps.
     paper: ResNet18 on CIFAR-10. {PRIVACY} {EPOCHS}
     * Where Rob gives no image a grey one stands in (`answered` is the share that it gave), and a grey image is liker
-    to a photograph than a wrong one: SSIM alone hides that Rob finds less and less. The rule was fixed before and
-    stands.""",
+    to a photograph than a wrong one: SSIM alone hides that Rob finds less and less.""",
     DEFENDED,
     "swept value: attack",
     f"ssim 3 SSIM; {SCORES}; answered 2 answered; accuracy 3 accuracy",
@@ -213,7 +211,7 @@ D6 = declared(
     paper: CIFAR-10; no imprint module stands before VGG11. {PRIVACY}
     * A first table had CNN6 under Rob, and IG with 400 iterations. It was not judged: undefended, Rob reached 14 dB on
     CNN6 and IG 19.5 dB at one seed. CNN6 was taken out and IG given more iterations, until the control alone
-    succeeded; what stands behind DGP had been seen (SSIM 0.02 to 0.12). The rule is older.""",
+    succeeded; what stands behind DGP had been seen (SSIM 0.02 to 0.12).""",
     DEFENDED,
     "architecture defenses: attack",
     f"ssim 3 SSIM; {SCORES}; answered 2 answered",

@@ -6,7 +6,7 @@ connections and normalisation before the activation (arXiv 2508.19819). Here net
 connections, stand beside each other that differ in the place of normalisation and in depth, under the portfolio
 (without a shadow), for one step of four images.
 
-Running statistics are those after ``WARM`` batches of public images; weights are untrained, labels known. In evaluation
+Running statistics are those after ``WARM`` public images; weights are untrained, labels known. In evaluation
 mode the client normalises by them (``frozen_norm``), in training mode by its batch.
 """
 
@@ -21,7 +21,7 @@ from prunella.attacks import portfolio
 from prunella.attacks.score.control import matched_view
 from prunella.attacks.score.leakage import assign, paired, psnr, ssim
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
-from prunella.benchmarks.engine.images import chosen_images, client_images, first, part, task_of
+from prunella.benchmarks.engine.images import chosen_images, class_means, client_images, first, task_of
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch, ServerView
@@ -29,7 +29,8 @@ from prunella.tasks.data import Partition
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import FrozenNormTask, Task, initial
 
-WIDTH, SIDE, WARM, RATE, PASSES = 48, 4, 8, 0.1, 2_000
+WIDTH, SIDE, RATE, PASSES = 48, 4, 0.1, 2_000
+PUBLIC, WARM, BATCHES = 1000, 256, 8  # public images, those that statistics are of, in so many batches
 TRAINING, EVALUATION = "training", "evaluation"
 
 
@@ -80,40 +81,35 @@ def warmed(task: Task, params: Tree, buffers: Tree, public: Tensor) -> Tree:
     """The running statistics after the public images, a batch at a time."""
     module, found = task.build().train(), {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.no_grad():
-        for batch in public.chunk(WARM):
+        for batch in public.chunk(BATCHES):
             functional_call(module, {**params, **found}, (batch,))
     return found
 
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
-    """A cell: ``updates`` updates of ``batch`` images each, attacked one by one."""
-    name, dataset = NETWORKS[settings["network"]].__name__, settings["dataset"]
+    """A cell: one update of ``batch`` images under the portfolio."""
+    name, dataset, size = NETWORKS[settings["network"]].__name__, settings["dataset"], settings["batch"]
     plain = task_of({"model": f"{__name__}:{name}", "dataset": dataset}, data)
     task = FrozenNormTask(plain.model, plain.shape, plain.classes) if settings["norm"] == EVALUATION else plain
-    public, size = first(client_images(dataset, data, Partition("iid", clients=1)), 1000), settings["batch"]
+    public = first(client_images(dataset, data, Partition("iid", clients=1)), PUBLIC)
     params, buffers = initial(task, seed)
-    buffers = warmed(plain, params, buffers, public.x[:256])
-    means = torch.stack([public.x[public.y == label].mean(dim=0) for label in range(task.classes)])
-    images, rows, guess = (
-        chosen_images(dataset, data, seed, 4),
-        list[dict[str, float]](),
-        list[dict[str, float]](),
-    )
-    for start in range(0, size * settings["updates"], size):
-        shown = part(images, start, size)
-        truth = PrivateBatch(shown.x, shown.y)
-        known = {"num_examples": size, "labels": truth.y, "steps": 1, "batch_size": size, "learning_rate": RATE}
-        view = matched_view(task, ServerView(params, {}, buffers=buffers, received_buffers=buffers, **known), [truth])
-        how = portfolio.Portfolio(passes=settings["passes"])
-        found = portfolio.reconstruct(view, task, how, stream(seed, purpose="attack"))
-        for into, x in ((rows, found.x), (guess, means[truth.y])):
-            both = paired(truth.x, x, assign(truth.x, x))
-            into += [{"psnr": p, "ssim": s} for p, s in zip(psnr(*both), ssim(*both), strict=True)]
-    return {"portfolio": each(rows), "class mean": each(guess)}
+    buffers = warmed(plain, params, buffers, public.x[:WARM])
+    shown = chosen_images(dataset, data, seed, size)
+    truth = PrivateBatch(shown.x, shown.y)
+    known = {"num_examples": size, "labels": truth.y, "steps": 1, "batch_size": size, "learning_rate": RATE}
+    view = matched_view(task, ServerView(params, {}, buffers=buffers, received_buffers=buffers, **known), [truth])
+    how = portfolio.Portfolio(passes=settings["passes"])
+    found = portfolio.reconstruct(view, task, how, stream(seed, purpose="attack"))
+    pictures = {"portfolio": found.x, "class mean": class_means(public, task.classes)[truth.y]}
+    pairs = {name: paired(truth.x, x, assign(truth.x, x)) for name, x in pictures.items()}
+    return {
+        name: each([{"psnr": p, "ssim": s} for p, s in zip(psnr(*both), ssim(*both), strict=True)])
+        for name, both in pairs.items()
+    }
 
 
 CELLS = tuple(
-    {"dataset": "cifar10", "network": name, "norm": norm, "batch": 4, "updates": 1, "passes": PASSES}
+    {"dataset": "cifar10", "network": name, "norm": norm, "batch": 4, "passes": PASSES}
     for name in NETWORKS
     for norm in (EVALUATION, TRAINING)
 )

@@ -160,7 +160,7 @@ NOTES = """small: MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weigh
     rounds of 10 steps where the paper has 20,000 of one; 2 images a seed at batch 1 with known labels, attacked
     behind the client's own state after the last round. At this learning rate undefended FedAvg trains at every seed;
     at 0.1, tried first, it diverged at one and its control failed. Iterations went from 150 to 100 with that change,
-    to save time, when 18 cells of P8 had been seen; the rules are older than both.
+    to save time, when 18 cells of P8 had been seen.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
 
 

@@ -29,7 +29,7 @@ from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import ORDER, level
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
-from prunella.benchmarks.engine.images import client_images, part, place
+from prunella.benchmarks.engine.images import class_means, client_images, part, place
 from prunella.benchmarks.engine.priors import PUBLIC
 from prunella.benchmarks.engine.views import LEARNS, NONE, Sender, after_rounds, draws, initial_sender, model_of, seen
 from prunella.benchmarks.engine.views import answer as attacked
@@ -127,7 +127,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     public = Examples(train.x[:PUBLIC], train.y[:PUBLIC])
     images = images_of(settings, seed, data)
     rest = images.take(torch.arange(settings["images"], len(images)))
-    mean = torch.stack([public.x[public.y == label].mean(dim=0) for label in range(task.classes)])
+    mean = class_means(public, task.classes)
     sent = list[tuple[PrivateBatch, ServerView]]()
     for number in range(settings["images"]):
         private = part(images, number)

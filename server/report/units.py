@@ -101,12 +101,12 @@ def capital(text: str) -> str:
 
 
 def audits_left(count: int, seconds: float | None, limit: float = math.inf) -> str:
-    """With how long they take, if an audit has told that, and else with the limit.
+    """With how long they take, if an audit has told that, and else with the most that the run waits.
 
     >>> audits_left(3, 110.0, 1200.0), audits_left(1, 20.0, 600.0), audits_left(0, 0.0, 0.0)
     ('3 audits left, about 2 min', '1 audit left, about 20 s', 'no audit left')
     >>> audits_left(2, None, 1200.0), audits_left(2, 700.0, 600.0)
-    ('2 audits left, at most 20 min', '2 audits left, at most 10 min')
+    ('2 audits left; the run waits 20 min at most', '2 audits left; the run waits 10 min at most')
     >>> audits_left(2, None)
     '2 audits left'
     """
@@ -116,7 +116,9 @@ def audits_left(count: int, seconds: float | None, limit: float = math.inf) -> s
     if math.isinf(least):
         return f"{plural(count, 'audit')} left"
     told = f"{least:.0f} s" if least < 60 else f"{least / 60:.0f} min"
-    return f"{plural(count, 'audit')} left, {'at most' if least == limit else 'about'} {told}"
+    return f"{plural(count, 'audit')} left" + (
+        f"; the run waits {told} at most" if least == limit else f", about {told}"
+    )
 
 
 def plural(count: int, thing: str, things: str = "") -> str:

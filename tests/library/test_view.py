@@ -70,6 +70,21 @@ def test_batch_norm_is_matched_in_the_mode_that_the_model_stands_in(fine_tuned: 
     assert missed(not fine_tuned) < 1e-5 < 0.1 < missed(fine_tuned)
 
 
+def test_batch_norms_may_stand_in_different_modes() -> None:
+    torch.manual_seed(0)
+    first, second = nn.BatchNorm2d(4), nn.BatchNorm2d(2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), first, nn.Tanh(), nn.Conv2d(4, 2, 3), second, nn.Flatten(), nn.Linear(32, 10)
+    )
+    model(X * 3)
+    first.eval()
+    cross_entropy(model(X), Y).backward()
+    found = view(model, labels=Y)
+    target = target_of(found.seen, found.task.build(), True, 16)
+    torch.testing.assert_close(flatten(dummy_gradient(target, X, Y)), target.flat, rtol=1e-3, atol=1e-6)
+    assert "1 of 2 batch norms in evaluation mode" in repr(found)
+
+
 def test_mistakes_name_their_fix() -> None:
     model = net()
     with pytest.raises(ConfigError, match=r"loss.backward\(\)"):

@@ -92,7 +92,10 @@ def test_after_the_last_round_the_audits_that_are_left_are_told() -> None:
     plain.show([line(2, "audits_left", 2), line(2, "audits_left_seconds", 110.0)])
     plain.show([line(2, "leakage_mse", 1.0)])
     plain.show([line(2, "audits_left", 0), line(2, "audits_left_seconds", 0.0)])
-    assert out.getvalue().splitlines()[2:] == ["3 audits left, at most 20 min", "2 audits left, about 2 min"]
+    assert out.getvalue().splitlines()[2:] == [
+        "3 audits left; the run waits 20 min at most",
+        "2 audits left, about 2 min",
+    ]
     assert describe(State(round=2, audits=2, audit_seconds=110.0)).endswith("2 audits left, about 2 min")
 
 

@@ -380,7 +380,7 @@ def test_the_end_of_a_run_says_how_many_audits_are_left_and_how_long_they_take(
     said = [record.getMessage() for record in caplog.records if "audit" in record.getMessage()]
     assert (
         said
-        and re.fullmatch(r"\d audits? left, (about \d+ s|at most \d+ (s|min))", said[0])
+        and re.fullmatch(r"\d audits? left(, about \d+ s|; the run waits \d+ (s|min) at most)", said[0])
         and said[-1] == "no audit left"
     )
     left = [line["value"] for line in federation.store.metrics() if line["metric"] == "audits_left"]
