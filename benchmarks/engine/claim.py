@@ -69,7 +69,7 @@ class Measure:
         >>> [measure.works({"ig": {"psnr": psnr}, "training": {"accuracy": 0.1}}) for psnr in (30.0, 12.0)]
         [True, False]
         """
-        rows = [found[self.told]] if self.told else found.values()
+        rows = [found[self.told]] if self.told in found else found.values()
         return all(row[key] >= least for row in rows for key, least in self.least.items() if key in row)
 
 
@@ -142,6 +142,14 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Own:
+    """What a page has in place of the table of all points, in Markdown, and of the plot."""
+
+    table: Callable[[Sequence[Point]], str]
+    draw: Callable[[Sequence[Point], Path], None]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """What runs: ``keys`` are the settings that tell points apart, ``series`` the name of the column of series. A table
     that claims nothing has no ``judge``."""
@@ -153,10 +161,13 @@ class Experiment:
     metrics: tuple[Column, ...]
     plot: Plot
     judge: Callable[[Sequence[Point]], Judgement] | None = None
+    own: Own | None = None
 
 
-def judged(experiment: Experiment, found: Sequence[Point]) -> Judgement:
-    """The claim's own rule, unless a positive control failed."""
+def judged(experiment: Experiment, found: Sequence[Point], missing: int = 0) -> Judgement:
+    """The claim's own rule, unless cells are missing or a positive control failed."""
+    if missing:
+        return Judgement(REFUSED, f"{missing} cells have not been measured yet")
     bad = sum(not point.control for point in found)
     if bad:
         text = f"the positive control of {bad} of {len(found)} points failed: the attack does not work here, so its"

@@ -33,6 +33,7 @@ class Measured:
     verdict: Judgement
     seconds: float
     machine: dict[str, Any]
+    missing: int = 0  # cells that the time did not suffice for
 
     @property
     def experiment(self) -> Experiment:
@@ -85,14 +86,21 @@ def cell(point: Point, metric: Column) -> str:
 
 def table(result: Measured) -> str:
     """Measured mean ± standard deviation over seeds, published in brackets."""
-    experiment = result.experiment
+    experiment, seeds = result.experiment, result.experiment.sweeps[result.size].seeds
     heads = [*experiment.keys, experiment.series]
     heads += [metric.heading + (" (published)" if metric.published else "") for metric in experiment.metrics]
     rows = []
     for point in result.points:
-        row = [*point.label, *(cell(point, metric) for metric in experiment.metrics)]
-        rows.append(row if point.control else [*row[:-1], f"{row[-1]} **control failed**"])
+        row, measured = [*point.label, *(cell(point, metric) for metric in experiment.metrics)], seeds_in(point)
+        said = [] if point.control else ["**control failed**"]
+        said += [] if measured in (0, len(seeds)) else [f"({measured} of {len(seeds)} seeds)"]
+        rows.append([*row[:-1], " ".join([row[-1], *said]).strip()])
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def seeds_in(point: Point) -> int:
+    """How many seeds a point was measured with."""
+    return max(map(len, point.values.values()), default=0)
 
 
 def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
@@ -130,7 +138,7 @@ def page(result: Measured, plot: str) -> str:
         f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
         f"![{claim.name}: measured]({plot})",
         f"Mean {_beside(result)} over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",
-        table(result),
+        experiment.own.table(result.points) if experiment.own else table(result),
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",
         sweep.note,
@@ -257,6 +265,7 @@ def as_json(result: Measured) -> dict[str, Any]:
             }
             for point in result.points
         ],
+        "missing": result.missing,
         "seconds": result.seconds,
         "machine": result.machine,
     }
@@ -274,7 +283,9 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
         Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
         for row in found["points"]
     ]
-    return Measured(claim, size, points, judged(claim.experiment, points), found["seconds"], found["machine"])
+    left = found.get("missing", 0)
+    verdict = judged(claim.experiment, points, left)
+    return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left)
 
 
 def stem(name: str, size: str) -> str:
@@ -293,8 +304,9 @@ def write(result: Measured, out: Path) -> list[Path]:
     name = stem(result.claim.name, result.size)
     paths = [out / f"{name}.{suffix}" for suffix in ("md", "svg", "png", "json")]
     markdown, svg, png, data = paths
-    draw(result, svg)
-    draw(result, png)
+    own = result.experiment.own
+    for path in (svg, png):
+        own.draw(result.points, path) if own else draw(result, path)
     write_atomically(markdown, lambda p: p.write_text(page(result, svg.name), encoding="utf-8"), 0o644)
     text = json.dumps(as_json(result), indent=1)
     write_atomically(data, lambda p: p.write_text(text + "\n", encoding="utf-8"), 0o644)

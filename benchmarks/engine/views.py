@@ -2,9 +2,9 @@
 
 A ``Sender`` is a client that is about to train: a task, what it received (weights, mask, buffers), a chain by name with
 its settings by section, and the chain's state. ``seen`` takes it through ``strategies.round.local.local_update``, the
-code a real client runs, for one step of ``RATE`` on one batch. A data defense is fitted on ``pool``; one that learns
-(``LEARNS``) should train on images that are not attacked first (``after_rounds``). The leakage guard decides as it does
-in a client.
+code a real client runs, for one step of ``RATE`` on one batch, or some. A data defense is fitted on ``pool``; one that
+learns (``LEARNS``) should train on images that are not attacked first (``after_rounds``). The leakage guard decides as
+it does in a client.
 
 Views know labels and batch size, and have no ``shared``: which coordinates arrived is read off the update, since zeros
 of gradient defenses are to be recovered from the values, too. Errors: those of the chain, ``DefenseError`` for an
@@ -15,10 +15,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Generator, Tensor
 
 from prunella.attacks import find_attack
 from prunella.attacks.self_attack import guarded
+from prunella.benchmarks.engine.images import part
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -131,13 +133,16 @@ def after_rounds(one: Sender, earlier: Sequence[Examples], draw: Callable[[int],
     return one
 
 
-def seen(one: Sender, private: Examples, draw: Draw) -> SeenView:
-    """One step on ``private``. Drawn for ``defense`` and ``guard``."""
-    chain = one.procedure.chain
-    shown = present(chain, private.x, one.state, draw("defense"))
+def seen(one: Sender, private: Examples, draw: Draw, steps: int = 1) -> SeenView:
+    """So many steps on equal parts of ``private``, in order. Drawn for ``defense`` and ``guard``. What the model was
+    shown is told of data defenses and, in one step, of all."""
+    chain, size = one.procedure.chain, len(private) // steps
+    parts = [part(private, turn * size, size) for turn in range(steps)]
+    drawn = draw("defense")
+    shown = torch.cat([present(chain, batch.x, one.state, drawn) for batch in parts])
     if chain.guard is not None:
         one = dataclasses.replace(one, state={**one.state, GUARD: unguarded(one.state[GUARD])})
-    out = one.trained([private], draw("defense"))
+    out = one.trained(parts, draw("defense"))
     view = ServerView(
         params=one.received.params,
         update=out.outgoing.update,
@@ -145,8 +150,8 @@ def seen(one: Sender, private: Examples, draw: Draw) -> SeenView:
         received_buffers=out.buffers,
         num_examples=len(private),
         labels=private.y,
-        steps=1,
-        batch_size=len(private),
+        steps=steps,
+        batch_size=size,
         learning_rate=one.procedure.sgd.learning_rate,
         defenses=out.applied,
     )

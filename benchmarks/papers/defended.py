@@ -28,6 +28,7 @@ from prunella.benchmarks.engine.claim import Found, Measure, Settings
 from prunella.benchmarks.engine.images import chosen_images, part, place, task_of
 from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, epsilons, failures, ran
 from prunella.benchmarks.engine.priors import LEARNT, prior
+from prunella.benchmarks.engine.shadows import EARLIER, POOL
 from prunella.benchmarks.engine.views import LEARNS, NONE, Sender, after_rounds, draws, initial_sender, model_of, seen
 from prunella.benchmarks.engine.views import answer as attacked
 from prunella.core.errors import AttackError, DefenseError
@@ -36,7 +37,6 @@ from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.data import Examples
 
 TRAINING = "training"
-POOL, EARLIER = 256, 5
 GREY = 0.5
 NAMES = ("swept", "value", "architecture")  # settings that only name a point
 FEDERATION: Settings = {"clients": 4, "rounds": 20, "local_steps": 10, "batch_size": 32, "learning_rate": 0.05}

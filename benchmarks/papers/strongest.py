@@ -13,10 +13,8 @@ image: means stand beside intervals over images and seeds.
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +29,19 @@ from prunella.attacks.score.level import ORDER, level
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
 from prunella.benchmarks.engine.images import class_means, client_images, part, place
 from prunella.benchmarks.engine.priors import PUBLIC
-from prunella.benchmarks.engine.views import LEARNS, NONE, Sender, after_rounds, draws, initial_sender, model_of, seen
+from prunella.benchmarks.engine.shadows import ShadowSender, Site
+from prunella.benchmarks.engine.views import NONE, draws, model_of, seen
 from prunella.benchmarks.engine.views import answer as attacked
-from prunella.benchmarks.papers.defended import EARLIER, POOL, images_of, inverting
+from prunella.benchmarks.papers.defended import images_of, inverting
 from prunella.core.errors import AttackError, DefenseError
-from prunella.core.randomness import rehearsal, stream
+from prunella.core.randomness import stream
+from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, Partition, make_task
-from prunella.tasks.task import Task
+from prunella.tasks.task import initial
 
 Attack = Callable[[ServerView, int], Reconstruction]
-FITS = 8
 LESS: Settings = {"shadows": 600, "epochs": 10, "polish": 50}
 MEAN = "class mean"
 PLAIN = ("ig",)
@@ -62,40 +62,9 @@ CHAINS: Mapping[str, tuple[str, ...]] = {  # the chains, and what is strong agai
 }
 
 
-def client(settings: Settings, task: Task, seed: int, images: Examples, number: int, kind: str) -> Sender:
-    """A client of its own before its first attacked round: fitted on ``images``, after its first steps on some."""
-    one = initial_sender(task, seed, settings["defenses"], settings["raw"], images.x[:POOL], settings["batch"])
-    if not LEARNS & set(settings["defenses"].split(",")):
-        return one
-    order = torch.randperm(len(images), generator=stream(seed, client=number, purpose=f"{kind}-order"))
-    earlier = [part(images.take(order[:EARLIER]), turn) for turn in range(EARLIER)]
-    return after_rounds(one, earlier, lambda turn: rehearsal(seed, round=turn, client=number, purpose=f"{kind}-warm"))
-
-
-@dataclass
-class ShadowSender:
-    """Shadow clients of a cell; ``public`` are split into ``FITS`` clients' images."""
-
-    settings: Settings
-    task: Task
-    seed: int
-    public: Examples
-
-    @functools.cached_property
-    def fitted(self) -> list[Sender]:
-        pools = [self.public.take(torch.arange(fit, len(self.public), FITS)) for fit in range(FITS)]
-        return [client(self.settings, self.task, self.seed, pool, fit, "shadow") for fit, pool in enumerate(pools)]
-
-    def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
-        one = self.fitted[draw % FITS]
-        if LEARNS & set(self.settings["defenses"].split(",")):
-            one = client(self.settings, self.task, self.seed, self.public, FITS + draw, "shadow")
-        return seen(one, shown, lambda purpose: rehearsal(self.seed, client=draw, purpose=f"shadow-{purpose}")).view
-
-
 def prepared(name: str, settings: Settings, shadow: ShadowSender, view: ServerView, labels: list[Tensor]) -> Attack:
     """An attack, ready for every view of a cell, of which ``view`` is one; all ``labels`` are known."""
-    task, seed = shadow.task, shadow.seed
+    task, seed = shadow.site.task, shadow.site.seed
     generator = stream(seed, purpose=name)
     if name == "inverter":
         inverse = Inverse(view, 1, task, dataclasses.replace(Inverter(), **settings["inverter"]), generator, shadow)
@@ -128,12 +97,15 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     images = images_of(settings, seed, data)
     rest = images.take(torch.arange(settings["images"], len(images)))
     mean = class_means(public, task.classes)
+    params, buffers = initial(task, seed)
+    received = Received(params, full_mask(params), buffers)
+    site = Site(task, received, settings["defenses"], settings["raw"], seed, settings["batch"])
     sent = list[tuple[PrivateBatch, ServerView]]()
     for number in range(settings["images"]):
         private = part(images, number)
-        one = client(settings, task, seed, rest, number, "attacked")
+        one = site.client(rest, number, "attacked")
         sent.append((PrivateBatch(private.x, private.y), seen(one, private, draws(seed, number, "attacked")).view))
-    shadow, found = ShadowSender(settings, task, seed, public), Found()
+    shadow, found = ShadowSender(site, public), Found()
     for name in settings["attack"]:
         start, answers = time.process_time(), list[Reconstruction]()
         attack = prepared(name, settings, shadow, sent[0][1], [truth.y for truth, _ in sent])

@@ -1,0 +1,1 @@
+"""Named settings in which every defense meets the strongest attacks, and the board of what came out."""

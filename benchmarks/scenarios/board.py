@@ -1,0 +1,102 @@
+"""The board: every chain of defenses in every scenario, and what the chain costs.
+
+A cell is a chain in a scenario (``benchmarks.scenarios.meeting``) or, with ``attack`` "training", a federation under
+it, as in docs/defenses.md: accuracy, bytes, the time of local training over plain SGD's, and an ε where there is one.
+``best`` is the attack with the highest mean PSNR over all seeds and images of a point, which an attacker knows who has
+read the board. The control of a cell is the same scenario without a defense, whose images come back.
+
+    prunella reproduce board                            everything, in hours; it can be stopped and goes on
+    prunella reproduce board --budget 30min --jobs 2    as far as that goes: a seed everywhere before the next
+    prunella reproduce board --submit my_module:NAME    a defense or an attack of your own beside the stored board
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prunella.attacks import Attack
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Own, Plot, Settings, declared
+from prunella.benchmarks.engine.views import NONE
+from prunella.benchmarks.papers import defense_table
+from prunella.benchmarks.papers.defended import TRAINING, behind, training
+from prunella.benchmarks.scenarios.meeting import MATCHING, STRONG, meet
+from prunella.benchmarks.scenarios.scenario import SCENARIOS
+from prunella.benchmarks.scenarios.standing import COST, draw, table
+from prunella.core.errors import ConfigError
+from prunella.core.foreign import lookup
+from prunella.privacy.defense import Entry
+
+CHAINS = (
+    *(NONE, "dgp", "top-k", "largest", "random", "outpost", "gaussian", "priprune"),
+    *("channel-natural", "channel-white", "channel-personalized", "dp-sgd", "precode"),
+    *("dgp,mask-hiding", "channel-natural,dgp", "channel-natural,priprune"),
+)
+SEEDS = (0, 1, 2, 3, 4)
+FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
+    "mnist": training("cnn", rounds=40, local_steps=10, learning_rate=0.1),
+    "cifar10": training("cnn", rounds=40, local_steps=20, learning_rate=0.02),
+}
+
+
+def make(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell."""
+    return (defense_table.make if settings["attack"] == TRAINING else meet)(settings, seed, data)
+
+
+def cells(chains: Iterable[str], attack: str = STRONG, costs: bool = True) -> tuple[Settings, ...]:
+    """Every chain in every scenario and, with ``costs``, in a federation on every dataset."""
+    found = list[Settings]()
+    for chain in chains:
+        for name, scenario in SCENARIOS.items():
+            found.append({**scenario.settings(name), "defenses": chain, "raw": {}, "attack": attack})
+        for dataset, run in FEDERATIONS.items() if costs else ():
+            about = {"scenario": COST, "draws": "board"}
+            found.append({**about, **behind(run, dataset, chain)})
+    return tuple(found)
+
+
+MEASURE = Measure(
+    "board",
+    make,
+    control={"defenses": NONE, "raw": {}, "attack": STRONG},
+    told=MATCHING,
+    least={"psnr": PSNR_FLOOR},
+)
+
+
+WORDS = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in SCENARIOS.items())
+
+
+def board(sweep: Sequence[Settings], name: str = "board") -> Claim:
+    """A board of these cells."""
+    claim = declared(
+        f"""{name} | Prunella | docs/choose.md | what the strongest attacks rebuild behind every defense, and its price
+        small: Untrained or shortly trained models of 20 to 110 thousand weights, so that attacks are at their
+        strongest; intervals are over seeds and images, and images of one update are not independent.
+        * {WORDS}
+        * An update that an attack gives no answer for counts as the mean images of its classes.
+        * The time of an attack is of all updates of a cell, what it learns included, on one thread.""",
+        MEASURE,
+        "scenario dataset defenses: attack",
+        "psnr 1 PSNR; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share rebuilt; traces 2 share with traces; "
+        "seconds 0 processor seconds; accuracy 3 accuracy; megabytes_up 2 MB up; megabytes_down 2 MB down; "
+        "time 2 time; epsilon 2 ε",
+        Plot(("psnr",), split=0),
+        small=sweep,
+        seeds=SEEDS,
+    )
+    return replace(claim, experiment=replace(claim.experiment, own=Own(table, draw)))
+
+
+def submission(name: str) -> Claim:
+    """The board's rows of somebody's own defense or attack. Raises ``ConfigError`` where it is neither."""
+    found = lookup("defense or attack", name, {})
+    if isinstance(found, Entry):
+        return board(cells((NONE, name)), f"board-{name.rpartition(':')[2]}")
+    if isinstance(found, Attack):
+        return board(cells(CHAINS, name, costs=False), f"board-{name.rpartition(':')[2]}")
+    raise ConfigError(f"{name} is a {type(found).__name__}, not a privacy.defense.Entry or an attacks.Attack")
+
+
+BOARD = board(cells(CHAINS))

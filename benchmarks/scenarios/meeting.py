@@ -1,0 +1,165 @@
+"""One cell of the board: a chain of defenses in a scenario, under every attack that fits.
+
+``matching``  the portfolio without a shadow (``every-round`` where there are rounds): whatever can be read, solved or
+              descended to within the scenario's passes
+``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them, and asked
+              of every update that matching does not explain already
+``class mean``  the mean public image of each class, the best picture that needs no update: where there is no defense
+
+Somebody's own attack (``module:NAME``) has its default settings, and a shadow where it takes one. Scores are of every
+image, paired as ``attacks.score.leakage`` does it; ``null`` is what the picture scores against other people's images of
+its class. An update that an attack gives no answer for counts as its class means.
+"""
+
+import functools
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunella.attacks import find_attack
+from prunella.attacks.denoise import Denoise, Denoiser
+from prunella.attacks.engine.case import Case
+from prunella.attacks.engine.signals import likely_labels
+from prunella.attacks.inverter import Inverse, Inverter
+from prunella.attacks.portfolio import LEARNT, Portfolio
+from prunella.attacks.portfolio import reconstruct as portfolio
+from prunella.attacks.score.leakage import assign, score
+from prunella.attacks.score.level import ORDER, level
+from prunella.benchmarks.engine.claim import Found, Settings, each
+from prunella.benchmarks.engine.images import chosen_images, class_means, client_images, first, place
+from prunella.benchmarks.engine.priors import PUBLIC
+from prunella.benchmarks.engine.shadows import EARLIER, POOL, ShadowSender, Site
+from prunella.benchmarks.engine.views import NONE, answer, model_of
+from prunella.benchmarks.scenarios.scenario import Scenario, clients, of, received
+from prunella.core.errors import AttackError, DefenseError
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.strategies.round.local import Received
+from prunella.tasks.data import Examples, Partition, make_task
+
+MATCHING, MEAN, STRONG = "matching", "class mean", "strongest"
+LEARNS_FROM: Mapping[str, Any] = {"shadows": 600, "epochs": 10, "polish": 50}
+ITERATIONS = 100  # of every-round
+TAUGHT = 16  # shadow clients whose defense has learnt, as in a run's audit
+Rows = list[dict[str, float]]  # an image each
+Updates = list[tuple[PrivateBatch, list[ServerView]]]
+Attack = Callable[[list[ServerView], int], Reconstruction]
+Answers = Iterator[tuple[str, list[Reconstruction], float]]
+
+
+def matching(scenario: Scenario, site: Site) -> Attack:
+    """Whatever needs nothing but the update."""
+
+    def one(views: list[ServerView], number: int) -> Reconstruction:
+        draw = stream(site.seed, round=number, purpose="board-matching")
+        if len(views) > 1:
+            return answer("every-round", views[-1], site.task, ITERATIONS, draw, earlier=views[:-1])
+        return portfolio(views[-1], site.task, Portfolio(passes=scenario.passes), draw)
+
+    return one
+
+
+def learnt(name: str, scenario: Scenario, shadow: ShadowSender, view: ServerView) -> Attack:
+    """One that learns from shadow clients, ready for every update of the cell, of which ``view`` is one."""
+    task, draw = shadow.site.task, stream(shadow.site.seed, purpose=f"board-{name}")
+    if name == "denoise":
+        denoiser = Denoiser(task, Denoise(), draw, shadow)
+        return lambda views, number: denoiser(views[-1])
+    inverse = Inverse(view, scenario.images, task, Inverter(**LEARNS_FROM), draw, shadow)
+    return lambda views, number: inverse(views[-1], likely_labels(views[-1], task, scenario.images, draw))
+
+
+def submitted(name: str, shadow: ShadowSender) -> Attack:
+    """Somebody's own attack, by import path."""
+    line = find_attack(name)
+    takes = inspect.signature(line.reconstruct).parameters
+
+    def one(views: list[ServerView], number: int) -> Reconstruction:
+        more: dict[str, Any] = {"shadow": shadow} if "shadow" in takes else {}
+        more |= {"earlier": views[:-1]} if "earlier" in takes and len(views) > 1 else {}
+        draw = stream(shadow.site.seed, round=number, purpose=f"board-{name}")
+        return line.reconstruct(views[-1], shadow.site.task, line.settings(), draw, **more)
+
+    return one
+
+
+def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates, means: torch.Tensor) -> Answers:
+    """The attacks of a cell, one after the other: each one's name, answers and processor seconds."""
+    site, view = shadow.site, updates[0][1][-1]
+    if name != STRONG:
+        yield answered(name, lambda: submitted(name, shadow), updates, means)
+        return
+    name, plain, seconds = answered(MATCHING, lambda: matching(scenario, site), updates, means)
+    yield name, plain, seconds
+    setting = Case(view, site.task, Portfolio(), stream(0, purpose="board-setting"), math.inf).setting
+    for candidate in LEARNT:
+        if candidate.applies(setting):
+            learn = functools.cache(lambda name=candidate.attack: learnt(name, scenario, shadow, view))
+
+            def one(views: list[ServerView], number: int, learn: Callable[[], Attack] = learn) -> Reconstruction:
+                return plain[number] if plain[number].explained else learn()(views, number)
+
+            yield answered(candidate.attack, lambda one=one: one, updates, means)  # type: ignore[misc]
+
+
+def answered(
+    name: str, prepare: Callable[[], Attack], updates: Updates, means: torch.Tensor
+) -> tuple[str, list[Reconstruction], float]:
+    """What one attack makes of every update."""
+    start, found = time.process_time(), list[Reconstruction]()
+    attack: Attack | None = None
+    for number, (truth, views) in enumerate(updates):
+        try:
+            attack = attack or prepare()
+            found.append(attack(views, number))
+        except (AttackError, DefenseError):
+            found.append(Reconstruction(means[truth.y], truth.y, 0.0, 0))
+    return name, found, time.process_time() - start
+
+
+def scored(answer: Reconstruction, truth: PrivateBatch, public: Examples) -> Rows:
+    """The scores of every image of an update."""
+    found = Rows()
+    for real, guess in assign(truth.x, answer.x.cpu()):
+        mine = Reconstruction(answer.x[guess : guess + 1], None, answer.objective, answer.iterations)
+        row = score(mine, PrivateBatch(truth.x[real : real + 1], truth.y[real : real + 1]), gallery=public)
+        said = ORDER.index(level({"scores": row.to_dict()}))
+        words = {word: float(said >= ORDER.index(word)) for word in ("traces", "rebuilt")}
+        found.append({"psnr": row.psnr.mean, "ssim": row.ssim.mean, "null": row.psnr.other, **words})
+    return found
+
+
+def meet(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell."""
+    scenario, names = of(settings), settings["defenses"].split(",")
+    task = make_task(model_of(scenario.model, names), place(scenario.dataset, data), None)
+    train = client_images(scenario.dataset, data, Partition("iid", clients=1))
+    public = first(train, PUBLIC)
+    many = scenario.updates * scenario.images + max(POOL, EARLIER)
+    images = chosen_images(scenario.dataset, data, seed, many, "scenario-images")
+    start = received(scenario, task, seed, public)
+    site = Site(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
+    updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, site, images, public)]
+    last = updates[0][1][-1]
+    now = replace(site, received=Received(last.params, start.mask, last.buffers))
+    means, found = class_means(public, task.classes), Found()
+    plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
+    for name, answers, seconds in asked(
+        settings["attack"], scenario, ShadowSender(now, public, TAUGHT), updates, means
+    ):
+        rows = [
+            base[number] if base and one is plain[number] else scored(one, updates[number][0], public)
+            for number, one in enumerate(answers)
+        ]
+        plain, base = plain or answers, base or rows
+        found[name] = {**each([image for update in rows for image in update]), "seconds": seconds}
+    if settings["defenses"] == NONE:
+        blind = [scored(Reconstruction(means[truth.y], truth.y, 0.0, 0), truth, public) for truth, _ in updates]
+        found[MEAN] = each([image for update in blind for image in update])
+    return found

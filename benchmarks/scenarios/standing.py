@@ -1,0 +1,165 @@
+"""The board as a page: what leaks behind every chain in every scenario, what the chain costs, and both in one picture.
+
+An entry is the mean PSNR in dB, over all seeds and images, of the attack with the highest one. ``rebuilt`` are images
+that a report would call so. PSNR stops at ``MOST``, since beyond it nothing is left to see and a mean of 100s and 20s
+tells nothing. A chain is on the front of a picture if no other leaks less and is at least as accurate.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.benchmarks.engine.claim import Point
+from prunella.benchmarks.papers.defended import TRAINING
+from prunella.benchmarks.scenarios.meeting import MEAN
+
+COST = "costs"  # in place of a scenario, of a federation
+MOST = 60.0
+PICTURED = {"cifar10": "one-image", "mnist": "one-digit"}  # dataset to the scenario that its picture shows
+WITH_EPSILON, WITHOUT = "#0072B2", "#E69F00"
+
+
+class Best(NamedTuple):
+    """The attack that rebuilds most behind a chain in a scenario, and how much."""
+
+    attack: str
+    point: Point
+
+    @property
+    def capped(self) -> list[float]:
+        """The PSNR of every image, no higher than ``MOST``."""
+        images = [values for key, values in self.point.values.items() if key.startswith("psnr.")]
+        return [min(MOST, value) for seeds in images for value in seeds]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.capped)
+
+    @property
+    def text(self) -> str:
+        """Mean, interval and share rebuilt, and who did it."""
+        low, high = self.interval
+        end = "" if self.point.control else ", control failed"
+        return f"**{self.mean:.0f}** [{low:.0f}, {high:.0f}] {self.point.mean('rebuilt'):.0%} {self.attack}{end}"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        values = {key: tuple(min(MOST, v) for v in seeds) for key, seeds in self.point.values.items()}
+        found = Point(self.point.label, values).interval("psnr")
+        return found or (self.mean, self.mean)
+
+
+def strongest(points: Iterable[Point]) -> dict[tuple[str, str], Best]:
+    """The best attack by (scenario, chain)."""
+    found = dict[tuple[str, str], Best]()
+    for point in points:
+        scenario, _, chain, attack = point.label
+        if scenario == COST or attack == MEAN:
+            continue
+        one = Best(attack, point)
+        if (scenario, chain) not in found or one.mean > found[scenario, chain].mean:
+            found[scenario, chain] = one
+    return found
+
+
+def costs(points: Iterable[Point]) -> dict[tuple[str, str], Point]:
+    """The federation by (dataset, chain)."""
+    return {(p.label[1], p.label[2]): p for p in points if p.label[0] == COST and p.label[3] == TRAINING}
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def leaks(points: Sequence[Point]) -> str:
+    """Chain by scenario."""
+    found = strongest(points)
+    scenarios, chains = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    blind = {p.label[0]: p.mean("psnr") for p in points if p.label[3] == MEAN}
+    rows = [
+        [chain, *(found[s, chain].text if (s, chain) in found else "not measured" for s in scenarios)]
+        for chain in chains
+    ]
+    floor = ["*class mean, no update*", *(f"{blind[s]:.0f}" if s in blind else "" for s in scenarios)]
+    return _markdown(["defenses", *scenarios], [*rows, floor])
+
+
+def _spread(point: Point, metric: str, digits: int) -> str:
+    if metric not in point.values:
+        return ""
+    end = f" ± {point.spread(metric):.{digits}f}" if len(point.values[metric]) > 1 else ""
+    return f"{point.mean(metric):.{digits}f}{end}"
+
+
+def prices(points: Sequence[Point]) -> str:
+    """What a chain costs, on every dataset."""
+    shown = (("accuracy", 3), ("megabytes_up", 1), ("megabytes_down", 1), ("time", 2), ("epsilon", 1))
+    rows = [
+        [*key, *(_spread(point, metric, digits) for metric, digits in shown)] for key, point in costs(points).items()
+    ]
+    return _markdown(["dataset", "defenses", "accuracy", "MB up", "MB down", "time over plain", "ε"], rows)
+
+
+def table(points: Sequence[Point]) -> str:
+    """Both tables, with what an entry means."""
+    said = (
+        f"Mean PSNR in dB (at most {MOST:.0f}) of the attack that rebuilds most, [95 % interval over seeds and images],"
+    )
+    parts = [f"{said} the share of images that a report calls rebuilt, and the attack.", leaks(points)]
+    if costs(points):
+        parts.append("What each costs: a federation of four clients; mean ± standard deviation over seeds.")
+        parts.append(prices(points))
+    return "\n\n".join(parts)
+
+
+def front(places: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The names that no other beats: (leak, accuracy) with less leak and at least the accuracy, or as little and more.
+
+    >>> front({"none": (60, 0.9), "noise": (12, 0.7), "bad": (30, 0.6), "same": (12, 0.6)})
+    ['noise', 'none']
+    """
+    beaten = {
+        name
+        for name, (leak, accuracy) in places.items()
+        for other, (less, more) in places.items()
+        if other != name and less <= leak and more >= accuracy and (less, more) != (leak, accuracy)
+    }
+    return sorted((name for name in places if name not in beaten), key=lambda name: places[name])
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
+    """Leak against accuracy, a panel a dataset; a marker's size is what went up, its colour whether it has an ε."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    found, paid = strongest(points), costs(points)
+    there = {d: s for d, s in PICTURED.items() if any(key[0] == d for key in paid) and any(k[0] == s for k in found)}
+    figure = Figure(figsize=(7.2 * max(1, len(there)), 5.2), layout="constrained")
+    panels = figure.subplots(1, max(1, len(there)), squeeze=False)[0]
+    for axes, (dataset, scenario) in zip(panels, there.items(), strict=False):
+        chains = [chain for of, chain in paid if of == dataset and (scenario, chain) in found]
+        chains = [chain for chain in chains if "accuracy" in paid[dataset, chain].values]
+        places = {c: (found[scenario, c].mean, paid[dataset, c].mean("accuracy")) for c in chains}
+        best = front(places)
+        axes.plot(*zip(*(places[c] for c in best), strict=True), color="grey", linewidth=1, label="front", zorder=1)
+        axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=f"{PSNR_FLOOR:.0f} dB: rebuilt", zorder=0)
+        for number, chain in enumerate(chains, 1):
+            point, (leak, accuracy) = paid[dataset, chain], places[chain]
+            low, high = found[scenario, chain].interval
+            colour = WITH_EPSILON if "epsilon" in point.values else WITHOUT
+            axes.plot((low, high), (accuracy, accuracy), color=colour, linewidth=1, alpha=0.6, zorder=2)
+            size = 30 + 4 * point.mean("megabytes_up")
+            mark = "D" if "epsilon" in point.values else "o"
+            axes.scatter(leak, accuracy, s=size, color=colour, marker=mark, edgecolor="black", alpha=0.8, zorder=3)
+            axes.annotate(str(number), (leak, accuracy), ha="center", va="center", fontsize=7, zorder=4)
+            axes.plot([], [], " ", label=f"{number} {chain}" + (", ε" if "epsilon" in point.values else ""))
+        axes.set_title(f"{dataset}, {scenario}", fontsize=10)
+        axes.set_xlabel("PSNR of the strongest attack in dB: less leaks less", fontsize=9)
+        axes.set_ylabel("accuracy", fontsize=9)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    with rc_context({"svg.hashsalt": "board"}):
+        undated = {"Date": None} if path.suffix == ".svg" else {}
+        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=undated)
