@@ -28,8 +28,8 @@ from prunella.core.foreign import lookup
 from prunella.privacy.defense import Entry
 
 CHAINS = (
-    *(NONE, "dgp", "top-k", "largest", "random", "outpost", "gaussian", "priprune"),
-    *("channel-natural", "channel-white", "channel-personalized", "dp-sgd", "precode"),
+    *(NONE, "dgp", "top-k", "random", "outpost", "gaussian", "priprune"),
+    *("channel-natural", "channel-white", "dp-sgd", "precode"),
     *("dgp,mask-hiding", "channel-natural,dgp", "channel-natural,priprune"),
 )
 SEEDS = (0, 1, 2, 3, 4)

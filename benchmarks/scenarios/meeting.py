@@ -2,8 +2,8 @@
 
 ``matching``  the portfolio without a shadow (``every-round`` where there are rounds): whatever can be read, solved or
               descended to within the scenario's passes
-``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them, and asked
-              of every update that matching does not explain already
+``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them (the latter
+              where a defense may draw noise), and asked of every update that matching does not explain already
 ``class mean``  the mean public image of each class, the best picture that needs no update: where there is no defense
 
 Somebody's own attack (``module:NAME``) has its default settings, and a shadow where it takes one. Scores are of every
@@ -38,13 +38,15 @@ from prunella.benchmarks.engine.shadows import EARLIER, POOL, ShadowSender, Site
 from prunella.benchmarks.engine.views import NONE, answer, model_of
 from prunella.benchmarks.scenarios.scenario import Scenario, clients, of, received
 from prunella.core.errors import AttackError, DefenseError
+from prunella.core.foreign import is_foreign
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.privacy import find_defense
 from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, Partition, make_task
 
 MATCHING, MEAN, STRONG = "matching", "class mean", "strongest"
-LEARNS_FROM: Mapping[str, Any] = {"shadows": 600, "epochs": 10, "polish": 50}
+LEARNS_FROM: Mapping[str, Any] = {"shadows": 300, "polish": 50}
 ITERATIONS = 100  # of every-round
 TAUGHT = 16  # shadow clients whose defense has learnt, as in a run's audit
 Rows = list[dict[str, float]]  # an image each
@@ -89,6 +91,12 @@ def submitted(name: str, shadow: ShadowSender) -> Attack:
     return one
 
 
+def noisy(chain: str) -> bool:
+    """Whether a defense of the chain draws noise, or may: somebody's own."""
+    entries = {name: find_defense(name) for name in chain.split(",")}
+    return any(is_foreign(name) or entry.noisy or entry.stage == "data" for name, entry in entries.items())
+
+
 def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates, means: torch.Tensor) -> Answers:
     """The attacks of a cell, one after the other: each one's name, answers and processor seconds."""
     site, view = shadow.site, updates[0][1][-1]
@@ -99,7 +107,7 @@ def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates,
     yield name, plain, seconds
     setting = Case(view, site.task, Portfolio(), stream(0, purpose="board-setting"), math.inf).setting
     for candidate in LEARNT:
-        if candidate.applies(setting):
+        if candidate.applies(setting) and (candidate.attack != "denoise" or noisy(site.defenses)):
             learn = functools.cache(lambda name=candidate.attack: learnt(name, scenario, shadow, view))
 
             def one(views: list[ServerView], number: int, learn: Callable[[], Attack] = learn) -> Reconstruction:

@@ -63,7 +63,6 @@ SCENARIOS: Mapping[str, Scenario] = {
     "unknown-labels": Scenario(
         "four images in one step, labels unknown", "mnist", batch=4, updates=2, known_labels=False
     ),
-    "batch-4": Scenario("four images in one step", "mnist", batch=4, updates=2, passes=6000),
     "fedavg-4x1": Scenario(
         "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=12_000
     ),
