@@ -29,7 +29,7 @@ from prunella.benchmarks.engine.machine import machine
 from prunella.benchmarks.engine.measuring import ALONE, Limits, Say, measured, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
 from prunella.benchmarks.engine.results_index import write_index, write_pages
-from prunella.benchmarks.papers import CLAIMS, TABLES
+from prunella.benchmarks.registry import CLAIMS, TABLES
 from prunella.benchmarks.scenarios.board import BOARD, submission
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import is_foreign, lookup

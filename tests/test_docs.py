@@ -10,7 +10,7 @@ import pytest
 import typer
 import yaml
 
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.registry import CLAIMS
 from prunella.deploy.cli.main import app
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import pytest
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.results import from_json, page
 from prunella.benchmarks.engine.results_index import index
-from prunella.benchmarks.papers import CLAIMS, TABLES
+from prunella.benchmarks.registry import CLAIMS, TABLES
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 EVERY = {**CLAIMS, **TABLES}

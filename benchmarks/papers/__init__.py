@@ -1,18 +1,1 @@
-"""The papers' claims, ``CLAIMS`` by name in the papers' order, and ``TABLES`` that stand elsewhere in docs."""
-
-from prunella.benchmarks.engine.claim import Claim
-from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claims, ours, priprune_claims
-from prunella.benchmarks.papers.adapted_attacks import ADAPTED, ORDERINGS, PUBLIC
-from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
-from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
-from prunella.benchmarks.papers.every_round import EVERY_ROUND
-from prunella.benchmarks.papers.norm_modes import NORM_MODES
-from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
-from prunella.benchmarks.papers.strongest import STRONGEST
-from prunella.benchmarks.scenarios.board import BOARD
-
-PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
-CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
-_AUDITS = (ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST, NORM_MODES)
-_TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, *_AUDITS, BOARD)
-TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}
+"""The papers' claims and tables of docs, a module for what is measured in the same way."""

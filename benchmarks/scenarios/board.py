@@ -1,7 +1,7 @@
 """The board: every chain of defenses in every scenario, and what the chain costs.
 
-A cell is a chain in a scenario (``benchmarks.scenarios.meeting``) or, with ``attack`` "training", a federation under
-it, as in docs/defenses.md: accuracy, bytes, the time of local training over plain SGD's, and an ε where there is one.
+A cell is a chain in a scenario (``benchmarks.scenarios.meeting``) or, where that is "costs", a federation under it, as
+in docs/defenses.md: accuracy, bytes, the time of local training over plain SGD's, and an ε where there is one.
 ``best`` is the attack with the highest mean PSNR over all seeds and images of a point, which an attacker knows who has
 read the board. The control of a cell is the same scenario without a defense, whose images come back.
 
@@ -41,7 +41,9 @@ FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy 
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
-    return (defense_table.make if settings["attack"] == TRAINING else meet)(settings, seed, data)
+    if settings["scenario"] == COST:
+        return defense_table.make({**settings, "attack": TRAINING}, seed, data)
+    return meet(settings, seed, data)
 
 
 def cells(chains: Iterable[str], attack: str = STRONG, costs: bool = True) -> tuple[Settings, ...]:
@@ -51,8 +53,7 @@ def cells(chains: Iterable[str], attack: str = STRONG, costs: bool = True) -> tu
         for name, scenario in SCENARIOS.items():
             found.append({**scenario.settings(name), "defenses": chain, "raw": {}, "attack": attack})
         for dataset, run in FEDERATIONS.items() if costs else ():
-            about = {"scenario": COST, "draws": "board"}
-            found.append({**about, **behind(run, dataset, chain)})
+            found.append({**behind(run, dataset, chain), "scenario": COST, "draws": "board", "attack": STRONG})
     return tuple(found)
 
 

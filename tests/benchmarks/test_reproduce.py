@@ -11,7 +11,7 @@ from prunella.benchmarks import reproduce as engine
 from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Sweep
 from prunella.benchmarks.engine.results import as_json, listing, write
 from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement, falls
-from prunella.benchmarks.papers import CLAIMS, TABLES
+from prunella.benchmarks.registry import CLAIMS, TABLES
 
 
 class Laboratory:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from prunella.benchmarks.engine.claim import Point, numbers
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.registry import CLAIMS
 from prunella.benchmarks.reproduce import cells_of
 
 NAMES = [

@@ -5,7 +5,7 @@ from pathlib import Path
 from prunella.benchmarks.engine.claim import Column, Point
 from prunella.benchmarks.engine.results import COLOURS, DASHES, HATCHES, MARKERS, Measured, cell, draw, table
 from prunella.benchmarks.engine.rules import Judgement
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.registry import CLAIMS
 
 MACHINE = {"processors": 2, "load": 1.0, "threads": 1, "python": "3", "data": "here"}
 

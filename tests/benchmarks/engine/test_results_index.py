@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from prunella.benchmarks.engine.results_index import counts, index, write_index
-from prunella.benchmarks.papers import CLAIMS
+from prunella.benchmarks.registry import CLAIMS
 
 
 def test_what_was_measured_is_linked_and_the_rest_is_listed(tmp_path: Path) -> None:
