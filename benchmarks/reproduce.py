@@ -125,11 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for path in (*written, write_index(CLAIMS.values(), chosen.out)):
                 print(path)
             return 0
-        claim = claim_of(chosen.claim) if not chosen.submit else submission(chosen.submit)
-        if chosen.data is not None and not chosen.data.is_dir():
-            raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
         if chosen.jobs < 1 or (chosen.submit and chosen.claim.casefold() != BOARD.name):
             raise ConfigError("--jobs is at least 1, and --submit is of the board")
+        claim = submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)
+        if chosen.data is not None and not chosen.data.is_dir():
+            raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
         limits = Limits(chosen.jobs, time.time() + chosen.budget)
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda x: print(x, file=sys.stderr), limits)
         written = write(done, chosen.out)

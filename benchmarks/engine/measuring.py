@@ -8,7 +8,9 @@ where its control has been measured, too.
 import itertools
 import math
 import multiprocessing
+import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -111,16 +113,28 @@ def work(make: Make, settings: Settings, seed: int, data: Path | None, end: floa
     return {"found": found, "seconds": time.perf_counter() - begin}
 
 
+def end_with_parent() -> None:
+    """A worker whose parent was killed does not go on alone."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @contextmanager
 def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with the block, whatever they are at."""
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent)
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
-            child.terminate()
+            child.kill()
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 

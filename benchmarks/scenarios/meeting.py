@@ -46,7 +46,9 @@ from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, Partition, make_task
 
 MATCHING, MEAN, STRONG = "matching", "class mean", "strongest"
-LEARNS_FROM: Mapping[str, Any] = {"shadows": 300, "polish": 50}
+LEARNS_FROM: Mapping[str, Any] = {"shadows": 300, "epochs": 10, "polish": 50}
+REBUILT = 100  # iterations in which a noisy shadow image is rebuilt
+GALLERY = 256  # other people's images that a picture is compared with
 ITERATIONS = 100  # of every-round
 TAUGHT = 16  # shadow clients whose defense has learnt, as in a run's audit
 Rows = list[dict[str, float]]  # an image each
@@ -71,7 +73,7 @@ def learnt(name: str, scenario: Scenario, shadow: ShadowSender, view: ServerView
     """One that learns from shadow clients, ready for every update of the cell, of which ``view`` is one."""
     task, draw = shadow.site.task, stream(shadow.site.seed, purpose=f"board-{name}")
     if name == "denoise":
-        denoiser = Denoiser(task, Denoise(), draw, shadow)
+        denoiser = Denoiser(task, Denoise(match=REBUILT), draw, shadow)
         return lambda views, number: denoiser(views[-1])
     inverse = Inverse(view, scenario.images, task, Inverter(**LEARNS_FROM), draw, shadow)
     return lambda views, number: inverse(views[-1], likely_labels(views[-1], task, scenario.images, draw))
@@ -131,12 +133,12 @@ def answered(
     return name, found, time.process_time() - start
 
 
-def scored(answer: Reconstruction, truth: PrivateBatch, public: Examples) -> Rows:
+def scored(answer: Reconstruction, truth: PrivateBatch, others: Examples) -> Rows:
     """The scores of every image of an update."""
     found = Rows()
     for real, guess in assign(truth.x, answer.x.cpu()):
         mine = Reconstruction(answer.x[guess : guess + 1], None, answer.objective, answer.iterations)
-        row = score(mine, PrivateBatch(truth.x[real : real + 1], truth.y[real : real + 1]), gallery=public)
+        row = score(mine, PrivateBatch(truth.x[real : real + 1], truth.y[real : real + 1]), gallery=others)
         said = ORDER.index(level({"scores": row.to_dict()}))
         words = {word: float(said >= ORDER.index(word)) for word in ("traces", "rebuilt")}
         found.append({"psnr": row.psnr.mean, "ssim": row.ssim.mean, "null": row.psnr.other, **words})
@@ -156,18 +158,18 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, site, images, public)]
     last = updates[0][1][-1]
     now = replace(site, received=Received(last.params, start.mask, last.buffers))
-    means, found = class_means(public, task.classes), Found()
+    means, gallery, found = class_means(public, task.classes), first(public, GALLERY), Found()
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
     for name, answers, seconds in asked(
         settings["attack"], scenario, ShadowSender(now, public, TAUGHT), updates, means
     ):
         rows = [
-            base[number] if base and one is plain[number] else scored(one, updates[number][0], public)
+            base[number] if base and one is plain[number] else scored(one, updates[number][0], gallery)
             for number, one in enumerate(answers)
         ]
         plain, base = plain or answers, base or rows
         found[name] = {**each([image for update in rows for image in update]), "seconds": seconds}
     if settings["defenses"] == NONE:
-        blind = [scored(Reconstruction(means[truth.y], truth.y, 0.0, 0), truth, public) for truth, _ in updates]
+        blind = [scored(Reconstruction(means[truth.y], truth.y, 0.0, 0), truth, gallery) for truth, _ in updates]
         found[MEAN] = each([image for update in blind for image in update])
     return found

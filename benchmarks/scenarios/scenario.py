@@ -41,7 +41,7 @@ class Scenario:
     rate: float = 0.0  #: share of the weights that a global mask has removed, the smallest of the first weights
     rounds: int = 1  #: in which the same images are sent; between them the weights follow other clients
     updates: int = 4  #: attacked, for each seed, of a client and images of their own
-    passes: int = 3000  #: of images through the model, what matching a gradient may cost for each update
+    passes: int = 1000  #: of images through the model, what matching a gradient may cost for each update
     version: int = 1
 
     @property
@@ -61,10 +61,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     "pruned-0.8": Scenario("one image under a global mask that has removed 80 %", "cifar10", rate=0.8),
     "many-rounds": Scenario("one image, sent in four rounds", "cifar10", rounds=4, updates=2),
     "unknown-labels": Scenario(
-        "four images in one step, labels unknown", "mnist", batch=4, updates=2, known_labels=False
+        "four images in one step, labels unknown", "mnist", batch=4, updates=2, known_labels=False, passes=3000
     ),
     "fedavg-4x1": Scenario(
-        "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=12_000
+        "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=8000
     ),
 }
 

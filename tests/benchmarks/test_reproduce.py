@@ -153,6 +153,32 @@ def test_somebody_s_own_claim_is_measured_called_as_asked_and_kept_out_of_the_li
         assert engine.main([wrong]) == 2 and words in capsys.readouterr().err
 
 
+def test_a_run_without_time_keeps_what_it_has_and_judges_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laboratory = Laboratory(alive=6)
+    monkeypatch.setitem(CLAIMS, "T1", laboratory.claim())
+    asked = ["T1", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    assert engine.main([*asked, "--budget", "0s"]) == 2 and "more time" in capsys.readouterr().err
+    assert not laboratory.made and not (tmp_path / "out").exists()
+    assert engine.main(asked) == 130  # six cells: the first seed, and the second's control and first rate
+    assert engine.main([*asked, "--budget", "0s"]) == 0 and len(laboratory.made) == 6
+    assert "T1 not judged: 6 cells have not been measured yet" in capsys.readouterr().out
+    page, kept = (tmp_path / "out" / "T1.md").read_text(), json.loads((tmp_path / "out" / "T1.json").read_text())
+    assert "(2 of 3 seeds)" in page and "(1 of 3 seeds)" in page and kept["missing"] == 6
+    assert [len(point["values"]["psnr"]) for point in kept["points"]] == [2, 1, 1]
+    assert engine.main(["--pages", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "T1.md").read_text() == page
+    assert engine.main(asked) == 0 and "T1 holds" in capsys.readouterr().out and len(laboratory.made) == 12
+
+
+@pytest.mark.parametrize("text", ["", "30", "min", "1.5.2h", "-3s", "2 days"])
+def test_a_budget_that_is_no_time_says_how_to_write_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        engine.main(["T1", f"--budget={text}"])
+    assert left.value.code == 2 and "write 90s, 30min or 2h" in capsys.readouterr().err
+
+
 def test_a_cell_of_somebody_s_own_defense_is_measured_again_once_that_was_edited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +201,10 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.C
         (["D33"], "did you mean"),
         (["D3", "--data", str(tmp_path / "nowhere")], "there is no folder"),
         (["L3", "--size", "paper"], "no size"),
+        (["D3", "--jobs", "0"], "at least 1"),
+        (["D3", "--submit", "mine:NAME"], "of the board"),
+        (["board", "--submit", "math:pi"], "is a float"),
+        (["board", "--submit", "nothing"], "unknown defense or attack"),
     ):
         assert engine.main([*arguments, "--cache", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
         said = capsys.readouterr().err

@@ -1,11 +1,9 @@
 """The table of strong attacks: whom they learn from and whom they attack; the figures themselves are in docs."""
 
 import pytest
-import torch
 
 from prunella.benchmarks.papers import strongest as bench
 from prunella.tasks.data import load_test
-from prunella.tasks.task import Task
 
 QUICK = {"shadows": 60, "epochs": 1, "width": 8, "polish": 0}
 CELLS = {(cell["dataset"], cell["defenses"]): {**cell, "iterations": 20} for cell in bench.cells(2, **QUICK)}
@@ -30,15 +28,3 @@ def test_a_rebuilt_image_is_called_so_and_another_persons_is_not() -> None:
     other = images.x[1:][images.y[1:] == images.y[0]][:1]
     own, foreign = (bench.scored(bench.Reconstruction(x, None, 0.0, 1), truth, images) for x in (truth.x, other))
     assert own["rebuilt"] == 1 and own["psnr"] == 100 and foreign["rebuilt"] == 0
-
-
-def test_another_draw_is_another_client() -> None:
-    """Other noise on the same image; and behind a defense that learns, another state as well."""
-    images, task = load_test("digits", None), Task("cnn", (1, 8, 8), 10)
-    assert images is not None
-    one = images.take(torch.tensor([0]))
-    for chain in ("channel-natural", "priprune"):
-        settings = {**CELLS["mnist", chain], "dataset": "digits"}
-        shadow = bench.ShadowSender(settings, task, 0, images)
-        sent = [torch.cat([u.flatten() for u in shadow.send(one, draw).update.values()]) for draw in (1, 1, 2)]
-        assert torch.equal(sent[0], sent[1]) and not torch.equal(sent[0], sent[2])

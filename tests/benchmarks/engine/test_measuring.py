@@ -1,0 +1,103 @@
+"""Cells side by side and in order of time; what is kept, judged and killed is in tests/benchmarks/test_reproduce.py."""
+
+import dataclasses
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from prunella.benchmarks.engine.cells import Cache
+from prunella.benchmarks.engine.claim import Claim, Measure, Plot, declared
+from prunella.benchmarks.engine.measuring import Limits, cells_of, in_time, measured, missing, points
+
+
+def toy(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+    return {"a": {"x": settings["rate"] + seed, "worker": float(os.getpid())}, "late": {"x": 0.0}}
+
+
+def failing(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+    raise ValueError("a cell that cannot be made")
+
+
+def claim(make: Any = toy) -> Claim:
+    cells = [{"rate": rate} for rate in (0.1, 0.5)]
+    return declared("T2 | Toy | here | says", Measure("toy", make), "rate: name", "x 1 X", Plot(("x",)), small=cells)
+
+
+def test_cells_in_other_processes_give_the_same_points(tmp_path: Path) -> None:
+    experiment, lines = claim().experiment, list[str]()
+    alone = measured(experiment, "small", Cache(tmp_path / "a", 1), None, lines.append)
+    beside = measured(experiment, "small", Cache(tmp_path / "b", 1), None, lines.append, Limits(jobs=2))
+    found = [[(p.label, p.values["x"]) for p in points(experiment, "small", each)] for each in (alone, beside)]
+    assert found[0] == found[1] and len(lines) == 12 and missing(experiment, "small", beside) == 0
+    ours = {point.values["worker"] for point in points(experiment, "small", beside) if "worker" in point.values}
+    assert all(os.getpid() not in each for each in ours)
+
+
+def test_a_cell_that_fails_in_another_process_ends_the_run_and_the_processes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be made"):
+        measured(claim(failing).experiment, "small", Cache(tmp_path, 1), None, print, Limits(jobs=2))
+    for child in multiprocessing.active_children():
+        child.join(20)
+    assert not multiprocessing.active_children()
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """A parent that dies by a signal it cannot catch, with a cell at work that would take a minute."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_measuring as t; t.slow_run()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for _ in range(200):
+        if not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the worker went on")
+
+
+def sleeping(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    return {}
+
+
+def slow_run() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        measured(claim(sleeping).experiment, "small", Cache(Path(folder), 1), None, print, Limits(jobs=2))
+
+
+def test_within_a_seed_what_took_least_elsewhere_is_first(tmp_path: Path) -> None:
+    experiment, cache = claim().experiment, Cache(tmp_path, 1)
+    todo = cells_of(experiment, "small")
+    for cell, seconds in zip(todo[:2], (9.0, 1.0), strict=True):  # both rates of the first seed
+        cache.get(cell.about(experiment), lambda seconds=seconds: {"found": {}, "seconds": seconds})  # type: ignore[misc]
+    order = [(cell.seed, cell.settings["rate"]) for cell in in_time(experiment, todo, cache)]
+    assert order == [(seed, rate) for seed in (0, 1, 2) for rate in (0.5, 0.1)]
+
+
+def test_a_point_has_the_seeds_up_to_the_first_that_was_not_measured(tmp_path: Path) -> None:
+    experiment = claim().experiment
+    done = measured(experiment, "small", Cache(tmp_path, 1), None, lambda line: None)
+    gone = cells_of(experiment, "small")[2]  # the second seed of the first rate
+    del done[str(gone.about(experiment))]
+    lengths = {point.label: len(point.values["x"]) for point in points(experiment, "small", done)}
+    assert lengths == {("0.1", "a"): 1, ("0.1", "late"): 1, ("0.5", "a"): 3, ("0.5", "late"): 3}
+    assert missing(experiment, "small", done) == 1
+
+
+def test_a_cell_whose_control_was_not_measured_does_not_count(tmp_path: Path) -> None:
+    measure = Measure("toy", toy, control={"rate": 0.0})
+    experiment = dataclasses.replace(claim().experiment, measure=measure)
+    done = measured(experiment, "small", Cache(tmp_path, 1), None, lambda line: None)
+    control = next(cell for cell in cells_of(experiment, "small") if cell.settings["rate"] == 0.0)
+    del done[str(control.about(experiment))]
+    assert not list(points(experiment, "small", done))

@@ -1,0 +1,47 @@
+"""The board's cells and submissions; its numbers are in docs/results/board.json."""
+
+import pytest
+
+from prunella.attacks import Attack
+from prunella.attacks.ig import Ig
+from prunella.benchmarks.engine.measuring import cells_of, control_of
+from prunella.benchmarks.scenarios import board as bench
+from prunella.benchmarks.scenarios.scenario import SCENARIOS
+from prunella.core.errors import ConfigError
+from prunella.privacy import DEFENSES
+from prunella.privacy.chain import build_chain
+
+DEFENSE = DEFENSES["dgp"]
+ATTACK = Attack(Ig, lambda *given: given[0], "nobody")
+EXPERIMENT = bench.BOARD.experiment
+
+
+def test_twelve_defenses_meet_every_scenario_and_every_cost_is_measured() -> None:
+    cells = EXPERIMENT.sweeps["small"].cells
+    assert len(bench.CHAINS) >= 13 and len(EXPERIMENT.sweeps["small"].seeds) == 5
+    assert len(cells) == len(bench.CHAINS) * (len(SCENARIOS) + len(bench.FEDERATIONS))
+    for chain in bench.CHAINS:
+        build_chain(chain.split(","), {})
+
+
+def test_controls_are_the_cells_without_a_defense_and_nothing_is_measured_twice() -> None:
+    every = cells_of(EXPERIMENT, "small")
+    assert len(every) == 5 * len(EXPERIMENT.sweeps["small"].cells)
+    for cell in every[:30]:
+        control = control_of(cell, EXPERIMENT)
+        assert control is not None and control.settings["defenses"] == "none"
+        assert control.settings["scenario"] == cell.settings["scenario"]
+
+
+def test_a_federation_has_no_attack_that_could_fail() -> None:
+    assert EXPERIMENT.measure.works({"training": {"accuracy": 0.1}})
+    assert not EXPERIMENT.measure.works({bench.MATCHING: {"psnr": 12.0}, "class mean": {"psnr": 30.0}})
+
+
+def test_a_submission_is_a_defense_beside_none_or_an_attack_on_every_chain() -> None:
+    mine = bench.submission(f"{__name__}:DEFENSE").experiment.sweeps["small"].cells
+    assert {cell["defenses"] for cell in mine} == {"none", f"{__name__}:DEFENSE"}
+    theirs = bench.submission(f"{__name__}:ATTACK").experiment.sweeps["small"].cells
+    assert {cell["attack"] for cell in theirs} == {f"{__name__}:ATTACK"} and len(theirs) == 14 * len(SCENARIOS)
+    with pytest.raises(ConfigError, match="is a tuple"):
+        bench.submission(f"{bench.__name__}:CHAINS")

@@ -1,0 +1,77 @@
+"""A cell of the board: an undefended image comes back, noise does not, and somebody's own attack is asked."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from prunella.attacks import Attack
+from prunella.attacks.ig import Ig
+from prunella.benchmarks.scenarios import meeting
+from prunella.benchmarks.scenarios.scenario import Scenario
+from prunella.core.errors import AttackError
+from prunella.core.types import Reconstruction
+from prunella.privacy import DEFENSES
+from prunella.privacy.defense import Entry
+
+
+def grey(view: Any, task: Any, settings: Any, generator: Any, shadow: Any = None, earlier: Any = ()) -> Reconstruction:
+    assert shadow.public.x.shape[1:] == task.shape and not earlier
+    return Reconstruction(torch.full((view.num_examples, *task.shape), 0.5), view.labels, 0.0, 1)
+
+
+def helpless(view: Any, task: Any, settings: Any, generator: Any) -> Reconstruction:
+    raise AttackError("nothing found")
+
+
+GREY, HELPLESS = Attack(Ig, grey, "nobody"), Attack(Ig, helpless, "nobody")
+MINE: Entry = DEFENSES["top-k"]
+
+
+def cell(defenses: str, attack: str = meeting.STRONG, **changed: Any) -> dict[str, Any]:
+    scenario = Scenario("", "digits", updates=2, passes=600, **changed)
+    return {**scenario.settings("toy"), "defenses": defenses, "raw": {}, "attack": attack}
+
+
+def test_without_a_defense_images_come_back_and_nothing_is_learnt() -> None:
+    found = meeting.meet(cell("none"), 0, None)
+    assert found.keys() == {meeting.MATCHING, meeting.MEAN}
+    row = found[meeting.MATCHING]
+    assert row["psnr"] > 30 and row["rebuilt"] == 1 and row["null"] < 25 and row["seconds"] > 0
+    assert row["psnr"] == pytest.approx((row["psnr.0"] + row["psnr.1"]) / 2)
+    assert found[meeting.MEAN]["psnr"] < 20
+
+
+@pytest.mark.slow
+def test_behind_noise_that_hides_everything_nothing_is_better_than_the_class_mean() -> None:
+    """A limit: with a capacity of next to nothing the best attack is as good as none."""
+    settings = {**cell("channel-natural"), "raw": {"channel-natural.kappa": 1e-3}}
+    found = meeting.meet(settings, 0, None)
+    assert found.keys() == {meeting.MATCHING, "inverter", "denoise"}
+    blind = meeting.meet(cell("none"), 0, None)[meeting.MEAN]["psnr"]
+    assert max(row["psnr"] for row in found.values()) < blind + 3
+
+
+@pytest.mark.slow
+def test_what_matching_explains_is_handed_on_and_what_it_does_not_is_learnt() -> None:
+    found = meeting.meet(cell("dgp,mask-hiding"), 0, None)
+    assert found.keys() == {meeting.MATCHING, "inverter"}
+    assert found["inverter"]["psnr"] > found[meeting.MATCHING]["psnr"]
+
+
+@pytest.mark.slow
+def test_an_image_of_several_rounds_is_attacked_through_all_of_them() -> None:
+    few, many = (meeting.meet(cell("gaussian", rounds=rounds), 0, None)[meeting.MATCHING] for rounds in (1, 3))
+    assert few["psnr"] > 20 and many["psnr"] > 20
+
+
+def test_somebody_s_own_attack_is_asked_alone_and_one_that_fails_leaves_the_class_mean() -> None:
+    found = meeting.meet(cell("none", f"{__name__}:GREY"), 0, None)
+    assert found.keys() == {f"{__name__}:GREY", meeting.MEAN}
+    failed = meeting.meet(cell("none", f"{__name__}:HELPLESS"), 0, None)
+    assert failed[f"{__name__}:HELPLESS"]["psnr"] == failed[meeting.MEAN]["psnr"]
+
+
+def test_noise_is_expected_of_channels_dp_and_whatever_is_not_known() -> None:
+    chains = ("channel-natural,dgp", "dp-sgd", "gaussian", f"{__name__}:MINE", "dgp", "top-k,mask-hiding", "none")
+    assert [meeting.noisy(chain) for chain in chains] == [True, True, True, True, False, False, False]

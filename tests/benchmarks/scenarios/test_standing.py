@@ -1,0 +1,67 @@
+"""The board's page: the strongest attack by all seeds and images, what was not measured, and the front."""
+
+from pathlib import Path
+
+import pytest
+
+from prunella.benchmarks.engine.claim import Point
+from prunella.benchmarks.scenarios import standing
+
+
+def attacked(chain: str, attack: str, *seeds: tuple[float, ...], control: bool = True) -> Point:
+    images = {f"psnr.{i}": values for i, values in enumerate(zip(*seeds, strict=True))}
+    means = {"psnr": tuple(sum(seed) / len(seed) for seed in seeds), "rebuilt": tuple(0.5 for _ in seeds)}
+    return Point(("one-image", "cifar10", chain, attack), {**means, **images}, control)
+
+
+def paid(chain: str, accuracy: float, **more: float) -> Point:
+    values = {
+        "accuracy": (accuracy, accuracy + 0.02),
+        "megabytes_up": (5.0, 5.0),
+        **{k: (v, v) for k, v in more.items()},
+    }
+    return Point(("costs", "cifar10", chain, "training"), values)
+
+
+POINTS = [
+    attacked("none", "matching", (100.0, 90.0), (80.0, 100.0)),
+    attacked("none", "class mean", (12.0, 13.0), (12.0, 13.0)),
+    attacked("noise", "matching", (40.0, 4.0), (4.0, 4.0)),
+    attacked("noise", "inverter", (20.0, 20.0), (20.0, 20.0), control=False),
+    paid("none", 0.8),
+    paid("noise", 0.6, epsilon=1.5),
+    paid("dear", 0.5),
+]
+
+
+def test_an_entry_is_the_attack_with_the_highest_mean_and_stops_at_sixty() -> None:
+    best = standing.strongest(POINTS)
+    assert best.keys() == {("one-image", "none"), ("one-image", "noise")}
+    assert best["one-image", "noise"].attack == "inverter" and best["one-image", "noise"].mean == 20
+    assert best["one-image", "none"].mean == 60 and best["one-image", "none"].interval == (60, 60)
+
+
+def test_one_lucky_image_is_not_hundreds_of_decibels() -> None:
+    lucky = attacked("noise", "matching", (100.0, 5.0), (5.0, 5.0))
+    assert standing.strongest([*POINTS, lucky])["one-image", "noise"].attack == "inverter"
+
+
+def test_the_tables_say_what_failed_and_what_was_not_measured() -> None:
+    text = standing.table([*POINTS, Point(("trained", "mnist", "none", "matching"), POINTS[0].values)])
+    assert "20** [20, 20] 50% inverter, control failed" in text and "| noise |" in text
+    assert text.count("not measured") == 1 and "| *class mean, no update* | 12 |" in text
+    assert "| cifar10 | noise | 0.610 ± 0.014 | 5.0 ± 0.0 |  |  | 1.5 ± 0.0 |" in text
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    places = {"none": (60.0, 0.9), "good": (12.0, 0.8), "twin": (12.0, 0.8), "bad": (30.0, 0.7)}
+    assert standing.front(places) == ["good", "twin", "none"]
+
+
+@pytest.mark.parametrize("points", [POINTS, POINTS[:2], POINTS[4:]])
+def test_a_picture_of_a_part_is_a_picture(points: list[Point], tmp_path: Path) -> None:
+    standing.draw(points, tmp_path / "board.png")
+    assert (tmp_path / "board.png").read_bytes()[:4] == b"\x89PNG"
+    standing.draw(points, tmp_path / "a.svg")
+    standing.draw(points, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
