@@ -25,7 +25,7 @@ from typing import Any
 
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import SIZES, Claim, Size, judged
-from prunella.benchmarks.engine.machine import machine
+from prunella.benchmarks.engine.machine import machine, use_device
 from prunella.benchmarks.engine.measuring import ALONE, Limits, Say, measured, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
 from prunella.benchmarks.engine.results_index import write_index, write_pages
@@ -101,6 +101,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=seconds, default=math.inf, help="begin no cell after 90s, 30min, 2h; the same command goes on"
     )
+    parser.add_argument("--device", default="cpu", help="of attacks and federations: cpu (the default), cuda, auto")
     parser.add_argument("--submit", default="", help="of board: my_module:NAME, a defense or an attack of your own")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="gets page, plot and numbers")
     parser.add_argument("--cache", type=Path, default=Path("runs/claims"), help="finished cells; a second run goes on")
@@ -127,10 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if chosen.jobs < 1 or (chosen.submit and chosen.claim.casefold() != BOARD.name):
             raise ConfigError("--jobs is at least 1, and --submit is of the board")
+        use_device(chosen.device)
         claim = submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)
         if chosen.data is not None and not chosen.data.is_dir():
             raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
-        limits = Limits(chosen.jobs, time.time() + chosen.budget)
+        limits = Limits(chosen.jobs, time.time() + chosen.budget, chosen.device)
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda x: print(x, file=sys.stderr), limits)
         written = write(done, chosen.out)
         for path in (*written, write_index(CLAIMS.values(), chosen.out)) if claim.name in CLAIMS else written:

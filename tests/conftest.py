@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
 settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
@@ -63,3 +65,15 @@ def shared_data() -> Path:
     """The folder of real MNIST and CIFAR-10 images: a large one beside the repository, or else the sample in it."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     return beside if (beside / "mnist" / "train.parquet").is_file() else Path(__file__).parent / "data"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors that have a device and a shape and no values, so that an operation between two devices raises as it would
+    on a GPU; questions about values are answered."""
+    for name, answer in (("__bool__", True), ("__float__", 0.5), ("__int__", 1), ("__index__", 1)):
+        monkeypatch.setattr(FakeTensor, name, lambda self, answer=answer: answer, raising=False)
+    monkeypatch.setattr(FakeTensor, "tolist", lambda self: [0.5] * self.numel(), raising=False)
+    monkeypatch.setattr(torch, "equal", lambda a, b: True)
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        yield

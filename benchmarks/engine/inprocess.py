@@ -26,6 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import prunella.client.session
 import prunella.server.rounds
 from prunella.benchmarks.engine.images import TESTED, cached_client, cached_test, first, place
+from prunella.benchmarks.engine.machine import device
 from prunella.client.accounts import FILE, begin
 from prunella.client.app import app as client_app
 from prunella.client.session import Loader
@@ -224,7 +225,11 @@ def ran(settings: Mapping[str, Any], seed: int, data: Path | None, /, **own: Any
     ``run_in_process`` takes it.
     """
     run: dict[str, Any] = {"partition": "dirichlet", "audit_every": 0, "tested": TESTED, "seed": seed}
-    run |= {"dataset": place(settings["dataset"], data), **{key: settings[key] for key in RUN if key in settings}}
+    run |= {
+        "device": str(device()),
+        "dataset": place(settings["dataset"], data),
+        **{key: settings[key] for key in RUN if key in settings},
+    }
     with tempfile.TemporaryDirectory() as folder:
         yield run_in_process(Path(folder), settings["clients"], **{**run, **own})
 

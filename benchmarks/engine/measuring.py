@@ -23,6 +23,7 @@ import torch
 
 from prunella.benchmarks.engine.cells import Cache, Row
 from prunella.benchmarks.engine.claim import Experiment, Found, Point, Settings, Size
+from prunella.benchmarks.engine.machine import device, use_device
 from prunella.core.foreign import digest, is_foreign
 
 Say = Callable[[str], object]
@@ -32,10 +33,12 @@ OURS = "prunella."  # rob's planted model, of which a measure's version tells
 
 
 class Limits(NamedTuple):
-    """How a run measures: so many cells side by side, and none begun after ``end``, of ``time.time``."""
+    """How a run measures: so many cells side by side, none begun after ``end``, of ``time.time``, attacks on ``device``
+    (``engine.machine``)."""
 
     jobs: int = 1
     end: float = math.inf
+    device: str = "cpu"
 
 
 ALONE = Limits()
@@ -53,6 +56,7 @@ class Cell:
         """What its digest is of; a cell that runs somebody's own code is measured again once that was edited."""
         measure = experiment.measure
         about = {"measure": measure.name, "of": measure.version, "settings": self.settings, "seed": self.seed}
+        about |= {"device": device().type} if device().type != "cpu" else {}  # it rounds, and so descends, otherwise
         named = ",".join(str(self.settings.get(key, "")) for key in NAMING).split(",")
         code = {name: digest(name) for name in named if is_foreign(name) and not name.startswith(OURS)}
         return {**about, "code": code} if code else about
@@ -103,10 +107,11 @@ def in_time(experiment: Experiment, todo: Sequence[Cell], cache: Cache) -> list[
     return sorted(todo, key=lambda cell: (seeds.index(cell.seed), known.get(str(cell.settings), 0.0)))
 
 
-def work(make: Make, settings: Settings, seed: int, data: Path | None, end: float) -> Row | None:
+def work(make: Make, settings: Settings, seed: int, data: Path | None, limits: Limits) -> Row | None:
     """One cell, on one thread; None where it is too late to begin."""
-    if time.time() >= end:
+    if time.time() >= limits.end:
         return None
+    use_device(limits.device)
     begin = time.perf_counter()
     torch.set_num_threads(1)  # sums keep their order on every machine
     found = make(settings, seed, data)
@@ -146,10 +151,10 @@ def made(
     make = experiment.measure.make
     if limits.jobs == 1:
         for cell in todo:
-            yield cell, work(make, cell.settings, cell.seed, data, limits.end)
+            yield cell, work(make, cell.settings, cell.seed, data, limits)
         return
     with workers(limits.jobs) as pool:
-        asked = {pool.submit(work, make, cell.settings, cell.seed, data, limits.end): cell for cell in todo}
+        asked = {pool.submit(work, make, cell.settings, cell.seed, data, limits): cell for cell in todo}
         for done in as_completed(asked):
             yield asked[done], done.result()
 

@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 from prunella.attacks import find_attack
 from prunella.attacks.self_attack import guarded
 from prunella.benchmarks.engine.images import part
+from prunella.benchmarks.engine.machine import device
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -66,11 +67,12 @@ def answer(
     earlier: Sequence[ServerView] = (),
     **asked: Any,
 ) -> Reconstruction:
-    """What an attack by that name makes of a view, at its ``attack_settings``; ``earlier`` views where it takes some.
-    Raises as the attack does."""
+    """What an attack by that name makes of a view, at its ``attack_settings``, on the CPU; ``earlier`` views where it
+    takes some. Raises as the attack does."""
     more = {"earlier": earlier} if earlier else {}
     how = attack_settings(name, task.model, iterations, **asked)
-    return find_attack(name).reconstruct(view, task, how, draw, **more)
+    found: Reconstruction = find_attack(name).reconstruct(view, task, how, draw, **more)
+    return dataclasses.replace(found, x=found.x.cpu(), y=None if found.y is None else found.y.cpu())
 
 
 def draws(seed: int, number: int = 0, kind: str = "claim") -> Draw:
@@ -159,4 +161,4 @@ def seen(one: Sender, private: Examples, draw: Draw, steps: int = 1) -> SeenView
         truth = PrivateBatch(private.x, private.y)
         sent = guarded(out.outgoing, view, truth, one.task, chain.guard, draw("guard"))
         view = dataclasses.replace(view, update=sent.update)
-    return SeenView(view, PrivateBatch(shown, private.y))
+    return SeenView(view.on(device()), PrivateBatch(shown, private.y))

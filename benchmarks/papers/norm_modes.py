@@ -22,6 +22,7 @@ from prunella.attacks.score.control import matched_view
 from prunella.attacks.score.leakage import assign, paired, psnr, ssim
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
 from prunella.benchmarks.engine.images import chosen_images, class_means, client_images, first, task_of
+from prunella.benchmarks.engine.machine import device
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch, ServerView
@@ -97,10 +98,12 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     shown = chosen_images(dataset, data, seed, size)
     truth = PrivateBatch(shown.x, shown.y)
     known = {"num_examples": size, "labels": truth.y, "steps": 1, "batch_size": size, "learning_rate": RATE}
-    view = matched_view(task, ServerView(params, {}, buffers=buffers, received_buffers=buffers, **known), [truth])
+    view = matched_view(task, ServerView(params, {}, buffers=buffers, received_buffers=buffers, **known), [truth]).on(
+        device()
+    )
     how = portfolio.Portfolio(passes=settings["passes"])
     found = portfolio.reconstruct(view, task, how, stream(seed, purpose="attack"))
-    pictures = {"portfolio": found.x, "class mean": class_means(public, task.classes)[truth.y]}
+    pictures = {"portfolio": found.x.cpu(), "class mean": class_means(public, task.classes)[truth.y]}
     pairs = {name: paired(truth.x, x, assign(truth.x, x)) for name, x in pictures.items()}
     return {
         name: each([{"psnr": p, "ssim": s} for p, s in zip(psnr(*both), ssim(*both), strict=True)])

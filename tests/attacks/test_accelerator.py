@@ -1,16 +1,13 @@
 """What a machine without an accelerator can check of the engine on one: devices, and bfloat16's rounding.
 
-Fake tensors have a device and a shape and no values, so that an operation between two devices raises as it would on a
-GPU; questions about values are answered here.
+Fake tensors (the fixture ``fake``) have a device and a shape and no values.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
@@ -23,16 +20,6 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import Task, initial
 
 CUDA = torch.device("cuda", 0)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, answer in (("__bool__", True), ("__float__", 0.5), ("__int__", 1), ("__index__", 1)):
-        monkeypatch.setattr(FakeTensor, name, lambda self, answer=answer: answer, raising=False)
-    monkeypatch.setattr(FakeTensor, "tolist", lambda self: [0.5] * self.numel(), raising=False)
-    monkeypatch.setattr(torch, "equal", lambda a, b: True)
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        yield
 
 
 def seen(task: Task, images: int) -> ServerView:

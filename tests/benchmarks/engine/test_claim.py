@@ -5,8 +5,8 @@ import math
 import pytest
 
 from prunella.benchmarks.engine.claim import Point, numbers
+from prunella.benchmarks.engine.measuring import cells_of
 from prunella.benchmarks.registry import CLAIMS
-from prunella.benchmarks.reproduce import cells_of
 
 NAMES = [
     f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 4)) for n in range(1, most + 1)

@@ -4,15 +4,18 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.benchmarks.engine.views import RATE, Sender, after_rounds, attack_settings, seen, sender
+from prunella.benchmarks.engine import machine
+from prunella.benchmarks.engine.views import RATE, Sender, after_rounds, answer, attack_settings, seen, sender
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, full_mask, map_trees
+from prunella.core.types import ServerView
 from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import loss_and_gradient
 
+CUDA = torch.device("cuda", 0)
 TASK = Task("cnn", (1, 8, 8), 10)
 OWN = ATTACKS["sgi"]  # somebody's own is asked for by its import path
 BATCH = Examples(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 7]))
@@ -82,3 +85,19 @@ def test_zhus_network_is_attacked_with_its_own_settings(attack: str, model: str)
     assert how.iterations == 7 and getattr(how, "optimizer", "auto") == ("lbfgs" if attack == "ig" else "auto")
     assert attack_settings("ig", model).iterations != 7 and attack_settings("rog", "cnn", prior="here").prior == "here"
     assert attack_settings(f"{__name__}:OWN", "cnn", 7).iterations == 7
+
+
+def test_what_the_server_saw_lies_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[torch.device]()
+    monkeypatch.setattr(machine, "_DEVICE", [CUDA])
+    monkeypatch.setattr(ServerView, "on", lambda view, device: asked.append(device) or view)
+    seen(client("dgp"), BATCH, draw)
+    assert asked == [CUDA]
+
+
+def test_an_attack_stays_on_the_device_and_its_answer_does_not(fake: None) -> None:
+    params, buffers = initial(TASK, 0)
+    known = {"num_examples": 1, "batch_size": 1, "steps": 1, "learning_rate": RATE}
+    view = ServerView(params, dict(params), buffers=buffers, received_buffers=buffers, **known)
+    found = answer("sgi", view.on(CUDA), TASK, 2, torch.Generator())
+    assert found.x.device == torch.device("cpu") and found.x.shape == (1, 1, 8, 8)
