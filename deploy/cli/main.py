@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from prunella.deploy.cli import machines
+from prunella.deploy.cli import attestation, machines
 from prunella.deploy.cli.machines import Runs, Settings, Stock
 from prunella.deploy.console.terminal import EXIT, FAILED, INTERRUPTED, Consent, console, errors, explained, say
 from prunella.library import DEFAULT_ATTACK
@@ -23,6 +23,7 @@ Start here:
     prunella run              4 clients, 10 rounds, a report
     prunella run -c strategy=fedavg -c defenses=none
     prunella report latest    write a run's report again
+    prunella attest latest    a signed document of it, to file
     prunella export latest    its model, smaller if whole filters are pruned
 
 On several machines: `prunella keys`, then `prunella superlink`, `prunella supernode` and `prunella submit`.
@@ -30,6 +31,7 @@ On several machines: `prunella keys`, then `prunella superlink`, `prunella super
 Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
 """
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
+app.add_typer(attestation.app)
 app.add_typer(machines.app)
 Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
 RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]

@@ -1,0 +1,327 @@
+"""What an attestation says, as plain data: sections of paragraphs and tables, made from the run store alone.
+
+A section is ``{"title", "paragraphs", "tables": [{"heads", "rows"}]}``; the page (``server.attest.page``) shows nothing
+that is not in it, so that what is signed is what is read. No image, no example, no path, no host name. Digests
+(SHA-256) bind it to the files of the run and to the code that wrote it.
+"""
+
+import datetime
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import prunella
+from prunella.attacks import ATTACKS
+from prunella.attacks.score.level import baseline, level, value
+from prunella.core.errors import ConfigError
+from prunella.server.attest.bound import measured_epsilon
+from prunella.server.checkpoint import load
+from prunella.server.report.command import LOCAL_SETTINGS
+from prunella.server.report.evidence import (
+    KINDS,
+    WORDS,
+    control_behind,
+    control_state,
+    of_kind,
+    scored,
+    trouble,
+    valid_audits,
+    worst_first,
+)  # fmt: skip
+from prunella.server.report.membership import membership_notes
+from prunella.server.report.series import label_values, last
+from prunella.server.report.state import RunState, run_state
+from prunella.server.report.units import decibels, digits, percent, plural
+from prunella.server.report.verdict import RunVerdict, verdict
+from prunella.server.store.read import read_audits, read_metrics, read_run
+from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreLine
+
+FORMAT = "prunella-attestation/1"
+FILES = (RUN, METRIC_LINES, AUDIT_LINES)
+Section = dict[str, Any]
+LIMITS = (
+    "This document states what was tried and what came of it. It is no proof that nothing can be rebuilt: an attack "
+    "that is stronger, or knows more, may rebuild more. Only an ε, or a bound in nats, holds against attacks that "
+    "nobody has tried, and only for what it counts."
+)
+NEXT = {
+    "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "
+    "more images in every step, and attest that run; docs/choose.md has the choices with what each was measured at.",
+    "traces": "Treat what was told apart as told. Lower it with a defense that has an ε, and attest that run.",
+    "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
+    "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
+    "silent": "Run again with audits (audit-every above 0). Nothing is known of this run.",
+    "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
+}
+POINTERS = (
+    ("What was trained, Threat model", "GDPR Art. 35(7)(a): description of the processing"),
+    ("Defenses, Differential privacy", "GDPR Art. 35(7)(d): measures; NIST SP 800-226: what a guarantee is of, its "
+     "unit and its parameters"),
+    ("Attacks, Membership", "GDPR Art. 35(7)(c): risks; EDPB Opinion 28/2024: whether a model is anonymous, tested by "
+     "attacks that are reasonably likely"),
+    ("What was not tested, Residual risk", "EDPS TechDispatch 1/2025: what federated learning leaves open"),
+    ("attack_results.json", "SATRE 3.3: disclosure control of what leaves an environment"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The files of a run, read once. Raises ``ConfigError`` for a run that is still going."""
+
+    folder: Path
+
+    @cached_property
+    def run(self) -> StoreLine:
+        found = read_run(self.folder)
+        if not found:
+            raise ConfigError(f"{self.folder.name} has no run.json: there is nothing to attest")
+        if found.get("status") == "running":
+            raise ConfigError(f"{found.get('id')} is running or was killed: attest it when it has ended")
+        return found
+
+    @cached_property
+    def lines(self) -> list[StoreLine]:
+        return read_metrics(self.folder)
+
+    @cached_property
+    def audits(self) -> list[StoreLine]:
+        return valid_audits(read_audits(self.folder))[0]
+
+    @cached_property
+    def damaged(self) -> int:
+        return valid_audits(read_audits(self.folder))[1]
+
+    @cached_property
+    def state(self) -> RunState:
+        return run_state(self.run, self.lines, self.audits)
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        return verdict(self.audits, self.state, self.damaged)
+
+    @cached_property
+    def ledgers(self) -> Mapping[str, Mapping[str, Any]]:
+        """What every site has spent, by the server's number of it."""
+        saved = load(self.folder / "checkpoint")
+        return saved.ledgers if saved is not None else {}
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the experiment; of a data set that lies in a folder, its kind alone."""
+        found = {key: value for key, value in self.run.get("settings", {}).items() if key not in LOCAL_SETTINGS}
+        name, colon, _ = str(found.get("dataset", "")).partition(":")
+        return found | ({"dataset": f"{name}, of local files"} if colon else {})
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def digest_of_code() -> str:
+    """Of every Python file of this release, by name, so that two installations of one release agree."""
+    root, found = Path(prunella.__path__[-1]), hashlib.sha256()
+    packages = ("attacks", "client", "core", "flower", "library", "privacy", "pruning", "server", "strategies", "tasks")
+    for path in sorted(file for package in (*packages, "wire") for file in (root / package).rglob("*.py")):
+        found.update(f"{path.relative_to(root).as_posix()}\0{digest_of(path)}\n".encode())
+    return found.hexdigest()
+
+
+def canonical(found: Any) -> bytes:
+    """The one way in which a JSON object is written to be signed."""
+    return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _section(
+    title: str, *paragraphs: str, tables: Iterable[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
+) -> Section:
+    kept = [{"heads": list(heads), "rows": [list(row) for row in rows]} for heads, rows in tables if rows]
+    return {"title": title, "paragraphs": [text for text in paragraphs if text], "tables": kept}
+
+
+def _trained(found: Evidence) -> Section:
+    run, settings, state = found.run, found.settings, found.state
+    rows = [(name, str(settings[name])) for name in ("dataset", "model", "strategy", "defenses") if name in settings]
+    rows += [
+        ("sites that took part", "unknown" if state.clients is None else str(state.clients)),
+        ("rounds", f"{state.rounds} of {settings.get('rounds', 'unknown')}"),
+        ("parameters", f"{run['model_parameters']:,}" if run.get("model_parameters") else "unknown"),
+        ("density of the model", percent(last(found.lines, "mask_density_ratio"))),
+        ("accuracy", percent(state.accuracy)),
+        ("began, ended (UTC)", f"{run.get('started') or 'unknown'}, {run.get('finished') or 'unknown'}"),
+        ("status", str(run.get("status"))),
+    ]
+    doubt = f"The audits say little about a model that learns: {state.doubt[1]}." if state.doubt else ""
+    return _section("What was trained", doubt, tables=[(("", ""), rows)])
+
+
+def _threats(found: Evidence) -> Section:
+    threats = list(dict.fromkeys(audit["threat"] for audit in found.audits))
+    who = found.run.get("threat_model") or "The run states no threat model."
+    return _section("Threat model", who, *(f"An audit's view: {threat}." for threat in threats))
+
+
+def _defenses(found: Evidence) -> Section:
+    claims = found.run.get("claims") or []
+    none = "" if claims else "This run claims no privacy guarantee: it states neither an ε nor a bound."
+    return _section("Defenses", none, *(f"{claim}." for claim in claims))
+
+
+def _spent(found: Evidence) -> tuple[list[float], str]:
+    """The ε of every site that has one, and the sentence for those that have none."""
+    spent = sorted(float(line["epsilon"]) for line in found.ledgers.values() if "epsilon" in line)
+    without = len(found.ledgers) - len(spent)
+    said = f"{plural(without, 'site')} had no ε: nothing bounds what their updates tell." if without else ""
+    return spent, said
+
+
+def _privacy(found: Evidence) -> Section:
+    settings, (spent, without) = found.settings, _spent(found)
+    nats = [float(line["channel_nats"]) for line in found.ledgers.values() if "channel_nats" in line]
+    bits = f"A channel let at most {digits(max(nats))} nats through, on the site that sent most." if nats else ""
+    if not spent:
+        return _section("Differential privacy", "No site has an ε.", bits)
+    budget, delta = float(settings.get("privacy.epsilon-budget") or 0.0), float(settings.get("privacy.delta", 1e-5))
+    measured = [bound for bound in _measured(found, delta).values() if bound is not None]
+    rows = [
+        ("ε of the site that spent most", digits(max(spent))),
+        ("ε of the site that spent least", digits(min(spent))),
+        ("δ", digits(delta)),
+        ("unit", "one example of one site"),
+        ("neighbouring data sets", "the example is present, or replaced by nothing; how many there are is public"),
+        ("accountant", str(settings.get("privacy.accountant", "rdp"))),
+        ("sites with an ε", f"{len(spent)} of {len(found.ledgers)}"),
+        (
+            "budget, and what is left of it",
+            f"{digits(budget)}, {digits(budget - max(spent))}" if budget else "none set",
+        ),
+        ("ε that an attack showed, at least", digits(max(measured)) if measured else "not measured"),
+    ]
+    warning = ""
+    if measured and max(measured) > max(spent):
+        warning = (
+            "An attack showed more than was promised: the accounting or the implementation is wrong. Do not rely on it."
+        )
+    counts = "It counts training and noisy counts of every run that the site's ledger knows; not audits that its owner "
+    counts += "consented to, and not the time that a reply takes."
+    return _section("Differential privacy", warning, without, counts, bits, tables=[(("", ""), rows)])
+
+
+def _measured(found: Evidence, delta: float) -> dict[int, float | None]:
+    """The lower bound on ε that membership inference showed, by client."""
+    told: dict[int, float | None] = {}
+    for audit in scored(of_kind(found.audits, "membership")):
+        scores = (audit.get("membership") or {}).get("scores")
+        bound = measured_epsilon(scores.values(), delta) if scores else None
+        told[audit["client"]] = max((b for b in (bound, told.get(audit["client"])) if b is not None), default=None)
+    return told
+
+
+def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
+    """Every attack and kind of audit: how often, what came of it, its worst image beside what needs no update."""
+    kinds = [kind for kind in KINDS if kind != "membership"]
+    keys = dict.fromkeys((a["attack"], a["kind"], a["defense"]) for a in found.audits if a["kind"] in kinds)
+    rows: list[tuple[str, ...]] = []
+    for attack, kind, defense in keys:
+        mine = [a for a in found.audits if (a["attack"], a["kind"], a["defense"]) == (attack, kind, defense)]
+        done = scored(mine)
+        worst = worst_first(done)[0] if done else None
+        states = [control_state(a) if kind in ("control", "single") else control_behind(a, found.audits) for a in mine]
+        score = "not scored" if worst is None else WORDS[level(worst)]
+        psnr = "" if worst is None else f"{decibels(value(worst, 'psnr'))} / {decibels(baseline(worst, 'psnr'))}"
+        control = f"{states.count('rebuilt')} of {len(states)}"
+        rows.append((attack, KINDS[kind], defense, f"{len(done)} of {len(mine)}", score, psnr, _told(worst), control))
+    return rows
+
+
+def _told(worst: Mapping[str, Any] | None) -> str:
+    """How many originals were told from their look-alikes, and at least in what share, at 95 %."""
+    seen = (worst or {}).get("scores") or {}
+    seen = seen.get("recognition")
+    if not isinstance(seen, Mapping):
+        return ""
+    return f"{seen['hits']} of {seen['images']}, at least {percent(seen['low'])}, chance {percent(seen['chance'])}"
+
+
+def _attacks(found: Evidence) -> Section:
+    heads = ("attack", "audit", "behind", "scored", "worst result", "PSNR / baseline", "told apart", "controls rebuilt")
+    damaged = f"{plural(found.damaged, 'audit')} could not be read and is not counted." if found.damaged else ""
+    text = (
+        "The worst image of each. The baseline is what a random image, other people's images and the best guess "
+        "without the update score at most. An audit that found nothing is evidence only where its control, the same "
+        "attack on public images without a defense, was rebuilt."
+    )
+    return _section(
+        "Attacks", text if found.audits else "Nothing was audited.", damaged, tables=[(heads, _attack_rows(found))]
+    )
+
+
+def _membership(found: Evidence) -> Section:
+    said = membership_notes(found.audits)
+    delta = float(found.settings.get("privacy.delta", 1e-5))
+    bounds = {client: bound for client, bound in _measured(found, delta).items() if bound is not None}
+    rows = [(f"client {client}", digits(bound)) for client, bound in sorted(bounds.items())]
+    none = "" if said else "Nobody was asked whether its training examples can be told from others."
+    return _section("Membership", none, *said, tables=[(("client", "ε is at least, at 95 %"), rows)])
+
+
+def _untested(found: Evidence) -> Section:
+    asked = {audit["attack"] for audit in found.audits}
+    left = [name for name in ATTACKS if name not in asked]
+    active = [name for name in left if ATTACKS[name].threat.startswith("active")]
+    state, failed = found.state, [a for a in found.audits if a["outcome"] == "failed"]
+    reasons = label_values(found.lines, "client_failures_total", "reason")
+    counted = [(reason, last(found.lines, "client_failures_total", reason=reason) or 0.0) for reason in reasons]
+    portfolio = " The portfolio asks several of these by itself." if "portfolio" in asked else ""
+    return _section(
+        "What was not tested, and failures",
+        f"{state.denial[:1].upper()}{state.denial[1:]}: nothing is known of what their updates give away."
+        if state.denial
+        else "",
+        *(f"Failed: {trouble(audit)}." for audit in failed),
+        f"Attacks of this release that were not named: {', '.join(left)}.{portfolio}" if left else "",
+        f"Servers that plant weights were not played ({', '.join(active)}); clients refuse those that they recognise."
+        if active
+        else "",
+        "Clients that poison the model, a server and a client that collude, and inference from the model's answers "
+        "alone, are outside of these audits.",
+        tables=[(("reason a reply was left out", "replies"), [(r, digits(n)) for r, n in counted if n])],
+    )
+
+
+def _risk(found: Evidence) -> Section:
+    return _section("Residual risk", found.verdict.headline, *found.verdict.sentences, LIMITS)
+
+
+def statement(folder: Path) -> dict[str, Any]:
+    """The attestation of the run in ``folder``. Raises ``ConfigError`` for one that cannot be attested and
+    ``PrunellaError`` for files that cannot be read."""
+    found = Evidence(folder)
+    run, there = found.run, [name for name in FILES if (folder / name).exists()]
+    sections = [
+        _trained(found), _threats(found), _defenses(found), _privacy(found), _attacks(found), _membership(found),
+        _untested(found), _risk(found), _section("Recommended next step", NEXT[found.verdict.tone]),
+        _section("Appendix: where regulators ask for this", "Headings and pointers, no legal claim.",
+                 tables=[(("sections", "asked for by"), POINTERS)]),
+    ]  # fmt: skip
+    spent = _spent(found)[0]
+    return {
+        "format": FORMAT,
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "run": str(run.get("id")),
+        "headline": found.verdict.headline,
+        "badge": found.verdict.badge,
+        "tone": found.verdict.tone,
+        "epsilon": {"most": max(spent), "delta": float(found.settings.get("privacy.delta", 1e-5))} if spent else None,
+        "sections": sections,
+        "settings": dict(found.settings),
+        "versions": dict(run.get("versions", {})),
+        "digests": {
+            **{name: digest_of(folder / name) for name in there},
+            "settings": hashlib.sha256(canonical(dict(found.settings))).hexdigest(),
+            "code": digest_of_code(),
+        },
+    }
