@@ -13,6 +13,7 @@ from prunella.core.errors import ConfigError
 EXTRAS = {
     "server": ("sklearn", "jinja2", "PIL", "pyarrow", "prometheus_client"),
     "vision": ("torchvision", "torchmetrics", "flwr_datasets", "pyarrow", "PIL"),
+    "attest": ("weasyprint",),
     "simulation": ("ray",),
     "benchmarks": ("opacus", "matplotlib", "psutil"),
 }

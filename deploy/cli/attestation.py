@@ -27,7 +27,7 @@ def attest(
 
     prunella verify runs/latest/attestation --key keys/attest.pub
 
-    A PDF needs WeasyPrint (pip install weasyprint) or Chromium.
+    A PDF needs WeasyPrint (pip install "prunella[attest]") or Chromium.
     """
     from prunella.deploy.errors import UsageError
     from prunella.deploy.runs import find
@@ -50,7 +50,7 @@ def attest(
         for path in write(folder, out or folder / "attestation", signing, with_printer):
             say(str(path))
         if not with_printer and not no_pdf:
-            say("no PDF: there is neither WeasyPrint (pip install weasyprint) nor Chromium here; the HTML prints alike")
+            say("no PDF: no WeasyPrint (pip install 'prunella[attest]') and no Chromium here; the HTML prints alike")
         say(f"signed by {fingerprint(signing.public_key())}")
 
 

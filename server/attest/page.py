@@ -3,7 +3,7 @@
 ``pdf`` prints it with whichever of WeasyPrint and Chromium is there.
 """
 
-import importlib.util
+import importlib
 import shutil
 import subprocess
 import tempfile
@@ -37,7 +37,7 @@ h1 { font-size: 19pt; line-height: 1.2; margin: 4pt 0 10pt; } h2 { font-size: 13
 .eyebrow, .small { color: #555; font-size: 9pt; } .mono { font: 8pt/1.4 monospace; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; margin: 6pt 0 8pt; font-size: 8.5pt; }
 th, td { border-top: .5pt solid #bbb; padding: 3pt 5pt; text-align: left; vertical-align: top;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 th { color: #555; font-weight: 500; } thead { display: table-header-group; } tr { break-inside: avoid; }
 .settings { columns: 2; font: 7pt/1.35 monospace; overflow-wrap: anywhere; }
 .sign { margin-top: 26pt; break-inside: avoid; }
@@ -45,7 +45,7 @@ th { color: #555; font-weight: 500; } thead { display: table-header-group; } tr 
 </style>
 </head>
 <body>
-<p class="eyebrow">Prunella attestation · run {{ run }} · made {{ made }}</p>
+<p class="eyebrow">Prunella attestation · run {{ run }} · made {{ made[:16]|replace('T', ' ') }} UTC</p>
 <p><span class="badge">{{ badge }}</span>{% if epsilon %} &nbsp; ε {{ "%.3g"|format(epsilon.most) }} at δ
 {{ "%.3g"|format(epsilon.delta) }}{% else %} &nbsp; no ε{% endif %}</p>
 <h1>{{ headline }}</h1>
@@ -57,7 +57,12 @@ th { color: #555; font-weight: 500; } thead { display: table-header-group; } tr 
 {% endif %}<tbody>{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table>
 {% endfor %}</section>
-{% endfor %}<section>
+{% endfor %}<section class="sign">
+<p class="mono">signed with Ed25519 by {{ fingerprint }}</p>
+<p class="line">name, role, date</p>
+<p class="line">signature</p>
+</section>
+<section>
 <h2>{{ sections|length + 1 }}. Digests and settings</h2>
 <p class="small">SHA-256 of the run's files, of its settings, and of the code that wrote this. The statement's own
 digest is {{ digest }}; attestation.json beside this file has the statement with its signature, and <code>prunella
@@ -65,13 +70,9 @@ verify</code> checks all of it without a network.</p>
 <table><tbody>{% for name, value in digests|dictsort %}<tr><td>{{ name }}</td><td class="mono">{{ value }}</td></tr>
 {% endfor %}{% for name, value in versions|dictsort %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>
 {% endfor %}</tbody></table>
-<div class="settings">{% for name, value in settings|dictsort %}{{ name }}={{ value }}<br>
+<p class="small">Settings of the run, of its strategy, defenses and attack; all others are in attestation.json.</p>
+<div class="settings">{% for name, value in used|dictsort %}{{ name }}={{ value }}<br>
 {% endfor %}</div>
-</section>
-<section class="sign">
-<p class="mono">signed with Ed25519 by {{ fingerprint }}</p>
-<p class="line">name, role, date</p>
-<p class="line">signature</p>
 </section>
 </body>
 </html>
@@ -79,30 +80,40 @@ verify</code> checks all of it without a network.</p>
 COLOURS = {"leak": "#a8425a", "traces": "#8a6a00", "clear": "#004488"}
 
 
+def used(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those of strategies, defenses and attacks that the run did not have.
+
+    >>> sorted(used({"attack": "sgi", "defenses": "dgp,dp-sgd", "sgi.tv": 0, "dgp.top": 1, "ggl.tv": 0, "rounds": 2}))
+    ['attack', 'defenses', 'dgp.top', 'rounds', 'sgi.tv']
+    """
+    named = {str(settings.get(key, "")) for key in ("strategy", "attack", "robust")} | {"privacy"}
+    named |= {name.strip() for name in str(settings.get("defenses", "")).split(",")}
+    return {key: value for key, value in settings.items() if "." not in key or key.partition(".")[0] in named}
+
+
 def page(statement: Mapping[str, Any], digest: str, fingerprint: str) -> str:
     """The page of a statement; every text from the run is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     colour = COLOURS.get(statement["tone"], "#5a636c")
     shown = {**statement, "digest": digest, "fingerprint": fingerprint, "colour": colour}
+    shown["used"] = used(statement["settings"])
     return environment.from_string(TEMPLATE).render(shown)
 
 
 def printer() -> str:
-    """What can print here: "weasyprint", the path of a browser, or ""."""
-    if importlib.util.find_spec("weasyprint") is not None:
+    """What can print here: "weasyprint", where the Pango that it loads is there, the path of a browser, or ""."""
+    try:
+        importlib.import_module("weasyprint")
         return "weasyprint"
+    except (ImportError, OSError):
+        pass
     return next((found for name in BROWSERS if (found := shutil.which(name))), "")
 
 
 def pdf(html: str, with_printer: str) -> bytes:
     """The page as a PDF. Raises ``ConfigError`` where printing fails."""
     if with_printer == "weasyprint":
-        try:
-            from weasyprint import HTML
-
-            printed: bytes = HTML(string=html).write_pdf()
-        except OSError as error:
-            raise ConfigError(f"WeasyPrint cannot print here ({error}): install Pango, or use --no-pdf") from None
+        printed: bytes = importlib.import_module("weasyprint").HTML(string=html).write_pdf()
         return printed
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "page.html"), Path(folder, "page.pdf")

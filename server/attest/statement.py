@@ -142,6 +142,10 @@ def _section(
     return {"title": title, "paragraphs": [text for text in paragraphs if text], "tables": kept}
 
 
+def _time(text: Any) -> str:
+    return str(text)[:16].replace("T", " ") if text else "unknown"
+
+
 def _trained(found: Evidence) -> Section:
     run, settings, state = found.run, found.settings, found.state
     rows = [(name, str(settings[name])) for name in ("dataset", "model", "strategy", "defenses") if name in settings]
@@ -151,7 +155,7 @@ def _trained(found: Evidence) -> Section:
         ("parameters", f"{run['model_parameters']:,}" if run.get("model_parameters") else "unknown"),
         ("density of the model", percent(last(found.lines, "mask_density_ratio"))),
         ("accuracy", percent(state.accuracy)),
-        ("began, ended (UTC)", f"{run.get('started') or 'unknown'}, {run.get('finished') or 'unknown'}"),
+        ("began, ended (UTC)", ", ".join(_time(run.get(key)) for key in ("started", "finished"))),
         ("status", str(run.get("status"))),
     ]
     doubt = f"The audits say little about a model that learns: {state.doubt[1]}." if state.doubt else ""
@@ -243,7 +247,9 @@ def _told(worst: Mapping[str, Any] | None) -> str:
     seen = seen.get("recognition")
     if not isinstance(seen, Mapping):
         return ""
-    return f"{seen['hits']} of {seen['images']}, at least {percent(seen['low'])}, chance {percent(seen['chance'])}"
+    return (
+        f"{seen['hits']:.0f} of {seen['images']:.0f}, at least {percent(seen['low'])}, chance {percent(seen['chance'])}"
+    )
 
 
 def _attacks(found: Evidence) -> Section:

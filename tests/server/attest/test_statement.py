@@ -1,0 +1,100 @@
+"""What an attestation says: of stored runs with an ε, without one, unfinished, failed and hostile."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunella.core.errors import ConfigError
+from prunella.server.attest.statement import Evidence, canonical, digest_of, statement
+from prunella.server.checkpoint import Checkpoint, save
+from tests.server.report.stored import add_audit, full_run, new_run
+
+
+def section(said: dict[str, Any], title: str) -> str:
+    found = next(each for each in said["sections"] if each["title"].startswith(title))
+    return json.dumps(found, ensure_ascii=False)
+
+
+def spend(folder: Path, *epsilons: float | None) -> None:
+    tree = {"w": torch.ones(2)}
+    ledgers = {str(n): {} if e is None else {"epsilon": e, "delta": 1e-5} for n, e in enumerate(epsilons)}
+    save(folder / "checkpoint", Checkpoint(4, tree, {"w": torch.ones(2, dtype=torch.bool)}, {}, {}, ledgers))
+
+
+def test_a_run_without_an_epsilon_says_so_and_its_attacks_stand_beside_their_controls(tmp_path: Path) -> None:
+    full_run(tmp_path, client_noise=0.03)
+    said = statement(tmp_path)
+    assert said["epsilon"] is None and "No site has an ε" in section(said, "Differential privacy")
+    attacks = section(said, "Attacks")
+    assert "an image rebuilt" in attacks and "1 of 1" in attacks and "Control, undefended" in attacks
+    assert "Do not run this setting" in section(said, "Recommended next step")
+    assert "PriPrune: heuristic, no ε" in section(said, "Defenses")
+
+
+def test_nothing_rebuilt_is_no_proof_and_never_called_safe(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    said = statement(tmp_path)
+    assert "no proof that nothing can be rebuilt" in section(said, "Residual risk")
+    text = json.dumps(said).lower()
+    assert "safe" not in text.replace("unsafe", "") and "is private" not in text and "compliant" not in text
+
+
+def test_the_range_over_sites_the_budget_and_the_sites_without_one(tmp_path: Path) -> None:
+    settings = {"dataset": "digits", "defenses": "dp-sgd", "privacy.epsilon-budget": 8.0, "privacy.delta": 1e-6}
+    new_run(tmp_path, settings=settings)
+    spend(tmp_path, 2.0, 5.0, None)
+    said = statement(tmp_path)
+    text = section(said, "Differential privacy")
+    for words in ('most", "5"', 'least", "2"', '"8, 3"', "2 of 3", "1 site had no ε", "1e-06", "not measured"):
+        assert words in text, words
+    assert said["epsilon"] == {"most": 5.0, "delta": 1e-6}
+
+
+def test_an_attack_that_showed_more_than_was_promised_is_a_warning(tmp_path: Path) -> None:
+    store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd"})
+    spend(tmp_path, 1.0)
+    scores = {"model": {"members": 500, "outsiders": 1000, "auc": 0.95, "strict": 300, "loose": 450}}
+    told = {"client": 0, "membership": {"word": "found", "scores": scores}, "scores": None}
+    add_audit(store, 4, "membership", 2.0, **told)
+    text = section(statement(tmp_path), "Differential privacy")
+    assert "An attack showed more than was promised" in text
+    assert "client 0" in section(statement(tmp_path), "Membership")
+
+
+def test_what_was_not_tested_is_named(tmp_path: Path) -> None:
+    store = full_run(tmp_path)
+    add_audit(store, 4, "client", 2.0, outcome="no-consent", scores=None)
+    text = section(statement(tmp_path), "What was not tested")
+    assert "loki" in text and "plant weights" in text and "denied audits" in text and "shape" in text
+
+
+def test_a_run_that_goes_on_or_never_began_is_refused(tmp_path: Path) -> None:
+    new_run(tmp_path / "a", status="running")
+    for folder, words in ((tmp_path / "a", "attest it when it has ended"), (tmp_path / "b", "no run.json")):
+        with pytest.raises(ConfigError, match=words):
+            statement(folder)
+
+
+def test_no_path_is_told_and_digests_are_of_the_files(tmp_path: Path) -> None:
+    settings = {"dataset": f"imagefolder:{tmp_path}", "run-dir": str(tmp_path), "defenses": "none"}
+    new_run(tmp_path, settings=settings)
+    said = statement(tmp_path)
+    assert str(tmp_path) not in json.dumps(said) and "imagefolder, of local files" in section(said, "What was trained")
+    assert said["digests"]["run.json"] == digest_of(tmp_path / "run.json") and "audits.jsonl" not in said["digests"]
+    assert len(said["digests"]["code"]) == 64
+
+
+def test_damaged_audits_are_counted(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    with open(tmp_path / "audits.jsonl", "a") as file:
+        file.write('{"kind": "client"}\n')
+    assert Evidence(tmp_path).damaged == 1 and "1 audit could not be read" in section(statement(tmp_path), "Attacks")
+
+
+def test_the_canonical_form_does_not_depend_on_order_and_takes_no_nan() -> None:
+    assert canonical({"b": 1, "a": "ε"}) == canonical({"a": "ε", "b": 1}) == '{"a":"ε","b":1}'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical(float("nan"))
