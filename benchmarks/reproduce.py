@@ -26,7 +26,7 @@ from typing import Any
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import SIZES, Claim, Size, judged
 from prunella.benchmarks.engine.machine import machine, use_device
-from prunella.benchmarks.engine.measuring import ALONE, Limits, Say, measured, missing, points
+from prunella.benchmarks.engine.measuring import ALONE, RunLimits, Say, measured, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
 from prunella.benchmarks.engine.results_index import write_index, write_pages
 from prunella.benchmarks.registry import CLAIMS, TABLES
@@ -53,7 +53,9 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def reproduce(claim: Claim, size: Size, cache: Path, data: Path | None, say: Say, limits: Limits = ALONE) -> Measured:
+def reproduce(
+    claim: Claim, size: Size, cache: Path, data: Path | None, say: Say, limits: RunLimits = ALONE
+) -> Measured:
     """Measure and judge. Raises ``ConfigError`` when the claim does not run at this size."""
     experiment = claim.experiment
     if size not in experiment.sweeps:
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         claim = submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)
         if chosen.data is not None and not chosen.data.is_dir():
             raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
-        limits = Limits(chosen.jobs, time.time() + chosen.budget, chosen.device)
+        limits = RunLimits(chosen.jobs, time.time() + chosen.budget, chosen.device)
         done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda x: print(x, file=sys.stderr), limits)
         written = write(done, chosen.out)
         for path in (*written, write_index(CLAIMS.values(), chosen.out)) if claim.name in CLAIMS else written:

@@ -32,7 +32,7 @@ NAMING = ("model", "defenses", "attack")  # settings that may name somebody's ow
 OURS = "prunella."  # rob's planted model, of which a measure's version tells
 
 
-class Limits(NamedTuple):
+class RunLimits(NamedTuple):
     """How a run measures: so many cells side by side, none begun after ``end``, of ``time.time``, attacks on ``device``
     (``engine.machine``)."""
 
@@ -41,7 +41,7 @@ class Limits(NamedTuple):
     device: str = "cpu"
 
 
-ALONE = Limits()
+ALONE = RunLimits()
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
     return list(found.values())
 
 
-def remaining(taken: Sequence[float], left: int, limits: Limits = ALONE) -> str:
+def remaining(taken: Sequence[float], left: int, limits: RunLimits = ALONE) -> str:
     """About how long ``left`` cells take, from those of this run, and no longer than there is time.
 
-    >>> remaining([], 3), remaining([10.0, 20.0], 4), remaining([60.0], 4, Limits(2))
+    >>> remaining([], 3), remaining([10.0, 20.0], 4), remaining([60.0], 4, RunLimits(2))
     ('', ', about 1.0 min left', ', about 2.0 min left')
     """
     if not taken or not left:
@@ -107,7 +107,7 @@ def in_time(experiment: Experiment, todo: Sequence[Cell], cache: Cache) -> list[
     return sorted(todo, key=lambda cell: (seeds.index(cell.seed), known.get(str(cell.settings), 0.0)))
 
 
-def work(make: Make, settings: Settings, seed: int, data: Path | None, limits: Limits) -> Row | None:
+def work(make: Make, settings: Settings, seed: int, data: Path | None, limits: RunLimits) -> Row | None:
     """One cell, on one thread; None where it is too late to begin."""
     if time.time() >= limits.end:
         return None
@@ -145,7 +145,7 @@ def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def made(
-    experiment: Experiment, todo: Sequence[Cell], data: Path | None, limits: Limits
+    experiment: Experiment, todo: Sequence[Cell], data: Path | None, limits: RunLimits
 ) -> Iterator[tuple[Cell, Row | None]]:
     """Every cell with what it gives, as they are finished."""
     make = experiment.measure.make
@@ -160,7 +160,7 @@ def made(
 
 
 def measured(
-    experiment: Experiment, size: Size, cache: Cache, data: Path | None, say: Say, limits: Limits = ALONE
+    experiment: Experiment, size: Size, cache: Cache, data: Path | None, say: Say, limits: RunLimits = ALONE
 ) -> dict[str, Row]:
     """Every cell's ``found`` and ``seconds``, by what it is about; those that the time did not suffice for are not
     among them."""

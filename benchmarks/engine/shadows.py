@@ -1,7 +1,8 @@
 """Clients like the attacked one, played on public images: for measurements outside a federation.
 
-A ``Site`` is what all clients of a cell are met with; ``client`` is one of them before its first attacked step, its
-data defense fitted on images of its own. A defense that learns (``LEARNS``) has taken its first steps on some of these.
+A ``Population`` is what all clients of a cell have in common; ``client`` is one of them before its first attacked step,
+its data defense fitted on images of its own. A defense that learns (``LEARNS``) has taken its first steps on some of
+these.
 """
 
 import functools
@@ -24,8 +25,8 @@ FITS = 8
 
 
 @dataclass(frozen=True)
-class Site:
-    """What every client of a cell is met with. ``batch`` images a step, ``steps`` steps in an update."""
+class Population:
+    """What every client of a cell has in common. ``batch`` images a step, ``steps`` steps in an update."""
 
     task: Task
     received: Received
@@ -56,26 +57,26 @@ class ShadowSender:
     """Shadow clients of a cell (``attacks.engine.shadow``); ``public`` are split into ``FITS`` clients' images. Of a
     defense that learns there are ``taught`` clients, which take turns, or as many as are asked for where that is 0."""
 
-    site: Site
+    population: Population
     public: Examples
     taught: int = 0
 
     @functools.cached_property
     def fitted(self) -> list[Sender]:
         pools = [self.public.take(torch.arange(fit, len(self.public), FITS)) for fit in range(FITS)]
-        return [self.site.client(pool, fit, "shadow") for fit, pool in enumerate(pools)]
+        return [self.population.client(pool, fit, "shadow") for fit, pool in enumerate(pools)]
 
     @functools.cached_property
     def learners(self) -> list[Sender]:
         return [self.learner(number) for number in range(self.taught)]
 
     def learner(self, number: int) -> Sender:
-        return self.site.client(self.public, FITS + number, "shadow")
+        return self.population.client(self.public, FITS + number, "shadow")
 
     def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
-        if not self.site.learns:
+        if not self.population.learns:
             one = self.fitted[draw % FITS]
         else:
             one = self.learners[draw % self.taught] if self.taught else self.learner(draw)
-        draws = lambda purpose: rehearsal(self.site.seed, client=draw, purpose=f"shadow-{purpose}")  # noqa: E731
-        return seen(one, shown, draws, self.site.steps if steps is None else steps).view
+        draws = lambda purpose: rehearsal(self.population.seed, client=draw, purpose=f"shadow-{purpose}")  # noqa: E731
+        return seen(one, shown, draws, self.population.steps if steps is None else steps).view

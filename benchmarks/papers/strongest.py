@@ -29,7 +29,7 @@ from prunella.attacks.score.level import ORDER, level
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Settings, declared, each
 from prunella.benchmarks.engine.images import class_means, client_images, part, place
 from prunella.benchmarks.engine.priors import PUBLIC
-from prunella.benchmarks.engine.shadows import ShadowSender, Site
+from prunella.benchmarks.engine.shadows import Population, ShadowSender
 from prunella.benchmarks.engine.views import NONE, draws, model_of, seen
 from prunella.benchmarks.engine.views import answer as attacked
 from prunella.benchmarks.papers.defended import images_of, inverting
@@ -64,7 +64,7 @@ CHAINS: Mapping[str, tuple[str, ...]] = {  # the chains, and what is strong agai
 
 def prepared(name: str, settings: Settings, shadow: ShadowSender, view: ServerView, labels: list[Tensor]) -> Attack:
     """An attack, ready for every view of a cell, of which ``view`` is one; all ``labels`` are known."""
-    task, seed = shadow.site.task, shadow.site.seed
+    task, seed = shadow.population.task, shadow.population.seed
     generator = stream(seed, purpose=name)
     if name == "inverter":
         inverse = Inverse(view, 1, task, dataclasses.replace(Inverter(), **settings["inverter"]), generator, shadow)
@@ -99,13 +99,13 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     mean = class_means(public, task.classes)
     params, buffers = initial(task, seed)
     received = Received(params, full_mask(params), buffers)
-    site = Site(task, received, settings["defenses"], settings["raw"], seed, settings["batch"])
+    population = Population(task, received, settings["defenses"], settings["raw"], seed, settings["batch"])
     sent = list[tuple[PrivateBatch, ServerView]]()
     for number in range(settings["images"]):
         private = part(images, number)
-        one = site.client(rest, number, "attacked")
+        one = population.client(rest, number, "attacked")
         sent.append((PrivateBatch(private.x, private.y), seen(one, private, draws(seed, number, "attacked")).view))
-    shadow, found = ShadowSender(site, public), Found()
+    shadow, found = ShadowSender(population, public), Found()
     for name in settings["attack"]:
         start, answers = time.process_time(), list[Reconstruction]()
         attack = prepared(name, settings, shadow, sent[0][1], [truth.y for truth, _ in sent])

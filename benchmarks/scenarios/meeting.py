@@ -34,7 +34,7 @@ from prunella.attacks.score.level import ORDER, level
 from prunella.benchmarks.engine.claim import Found, Settings, each
 from prunella.benchmarks.engine.images import chosen_images, class_means, client_images, first, place
 from prunella.benchmarks.engine.priors import PUBLIC
-from prunella.benchmarks.engine.shadows import EARLIER, POOL, ShadowSender, Site
+from prunella.benchmarks.engine.shadows import EARLIER, POOL, Population, ShadowSender
 from prunella.benchmarks.engine.views import NONE, answer, model_of
 from prunella.benchmarks.scenarios.scenario import Scenario, clients, of, received
 from prunella.core.errors import AttackError, DefenseError
@@ -57,21 +57,21 @@ Attack = Callable[[list[ServerView], int], Reconstruction]
 Answers = Iterator[tuple[str, list[Reconstruction], float]]
 
 
-def matching(scenario: Scenario, site: Site) -> Attack:
+def matching(scenario: Scenario, population: Population) -> Attack:
     """Whatever needs nothing but the update."""
 
     def one(views: list[ServerView], number: int) -> Reconstruction:
-        draw = stream(site.seed, round=number, purpose="board-matching")
+        draw = stream(population.seed, round=number, purpose="board-matching")
         if len(views) > 1:
-            return answer("every-round", views[-1], site.task, ITERATIONS, draw, earlier=views[:-1])
-        return portfolio(views[-1], site.task, Portfolio(passes=scenario.passes), draw)
+            return answer("every-round", views[-1], population.task, ITERATIONS, draw, earlier=views[:-1])
+        return portfolio(views[-1], population.task, Portfolio(passes=scenario.passes), draw)
 
     return one
 
 
 def learnt(name: str, scenario: Scenario, shadow: ShadowSender, view: ServerView) -> Attack:
     """One that learns from shadow clients, ready for every update of the cell, of which ``view`` is one."""
-    task, draw = shadow.site.task, stream(shadow.site.seed, purpose=f"board-{name}")
+    task, draw = shadow.population.task, stream(shadow.population.seed, purpose=f"board-{name}")
     if name == "denoise":
         denoiser = Denoiser(task, Denoise(match=REBUILT), draw, shadow)
         return lambda views, number: denoiser(views[-1])
@@ -87,8 +87,8 @@ def submitted(name: str, shadow: ShadowSender) -> Attack:
     def one(views: list[ServerView], number: int) -> Reconstruction:
         more: dict[str, Any] = {"shadow": shadow} if "shadow" in takes else {}
         more |= {"earlier": views[:-1]} if "earlier" in takes and len(views) > 1 else {}
-        draw = stream(shadow.site.seed, round=number, purpose=f"board-{name}")
-        return line.reconstruct(views[-1], shadow.site.task, line.settings(), draw, **more)
+        draw = stream(shadow.population.seed, round=number, purpose=f"board-{name}")
+        return line.reconstruct(views[-1], shadow.population.task, line.settings(), draw, **more)
 
     return one
 
@@ -101,15 +101,15 @@ def noisy(chain: str) -> bool:
 
 def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates, means: torch.Tensor) -> Answers:
     """The attacks of a cell, one after the other: each one's name, answers and processor seconds."""
-    site, view = shadow.site, updates[0][1][-1]
+    population, view = shadow.population, updates[0][1][-1]
     if name != STRONG:
         yield answered(name, lambda: submitted(name, shadow), updates, means)
         return
-    name, plain, seconds = answered(MATCHING, lambda: matching(scenario, site), updates, means)
+    name, plain, seconds = answered(MATCHING, lambda: matching(scenario, population), updates, means)
     yield name, plain, seconds
-    setting = Case(view, site.task, Portfolio(), stream(0, purpose="board-setting"), math.inf).setting
+    setting = Case(view, population.task, Portfolio(), stream(0, purpose="board-setting"), math.inf).setting
     for candidate in LEARNT:
-        if candidate.applies(setting) and (candidate.attack != "denoise" or noisy(site.defenses)):
+        if candidate.applies(setting) and (candidate.attack != "denoise" or noisy(population.defenses)):
             learn = functools.cache(lambda name=candidate.attack: learnt(name, scenario, shadow, view))
 
             def one(views: list[ServerView], number: int, learn: Callable[[], Attack] = learn) -> Reconstruction:
@@ -154,10 +154,10 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     many = scenario.updates * scenario.images + max(POOL, EARLIER)
     images = chosen_images(scenario.dataset, data, seed, many, "scenario-images")
     start = received(scenario, task, seed, public)
-    site = Site(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
-    updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, site, images, public)]
+    population = Population(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
+    updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, population, images, public)]
     last = updates[0][1][-1]
-    now = replace(site, received=Received(last.params, start.mask, last.buffers))
+    now = replace(population, received=Received(last.params, start.mask, last.buffers))
     means, gallery, found = class_means(public, task.classes), first(public, GALLERY), Found()
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
     for name, answers, seconds in asked(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from prunella.benchmarks.engine.images import part
-from prunella.benchmarks.engine.shadows import EARLIER, POOL, Site
+from prunella.benchmarks.engine.shadows import EARLIER, POOL, Population
 from prunella.benchmarks.engine.views import RATE, Draw, Sender, after_rounds, seen
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import apply_mask, full_mask
@@ -110,7 +110,7 @@ def sent(
 
 
 def clients(
-    scenario: Scenario, site: Site, images: Examples, public: Examples
+    scenario: Scenario, population: Population, images: Examples, public: Examples
 ) -> Iterable[tuple[Examples, list[ServerView]]]:
     """Every attacked client's images and updates. ``images`` are first those that are attacked, then those that
     defenses are fitted on."""
@@ -120,7 +120,7 @@ def clients(
         private = part(images, number * scenario.images, scenario.images)
 
         def draw(turn: int, number: int = number) -> Draw:
-            return lambda purpose: rehearsal(site.seed, round=turn, client=number, purpose=f"scenario-{purpose}")
+            return lambda purpose: rehearsal(population.seed, round=turn, client=number, purpose=f"scenario-{purpose}")
 
-        one = site.client(rest, number, "attacked")
-        yield private, sent(scenario, one, private, public, site.seed, draw)
+        one = population.client(rest, number, "attacked")
+        yield private, sent(scenario, one, private, public, population.seed, draw)

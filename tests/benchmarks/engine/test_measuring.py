@@ -15,7 +15,7 @@ import pytest
 
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import Claim, Measure, Plot, declared
-from prunella.benchmarks.engine.measuring import Limits, cells_of, in_time, measured, missing, points
+from prunella.benchmarks.engine.measuring import RunLimits, cells_of, in_time, measured, missing, points
 
 
 def toy(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
@@ -34,7 +34,7 @@ def claim(make: Any = toy) -> Claim:
 def test_cells_in_other_processes_give_the_same_points(tmp_path: Path) -> None:
     experiment, lines = claim().experiment, list[str]()
     alone = measured(experiment, "small", Cache(tmp_path / "a", 1), None, lines.append)
-    beside = measured(experiment, "small", Cache(tmp_path / "b", 1), None, lines.append, Limits(jobs=2))
+    beside = measured(experiment, "small", Cache(tmp_path / "b", 1), None, lines.append, RunLimits(jobs=2))
     found = [[(p.label, p.values["x"]) for p in points(experiment, "small", each)] for each in (alone, beside)]
     assert found[0] == found[1] and len(lines) == 12 and missing(experiment, "small", beside) == 0
     ours = {point.values["worker"] for point in points(experiment, "small", beside) if "worker" in point.values}
@@ -43,7 +43,7 @@ def test_cells_in_other_processes_give_the_same_points(tmp_path: Path) -> None:
 
 def test_a_cell_that_fails_in_another_process_ends_the_run_and_the_processes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be made"):
-        measured(claim(failing).experiment, "small", Cache(tmp_path, 1), None, print, Limits(jobs=2))
+        measured(claim(failing).experiment, "small", Cache(tmp_path, 1), None, print, RunLimits(jobs=2))
     for child in multiprocessing.active_children():
         child.join(20)
     assert not multiprocessing.active_children()
@@ -72,7 +72,7 @@ def sleeping(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str
 
 def slow_run() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        measured(claim(sleeping).experiment, "small", Cache(Path(folder), 1), None, print, Limits(jobs=2))
+        measured(claim(sleeping).experiment, "small", Cache(Path(folder), 1), None, print, RunLimits(jobs=2))
 
 
 def test_within_a_seed_what_took_least_elsewhere_is_first(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from prunella.benchmarks.engine.shadows import Site
+from prunella.benchmarks.engine.shadows import Population
 from prunella.benchmarks.scenarios.scenario import SCENARIOS, Scenario, clients, of, received
 from prunella.core.trees import density
 from prunella.tasks.data import Examples, load_test
@@ -41,13 +41,13 @@ def test_weights_are_the_first_ones_pruned_or_trained_as_it_says() -> None:
     assert losses[1] < 0.8 * losses[0]
 
 
-def site(scenario: Scenario, chain: str) -> Site:
-    return Site(TASK, received(scenario, TASK, 0, images()), chain, {}, 0, scenario.batch, scenario.steps)
+def population(scenario: Scenario, chain: str) -> Population:
+    return Population(TASK, received(scenario, TASK, 0, images()), chain, {}, 0, scenario.batch, scenario.steps)
 
 
 def test_rounds_send_the_same_images_with_other_noise_from_other_weights() -> None:
     scenario = Scenario("", "digits", rounds=3, updates=2)
-    both = list(clients(scenario, site(scenario, "gaussian"), images(), images()))
+    both = list(clients(scenario, population(scenario, "gaussian"), images(), images()))
     assert [len(views) for _, views in both] == [3, 3]
     (first, mine), (second, others) = both
     assert not torch.equal(first.x, second.x)
@@ -58,7 +58,7 @@ def test_rounds_send_the_same_images_with_other_noise_from_other_weights() -> No
 
 def test_unknown_labels_are_not_in_the_view_and_images_are_those_of_the_update() -> None:
     scenario = Scenario("", "digits", batch=2, steps=2, updates=2, known_labels=False)
-    both = list(clients(scenario, site(scenario, "none"), images(), images()))
+    both = list(clients(scenario, population(scenario, "none"), images(), images()))
     for number, (private, views) in enumerate(both):
         assert views[-1].labels is None and (views[-1].steps, views[-1].batch_size) == (2, 2)
         assert torch.equal(private.x, images().x[4 * number : 4 * number + 4])
