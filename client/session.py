@@ -46,6 +46,7 @@ Loader = Callable[[str, Partition, int, Path | None], Examples]
 HELD_OUT = 5  # every fifth example, when clients evaluate
 # Settings that no answer depends on: where the server keeps what, how it waits, and how many rounds there will be.
 PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
+PLACES |= {"evaluate_every", "evaluate_examples"}
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ class Run(BaseModel):
     #: where accuracy is measured: on the server's held-out examples, or on those of the clients, which also keeps the
     #: best round
     evaluation: Literal["server", "clients"] = "server"
+    #: rounds from one evaluation on all examples to the next; the last round always has one
+    evaluate_every: Count = 1
+    #: of the server's test examples, those that a round in between is evaluated on, the same ones each time; 0: none
+    evaluate_examples: Annotated[int, Field(ge=0)] = 0
     # local training
     local_steps: Count = 8  #: steps of local training in a round
     batch_size: Count = 16  #: examples in a step

@@ -34,6 +34,7 @@ _ALL = (
     Metric("round", "gauge", "Last finished round."),
     Metric("rounds", "gauge", "Rounds planned for this run."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
+    Metric("accuracy_error_ratio", "gauge", "Half of its 95 % interval, on a sample; 0: on all examples.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
     Metric("mask_density_ratio", "gauge", "Share of the prunable weights the global mask keeps.", "ratio"),
     Metric("defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean.", "ratio"),
@@ -44,6 +45,7 @@ _ALL = (
         "wire_dense_bytes_total", "counter", "Bytes the same tensors take dense in float32.", "bytes", ("direction",)
     ),
     Metric("round_seconds", "histogram", "Wall time of a round.", "seconds"),
+    Metric("round_stage_seconds", "gauge", "Wall time of a part of the last round.", "seconds", ("stage",)),
     Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),

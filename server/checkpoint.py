@@ -23,7 +23,10 @@ from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import Mask, Tree
 
 KEPT = 2
-MAY_CHANGE = ("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients")
+MAY_CHANGE = (
+    *("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients"),
+    *("evaluate-every", "evaluate-examples"),
+)
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.privacy.accounting import Privacy
 from prunella.server import checkpoint as checkpoints
@@ -25,7 +26,15 @@ from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
 from prunella.server.exporter import Exporter
 from prunella.server.report.units import audits_left
-from prunella.server.store.rows import audit_rows, counter_rows, ledger_rows, round_rows
+from prunella.server.store.rows import (
+    audit_rows,
+    counter_rows,
+    evaluation_rows,
+    half_interval,
+    ledger_rows,
+    round_rows,
+    stage_rows,
+)
 from prunella.server.store.schema import Row, row
 from prunella.server.store.write import RunStore
 from prunella.strategies.round.replies import Contribution
@@ -100,19 +109,36 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     return saved.round, saved.tree
 
 
-def evaluate_round(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
-    """On the server's test examples, or on the clients' held-out ones."""
+def on_all(run: Run, round: int) -> bool:
+    """Whether a round is evaluated on every example."""
+    return round % run.evaluate_every == 0 or round == run.rounds
+
+
+def sampled(test: Examples, run: Run) -> Examples:
+    """The test examples of the rounds in between, the same ones each time."""
+    chosen = torch.randperm(len(test), generator=stream(run.seed, purpose="evaluation-sample"))
+    return test.take(chosen[: run.evaluate_examples])
+
+
+def evaluate_round(
+    federation: Federation, round: int, arrays: ArrayRecord, grid: Grid, whole: bool = False
+) -> Evaluation | None:
+    """On the server's test examples, or on the clients' held-out ones; on all of them where it is due or ``whole``."""
+    whole = whole or on_all(federation.run, round)
     if federation.run.evaluation == "clients":
+        if not whole:
+            return None
         messages = federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
         metrics = federation.strategy.aggregate_evaluate(round, list(replies))
         if metrics is None:
             return None
         return Evaluation(float(str(metrics["loss"])), float(str(metrics["accuracy"])), 0)
-    if federation.test is None:
+    if federation.test is None or not (whole or federation.run.evaluate_examples):
         return None
+    test = federation.test if whole else sampled(federation.test, federation.run)
     params, buffers = federation.model.split(from_dense(arrays))
-    return evaluate(federation.model.module, params, buffers, federation.test.x, federation.test.y)
+    return evaluate(federation.model.module, params, buffers, test.x, test.y)
 
 
 def _count(federation: Federation) -> None:
@@ -187,12 +213,16 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
         federation.auditor.file_controls(strategy.downlink.expected(), strategy.importance_names(round))
         federation.auditor.miss(round, strategy.downlink.asked, silent)
     arrays = aggregated if aggregated is not None else arrays
+    stages = {"train": time.perf_counter()}  # when each was over
     result = evaluate_round(federation, round, arrays, grid)
+    stages["evaluate"] = time.perf_counter()
     _count(federation)
     _save(federation, round, arrays, result)
+    stages["store"] = time.perf_counter()
     kept = strategy.downlink.density(_mask(federation))
     seconds = time.perf_counter() - begin_time
     rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
+    rows += stage_rows(begin_time, stages) + error_rows(federation, round, result)
     denying = sum(member.consent == "deny" for member in strategy.roster.members.values())
     rows.append(row("clients_denying_audits", denying))
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
@@ -200,6 +230,23 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
         f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip
     _require_replies(federation)
     return arrays
+
+
+def error_rows(federation: Federation, round: int, result: Evaluation | None) -> list[Row]:
+    """How sure an accuracy is, where some are of a sample."""
+    run = federation.run
+    if result is None or not run.evaluate_examples or run.evaluation == "clients":
+        return []
+    return [row("accuracy_error_ratio", 0.0 if on_all(run, round) else half_interval(result))]
+
+
+def evaluate_last(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> None:
+    """A run that ended before its planned last round is evaluated on all examples, too."""
+    if not round or on_all(federation.run, round):
+        return
+    result = evaluate_round(federation, round, arrays, grid, whole=True)
+    if result is not None:
+        federation.emit(round, [*evaluation_rows(result), row("accuracy_error_ratio", 0.0)])
 
 
 def tell_left(federation: Federation, round: int, limit: float = 0.0) -> None:
@@ -261,6 +308,7 @@ def federate(federation: Federation, grid: Grid) -> None:
             break
         arrays, done = one_round(federation, grid, round, arrays), round
         take_audits(federation, grid)
+    evaluate_last(federation, done, arrays, grid)
     federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)

@@ -34,8 +34,8 @@ CHAINS = (
 )
 SEEDS = (0, 1, 2, 3, 4)
 FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
-    "mnist": training("cnn", rounds=30, local_steps=10, learning_rate=0.1),
-    "cifar10": training("cnn", rounds=30, local_steps=20, learning_rate=0.02),
+    "mnist": training("cnn", rounds=20, local_steps=10, learning_rate=0.1),
+    "cifar10": training("cnn", rounds=15, local_steps=20, learning_rate=0.02),
 }
 
 

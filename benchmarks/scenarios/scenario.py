@@ -58,8 +58,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "one-image": Scenario("one image in one step of the first weights: the worst case", "cifar10"),
     "one-digit": Scenario("the same on digits, whose margins are black", "mnist"),
     "trained": Scenario("one image in one step of weights that have learnt", "mnist", trained=300),
-    "pruned-0.8": Scenario("one image under a global mask that has removed 80 %", "cifar10", rate=0.8),
-    "many-rounds": Scenario("one image, sent in four rounds", "cifar10", rounds=4, updates=2),
+    "pruned-0.8": Scenario("one image under a global mask that has removed 80 %", "mnist", rate=0.8),
+    "many-rounds": Scenario("one image, sent in four rounds", "mnist", rounds=4, updates=2),
     "unknown-labels": Scenario(
         "four images in one step, labels unknown", "mnist", batch=4, updates=2, known_labels=False, passes=3000
     ),

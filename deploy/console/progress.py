@@ -53,9 +53,11 @@ class State:
     """Where a run stands; ``None`` for what was not measured yet."""
 
     round: int = 0
+    newest: int = 0  # of which there is any line
     rounds: int = 0
     clients: int | None = None
     accuracy: float | None = None
+    error: float = 0.0  # half of the accuracy's interval, where it is of a sample
     density: float | None = None
     seconds: float | None = None
     audits: int = 0
@@ -92,12 +94,15 @@ def fold(state: State, line: Line) -> State:
         "rounds": ("rounds", int),
         "clients_available": ("clients", int),
         "accuracy_ratio": ("accuracy", float),
+        "accuracy_error_ratio": ("error", float),
         "mask_density_ratio": ("density", float),
         "round_seconds": ("seconds", float),
         "audits_left": ("audits", int),
         "audits_left_seconds": ("audit_seconds", float),
         "audits_left_limit_seconds": ("audit_limit", float),
     }
+    if line["round"] > state.newest:  # a round that is not evaluated has not the accuracy of the one before
+        state = replace(state, newest=line["round"], accuracy=None, error=0.0)
     if metric in fields:
         name, kind = fields[metric]
         return replace(state, **{name: kind(value)})
@@ -137,7 +142,8 @@ def describe(state: State) -> str:
     if state.clients is not None and not state.rounds:
         return f"waiting for the clients: {state.clients} {'is' if state.clients == 1 else 'are'} there"
     parts = [f"round {state.round}/{state.rounds}" if state.rounds else f"round {state.round}"]
-    parts += [f"accuracy {state.accuracy:.3f}"] if state.accuracy is not None else []
+    error = f" ± {state.error:.3f}" if state.error else ""
+    parts += [f"accuracy {state.accuracy:.3f}{error}"] if state.accuracy is not None else []
     parts += [f"density {state.density:.3f}"] if state.density is not None else []
     parts += [f"{way} {megabytes(state.sent[way])}" for way in ("up", "down") if way in state.sent]
     parts += [f"{state.seconds:.1f} s"] if state.seconds is not None else []

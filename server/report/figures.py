@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from prunella.server.report.charts import Point, Role, Series, line_chart
 from prunella.server.report.series import baseline_band, increments, leak_series, points
-from prunella.server.report.units import decibels, percent, score, size
+from prunella.server.report.units import decibels, duration, percent, score, size
 from prunella.server.store.schema import StoreLine
 
 
@@ -54,6 +54,12 @@ def _bytes_chart(lines: Sequence[StoreLine]) -> Markup:
 
 def run_charts(lines: Sequence[StoreLine]) -> list[Markup]:
     accuracy = [Series("global model", "blue", points(lines, "accuracy_ratio"))]
+    stages: tuple[tuple[str, str, Role], ...] = (
+        ("train", "training, sending, aggregation", "blue"),
+        ("evaluate", "evaluation", "yellow"),
+        ("store", "checkpoint", "grey"),
+    )
+    times = [Series(said, role, points(lines, "round_stage_seconds", stage=name)) for name, said, role in stages]
     kept = [
         Series("parameters kept", "blue", points(lines, "mask_density_ratio")),
         Series("of these withheld by clients", "yellow", points(lines, "defense_rate_ratio")),
@@ -63,6 +69,7 @@ def run_charts(lines: Sequence[StoreLine]) -> list[Markup]:
         line_chart("Accuracy", accuracy, whole, (0.0, 1.0)),
         line_chart("Model kept and withheld", kept, whole, (0.0, 1.0)),
         _bytes_chart(lines),
+        *([line_chart("Where a round's time goes", times, duration)] if any(each.line for each in times) else []),
     ]
 
 

@@ -32,13 +32,40 @@ def round_rows(
         row("round_seconds", seconds),
         row("aggregate_seconds", stats.aggregate_seconds),
     ]
-    if result is not None:
-        rows.append(row("accuracy_ratio", result.accuracy))
-        rows += [row("loss", result.loss)] if math.isfinite(result.loss) else []  # a diverged model has no loss
+    rows += [] if result is None else evaluation_rows(result)
     if stats.replies:
         rows.append(row("train_seconds", stats.train_seconds / stats.replies))
         rows.append(row("defense_rate_ratio", stats.withheld / stats.replies))
     return rows
+
+
+def evaluation_rows(result: Evaluation) -> list[Row]:
+    loss = [row("loss", result.loss)] if math.isfinite(result.loss) else []  # a diverged model has no loss
+    return [row("accuracy_ratio", result.accuracy), *loss]
+
+
+def half_interval(result: Evaluation) -> float:
+    """Half of the widest 95 % interval of an accuracy on a sample (Wald's, of a share that counts one more of either
+    kind, so that none is 0).
+
+    >>> round(half_interval(Evaluation(0.5, 0.8, 400)), 3), half_interval(Evaluation(0.0, 1.0, 10)) > 0
+    (0.039, True)
+    """
+    share = (result.accuracy * result.examples + 2) / (result.examples + 4)
+    return 1.96 * math.sqrt(share * (1 - share) / (result.examples + 4))
+
+
+def stage_rows(begin: float, ends: Mapping[str, float]) -> list[Row]:
+    """How long each part of a round took, from when it was over, in order.
+
+    >>> [(row.labels["stage"], row.value) for row in stage_rows(1.0, {"train": 5.0, "evaluate": 5.5})]
+    [('train', 4.0), ('evaluate', 0.5)]
+    """
+    starts = [begin, *ends.values()]
+    return [
+        row("round_stage_seconds", end - start, stage=name)
+        for start, (name, end) in zip(starts, ends.items(), strict=False)
+    ]
 
 
 def counter_rows(counters: Mapping[str, float]) -> list[Row]:

@@ -403,3 +403,39 @@ def test_a_damaged_value_changes_the_result_so_the_checks_above_can_fail(tmp_pat
     federate(federation, OrderedGrid(grid, 0.01))
     go(tmp_path / "plain", clients=2, strategy="random", defenses="none", rounds=1)
     assert not same(final(tmp_path / "scaled"), final(tmp_path / "plain"))
+
+
+def test_rounds_in_between_are_evaluated_on_the_same_sample_and_the_last_on_all(tmp_path: Path) -> None:
+    federation = go(tmp_path, rounds=5, evaluate_every=3, evaluate_examples=50)
+    whole = go(tmp_path / "whole", rounds=5)
+    errors = series(federation, "accuracy_error_ratio")
+    assert [error == 0 for error in errors] == [False, False, True, False, True]
+    assert all(0.02 < error < 0.15 for error in errors if error)
+    found, all_of_them = series(federation, "accuracy_ratio"), series(whole, "accuracy_ratio")
+    assert [found[i] == all_of_them[i] for i in (2, 4)] == [True, True] and found[0] * 50 == pytest.approx(
+        round(found[0] * 50)
+    )
+    assert same(final(tmp_path), final(tmp_path / "whole"))  # how it is measured changes nothing of what is learnt
+
+
+def test_without_a_sample_rounds_in_between_have_no_accuracy(tmp_path: Path) -> None:
+    federation = go(tmp_path, rounds=4, evaluate_every=3)
+    assert len(series(federation, "accuracy_ratio")) == 2 and not series(federation, "accuracy_error_ratio")
+    on_clients = go(tmp_path / "clients", rounds=4, evaluate_every=3, evaluation="clients")
+    assert len(series(on_clients, "accuracy_ratio")) == 2
+
+
+def test_a_run_that_its_budget_ends_early_is_evaluated_on_all_examples(tmp_path: Path) -> None:
+    budget = {"defenses": "dp-sgd", "dp_sgd__noise_multiplier": 1.0, "privacy__epsilon_budget": 4.0}
+    federation = go(tmp_path, rounds=50, evaluate_every=40, evaluate_examples=20, **budget)
+    done = int(series(federation, "round")[-1])
+    assert 1 < done < 40 and series(federation, "accuracy_error_ratio")[-1] == 0.0
+    assert len(series(federation, "accuracy_ratio")) == done + 1
+
+
+def test_a_round_s_time_is_told_by_its_parts(tmp_path: Path) -> None:
+    federation = go(tmp_path, rounds=2)
+    parts = [series(federation, "round_stage_seconds", stage=stage) for stage in ("train", "evaluate", "store")]
+    assert all(len(part) == 2 and min(part) >= 0 for part in parts)
+    whole = series(federation, "round_seconds")
+    assert all(sum(each) <= total for each, total in zip(zip(*parts, strict=True), whole, strict=True))

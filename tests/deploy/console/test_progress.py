@@ -153,3 +153,22 @@ def test_an_attack_that_is_piped_says_now_and_then_how_far_it_is(monkeypatch: py
     lines = file.getvalue().splitlines()
     assert [line for line in lines if "iteration 2 of 100, objective 0.5, at most" in line], lines
     assert all(line.startswith("control: start 1") for line in lines if line.strip())
+
+
+def test_an_accuracy_is_of_its_own_round_and_says_how_sure_it_is() -> None:
+    first = [
+        line(1, "round", 1),
+        line(1, "rounds", 3),
+        line(1, "accuracy_ratio", 0.8),
+        line(1, "accuracy_error_ratio", 0.04),
+    ]
+    assert "accuracy 0.800 ± 0.040" in describe(reduce(fold, first, State()))
+    then = [*first, line(2, "round", 2), line(2, "mask_density_ratio", 0.7)]
+    assert "accuracy" not in describe(reduce(fold, then, State()))
+    assert (
+        "accuracy 0.900  "
+        in describe(
+            reduce(fold, [*then, line(3, "accuracy_error_ratio", 0.0), line(3, "accuracy_ratio", 0.9)], State())
+        )
+        + "  "
+    )
