@@ -13,7 +13,7 @@ from prunella.deploy.console.terminal import console, errors, say
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local.launcher import launch
 from prunella.deploy.machines.submit import Destination, submit
-from prunella.deploy.runs import RunDir, find
+from prunella.deploy.runs import RunDir, every, find, point_latest
 from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.request import RunRequest, restored
 from prunella.deploy.runtime.watch import Outcome, Status, tail
@@ -54,9 +54,9 @@ def run_local(
     request = restored(run, keep) if run else asked(app, runs, given, keep=keep, **options)
     started = time.time()
     with shown() as view:
-        outcome = launch(request, view, checker(request, view), run)
+        outcome = launch(request, view, checker(request, view, here=True), run)
     if outcome.status != "completed":
-        record(outcome)
+        record(outcome, settings.is_prunella(settings.read_app(request.app)))
         explain(outcome)
     if outcome.status == "completed" and not outcome.run.status():
         from prunella.deploy.tools.other_app import closing
@@ -103,11 +103,11 @@ def asked(app: Path | None, runs: Path, given: Sequence[str], **options: Any) ->
     return RunRequest(directory, runs, typed, **options)
 
 
-def checker(request: RunRequest, view: ConsoleView) -> Callable[[], None]:
+def checker(request: RunRequest, view: ConsoleView, here: bool = False) -> Callable[[], None]:
     """Raises ``ConfigError`` where the rules refuse the settings, and says what was chosen; it may take seconds."""
 
     def check() -> None:
-        if said := settings.check(settings.read_app(request.app), request.settings):
+        if said := settings.check(settings.read_app(request.app), request.settings, here):
             view.say(said)
 
     return check
@@ -123,9 +123,15 @@ def shown() -> Iterator[ConsoleView]:
         progress.close()
 
 
-def record(outcome: Outcome) -> None:
-    """Write into ``run.json`` how the run ended where the server could not; its own error message stays."""
-    if not outcome.run.status() or (outcome.status, outcome.run.status()) == ("failed", "failed"):
+def record(outcome: Outcome, ours: bool = False) -> None:
+    """Write into ``run.json`` how the run ended where the server could not; its own error message stays. A run of
+    ``ours`` that ended before its first round is not what ``latest`` means, if any other began."""
+    if ours and not outcome.run.metrics.exists():
+        began = [run.id for run in every(outcome.run.path.parent) if run.metrics.exists()]
+        if began:
+            point_latest(outcome.run.path.parent, began[-1])
+    known = outcome.run.status()
+    if not (known or ours) or (outcome.status, known) == ("failed", "failed"):
         return
     from prunella.server.store.write import RunStore
 

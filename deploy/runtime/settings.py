@@ -24,6 +24,7 @@ Value = str | int | float | bool
 NAME = "prunella"
 # Settings whose values are names in other packages' registries; to check them those packages are imported.
 NAMED = ("strategy", "defenses", "attack", "model", "dataset")
+DEVICES = ("device", "attack-device")
 RATE, AUTO = "learning-rate", "auto"  # as in core.config, which is slow to import
 # Set by the launcher.
 RESERVED = ("run-dir", "resume")
@@ -157,9 +158,10 @@ def check_names(settings: Mapping[str, Value]) -> None:
                 raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
 
 
-def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> str:
-    """Apply Prunella's rules to ``given``; another app has none. Raises ``ConfigError``. Returns what the user should
-    know of a setting that was chosen for another dataset or model than the default, or "".
+def check(app: Mapping[str, Any], given: Mapping[str, Value], here: bool = False) -> str:
+    """Apply Prunella's rules to ``given``; another app has none. Raises ``PrunellaError``. Returns what the user should
+    know of a setting that was chosen for another dataset or model than the default, or "". ``here``: the run takes
+    place on this machine.
 
     The registries import PyTorch, so they are consulted only for what the user changed.
     """
@@ -171,9 +173,12 @@ def check(app: Mapping[str, Any], given: Mapping[str, Value]) -> str:
     parse_run({key: value for key, value in everything.items() if (key, value) != (RATE, AUTO)})
     if any("." in key for key in given):
         check_sections(given, sections())
-    if not any(key in NAMED for key in given):
+    if not any(key in (*NAMED, *DEVICES) for key in given):
         return ""
     check_names(everything)
-    from prunella.tasks.recommended import choice
+    from prunella.server.preflight import check_together
+    from prunella.tasks.recommended import choice, settled
 
+    raw = settled(everything)
+    check_together(parse_run({key: value for key, value in raw.items() if "." not in key}), raw, here)
     return choice(everything) if {"dataset", "model"} & given.keys() else ""

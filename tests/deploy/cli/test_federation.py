@@ -10,7 +10,7 @@ import pytest
 from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.cli import federation
 from prunella.deploy.errors import UsageError
-from prunella.deploy.runs import RunDir, create
+from prunella.deploy.runs import RunDir, create, find, point_latest, state
 from prunella.deploy.runtime.processes import environment, importable
 from prunella.deploy.runtime.request import RunRequest, describe
 from prunella.deploy.runtime.watch import Outcome
@@ -67,6 +67,18 @@ def test_the_servers_own_account_of_a_failure_stays(run: RunDir) -> None:
     RunStore.open(run.path).finish("failed", "its own words")
     federation.record(Outcome(run, "failed", "Flower's words"))
     assert json.loads((run.path / "run.json").read_text())["error"] == "its own words"
+
+
+def test_a_run_that_never_began_has_failed_and_latest_is_the_newest_that_did(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        create(tmp_path, name, 0)
+    for name in ("metrics.jsonl", "run.json"):
+        (tmp_path / "a" / name).write_text("{}\n")
+    point_latest(tmp_path, "b")
+    federation.record(Outcome(RunDir(tmp_path / "b"), "failed", "no data"), ours=True)
+    assert state(RunDir(tmp_path / "b")) == "failed" and find(tmp_path, "latest").id == "a"
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["error"] == "no data"
+    assert state(RunDir(tmp_path / "c")) == "interrupted"  # nobody wrote down how it ended
 
 
 def test_a_completed_run_is_not_run_again(

@@ -132,7 +132,7 @@ def test_the_learning_rate_is_a_number_or_auto() -> None:
 def test_a_rate_that_was_chosen_for_another_dataset_or_model_is_told() -> None:
     ours = read_app(ROOT)
     assert check(ours, {"dataset": "mnist:/a"}).startswith("learning-rate 0.05, recommended for mnist")
-    assert check(ours, {"model": "lenet"}).startswith("learning-rate 0.25, recommended for digits")
+    assert check(ours, {"model": "conv-1"}).startswith("learning-rate 0.25, recommended for digits")
     for other in ({}, {"strategy": "snip"}, {"dataset": "mnist", "learning-rate": 0.3}):
         assert check(ours, other) == ""
     with pytest.raises(ConfigError, match="learning-rate"):

@@ -1,0 +1,52 @@
+"""What is refused before any process starts, with the fix, and what is left to other machines."""
+
+from pathlib import Path
+
+import pytest
+
+from prunella.core.config import parse_run
+from prunella.core.errors import PrunellaError
+from prunella.server.preflight import check_together
+from tests.local_grid import settings
+
+
+def check(here: bool = True, **changed: object) -> None:
+    raw = settings(**changed)
+    check_together(parse_run({k: v for k, v in raw.items() if "." not in k}), raw, here)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"defenses": "dgp,channel-natural"}, "write defenses = 'channel-natural,dgp'"),
+        ({"dataset": "imagefolder:/nowhere"}, "no folder /nowhere on this machine"),
+        ({"dataset": "mnist:/nowhere"}, "no folder /nowhere on this machine"),
+        ({"model": "nowhere:build"}, "cannot be imported here"),
+        ({"model": "vgg11-bn"}, "too small for this model"),
+        ({"model": "vgg11-bn", "dataset": "cifar10", "defenses": "dp-sgd"}, "choose a model without batch norm"),
+        ({"device": "cuda:7"}, "not on this machine"),
+        ({"attack_device": "gpu"}, "use auto, cpu or cuda"),
+        ({"defenses": "precode"}, "set model=precode-cnn"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(changed: dict[str, object], words: str) -> None:
+    with pytest.raises(PrunellaError, match=words):
+        check(**changed)
+
+
+def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PrunellaError, match="no readable folder per class"):
+        check(dataset=f"imagefolder:{tmp_path}")
+
+
+def test_what_lies_elsewhere_is_left_to_the_machines_that_have_it() -> None:
+    check(here=False, dataset="mnist:/nowhere")
+    check(here=False, model="nowhere:build")
+    check(here=False, device="cuda:7")
+    with pytest.raises(PrunellaError, match="write defenses"):
+        check(here=False, defenses="dgp,channel-natural", dataset="mnist:/nowhere")
+
+
+def test_the_main_job_and_a_model_with_a_bottleneck_are_fine() -> None:
+    check()
+    check(model="precode-cnn", defenses="precode")
