@@ -186,8 +186,10 @@ def list_runs(
 
             typer.echo(as_json(records(every(runs))))
             return
-        for run in every(runs):
+        for run in (found := every(runs)):
             console.print(f"{run.id}  {state(run)}", highlight=False)
+        if not found:
+            say(f"no runs in {runs}: start one with `prunella run`, or name another directory with --runs")
 
 
 @app.command()

@@ -115,6 +115,7 @@ def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[]
     except KeyboardInterrupt:
         if not (run.path / "launch.json").exists():
             raise
+        view.say("stopping ...")
         return Outcome(run, "stopped", "stopped by the user")
     finally:
         backend.stop()

@@ -111,3 +111,8 @@ def test_runs_lists_ids_with_their_status(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()  # the cells of `prunella reproduce`
     result = RUNNER.invoke(cli.app, ["runs", "--runs", str(tmp_path)])
     assert result.output.split() == ["one", "failed", "two", "interrupted"]
+
+
+def test_runs_on_nothing_says_so(tmp_path: Path) -> None:
+    result = RUNNER.invoke(cli.app, ["runs", "--runs", str(tmp_path)], env={"COLUMNS": "300"})
+    assert result.exit_code == 0 and "no runs in" in result.output and "prunella run" in result.output

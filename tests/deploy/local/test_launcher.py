@@ -52,7 +52,7 @@ def test_loopback_only_then_ctrl_c_ends_everything(prunella) -> None:
     assert len(listening) == 4, "control, fleet, and one a SuperNode"
     command.process.send_signal(signal.SIGINT)
     code, output = command.finish()
-    assert code == 130 and "--resume" in output
+    assert code == 130 and "--resume" in output and "stopping ..." in output
     command.await_end_of_family()
 
 
