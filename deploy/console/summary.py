@@ -41,7 +41,7 @@ def verdict_rows(answer: RunVerdict) -> Rows:
     """What the report says: the verdict, the worst audit, and what must stand beside it."""
     found: Rows = [("verdict", answer.badge), ("privacy", answer.headline)]
     found += [("worst audit", in_words(answer.worst))] if answer.worst else []
-    return found + [("note", note) for note in answer.notes]
+    return [*found, *(("note", note) for note in answer.notes), ("next", answer.next_step)]
 
 
 def rows(run: Line, metrics: Sequence[Line], audits: Sequence[Line]) -> Rows:

@@ -48,15 +48,6 @@ LIMITS = (
     "that is stronger, or knows more, may rebuild more. Only an ε, or a bound in nats, holds against attacks that "
     "nobody has tried, and only for what it counts."
 )
-NEXT = {
-    "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "
-    "more images in every step, and attest that run; docs/choose.md has the choices with what each was measured at.",
-    "traces": "Treat what was told apart as told. Lower it with a defense that has an ε, and attest that run.",
-    "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
-    "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
-    "silent": "Run again with audits (audit-every above 0). Nothing is known of this run.",
-    "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
-}
 POINTERS = (
     ("What was trained, Threat model", "GDPR Art. 35(7)(a): description of the processing"),
     ("Defenses, Differential privacy", "GDPR Art. 35(7)(d): measures; NIST SP 800-226: what a guarantee is of, its "
@@ -309,7 +300,7 @@ def statement(folder: Path) -> dict[str, Any]:
     run, there = found.run, [name for name in FILES if (folder / name).exists()]
     sections = [
         _trained(found), _threats(found), _defenses(found), _privacy(found), _attacks(found), _membership(found),
-        _untested(found), _risk(found), _section("Recommended next step", NEXT[found.verdict.tone]),
+        _untested(found), _risk(found), _section("Recommended next step", found.verdict.next_step),
         _section("Appendix: where regulators ask for this", "Headings and pointers, no legal claim.",
                  tables=[(("sections", "asked for by"), POINTERS)]),
     ]  # fmt: skip

@@ -24,7 +24,7 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; marg
 .verdict { border-left:6px solid var(--tone); padding:2px 0 2px 18px; max-width:58em; }
 .verdict h1 { font-size:clamp(1.5rem,3.6vw,2.15rem); line-height:1.2; letter-spacing:-.02em; text-wrap:balance; }
 .verdict ul { margin:14px 0 0; padding-left:1.1em; color:var(--soft); } .verdict li { margin:3px 0; }
-.terms { margin:18px 0 0; font-size:.9rem; }
+.next { margin:14px 0 0; } .terms { margin:18px 0 0; font-size:.9rem; }
 .badge { display:inline-block; border:1.5px solid var(--tone); color:var(--tone); border-radius:999px; font-weight:600;
   padding:1px 12px; font-size:.85rem; margin-bottom:10px; }
 .leak { --tone:var(--red); } .traces { --tone:var(--yellow); } .clear { --tone:var(--blue); }
@@ -127,6 +127,7 @@ reconstructions among those that were stored.</p>{% endif %}{% endif %}
 <span class="badge">{{ verdict.badge }}</span>
 <h1>{{ verdict.headline }}</h1>
 {% if verdict.sentences %}<ul>{% for sentence in verdict.sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
+{% if not live %}<p class="next"><strong>What to do next.</strong> {{ verdict.next_step }}</p>{% endif %}
 </div>
 {% if audits %}<p class="lead terms">In an audit the server attacks an update exactly as it received it, and the client
 scores the result against its own images. The scores PSNR and SSIM measure how similar a rebuilt image is to the

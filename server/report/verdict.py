@@ -32,6 +32,15 @@ from prunella.server.store.schema import StoreLine
 
 Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
 Answer = tuple[Tone, str, str]
+NEXT: dict[Tone, str] = {
+    "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "
+    "more images in every step, and attest that run; docs/choose.md has the choices with what each was measured at.",
+    "traces": "Treat what was told apart as told. Lower it with a defense that has an ε, and attest that run.",
+    "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
+    "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
+    "silent": "Run again with audits (audit-every above 0). Nothing is known of this run.",
+    "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,11 @@ class RunVerdict:
     sentences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     worst: Line | None = None
+
+    @property
+    def next_step(self) -> str:
+        """What to do now."""
+        return NEXT[self.tone]
 
 
 def worst_cases(audits: Sequence[Line], defended: bool) -> list[Line]:

@@ -1,7 +1,7 @@
 """The wording is the product: what may be said when, and what may never be said."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from prunella.attacks.score.level import level, value
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.report.state import RunState
-from prunella.server.report.verdict import RunVerdict, judge
+from prunella.server.report.verdict import NEXT, RunVerdict, Tone, judge
 from prunella.server.report.verdict import verdict as of_state
 from prunella.tasks.examples import Examples
 from tests.server.report.audits import (
@@ -150,3 +150,8 @@ def test_on_real_scores_the_mean_digit_is_not_a_rebuilt_image(count: int) -> Non
     x, y = digits(200)
     mean = x.mean(dim=0, keepdim=True).expand(count, -1, -1, -1)
     assert level_of(mean, x[:count], y[:count]) != "rebuilt"
+
+
+def test_every_tone_has_a_next_step_and_none_says_that_all_is_well() -> None:
+    assert set(NEXT) == set(get_args(Tone)) == {verdict([], RunState()).tone, *NEXT}
+    assert not [text for text in NEXT.values() if "safe" in text or "nothing to do" in text]
