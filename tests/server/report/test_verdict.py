@@ -153,5 +153,5 @@ def test_on_real_scores_the_mean_digit_is_not_a_rebuilt_image(count: int) -> Non
 
 
 def test_every_tone_has_a_next_step_and_none_says_that_all_is_well() -> None:
-    assert set(NEXT) == set(get_args(Tone)) == {verdict([], RunState()).tone, *NEXT}
+    assert set(NEXT) == set(get_args(Tone))
     assert not [text for text in NEXT.values() if "safe" in text or "nothing to do" in text]
