@@ -6,8 +6,7 @@ on it. Where one fails, nothing is compared: the verdict is "not judged". The en
 file into ``--out``, and rewrites ``README.md`` there, the list of all claims.
 
     prunella reproduce --list
-    prunella reproduce D3 [--size small] [--data /data] [--out docs/results]
-    prunella reproduce defenses --out results
+    prunella reproduce D3 [--size small] [--data /data] [--out results]
     prunella reproduce board --budget 30min --jobs 2
     prunella reproduce board --submit my_module:DEFENSE
     prunella reproduce my_module:CLAIM
@@ -86,7 +85,7 @@ def claim_of(name: str) -> Claim:
     return dataclasses.replace(claim, name=name) if is_foreign(name) else claim
 
 
-def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0], epilog=EPILOG)
     parser.add_argument(
         "claim", nargs="?", default="", help="its name, as D3 or defenses; --list has them all; or my_module:CLAIM"
@@ -105,7 +104,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="of attacks and federations: cpu (the default), cuda, auto")
     parser.add_argument("--submit", default="", help="of board: my_module:NAME, a defense or an attack of your own")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="gets page, plot and numbers")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="gets page, plot and numbers")
     parser.add_argument("--cache", type=Path, default=Path("runs/claims"), help="finished cells; a second run goes on")
     parser.add_argument(
         "--data",
@@ -113,12 +112,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=DATA if DATA.is_dir() else None,
         help="folder of local Parquet copies, one folder a dataset (mnist, cifar10); without one, the hub",
     )
-    return parser.parse_args(arguments)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 and one line for what a user can fix, or 130 after Ctrl-C."""
-    chosen: Any = options(arguments)
+    chosen: Any = parser().parse_args(arguments)
     if chosen.listed or not (chosen.claim or chosen.index or chosen.pages):
         print(listing((*CLAIMS.values(), *TABLES.values())))
         return 0 if chosen.listed else USAGE

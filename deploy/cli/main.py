@@ -301,13 +301,21 @@ def reproduce(
     claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM.")] = "",
     listed: Annotated[bool, typer.Option("--list", help="List all claims, what they say and what they need.")] = False,
     size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
-    out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("docs/results"),
+    out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("results"),
     cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run resumes.")] = Path(
         "runs/claims"
     ),
     data: Annotated[
         Path | None, typer.Option(help="Directory of local copies (DIR/mnist, …); else from the hub.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells side by side, on a thread each.")] = 1,
+    budget: Annotated[str, typer.Option(help="Begin no cell after this time (30min, 2h); the same call goes on.")] = "",
+    device: Annotated[str, typer.Option(help="Of attacks and federations: cpu, cuda or auto.")] = "cpu",
+    submit: Annotated[str, typer.Option(help="Of board: module:NAME, a defense or an attack of your own.")] = "",
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Measure nothing: judge and write OUT anew from its JSON.")
+    ] = False,
+    index: Annotated[bool, typer.Option("--index", help="Measure nothing: write OUT's README.md anew.")] = False,
 ) -> None:
     """Measure a table or figure of a paper again: measured beside published values, with a verdict.
 
@@ -316,12 +324,19 @@ def reproduce(
     prunella reproduce D3 --data /data
 
     prunella reproduce my_table:TABLE --data /data --out paper
+
+    prunella reproduce board --budget 30min --jobs 2
     """
     from prunella.deploy.tools.claims import reproduce
 
-    chosen = ["--list"] if listed else [claim, "--size", size, "--out", str(out), "--cache", str(cache)]
+    chosen = (
+        ["--list"] if listed else [*filter(None, [claim]), "--size", size, "--out", str(out), "--cache", str(cache)]
+    )
+    chosen += ["--jobs", str(jobs), "--device", device, *["--pages"][:pages], *["--index"][:index]]
+    for name, value in (("data", data), ("budget", budget), ("submit", submit)):
+        chosen += [f"--{name}", str(value)] if value else []
     with explained():
-        raise typer.Exit(reproduce([*chosen, *(["--data", str(data)] if data else [])]))
+        raise typer.Exit(reproduce(chosen))
 
 
 @app.command()
