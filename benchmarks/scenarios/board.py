@@ -48,12 +48,12 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
 
 def cells(chains: Iterable[str], attack: str = STRONG, costs: bool = True) -> tuple[Settings, ...]:
     """Every chain in every scenario and, with ``costs``, in a federation on every dataset."""
-    found = list[Settings]()
-    for chain in chains:
-        for name, scenario in SCENARIOS.items():
-            found.append({**scenario.settings(name), "defenses": chain, "raw": {}, "attack": attack})
-        for dataset, run in FEDERATIONS.items() if costs else ():
-            found.append({**behind(run, dataset, chain), "scenario": COST, "draws": "board", "attack": STRONG})
+    found, every = list[Settings](), tuple(chains)
+    for name, scenario in SCENARIOS.items():
+        found += [{**scenario.settings(name), "defenses": chain, "raw": {}, "attack": attack} for chain in every]
+    for dataset, run in FEDERATIONS.items() if costs else ():
+        about = {"scenario": COST, "draws": "board", "attack": STRONG}
+        found += [{**behind(run, dataset, chain), **about} for chain in every]
     return tuple(found)
 
 
@@ -92,11 +92,11 @@ def board(sweep: Sequence[Settings], name: str = "board") -> Claim:
 
 def submission(name: str) -> Claim:
     """The board's rows of somebody's own defense or attack. Raises ``ConfigError`` where it is neither."""
-    found = lookup("defense or attack", name, {})
+    found, asked = lookup("defense or attack", name, {}), f"board --submit {name}"
     if isinstance(found, Entry):
-        return board(cells((NONE, name)), f"board-{name.rpartition(':')[2]}")
+        return board(cells((NONE, name)), asked)
     if isinstance(found, Attack):
-        return board(cells(CHAINS, name, costs=False), f"board-{name.rpartition(':')[2]}")
+        return board(cells(CHAINS, name, costs=False), asked)
     raise ConfigError(f"{name} is a {type(found).__name__}, not a privacy.defense.Entry or an attacks.Attack")
 
 

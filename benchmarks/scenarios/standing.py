@@ -107,7 +107,9 @@ def table(points: Sequence[Point]) -> str:
     said = (
         f"Mean PSNR in dB (at most {MOST:.0f}) of the attack that rebuilds most, [95 % interval over seeds and images],"
     )
-    parts = [f"{said} the share of images that a report calls rebuilt, and the attack.", leaks(points)]
+    seeds = sorted({len(point.values["psnr"]) for point in points if "psnr" in point.values})
+    rest = f" Entries rest on {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds." if seeds else ""
+    parts = [f"{said} the share of images that a report calls rebuilt, and the attack.{rest}", leaks(points)]
     if costs(points):
         parts.append("What each costs: a federation of four clients; mean ± standard deviation over seeds.")
         parts.append(prices(points))
