@@ -2,13 +2,14 @@
 
 ZipNN 0.5.4 and blosc2 4.14.1 run where they can be imported, which nothing of this project asks for. ZipNN runs at its
 defaults for float32. blosc2 runs at its defaults but for the size of a number (zstd at level 5 after a byte shuffle),
-at zstd's level 1, and with lz4 after a bit shuffle, the faster ones of its settings that still compress. All use as
-many threads as our codec does, and all return the same two trees, which is checked, bit for bit.
+at zstd's level 1, and with lz4 after a bit shuffle, the faster ones of its settings that still compress. All run on
+one thread and return the same two trees, which is checked, bit for bit.
 
 A whole message is the update's tensors and mask to bytes and back; ``bound`` and ``memcpy`` are those of
 ``speed.wire``. The peers gather and scatter kept values as our codec does, over the same pieces; ours does so while it
 codes a frame, and finds the kept coordinates once for mask and values, which is part of what a codec of its own is for.
-``values`` times the coders alone, on the kept values in one piece: a share of the speed of a memcpy of these.
+``values`` times the coders alone, on the kept values in one piece, as a share of the speed of a memcpy of these. Time
+is the processor's, arms in turns, the median over turns and the range: on a shared machine that says more than a clock.
 
     pip install zipnn==0.5.4 blosc2==4.14.1    # into an environment of its own
     python -m prunella.benchmarks.speed.codecs [--data DIRECTORY_OF_CIFAR10] [--model resnet18] [--kind magnitude]
@@ -16,7 +17,7 @@ codes a frame, and finds the kept coordinates once for mask and values, which is
 
 import struct
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from prunella.benchmarks.speed.bench import Work, command, fastest, importable, show_table
+from prunella.benchmarks.speed.bench import Work, command, importable, show_table, turns
 from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.benchmarks.speed.wire import DATA, bound
 from prunella.core.parallel import each, threads
@@ -179,16 +180,22 @@ def measure(update: Update, coders: dict[str, ValueCoder], repeat: int) -> dict[
     works: dict[str, Work] = {"dense": partial(np.copyto, copy, dense), "kept": partial(np.copyto, kept_copy, values)}
     for name, arm in found.items():
         works |= {f"{way} {name}": getattr(arm, way) for way in (*MESSAGE, *VALUES)}
-    took = fastest(works, repeat)
+    took = turns(works, "dense", repeat)
+    kept = took["kept"]["ratio"]
     return {
         name: {
             "bytes": arm.size,
             "of_bound": arm.size / bound(values.size, total),
-            "of_memcpy": {way: took["dense"] / took[f"{way} {name}"] for way in MESSAGE},
-            "values_of_memcpy": {way: took["kept"] / took[f"{way} {name}"] for way in VALUES},
+            "of_memcpy": {way: _speed(took[f"{way} {name}"], 1.0) for way in MESSAGE},
+            "values_of_memcpy": {way: _speed(took[f"{way} {name}"], kept) for way in VALUES},
         }
         for name, arm in found.items()
     }
+
+
+def _speed(cost: Mapping[str, float], copy: float) -> dict[str, float]:
+    """As a share of a memcpy's that takes ``copy``: the median turn, the slowest and the fastest."""
+    return {"median": copy / cost["ratio"], "least": copy / cost["most"], "most": copy / cost["least"]}
 
 
 def compare(options: Any) -> dict[str, Any]:
@@ -196,12 +203,13 @@ def compare(options: Any) -> dict[str, Any]:
     if options.kind not in KINDS:
         raise ArgumentTypeError(f"--kind is one of {', '.join(KINDS)}")
     there = importable(PACKAGES)
+    torch.set_num_threads(1)
     images, source = examples(options.data, options.seed)
     training = LocalTraining(options.seed)
     update = real_update(options.model, options.kind, images, training)
     coders = {OURS: _ours(), **{name: make() for name, (package, make) in PEERS.items() if package in there}}
     arms = measure(update, coders, options.repeat)
-    return {"images": source, "training": vars(training), "threads": threads(), "repeat": options.repeat, "arms": arms}
+    return {"images": source, "training": vars(training), "repeat": options.repeat, "arms": arms}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -212,10 +220,14 @@ def show(result: dict[str, Any]) -> None:
             name if name == OURS else f"mask + {name}",
             f"{row['bytes'] / 1e6:.2f}",
             f"{row['of_bound']:.3f}",
-            f"{message['encode']:.3f} / {message['decode']:.3f}",
-            f"{values['pack']:.3f} / {values['unpack']:.3f}",
+            *(
+                f"{speed['median']:.3f} ({speed['least']:.3f} to {speed['most']:.3f})"
+                for speed in (*message.values(), *values.values())
+            ),
         ))  # fmt: skip
-    show_table("encode / decode", "codec, MB, of bound, of memcpy, values of memcpy", rows)
+    show_table(
+        "speed as a share of a memcpy's", "codec, MB, of bound, encode, decode, values packed, values unpacked", rows
+    )
 
 
 if __name__ == "__main__":
