@@ -6,8 +6,8 @@ ordinary ClientApp: ``load_state_dict``, ``torch.optim.SGD`` over those same bat
 examples in the reply. Nothing of ours trains or averages there. Both models are tested by the same function on the same
 examples after every round.
 
-Bits may differ: Flower adds weighted float32 models, we add float64 differences and round once, and PyTorch's SGD fuses
-the step's product and sum. ``apart`` is the largest difference of two weights after the last round, ``of_largest`` that
+Bits may differ: Flower adds weighted float32 models, we add float64 differences and round once, and an optimiser may
+round a step otherwise. ``apart`` is the largest difference of two weights after the last round, ``of_largest`` that
 over the largest weight, and ``accuracy`` the largest difference in accuracy in any round. ``examples`` is the number of
 test examples whose label differs after the last round, of all.
 
