@@ -33,6 +33,7 @@ from prunella.core.trees import Mask, Tree, count, size
 from prunella.wire.coding import Reader, pack_numbers, places_of, prefixed, unpack_numbers
 from prunella.wire.encode import decode, decode_mask, encode, encode_mask
 from prunella.wire.layout import FRAME, Numbers, Piece, flat_bits, flat_numbers, frames_of
+from prunella.wire.sparse import zeros
 
 PACKAGES = {"zipnn": "zipnn==0.5.4", "blosc2": "blosc2==4.14.1"}
 OURS = "prunella"
@@ -104,7 +105,7 @@ PEERS: dict[str, tuple[str, Callable[[], ValueCoder]]] = {
 }
 
 
-def _pieces(like: Tree) -> list[Piece]:
+def _pieces(like: Tree | Mask) -> list[Piece]:
     sizes = {name: tensor.numel() for name, tensor in like.items()}
     return [piece for frame in frames_of(sizes, dict.fromkeys(sizes, "f4")) for piece in frame]
 
@@ -121,11 +122,11 @@ def gathered(tree: Tree, mask: Mask) -> Numbers:
 
 
 def scattered(values: Numbers, mask: Mask) -> Tree:
-    """The dense tree again, zero outside the mask."""
-    tree = {name: torch.zeros(flags.shape) for name, flags in mask.items()}
-    numbers = {name: flat_numbers(tensor) for name, tensor in tree.items()}
+    """The dense tree again, zero outside the mask, in memory that is asked for as our codec asks for it."""
+    sizes = {name: flags.numel() for name, flags in mask.items()}
+    numbers = zeros(sizes, dict.fromkeys(sizes, 4))
     bits = {name: flat_bits(flags) for name, flags in mask.items()}
-    pieces = _pieces(tree)
+    pieces = _pieces(mask)
     places = each(lambda piece: places_of(piece.of(bits)), pieces)
     ends = np.cumsum([at.size for at in places])
 
@@ -134,7 +135,7 @@ def scattered(values: Numbers, mask: Mask) -> Tree:
         pieces[number].of(numbers)[at] = values[ends[number] - at.size : ends[number]]
 
     each(put, range(len(pieces)))
-    return tree
+    return {name: torch.from_numpy(numbers[name]).view(torch.float32).reshape(mask[name].shape) for name in mask}
 
 
 def composed(coder: ValueCoder, tree: Tree, mask: Mask) -> bytes:

@@ -8,8 +8,8 @@ examples after every round.
 
 Bits may differ: Flower adds weighted float32 models, we add float64 differences and round once, and an optimiser may
 round a step otherwise. ``apart`` is the largest difference of two weights after the last round, ``of_largest`` that
-over the largest weight, and ``accuracy`` the largest difference in accuracy in any round. ``examples`` is the number of
-test examples whose label differs after the last round, of all.
+over the largest weight; ``ours`` and ``flower`` are accuracies by round, and ``equal`` says which rounds end in equal
+bits. ``examples`` is the number of test examples whose label differs after the last round, of ``tested``.
 
     python -m prunella.benchmarks.speed.flower_fedavg [--dataset digits] [--model cnn] [--seeds 3] [--rounds 10]
 """
