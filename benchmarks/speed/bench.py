@@ -3,8 +3,10 @@
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,21 @@ def turns(arms: Mapping[str, Work], base: str, repeat: int) -> dict[str, dict[st
 def fastest(arms: Mapping[str, Work], repeat: int) -> dict[str, float]:
     """The least seconds of each, timed in turn ``repeat`` times."""
     return {name: min(seconds) for name, seconds in timed(arms, repeat, time.perf_counter).items()}
+
+
+def importable(packages: Mapping[str, str]) -> set[str]:
+    """Which of others' packages, by the name they are imported under, are here; the values are what pip installs.
+
+    They are no dependency of this project. Of those that are missing, stderr says how to get them.
+
+    >>> importable({"json": "json"})
+    {'json'}
+    """
+    here = {name for name in packages if find_spec(name) is not None}
+    if missing := [wanted for name, wanted in packages.items() if name not in here]:
+        line = f"pip install {' '.join(missing)}"
+        print(f"left out, not installed: {', '.join(missing)}. In an environment of its own: {line}", file=sys.stderr)
+    return here
 
 
 def show_table(title: str, heads: str, rows: Iterable[Iterable[str]], width: int | None = None) -> None:

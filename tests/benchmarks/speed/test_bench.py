@@ -50,3 +50,8 @@ def test_a_command_shows_prints_or_writes_and_refuses_nonsense(
     with pytest.raises(SystemExit):
         run("--steps", "0")
     assert "--steps must be at least 1" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named_with_the_line_that_installs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.importable({"json": "json", "no_such_package": "no-such==1.0", "nor_this": "nor"}) == {"json"}
+    assert "pip install no-such==1.0 nor\n" in capsys.readouterr().err
