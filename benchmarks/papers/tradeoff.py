@@ -20,7 +20,7 @@ auc        of C4 (``MEMBERSHIP``): members' scores over outsiders' in the channe
            members and as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images. Every
            client has few ``examples``, so that there is something to learn by heart.
 
-``WEIGHED`` is for long federations (P7 to P9): the attacked step is one of the federation's own learning rate, every
+``WEIGHED`` is for long federations (P7 and P8): the attacked step is one of the federation's own learning rate, every
 image's scores are kept, and the score that is judged is one for all defenses:
 
 nmi_better    the higher NMI of SGI and GI, image by image: most of what either tells, defended or not (``psnr_better``)
@@ -214,6 +214,5 @@ def membership(settings: Settings, seed: int, data: Path | None) -> Found:
 CONTROL: Settings = {"scheme": DENSE, "rate": 0.0, "defenses": NONE, "options": {}, "arm": "control"}
 NAMES = ("kappa", "strength")  # settings that only name a point
 TRADEOFF = Measure("tradeoff", tradeoff, control=CONTROL, names=NAMES)
-WEIGHTS = ("lambda_pri", "lambda_acc", "lambda_sha")  # a point's names of what is in its options
-WEIGHED = dataclasses.replace(TRADEOFF, name="weighed", make=longer, names=(*NAMES, *WEIGHTS))
+WEIGHED = dataclasses.replace(TRADEOFF, name="weighed", make=longer)
 MEMBERSHIP = dataclasses.replace(TRADEOFF, name="membership", make=membership, least={"psnr": PSNR_FLOOR, "auc": TELLS})
