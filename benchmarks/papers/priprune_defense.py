@@ -139,8 +139,8 @@ def judge_table(points: Sequence[Point]) -> Judgement:
 
 
 def judge_weights(points: Sequence[Point]) -> Judgement:
-    """P9: NMI of the better attack falls with lambda_pri at every other pair of weights. The lambda_sha that was used is
-    said beside it: PriPrune scales it to the size of the model."""
+    """P9: NMI of the better attack falls with lambda_pri at every other pair of weights. The lambda_sha that was used
+    is said beside it: PriPrune scales it to the size of the model."""
     lines = curves(points, "nmi_strongest", 0, lambda label: f"lambda_acc {label[1]}, lambda_sha {label[2]}")
     found = falls(lines, "NMI over lambda_pri", SMALLEST)
     named = sorted({float(label[2]) for label in (point.label for point in points)})
