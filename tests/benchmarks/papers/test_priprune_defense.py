@@ -11,6 +11,7 @@ from prunella.benchmarks.papers.priprune_defense import (
     PRIPRUNE,
     SCHEMES,
     STRONGER,
+    STRONGEST,
     TUNED,
     adaptive,
     fixed,
@@ -35,7 +36,7 @@ def point(scheme: str, arm: str, nmi: float, accuracy: float) -> Point:
 
 def test_claims_share_cells() -> None:
     small = [str(cell) for cells in (planes("small"), adaptive("small"), table("small")) for cell in cells]
-    assert len(small) == 7 + 4 + 12 and len(set(small)) == 7 + 4 + 9
+    assert len(small) == 7 + 5 + 12 and len(set(small)) == 7 + 5 + 9
     assert {cell["defenses"] for cell in planes("paper")} == {NONE, *FIXED}
     assert all(cell["options"][f"{cell['defenses']}.rate"] == 0.3 for cell in planes("small")[1:])
 
@@ -65,7 +66,7 @@ def test_long_federations_step_at_lambda_acc_times_eta_and_so_does_their_base() 
 @pytest.mark.parametrize(("nmi", "accuracy", "word"), [(0.2, 0.79, HOLDS), (0.4, 0.79, NOT), (0.2, 0.7, NOT)])
 def test_p7_asks_for_the_leak_of_60_percent_at_equal_accuracy(nmi: float, accuracy: float, word: str) -> None:
     points = [point("prunefl", NONE, 0.9, 0.8), point("prunefl", fixed("largest", 0.6, True), 0.2, 0.5)]
-    points.append(point("prunefl", STRONGER, 0.9, 0.1))  # one pair of weights is enough
+    points += [point("prunefl", arm, 0.9, 0.1) for arm in (STRONGER, STRONGEST)]  # one triple of weights is enough
     assert judge_adaptive([*points, point("prunefl", PAPER, nmi, accuracy)]).word == word
 
 
