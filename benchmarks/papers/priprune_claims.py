@@ -62,7 +62,7 @@ takes the loss before the first step from 9.7 to 21 (rate 0.1) and 34 (0.5), whi
 network learns in 1500 steps (accuracy 0.89), GraSP's does not (0.10; one process, seed 7). Its points here were
 measured on a small CNN and the digits, where it learns at 0.1 and 0.5, but not at 0.9 (chosen by accuracy on seed 7,
 before an attack was run); they are compared with each other only, and not judged where nothing was learnt. `accuracy`
-was kept for GraSP; the others are hardly trained on purpose."""
+was kept for GraSP, which was measured later than the others; these are hardly trained on purpose."""
 LEAKED_NOTES = """small: MNIST in place of FEMNIST, LeNet (Zhu) in place of Conv-2, 4 clients, 2 rounds of 4 steps
     (the model is hardly trained: the worst case for the client), rates 0.1, 0.5 and 0.9; 2 images a seed at batch 1
     with known labels and 300 iterations of L-BFGS on the Euclidean distance, where the paper takes 10 000 of gradient
