@@ -12,7 +12,6 @@ core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: 
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -142,12 +141,6 @@ def parse_run(raw: Raw) -> Run:
         raise ConfigError(_explain(error)) from None
 
 
-@functools.cache
-def _adapter(settings: type[T]) -> TypeAdapter[T]:
-    """Built once: a client parses its sections several times a round."""
-    return TypeAdapter(settings)
-
-
 def parse_section(raw: Raw, name: str, settings: type[T]) -> T:
     """The frozen dataclass ``settings`` from the keys ``name.*``; fields without a key keep their default.
 
@@ -164,7 +157,7 @@ def parse_section(raw: Raw, name: str, settings: type[T]) -> T:
         if key not in fields:
             raise unknown("setting", prefix + key, [prefix + valid for valid in fields])
     try:
-        return _adapter(settings).validate_python({fields[key].name: value for key, value in given.items()})
+        return TypeAdapter(settings).validate_python({fields[key].name: value for key, value in given.items()})
     except ValidationError as error:
         raise ConfigError(_explain(error, prefix)) from None
 
