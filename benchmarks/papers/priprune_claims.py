@@ -66,7 +66,7 @@ was kept for GraSP, which was measured later than the others; these are hardly t
 LEAKED_NOTES = """small: MNIST in place of FEMNIST, LeNet (Zhu) in place of Conv-2, 4 clients, 2 rounds of 4 steps
     (the model is hardly trained: the worst case for the client), rates 0.1, 0.5 and 0.9; 2 images a seed at batch 1
     with known labels and 300 iterations of L-BFGS on the Euclidean distance, where the paper takes 10 000 of gradient
-    descent on the cosine. GraSP, which never trains there, on a CNN of 13,706 weights and the digits, after 30 rounds
+    descent on the cosine. GraSP, which never trains there, on a CNN of 21,882 weights and the digits, after 30 rounds
     at a learning rate of 0.1, with 100 iterations of signed Adam on the cosine.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
 

@@ -231,7 +231,7 @@ image and for every defense alike: most of what either tells. Brackets are over 
 seeds."""
 LINE_9 = """Line 9 of Alg. 3 steps the weights on all of Eq. 16, so at lambda_acc times the learning rate; here the
 learning rate says so itself (0.25 is 5 times 0.05 or 10 times 0.025), and the undefended federation has the same step.
-alpha has the paper's 0.25. On 13,706 weights lambda_sha is multiplied by 482, which keeps the paper's balance of
+alpha has the paper's 0.25. On 21,882 weights lambda_sha is multiplied by 302, which keeps the paper's balance of
 lambda_pri and lambda_sha on its 6,603,710 (`privacy/priprune.py`): the table has the one that was used."""
 SEARCHED = """`the paper's` are the weights of its Appendix D.3 on FEMNIST: lambda_pri, lambda_sha and lambda_acc of 15,
 2e-5, 5 for PruneFL, 8, 2e-5, 10 for FedDST and 1, 2e-6, 10 for SynFlow and SNIP. `stronger` is this project's 15, 7e-6.
@@ -244,7 +244,7 @@ NOTES = """small: MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weigh
     at 0.1, tried first, it diverged at one and its control failed. Iterations went from 150 to 100 with that change,
     to save time, when 18 cells of P8 had been seen.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
-LONG_NOTES = """small: the digits (8x8) in place of FEMNIST and CIFAR-10, a CNN of 13,706 weights in place of Conv-2, 4
+LONG_NOTES = """small: the digits (8x8) in place of FEMNIST and CIFAR-10, a CNN of 21,882 weights in place of Conv-2, 4
     clients, 100 rounds of 2 steps where the paper has 20,000 of one; 3 images a seed at batch 1 with known labels,
     attacked behind the client's own state after the last round, in a step of the federation's own size. Step, weights,
     score and smallest effects were fixed before a number was seen. NMI of images this small is high for noise, too:
