@@ -236,8 +236,8 @@ lambda_pri and lambda_sha on its 6,603,710 (`privacy/priprune.py`): the table ha
 SEARCHED = """`the paper's` are the weights of its Appendix D.3 on FEMNIST: lambda_pri, lambda_sha and lambda_acc of 15,
 2e-5, 5 for PruneFL, 8, 2e-5, 10 for FedDST and 1, 2e-6, 10 for SynFlow and SNIP. `stronger` is this project's 15, 7e-6.
 The verdict is on whichever does best, as the paper searched, too."""
-MOST = """`strongest` is 15, 2e-6, 5, which withholds most in the paper's own search (Table A1); it was added when the
-others had been seen."""
+MOST = """`strongest` is 15, 2e-6, 5, the largest lambda_pri for a lambda_sha in the paper's own search (Table A1); it
+was added when the others had been seen."""
 NOTES = """small: MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weights in place of Conv-2, 4 clients, 6
     rounds of 10 steps where the paper has 20,000 of one; 2 images a seed at batch 1 with known labels, attacked
     behind the client's own state after the last round. At this learning rate undefended FedAvg trains at every seed;
