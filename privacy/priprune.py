@@ -29,8 +29,9 @@ keeps the balance lambda_pri / (n lambda_sha) of the paper; ``as_printed`` switc
 [0.001, 0.999]. (5) A layer is one named tensor. (6) A layer whose gradient is zero has no L_pri. (7) Line 9 steps the
 weights on the gradient of all of Eq. 16; here they step on that of L_acc. The factor lambda_acc is left out because it
 makes the learning rate lambda_acc times as large behind the back of server and attacker, who know the setting. Set
-``learning-rate`` so for that reading, which without weight decay is exact; at 5 * 0.25 the default job does not learn
-(accuracy 0.09 to 0.11 after 10 rounds on three seeds, 0.88 to 0.96 at 0.25). L_pri depends on the weights through |g|
+``learning-rate`` so for that reading, which without weight decay is exact (a test plays line 9 beside it) and which the
+measurements P7 and P8 use; at 5 * 0.25 the default job does not learn (accuracy 0.09 to 0.11 after 10 rounds on three
+seeds, 0.88 to 0.96 at 0.25). L_pri depends on the weights through |g|
 only; its gradient takes second derivatives, which the paper nowhere mentions, and is left out.
 
 Measured on scikit-learn's digits (4 clients, 20 rounds of 5 steps, batch 16, learning rate 0.1, base rate 0.3, one

@@ -56,6 +56,17 @@ def worst(verdicts: Sequence[Judgement]) -> Judgement:
     return Judgement(max((v.word for v in verdicts), key=_ORDER.index), "; ".join(v.reason for v in verdicts))
 
 
+def either(verdicts: Mapping[str, Judgement]) -> Judgement:
+    """A claim at the setting where it does best, as a paper that searches for settings would have it; every reason.
+
+    >>> either({"a": Judgement("does not hold", "A"), "b": Judgement("undecided", "B")})
+    Judgement(word='undecided', reason='b: B; a (does not hold): A')
+    """
+    name = min(verdicts, key=lambda key: _ORDER.index(verdicts[key].word))
+    others = [f"{key} ({found.word}): {found.reason}" for key, found in verdicts.items() if key != name]
+    return Judgement(verdicts[name].word, "; ".join([f"{name}: {verdicts[name].reason}", *others]))
+
+
 def interval(values: Sequence[float], tail: float = _TAIL) -> tuple[float, float]:
     """The mean's, by Student's t; of one value that could vary nothing is known.
 

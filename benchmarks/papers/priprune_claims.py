@@ -1,7 +1,7 @@
 """What PriPrune's paper claims (journal version; figures have no printed numbers): P1 to P5 and P10, and the rest of
 ``papers.priprune_defense``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from prunella.benchmarks.engine.claim import Claim, Plot, Point, Settings, Size, curves, declared, paired, seeds_of
@@ -16,38 +16,65 @@ SMALL |= {"local_steps": 4, "batch_size": 20, "learning_rate": 0.25, "images": 2
 LARGE: Settings = {**SMALL, "dataset": "femnist", "model": "conv-2", "clients": 10, "rounds": 20_000}
 LARGE |= {"local_steps": 1, "images": 20, "iterations": 10_000}
 COMMON = {"small": SMALL, "paper": LARGE}
+# GraSP keeps the weights that raise the gradient's norm. On the large random weights of LeNet (Zhu) that saturates the
+# outputs (loss 21 to 34 in place of 9.7) and nothing is learnt, in 1500 steps either; the CNN on the digits learns at
+# rates 0.1 and 0.5. Both were found by accuracy alone, on seed 7 and before an attack was run.
+GRASP, LEARNT = "grasp", 0.5
+OTHER: dict[Size, dict[str, Settings]] = {"small": {GRASP: {"dataset": "digits", "model": "cnn"}}, "paper": {}}
+OTHER["small"][GRASP] |= {"rounds": 30, "learning_rate": 0.1, "iterations": 100}
 
 
 def by_rate(size: Size) -> list[Settings]:
-    return [{**COMMON[size], "scheme": scheme, "rate": rate} for scheme in SCHEMES for rate in RATES[size]]
+    """Every scheme at every rate; at the small size GraSP in a setting where it learns."""
+    both = [(scheme, rate) for scheme in SCHEMES for rate in RATES[size]]
+    return [{**COMMON[size], **OTHER[size].get(scheme, {}), "scheme": scheme, "rate": rate} for scheme, rate in both]
+
+
+def learnt(points: Sequence[Point]) -> tuple[list[Point], str]:
+    """The points without those of GraSP whose federation learnt nothing, and these in words."""
+    bad = [point for point in points if point.label[0] == GRASP and point.mean("accuracy") < LEARNT]
+    rates = ", ".join(dict.fromkeys(f"{point.label[1]} (accuracy {point.mean('accuracy'):.2f})" for point in bad))
+    return [point for point in points if point not in bad], f"; not judged: {GRASP} at {rates}" if bad else ""
 
 
 def judge_rate(points: Sequence[Point]) -> Judgement:
-    """P1: NMI and PSNR of SGI fall with the rate for every scheme."""
-    sgi = [point for point in points if point.label[2] == "sgi"]
-    return worst(
-        [falls(curves(sgi, metric, 1), metric.upper(), by) for metric, by in (("nmi", SMALLEST), ("psnr", DB))]
-    )
+    """P1: NMI and PSNR of SGI fall with the rate for every scheme, GraSP where it learns."""
+    there, left_out = learnt([point for point in points if point.label[2] == "sgi"])
+    parts = []
+    for metric, by in (("nmi", SMALLEST), ("psnr", DB)):
+        lines = {name: line for name, line in curves(there, metric, 1).items() if len(line) > 1}
+        parts.append(falls(lines, metric.upper(), by))
+    found = worst(parts)
+    return Judgement(found.word, found.reason + left_out)
 
 
 def judge_sgi(points: Sequence[Point]) -> Judgement:
     """P3: SGI infers at least as much as GI at every rate and scheme, by NMI; seeds in pairs."""
-    nmi = seeds_of(points, "nmi")
+    there, left_out = learnt(points)
+    nmi = seeds_of(there, "nmi")
     sides = {f"{scheme} {rate}": ((scheme, rate, "sgi"), (scheme, rate, "gi")) for scheme, rate, _ in nmi}
-    return at_least(paired(nmi, sides), "NMI, SGI over GI", -SMALLEST)
+    found = at_least(paired(nmi, sides), "NMI, SGI over GI", -SMALLEST)
+    return Judgement(found.word, found.reason + left_out)
 
 
+TRAINED = """GraSP keeps the weights that raise the gradient's norm. On the large random weights of LeNet (Zhu) its mask
+takes the loss before the first step from 9.7 to 21 (rate 0.1) and 34 (0.5), which saturates the outputs; the dense
+network learns in 1500 steps (accuracy 0.89), GraSP's does not (0.10; one process, seed 7). Its points here were
+measured on a small CNN and the digits, where it learns at 0.1 and 0.5, but not at 0.9 (chosen by accuracy on seed 7,
+before an attack was run); they are compared with each other only, and not judged where nothing was learnt. `accuracy`
+was kept for GraSP, which was measured later than the others; these are hardly trained on purpose."""
 LEAKED_NOTES = """small: MNIST in place of FEMNIST, LeNet (Zhu) in place of Conv-2, 4 clients, 2 rounds of 4 steps
     (the model is hardly trained: the worst case for the client), rates 0.1, 0.5 and 0.9; 2 images a seed at batch 1
     with known labels and 300 iterations of L-BFGS on the Euclidean distance, where the paper takes 10 000 of gradient
-    descent on the cosine.
+    descent on the cosine. GraSP, which never trains there, on a CNN of 21,882 weights and the digits, after 30 rounds
+    at a learning rate of 0.1, with 100 iterations of signed Adam on the cosine.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
 
 
 def leaking(text: str, judge: Callable[[Sequence[Point]], Judgement]) -> Claim:
     """A claim on what GI and SGI rebuild over the rate."""
     shown = "nmi 2 NMI; nmi_random 2 NMI of noise; psnr 1 PSNR in dB; psnr_worst 1 worst image, dB; "
-    shown += "psnr_other 1 dB of a flat or another image; kept 2 kept"
+    shown += "psnr_other 1 dB of a flat or another image; kept 2 kept; accuracy 2 accuracy"
     plot = Plot(("nmi", "psnr"), x=1, x_name="base rate", split=0)
     return declared(text, LEAKAGE, "scheme rate: attack", shown, plot, judge, by_rate("small"), by_rate("paper"))
 
@@ -57,7 +84,8 @@ P1 = leaking(
     published: figures; the text: 'a higher pruning rate generally leads to a decrease in NMI', clearer above 0.5
     {LEAKED_NOTES}
     * NMI is of 16 grey levels (the paper does not print its number of bins) and stands beside that of uniform noise;
-    `kept` is the share of all parameters in the mask: PruneFL may keep less than its rate asks.""",
+    `kept` is the share of all parameters in the mask: PruneFL may keep less than its rate asks.
+    * {TRAINED}""",
     judge_rate,
 )
 P3 = leaking(
@@ -66,7 +94,8 @@ P3 = leaking(
     level'
     {LEAKED_NOTES}
     * NMI is of 16 grey levels (the paper does not print its number of bins) and stands beside that of uniform noise;
-    `kept` is the share of all parameters in the mask: PruneFL may keep less than its rate asks.""",
+    `kept` is the share of all parameters in the mask: PruneFL may keep less than its rate asks.
+    * {TRAINED}""",
     judge_sgi,
 )
 
@@ -80,6 +109,7 @@ IMAGES: dict[Size, Settings] = {
     "small": {"images": 4, "iterations": 200},
     "paper": {"images": 20, "iterations": 10_000},
 }
+EXACT = 40.0  # dB of every model of a family from which NMI of 16 grey levels has nothing left to tell
 ALIKE = 0.9  # rank correlation from which the bound counts as moving like the leak
 
 
@@ -216,14 +246,22 @@ def by_model(size: Size) -> list[Settings]:
 
 def judge_size(points: Sequence[Point]) -> Judgement:
     """P4: in every family NMI grows with the parameters, from the first model to the last by a smaller factor than they
-    do."""
-    sizes, shares = dict[str, list[tuple[float, Sequence[float]]]](), dict[str, list[tuple[float, Sequence[float]]]]()
-    for family in dict.fromkeys(p.label[:2] for p in points):
-        line, name = [p for p in points if p.label[:2] == family], ", ".join(family)
-        sizes[name] = [(-p.mean("parameters"), p.values["nmi"]) for p in line]
-        shares[name] = [(-x, [nmi / -x * 1e6 for nmi in values]) for x, values in sizes[name]]
-    grown = falls(sizes, "NMI from the largest model down", SMALLEST)
-    return worst([grown, falls(shares, "NMI a million parameters")])
+    do. Where every model gives the image back exactly, NMI can neither grow nor fall: there PSNR has to grow."""
+    families = dict.fromkeys(p.label[:2] for p in points)
+    lines = {", ".join(family): [p for p in points if p.label[:2] == family] for family in families}
+    full = {name: line for name, line in lines.items() if min(p.mean("psnr") for p in line) >= EXACT}
+    open_ = {name: line for name, line in lines.items() if name not in full}
+    parts = [falls(by_size(open_, "nmi"), "NMI from the largest model down", SMALLEST)] if open_ else []
+    parts += [falls(by_size(full, "psnr"), "NMI at its ceiling, PSNR from the largest model down", DB)] if full else []
+    shares = by_size(open_, "nmi")
+    for name, line in shares.items():
+        shares[name] = [(-x, [nmi / -x * 1e6 for nmi in values]) for x, values in line]
+    return worst([*parts, falls(shares, "NMI a million parameters")] if shares else parts)
+
+
+def by_size(lines: Mapping[str, Sequence[Point]], metric: str) -> dict[str, list[tuple[float, Sequence[float]]]]:
+    """A metric of every line by parameters, the largest model first."""
+    return {name: [(-p.mean("parameters"), p.values[metric]) for p in line] for name, line in lines.items()}
 
 
 P4 = bounding(
@@ -238,14 +276,16 @@ P4 = bounding(
     control needs: 15 to 17 on the digits, 18 to 20.0 on MNIST, in twelve settings. Conv-6 (21 dB, on MNIST 12), VGG-9
     (20.6) and VGG-11 (21) just reach it, and their attack takes three to six times as long as that of VGG-6: left out
     for time.
-    * Two sizes a family. Both Convs give the whole digit away. Undefended, VGG-4 comes back at 27 to 32 dB and VGG-6
+    * Two sizes a family. Both Convs give the whole digit away: at more than 40 dB NMI of 16 grey levels is at its
+    ceiling and can neither grow nor fall, so that PSNR, which has none, is judged there. That rule was made after the
+    numbers were seen. Undefended, VGG-4 comes back at 27 to 32 dB and VGG-6
     at 21 to 23: a deeper network is harder for this attack with pruning and without, which says nothing of a better
     one.
     * The bound of the small size is from the gradients of 8 images: its rank is 7 for every model, where the paper's
     grows with the model.
     * {NEGATIVE}""",
     "dataset scheme model",
-    Plot(("nmi",), split=0),
+    Plot(("nmi", "psnr"), split=0),
     judge_size,
     by_model,
     "; parameters 0 parameters",

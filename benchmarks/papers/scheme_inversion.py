@@ -9,7 +9,7 @@ levels.
 
 ``LEAKAGE``: GI and SGI at batch 1. They share everything but the support: GI takes what it misses for zero, SGI
 compares only where values arrived, which it reads off the update itself. The positive control is the dense cell, FedAvg
-at the same rounds, seed and images.
+at the same rounds, seed and images. ``accuracy`` is that of the global model on at most a thousand test images.
 
 ``BOUNDED``: SGI on ``attacked`` images at a time, out of ``images`` that are the same for every batch size. ``tv`` is
 the weight of total variation, 0 where it is not named. The bounds are ``privacy.ledger.bounds`` with the gradients of
@@ -28,7 +28,7 @@ import torch
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
 from prunella.benchmarks.engine.images import chosen_images, means, part, task_of
-from prunella.benchmarks.engine.inprocess import ran
+from prunella.benchmarks.engine.inprocess import accuracies, ran
 from prunella.benchmarks.engine.views import NONE, answer, draws, received_of, seen, sender
 from prunella.core.randomness import stream
 from prunella.core.trees import apply_mask, density, size
@@ -46,14 +46,14 @@ SAMPLE, START = 48, 2
 ROUNDING = 1e-10  # eigenvalues below this part of the largest are what decomposition leaves of a zero
 
 
-def global_model(settings: Settings, seed: int, data: Path | None) -> Checkpoint:
-    """What a federation under the scheme holds after its last round, which alone is evaluated."""
+def global_model(settings: Settings, seed: int, data: Path | None) -> tuple[Checkpoint, float]:
+    """What a federation under the scheme holds after its last round, which alone is evaluated, and its accuracy."""
     own = {"strategy": settings["scheme"], "rate": settings["rate"], "defenses": NONE}
     with ran(settings, seed, data, evaluate_every=settings["rounds"], **own) as done:
-        saved = load(done.folder / "checkpoint")
+        saved, accuracy = load(done.folder / "checkpoint"), list(accuracies(done).values())
     if saved is None:
         raise RuntimeError(f"the federation of {settings['scheme']} left no checkpoint")
-    return saved
+    return saved, accuracy[-1]
 
 
 def scores(
@@ -77,13 +77,14 @@ def scores(
 
 def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell: what GI and SGI rebuild under one scheme and rate."""
-    saved, task = global_model(settings, seed, data), task_of(settings, data)
+    (saved, accuracy), task = global_model(settings, seed, data), task_of(settings, data)
     private = chosen_images(settings["dataset"], data, seed, settings["images"])
     found: Found = {}
     for arm, name in ARMS.items():
         rows = scores(settings, seed, task, received_of(saved), private, name, 1)
         worst, kept = max(row.psnr.mean for row in rows), density(saved.mask)
-        found[arm] = {**means(rows, "psnr", "psnr_other", "nmi", "nmi_random"), "psnr_worst": worst, "kept": kept}
+        found[arm] = {**means(rows, "psnr", "psnr_other", "nmi", "nmi_random"), "psnr_worst": worst}
+        found[arm] |= {"kept": kept, "accuracy": accuracy}
     return found
 
 
@@ -108,7 +109,7 @@ def bounds(settings: Settings, task: Task, received: Received, images: Examples)
 
 def bounded_leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: SGI, beside the bound."""
-    task, received = task_of(settings, data), received_of(global_model(settings, seed, data))
+    task, received = task_of(settings, data), received_of(global_model(settings, seed, data)[0])
     received = replace(received, params=apply_mask(received.params, received.mask))
     many, tv = settings["images"], settings.get("tv", 0.0)
     test = chosen_images(settings["dataset"], data, seed, many + settings.get("sample", SAMPLE))
@@ -118,5 +119,5 @@ def bounded_leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     return {"sgi": {**found, **bounds(settings, task, received, others)}}
 
 
-LEAKAGE = Measure("leakage", leakage, control={"scheme": DENSE, "rate": 0.0})
+LEAKAGE = Measure("leakage", leakage, version=2, control={"scheme": DENSE, "rate": 0.0})
 BOUNDED = Measure("bounded", bounded_leakage, control={**(LEAKAGE.control or {}), "attacked": 1, "rounds": START})

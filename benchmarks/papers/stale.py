@@ -67,8 +67,9 @@ STALE = dataclasses.replace(tradeoff.TRADEOFF, name="stale", make=stale, told=SG
 X4 = declared(
     """X4 | Prunella | P6 to P8 | behind pseudo-pruning and PriPrune an attack that allows for the client's own weights
     rebuilds more than SGI
-    small: The federations of P6 on PruneFL, with pseudo-pruning at 30 %, and of P7 and P8 with PriPrune: MNIST, a CNN
-    of 108,282 weights, 4 clients, 6 rounds of 10 steps; 2 images a seed at batch 1 with known labels, the same ones.
+    small: The federations of P6 on PruneFL, with pseudo-pruning at 30 %, and one like them with PriPrune at this
+    project's weights: MNIST, a CNN of 108,282 weights, 4 clients, 6 rounds of 10 steps (P7 and P8 have longer ones); 2
+    images a seed at batch 1 with known labels, the same ones.
     * `told` is no attack that a server can make: it bounds what any that guesses the weights could reach.
     * Attacks that read several rounds together (`unrolling`) are measured in docs/attacks.md, not here.""",
     STALE,

@@ -20,6 +20,13 @@ auc        of C4 (``MEMBERSHIP``): members' scores over outsiders' in the channe
            members and as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images. Every
            client has few ``examples``, so that there is something to learn by heart.
 
+``WEIGHED`` is for long federations (P7 and P8): the attacked step is one of the federation's own learning rate, every
+image's scores are kept, and the score that is judged is one for all defenses:
+
+nmi_better    the higher NMI of SGI and GI, image by image: most of what either tells, defended or not (``psnr_better``)
+accuracy_early  of the global model after ``evaluate_every`` rounds
+sharing       the lambda_sha that PriPrune used, which it scales to the size of the model
+
 The positive control is the dense federation without a defense at the same settings, seed and images: SGI must rebuild
 its images to ``PSNR_FLOOR`` in the mean, and membership inference reach an area of ``TELLS``.
 """
@@ -34,17 +41,18 @@ import torch
 from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import Leakage, score
-from prunella.benchmarks.engine.claim import Found, Measure, Settings
+from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import client_images, drawn, every_test_image, first, part, task_of
 from prunella.benchmarks.engine.images import means as mean_scores
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, failures, ran
-from prunella.benchmarks.engine.views import NONE, Draw, Sender, answer, draws, received_of, seen, sender
+from prunella.benchmarks.engine.views import NONE, RATE, Draw, Sender, answer, draws, received_of, seen, sender
 from prunella.benchmarks.papers.scheme_inversion import ARMS, DENSE
 from prunella.client.state import ClientStore
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.trees import count
+from prunella.core.trees import count, size
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.privacy.chain import ChainState, start
+from prunella.privacy.priprune import PriPrune
 from prunella.server.checkpoint import Checkpoint, load
 from prunella.tasks.data import Examples, Partition
 from prunella.tasks.task import Task
@@ -55,18 +63,21 @@ KNOWN, OUTSIDERS, TELLS = 0.25, 1000, 0.55
 
 
 class AfterTraining(NamedTuple):
-    """What a federation left: the server's checkpoint, client 0's defense state, what was measured."""
+    """What a federation left: the server's checkpoint, client 0's defense state, what was measured. ``early`` is the
+    first accuracy that was evaluated."""
 
     saved: Checkpoint
     state: ChainState
     accuracy: float
     mib_up: float
+    early: float
 
 
 def federation(settings: Settings, seed: int, data: Path | None) -> AfterTraining:
     """One whole run. Raises ``RuntimeError`` when a client failed: its accuracy would be that of another federation."""
     own: dict[str, Any] = {"strategy": settings["scheme"], "alpha": ALPHA, **as_keywords(settings["options"])}
-    own |= {"evaluate_every": settings["rounds"], "examples": settings.get("examples", 0)}
+    own |= {"evaluate_every": settings.get("evaluate_every", settings["rounds"])}
+    own |= {"examples": settings.get("examples", 0)}
     own |= {key: settings[key] for key in ("rate", "defenses")}
     with ran(settings, seed, data, **own) as done:
         saved, failed, accuracy = load(done.folder / "checkpoint"), failures(done), list(accuracies(done).values())
@@ -74,7 +85,7 @@ def federation(settings: Settings, seed: int, data: Path | None) -> AfterTrainin
             named = f"{settings['scheme']} and {settings['defenses']}"
             raise RuntimeError(f"the federation of {named} failed {failed:.0f} times")
         state = ClientStore(done.folder.parent / "nodes" / "0", "run").load(settings["rounds"] + 1).state
-    return AfterTraining(saved, state, accuracy[-1], done.counters["wire_bytes_total|up"] / MIB)
+    return AfterTraining(saved, state, accuracy[-1], done.counters["wire_bytes_total|up"] / MIB, accuracy[0])
 
 
 def withheld(state: ChainState, mask: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -84,9 +95,10 @@ def withheld(state: ChainState, mask: Mapping[str, torch.Tensor]) -> dict[str, f
 
 
 def next_sender(settings: Settings, task: Task, trained: AfterTraining, own: Examples) -> Sender:
-    """Client 0 at the beginning of the round after the last."""
+    """Client 0 at the beginning of the round after the last; it steps at the cell's ``step``, if there is one."""
     received, fit = received_of(trained.saved), rehearsal(0, purpose="fit")
-    one = sender(task, received, settings["defenses"], settings["options"], own.x, 1)
+    rate = settings.get("step", RATE)
+    one = sender(task, received, settings["defenses"], settings["options"], own.x, 1, rate)
     return dataclasses.replace(one, state=start(one.procedure.chain, own.x, received.params, trained.state, fit))
 
 
@@ -137,6 +149,39 @@ def weighed(settings: Settings, seed: int, data: Path | None, trained: AfterTrai
     return found | means(attacked(settings, seed, data, trained))
 
 
+def kept(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
+    """Of every image and in the mean: SGI's scores, and the higher NMI and PSNR of the two attacks."""
+    return each(
+        [
+            {
+                "nmi": sgi.nmi.mean,
+                "psnr": sgi.psnr.mean,
+                "nmi_better": max(sgi.nmi.mean, gi.nmi.mean),
+                "psnr_better": max(sgi.psnr.mean, gi.psnr.mean),
+                "nmi_random": sgi.nmi.random,
+            }
+            for sgi, gi in zip(rows["sgi"], rows["gi"], strict=True)
+        ]
+    )
+
+
+def sharing(settings: Settings, trained: AfterTraining) -> dict[str, float]:
+    """The lambda_sha that PriPrune used, or nothing for other defenses."""
+    if settings["defenses"] != "priprune":
+        return {}
+    options = {key.partition(".")[2].replace("-", "_"): value for key, value in settings["options"].items()}
+    return {"sharing": PriPrune(**options).sharing_weight(size(received_of(trained.saved).params))}
+
+
+def longer(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell of ``WEIGHED``, as one series: ``arm``."""
+    own = {**settings, "step": settings["learning_rate"]}
+    trained = federation(own, seed, data)
+    found: dict[str, float] = {"accuracy": trained.accuracy, "accuracy_early": trained.early, "mib_up": trained.mib_up}
+    found |= withheld(trained.state, trained.saved.mask) | sharing(own, trained)
+    return {settings["arm"]: found | kept(attacked(own, seed, data, trained))}
+
+
 def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell, as one series: ``arm``."""
     return {settings["arm"]: weighed(settings, seed, data, federation(settings, seed, data))}
@@ -169,4 +214,5 @@ def membership(settings: Settings, seed: int, data: Path | None) -> Found:
 CONTROL: Settings = {"scheme": DENSE, "rate": 0.0, "defenses": NONE, "options": {}, "arm": "control"}
 NAMES = ("kappa", "strength")  # settings that only name a point
 TRADEOFF = Measure("tradeoff", tradeoff, control=CONTROL, names=NAMES)
+WEIGHED = dataclasses.replace(TRADEOFF, name="weighed", make=longer)
 MEMBERSHIP = dataclasses.replace(TRADEOFF, name="membership", make=membership, least={"psnr": PSNR_FLOOR, "auc": TELLS})

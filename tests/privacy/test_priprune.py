@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Tree, apply_mask, full_mask, size, subtract
@@ -169,3 +171,28 @@ def test_the_weights_step_on_the_accuracy_loss_alone(factor: float) -> None:
         done = local_update(procedure, received, iter([batch] * 3), state, rehearsal(0, purpose="draws"))
         trained[name] = done.outgoing.local
     assert all(torch.equal(trained["priprune"][key], trained["none"][key]) for key in params)
+
+
+def test_line_9_of_algorithm_3_is_a_learning_rate_times_lambda_acc() -> None:
+    """Lines 5 to 10 in a loop, L_acc's part of line 9 with its factor, beside a client that has it in its rate."""
+    setting, eta = PriPrune(lambda_acc=5.0), 0.02
+    task = Task("cnn", (1, 8, 8), 10)
+    params, buffers = initial(task, 0)
+    draw = stream(0, purpose="images")
+    batches = [Examples(torch.rand(4, 1, 8, 8, generator=draw), torch.arange(4)) for _ in range(3)]
+    defense, module, generator = priprune(setting), task.build(), rehearsal(0, purpose="draws")
+    w, state = defense.compose(params, defense.init(params), generator)
+    for batch in batches:
+        leaf = {key: tensor.detach().clone().requires_grad_() for key, tensor in w.items()}
+        loss = setting.lambda_acc * cross_entropy(functional_call(module, leaf, (batch.x,)), batch.y)
+        slope = dict(zip(leaf, torch.autograd.grad(loss, list(leaf.values())), strict=True))
+        w = {key: w[key] - eta * slope[key] for key in w}
+        state = defense.observe({key: g / setting.lambda_acc for key, g in slope.items()}, params, state, generator)
+    chain = build_chain(["priprune"], {"priprune.lambda-acc": setting.lambda_acc})
+    procedure = Procedure(module, Sgd(eta * setting.lambda_acc), chain)
+    begin = start(chain, batches[0].x, params, {}, rehearsal(0, purpose="fit"))
+    received = Received(params, full_mask(params), buffers)
+    done = local_update(procedure, received, iter(batches), begin, rehearsal(0, purpose="draws"))
+    for key, tensor in w.items():
+        torch.testing.assert_close(done.outgoing.local[key], tensor)
+        torch.testing.assert_close(done.state["priprune"]["alpha"][key], state["alpha"][key])

@@ -12,6 +12,7 @@ from prunella.benchmarks.engine.rules import (
     Judgement,
     at_least,
     at_most,
+    either,
     falls,
     positive,
     within,
@@ -110,3 +111,8 @@ def test_the_worst_part_decides_and_no_reason_is_lost() -> None:
     parts = [Judgement(word, word) for word in (TREND, HOLDS, UNDECIDED, NOT)]
     assert worst(parts).word == NOT and all(part.reason in worst(parts).reason for part in parts)
     assert worst([*parts, Judgement(REFUSED, "control")]).word == REFUSED
+
+
+def test_either_takes_the_best_word_and_says_the_others() -> None:
+    found = either({"a": Judgement(NOT, "A"), "b": Judgement(TREND, "B"), "c": Judgement(REFUSED, "C")})
+    assert found == Judgement(TREND, "b: B; a (does not hold): A; c (not judged): C")

@@ -8,6 +8,7 @@ from prunella.benchmarks.papers.priprune_claims import (
     BATCHES,
     BOUND_RATES,
     FAMILIES,
+    GRASP,
     RATES,
     ROUNDS,
     SCHEMES,
@@ -23,13 +24,14 @@ from prunella.benchmarks.papers.priprune_claims import (
 )
 
 
-def curves(slope: float, lead: float) -> list[Point]:
+def curves(slope: float, lead: float, trained: float = 0.8) -> list[Point]:
     made = []
     for scheme in SCHEMES:
         for rate in RATES["small"]:
             for attack, more in (("sgi", lead), ("gi", 0.0)):
                 level = 1 + more - slope * rate
                 values = {"nmi": (level, level + 0.01, level - 0.01), "psnr": (30 * level,) * 3}
+                values |= {"accuracy": (trained if scheme == GRASP else 0.1,) * 3}
                 made.append(Point((scheme, str(rate), attack), values))
     return made
 
@@ -46,6 +48,16 @@ def test_p1_asks_both_metrics_to_fall() -> None:
 
 def test_p3_asks_sgi_not_to_be_under_gi() -> None:
     assert judge_sgi(curves(0.5, 0.1)).word == HOLDS and judge_sgi(curves(0.5, -0.1)).word == NOT
+
+
+def test_grasp_has_a_setting_of_its_own_and_is_not_judged_where_it_learns_nothing() -> None:
+    models = {cell["scheme"]: cell["model"] for cell in by_rate("small")}
+    assert models.pop(GRASP) == "cnn" and set(models.values()) == {"lenet-zhu"}
+    wrong = [point for point in curves(-0.5, 0.1, trained=0.1) if point.label[0] == GRASP]
+    points = [point for point in curves(0.5, 0.1) if point.label[0] != GRASP]
+    found = judge_rate([*points, *wrong])  # rises where nothing was learnt
+    assert found.word == HOLDS and "not judged: grasp at 0.1 (accuracy 0.10)" in found.reason
+    assert "5 of 5" in found.reason and "not judged: grasp" in judge_sgi([*points, *wrong]).reason
 
 
 def curve(xs: tuple[int, ...], slope: float) -> list[Point]:
@@ -94,6 +106,16 @@ def test_p10_in_trend_where_one_order_is_off(swapped: tuple[float, float]) -> No
 def test_p4_asks_leakage_to_grow_slower_than_the_model(growth: float, word: str) -> None:
     points = []
     for i, model in enumerate(FAMILIES["paper"]["conv"]):
-        values = {"nmi": (0.1 * growth**i,) * 3, "parameters": (1e6 * 2.0**i,) * 3}
+        values = {"nmi": (0.1 * growth**i,) * 3, "parameters": (1e6 * 2.0**i,) * 3, "psnr": (20.0,) * 3}
         points.append(Point(("mnist", "random", model, "sgi"), values))
     assert judge_size(points).word == word
+
+
+@pytest.mark.parametrize(("gain", "word"), [(5.0, HOLDS), (-5.0, NOT)])
+def test_p4_judges_psnr_where_nmi_is_at_its_ceiling(gain: float, word: str) -> None:
+    points = []
+    for i, model in enumerate(FAMILIES["small"]["conv"]):
+        values = {"nmi": (0.92,) * 3, "parameters": (1e6 * 8.0**i,) * 3, "psnr": (50.0 + gain * i,) * 3}
+        points.append(Point(("digits", "random", model, "sgi"), values))
+    found = judge_size(points)
+    assert found.word == word and "ceiling" in found.reason and "million" not in found.reason

@@ -1,5 +1,6 @@
 """A cell that weighs accuracy against leakage: its attacks meet the client's own state, and its control succeeds."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,33 @@ def test_nothing_is_withheld_without_a_defense_that_keeps_it() -> None:
     assert tradeoff.withheld({"x": {"held": {"w": torch.tensor([True, False])}}}, {"w": torch.ones(2).bool()}) == {
         "withheld": 0.5
     }
+
+
+def row(nmi: float, psnr: float) -> Any:
+    return SimpleNamespace(nmi=SimpleNamespace(mean=nmi, random=0.1), psnr=SimpleNamespace(mean=psnr))
+
+
+def test_the_better_attack_is_the_higher_score_image_by_image_and_every_image_is_kept() -> None:
+    found = tradeoff.kept({"sgi": [row(0.5, 20.0), row(0.2, 9.0)], "gi": [row(0.4, 21.0), row(0.6, 8.0)]})
+    assert (found["nmi_better.0"], found["nmi_better.1"], found["nmi_better"]) == (0.5, 0.6, 0.55)
+    assert (found["nmi"], found["psnr_better"], found["psnr_better.1"]) == (0.35, 15.0, 9.0)
+
+
+def test_a_long_federation_is_attacked_in_its_own_step_and_names_its_lambda_sha() -> None:
+    options = {"priprune.lambda-pri": 15, "priprune.lambda-sha": 2e-6, "priprune.lambda-acc": 5}
+    settings = {**TINY, "defenses": "priprune", "options": options, "arm": "here", "images": 2, "evaluate_every": 1}
+    found = tradeoff.longer({**settings, "iterations": 2}, 0, None)["here"]
+    parameters = 21_882  # of `cnn` on the digits
+    assert found["sharing"] == pytest.approx(2e-6 * 6_603_710 / parameters) and 0 <= found["withheld"] <= 1
+    assert found["nmi_better"] == pytest.approx((found["nmi_better.0"] + found["nmi_better.1"]) / 2)
+    assert 0 <= found["accuracy_early"] <= 1 and found["nmi_better"] >= found["nmi"]
+
+
+def test_the_attacked_step_is_the_cells_own(defended: tradeoff.AfterTraining) -> None:
+    task, own = make_task("cnn", "digits", None), tradeoff.examples_of(TINY, 0, 0, None)
+    rates = [tradeoff.next_sender({**TINY, **more}, task, defended, own).procedure.sgd for more in ({}, {"step": 0.05})]
+    assert [one.learning_rate for one in rates] == [tradeoff.RATE, 0.05]
+    assert tradeoff.sharing(TINY, defended) == {}
 
 
 FEW = {**TINY, "iterations": 60, "scheme": "fedavg", "rate": 0.0, "examples": 40, "strength": 1.0}
