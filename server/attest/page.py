@@ -100,10 +100,21 @@ def page(statement: Mapping[str, Any], digest: str, fingerprint: str) -> str:
     return environment.from_string(TEMPLATE).render(shown)
 
 
+def weasyprint() -> Any:
+    """The package. It tells Pillow to take damaged images for whole ones, in all of the process: that is undone."""
+    from PIL import ImageFile
+
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    try:
+        return importlib.import_module("weasyprint")
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
 def printer() -> str:
     """What can print here: "weasyprint", where the Pango that it loads is there, the path of a browser, or ""."""
     try:
-        importlib.import_module("weasyprint")
+        weasyprint()
         return "weasyprint"
     except (ImportError, OSError):
         pass
@@ -113,7 +124,7 @@ def printer() -> str:
 def pdf(html: str, with_printer: str) -> bytes:
     """The page as a PDF. Raises ``ConfigError`` where printing fails."""
     if with_printer == "weasyprint":
-        printed: bytes = importlib.import_module("weasyprint").HTML(string=html).write_pdf()
+        printed: bytes = weasyprint().HTML(string=html).write_pdf()
         return printed
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "page.html"), Path(folder, "page.pdf")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import ImageFile
 
 from prunella.core.errors import ConfigError
 from prunella.server.attest import page
@@ -36,3 +37,9 @@ def test_a_printer_prints(tmp_path: Path) -> None:
     if not with_printer:
         pytest.skip("neither WeasyPrint nor Chromium is here")
     assert page.pdf(HTML, with_printer)[:5] == b"%PDF-"
+
+
+def test_printing_leaves_pillow_as_it_was() -> None:
+    """WeasyPrint has it take damaged images for whole ones; a data set read in the same process would have them."""
+    page.printer()
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False

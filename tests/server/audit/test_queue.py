@@ -437,7 +437,9 @@ def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
 
     runs = [
         go(tmp_path / "epsilon", "scores", lose_one, defenses="dp-sgd", sgi__iterations=5)[0],
-        go(tmp_path / "channel", None, defenses="channel-natural", audit_every=0)[0],  # has nats, and no epsilon
+        go(tmp_path / "channel", None, defenses="channel-natural", audit_every=0, evaluate_examples=9)[
+            0
+        ],  # has nats, no epsilon
     ]
     emitted = {line["metric"] for run in runs for line in run.store.metrics()}
     by_exporter = {metric.name for metric in METRICS.values() if metric.kind == "info"}
