@@ -15,7 +15,6 @@ without an attack. ``answered`` is the share of images that the attack itself ga
 The positive control is the same attack, model and images under no defense: ``PSNR_FLOOR`` in the mean.
 """
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
-from prunella.benchmarks.engine.claim import Found, Measure, Settings
+from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import chosen_images, part, place, task_of
 from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, epsilons, failures, ran
 from prunella.benchmarks.engine.priors import LEARNT, prior
@@ -110,10 +109,11 @@ def rebuilt_rows(settings: Settings, seed: int, data: Path | None) -> dict[str, 
 
 
 def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
-    """What an attack makes of the images of a cell, in the mean."""
+    """What an attack makes of the images of a cell, in the mean and of each."""
     rows = rebuilt_rows(settings, seed, data)
     columns = ("psnr", "ssim", "ssim_shown", "rebuilt", "answered")
-    return {**{name: statistics.fmean(rows[name]) for name in columns}, "psnr_worst": max(rows["psnr"])}
+    kept = each([dict(zip(columns, row, strict=True)) for row in zip(*(rows[name] for name in columns), strict=True)])
+    return {**kept, "psnr_worst": max(rows["psnr"])}
 
 
 def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, number: int) -> dict[str, float]:
@@ -146,4 +146,4 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     return {settings["attack"]: rebuilt(settings, seed, data)}
 
 
-DEFENDED = Measure("defended", make, control={"defenses": NONE, "raw": {}}, names=NAMES)
+DEFENDED = Measure("defended", make, version=2, control={"defenses": NONE, "raw": {}}, names=NAMES)
