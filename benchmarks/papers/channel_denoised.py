@@ -179,11 +179,11 @@ def noised_cells(common: Settings, kappas: Sequence[int]) -> tuple[Settings, ...
     """No channel, every channel at every kappa, and both readings of White for a client of few images."""
     plain = {**common, "channel": NONE, "kappa": NONE, "examples": MANY}
     many = [{**plain, "channel": c, "kappa": k} for c in ("natural", "white", "personalized") for k in kappas]
-    few = [{**plain, "channel": c, "kappa": 100, "examples": FEW} for c in ("natural", "white", PRINTED)]
+    few = [{**plain, "channel": c, "kappa": 50, "examples": FEW} for c in ("natural", "white", PRINTED)]
     return (plain, *many, *few)
 
 
-NOISED_CELLS = noised_cells(NOISED, (50, 100, 300))
+NOISED_CELLS = noised_cells(NOISED, (50, 300))
 
 
 def over_natural(points: Sequence[Point]) -> dict[str, list[tuple[float, float]]]:

@@ -8,8 +8,7 @@ batches are those of ``defended``.
 from prunella.benchmarks.engine.claim import Claim, Plot, declared
 from prunella.benchmarks.papers.defended import DEFENDED, behind, inverting
 
-DEVIATIONS = (1e-2, 1e-4, 1e-6, 1e-8)
-MODULES = ("cnn", "amplified_cnn")
+MODULES = (("cnn", 1e-2), ("cnn", 1e-5), ("cnn", 1e-7), ("amplified_cnn", 1e-2))
 CELLS = tuple(
     {
         **behind(
@@ -21,8 +20,7 @@ CELLS = tuple(
         "architecture": module.replace("_", " "),
         "value": deviation,
     }
-    for module in MODULES
-    for deviation in DEVIATIONS
+    for module, deviation in MODULES
 )
 ROB_NOISE: Claim = declared(
     """rob-noise | Prunella | docs/results/DGP.md | what Rob rebuilds behind Gaussian noise, at two scales of its module
