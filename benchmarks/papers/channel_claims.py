@@ -295,7 +295,8 @@ C6 = declared(
 )
 
 REMOVED = (0, 1, 10, NONE)
-REMOVED_CELLS = tuple({**INVERSION, "images": 4, "removed": which} for which in REMOVED)
+# ``channel`` and ``kappa`` are of the record: these cells were measured when they could have one.
+REMOVED_CELLS = tuple({**INVERSION, "images": 4, "channel": NONE, "kappa": NONE, "removed": which} for which in REMOVED)
 
 
 def judge_eigenvalue(points: Sequence[Point]) -> Judgement:
