@@ -7,11 +7,10 @@ from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
 from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
 from prunella.benchmarks.papers.every_round import EVERY_ROUND
 from prunella.benchmarks.papers.norm_modes import NORM_MODES
-from prunella.benchmarks.papers.rob_noise import ROB_NOISE
 from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 from prunella.benchmarks.papers.strongest import STRONGEST
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
 CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
 _TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST, NORM_MODES)
-TABLES: dict[str, Claim] = {table.name: table for table in (*_TABLES, ROB_NOISE)}
+TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}

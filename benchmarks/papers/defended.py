@@ -1,6 +1,7 @@
 """What an attack rebuilds behind a defense chain, and what the chain costs in accuracy: cells of DGP's and our claims.
 
-A cell is one chain with its settings (``raw``) under one attack, or, with ``attack`` "training", one federation.
+A cell is one chain with its settings (``raw``) under one attack, or, with ``attack`` "training", one federation; its
+series is called as the attack is, or as it is ``named``.
 
 Attacks look at one local step on ``batch`` test images, ``images`` of them in all, from the weights every run starts
 from, where these attacks are strongest, in a client's first round, with known labels. A chain that learns (PriPrune)
@@ -143,7 +144,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
     if settings["attack"] == TRAINING:
         return {TRAINING: {"accuracy": federated(settings, seed, data)["accuracy"]}}
-    return {settings["attack"]: rebuilt(settings, seed, data)}
+    return {settings.get("named", settings["attack"]): rebuilt(settings, seed, data)}
 
 
 DEFENDED = Measure("defended", make, version=2, control={"defenses": NONE, "raw": {}}, names=NAMES)

@@ -64,7 +64,7 @@ def test_an_attack_that_knows_the_defense_counts_and_the_four_alone_are_told() -
 
 
 def test_every_pair_is_measured_but_those_that_cannot_be() -> None:
-    pairs = {(cell["defenses"], cell["attack"]) for cell in D1.experiment.sweeps["small"].cells}
+    pairs = {(cell["defenses"], cell.get("named", cell["attack"])) for cell in D1.experiment.sweeps["small"].cells}
     assert len(pairs) == 8 * 5 - len(CANNOT) + len(BREAKS) and not pairs & CANNOT
     assert set(BREAKS.items()) < pairs
 
