@@ -166,7 +166,7 @@ def plane(
     return tuple({**dense, "defenses": arm, "options": raw, "strength": n, "arm": arm} for arm, n, raw in arms)
 
 
-PLANE_CELLS = plane({**PLANE, "clients": 2, "images": 10, "population": True}, (100, 300), (100, 300), PRIVATE[:1])
+PLANE_CELLS = plane({**PLANE, "clients": 2, "images": 10, "population": True}, (100,), (100,), PRIVATE[:1])
 
 
 def improvements(points: Sequence[Point], attack: str) -> tuple[dict[Label, list[float]], dict[Label, list[float]]]:
@@ -220,7 +220,7 @@ C4 = declared(
     small: MNIST, a CNN of 108,282 weights in place of LeNet on CIFAR-10, 2 clients of 64 images each, 16 rounds of 10
     steps of 20: so few that the undefended model gives its members away. Inversion: 10 images a seed at batch 1 with
     known labels, after the last round. DP-SGD has the noise that Theorem 4 as printed gives as many nats as kappa, at
-    batches of 20. Two of the paper's three pairs; White, Personalized and DP-PSAC are left out: in an earlier
+    batches of 20. One of the paper's three pairs; White, Personalized and DP-PSAC are left out: in an earlier
     table DP-PSAC was within 0.002 of DP-SGD in accuracy and area.
     paper: {LENET_NOTE}
     * kappa is of the population: the noise has the variance that lets kappa nats of an image through whose covariance
