@@ -234,7 +234,8 @@ C4 = declared(
     * At batch 1, which inversion looks at, DP-SGD's noise is 20 times that of a batch of 20 in the mean gradient: the
     equal capacities of channel and DP are for the batches they train on.
     * {CAPACITIES}
-    * An AUC here has a standard error of about 0.03: 96 members against 1000 others.""",
+    * An AUC here has a standard error of about 0.03: 96 members against 1000 others. The earlier table had 4 clients
+    and undefended areas of 0.60 in the mean; 2 were taken for time, before these numbers were seen.""",
     MEMBERSHIP,
     "strength: defense",
     "accuracy 3 accuracy; mse_strongest 4 MSE, strongest; psnr_strongest 1 PSNR, strongest, dB; psnr_plain 1 PSNR, "

@@ -38,7 +38,7 @@ BREAKING: dict[str, Settings] = {
     **{name: inverting("cnn", name, 2, 1, 100) for name in ("sgi", "representation")},
     AMPLIFIED: {**inverting("prunella.attacks.rob:amplified_cnn", "rob", 8, 8), "named": AMPLIFIED},
 }
-D1_ATTACKS: dict[str, Settings] = {**ATTACKS, "r-gap": inverting("cnn6", "r-gap", 3)}
+D1_ATTACKS: dict[str, Settings] = {**ATTACKS, "r-gap": inverting("cnn6", "r-gap", 2)}
 PAPER_ATTACKS: dict[str, Settings] = {
     **{name: inverting("resnet18", name, 7, 1, 2500) for name in ("ig", "gradinversion")},
     "r-gap": inverting("cnn6", "r-gap", 7),
@@ -183,7 +183,7 @@ D1 = declared(
     one of them
     published: ResNet18, SSIM in the table; accuracy 93.62 % undefended, DGP 93.40 %, Precode 76.01 %
     small: CIFAR-10 at batch 1, untrained weights, known labels: `cnn` (IG and SGI, 100 iterations; GradInversion, 150;
-    `representation`) in place of ResNet18, 2 images a seed; R-GAP on CNN6, as printed, 3 images a seed; Rob's imprint
+    `representation`) in place of ResNet18, 2 images a seed; R-GAP on CNN6, as printed, 2 images a seed; Rob's imprint
     before `cnn`, 8 images in one batch for the paper's 9. Accuracy: `cnn` on the digits, 4 clients, 10 rounds of 10
     steps. R-GAP cannot invert Precode's bottleneck, and there is no imprint module before a Precode model: those two
     are left out. DP is Gaussian noise of 0.01.
