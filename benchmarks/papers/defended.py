@@ -144,7 +144,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
     if settings["attack"] == TRAINING:
         return {TRAINING: {"accuracy": federated(settings, seed, data)["accuracy"]}}
-    return {settings.get("named", settings["attack"]): rebuilt(settings, seed, data)}
+    return {str(settings.get("named", settings["attack"])): rebuilt(settings, seed, data)}
 
 
 DEFENDED = Measure("defended", make, version=2, control={"defenses": NONE, "raw": {}}, names=NAMES)
