@@ -91,8 +91,8 @@ def posterior_mean(noisy: Tensor, mean: Tensor, signal: Tensor, noise: Tensor) -
     both = signal + noise
     smallest = torch.finfo(both.dtype)
     ridge = (smallest.eps * len(both) * both.diagonal().mean()).clamp_min(smallest.tiny)
-    weights: Tensor = torch.linalg.solve(both + ridge * torch.eye(len(both), dtype=both.dtype), signal)
-    return mean + (noisy - mean) @ weights
+    solved: Tensor = torch.linalg.solve(both + ridge * torch.eye(len(both), dtype=both.dtype), (noisy - mean).T)
+    return mean + solved.T @ signal  # for the rows alone: a solution for every pixel takes four times as long
 
 
 @dataclass(frozen=True)

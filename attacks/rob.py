@@ -11,7 +11,10 @@ then sum delta(x) x over the images whose brightness lies between the two thresh
 and where one image is alone in its bin their ratio is that image. Of B images in k even bins, (1 - 1/k)^(B - 1) are.
 
 Use: ``model = "prunella.attacks.rob:cnn"`` (or cnn6, lenet_zhu, resnet18), then the attack ``rob`` on the view of one
-step.
+step. The server chooses the module's scale, too: with encode times ``AMPLIFIED`` and decode divided by it the model
+is the same function, bit by bit, and the gradient of encode 2^20 times as large (``amplified_cnn``,
+``amplified_resnet18``). Noise of a fixed deviation, without clipping, is nothing beside that. The authors' code scales
+alike: decode is 1 / gain everywhere, with gains of 1 and 1e-3, where it is of size 1 / k here.
 
 Departures: the module stands beside an identity, so that the model behind it still learns. Errors: ``AttackError``
 where the model has no such module.
@@ -39,6 +42,7 @@ from prunella.tasks.task import Task
 
 ENCODE = "imprint.encode"
 BINS = 512
+AMPLIFIED = 2.0**-20
 BRIGHTNESS = {1: (0.13, 0.06), 3: (0.47, 0.13)}  # mean and deviation of an image's mean pixel: MNIST, CIFAR-10
 
 
@@ -58,16 +62,18 @@ def thresholds(bins: int, mean: float, deviation: float) -> Tensor:
 
 class Imprint(nn.Module):
     """x [B, C, H, W] + decode(relu(encode(x))) with planted weights; encode may see ``copies`` of the image's size, of
-    which all but one are empty (``attacks.loki``)."""
+    which all but one are empty (``attacks.loki``). encode is ``gain`` times as large, decode as much smaller."""
 
-    def __init__(self, shape: Shape, bins: int, mean: float, deviation: float, copies: int = 1) -> None:
+    def __init__(
+        self, shape: Shape, bins: int, mean: float, deviation: float, copies: int = 1, gain: float = 1.0
+    ) -> None:
         super().__init__()
         pixels = shape[0] * shape[1] * shape[2]
         self.encode, self.decode = nn.Linear(copies * pixels, bins), nn.Linear(bins, pixels)
         with torch.no_grad():
-            self.encode.weight.fill_(1 / pixels)
-            self.encode.bias.copy_(-thresholds(bins, mean, deviation))
-            self.decode.weight.copy_(torch.randn(pixels, 1).expand(-1, bins) / bins)
+            self.encode.weight.fill_(gain / pixels)
+            self.encode.bias.copy_(-thresholds(bins, mean, deviation)).mul_(gain)
+            self.decode.weight.copy_(torch.randn(pixels, 1).expand(-1, bins) / bins).div_(gain)
             self.decode.bias.zero_()
 
     def shift(self, x: Tensor) -> Tensor:
@@ -79,18 +85,19 @@ class Imprint(nn.Module):
         return x + self.shift(x).view_as(x)
 
 
-def imprinted(base: str, brightness: tuple[float, float] | None = None, bins: int = BINS) -> Builder:
+def imprinted(base: str, brightness: tuple[float, float] | None = None, bins: int = BINS, gain: float = 1.0) -> Builder:
     """The builder of ``base`` behind an imprint module for images of this (mean, deviation) of the mean pixel."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         mean, deviation = brightness or BRIGHTNESS.get(shape[0], (0.5, 0.2))
-        front = Imprint(shape, bins, mean, deviation)
+        front = Imprint(shape, bins, mean, deviation, gain=gain)
         return nn.Sequential(OrderedDict([("imprint", front), ("model", MODELS[base](shape, classes))]))
 
     return build
 
 
 cnn, cnn6, lenet_zhu, resnet18 = (imprinted(base) for base in ("cnn", "cnn6", "lenet-zhu", "resnet18"))
+amplified_cnn, amplified_resnet18 = (imprinted(base, gain=AMPLIFIED) for base in ("cnn", "resnet18"))
 
 
 def bins_of(rows: Tensor, biases: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """What an attack rebuilds behind a defense chain, and what the chain costs in accuracy: cells of DGP's and our claims.
 
-A cell is one chain with its settings (``raw``) under one attack, or, with ``attack`` "training", one federation.
+A cell is one chain with its settings (``raw``) under one attack, or, with ``attack`` "training", one federation; its
+series is called as the attack is, or as it is ``named``.
 
 Attacks look at one local step on ``batch`` test images, ``images`` of them in all, from the weights every run starts
 from, where these attacks are strongest, in a client's first round, with known labels. A chain that learns (PriPrune)
@@ -15,7 +16,6 @@ without an attack. ``answered`` is the share of images that the attack itself ga
 The positive control is the same attack, model and images under no defense: ``PSNR_FLOOR`` in the mean.
 """
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
-from prunella.benchmarks.engine.claim import Found, Measure, Settings
+from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import chosen_images, part, place, task_of
 from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, epsilons, failures, ran
 from prunella.benchmarks.engine.priors import LEARNT, prior
@@ -110,10 +110,11 @@ def rebuilt_rows(settings: Settings, seed: int, data: Path | None) -> dict[str, 
 
 
 def rebuilt(settings: Settings, seed: int, data: Path | None) -> dict[str, float]:
-    """What an attack makes of the images of a cell, in the mean."""
+    """What an attack makes of the images of a cell, in the mean and of each."""
     rows = rebuilt_rows(settings, seed, data)
     columns = ("psnr", "ssim", "ssim_shown", "rebuilt", "answered")
-    return {**{name: statistics.fmean(rows[name]) for name in columns}, "psnr_worst": max(rows["psnr"])}
+    kept = each([dict(zip(columns, row, strict=True)) for row in zip(*(rows[name] for name in columns), strict=True)])
+    return {**kept, "psnr_worst": max(rows["psnr"])}
 
 
 def scores(answer: Reconstruction, truth: PrivateBatch, shown: PrivateBatch, number: int) -> dict[str, float]:
@@ -143,7 +144,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
     if settings["attack"] == TRAINING:
         return {TRAINING: {"accuracy": federated(settings, seed, data)["accuracy"]}}
-    return {settings["attack"]: rebuilt(settings, seed, data)}
+    return {str(settings.get("named", settings["attack"])): rebuilt(settings, seed, data)}
 
 
-DEFENDED = Measure("defended", make, control={"defenses": NONE, "raw": {}}, names=NAMES)
+DEFENDED = Measure("defended", make, version=2, control={"defenses": NONE, "raw": {}}, names=NAMES)

@@ -15,10 +15,6 @@ accuracy   of the global model after the last round, on at most a thousand test 
 mib_up     coded updates of all clients and rounds, in MiB (2^20)
 withheld   share of the mask that client 0 withheld in its last round, for the defenses that keep what they withhold
 nmi, psnr  of SGI's reconstructions (``nmi_gi``, ``psnr_gi``: of GI's); ``strongest``: the better of the two by PSNR
-auc        of C4 (``MEMBERSHIP``): members' scores over outsiders' in the channel paper's white-box membership inference
-           (``attacks.mia``) on the weights training ended with, 0.5 for nothing. The attacker knows ``KNOWN`` of the
-           members and as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images. Every
-           client has few ``examples``, so that there is something to learn by heart.
 
 ``WEIGHED`` is for long federations (P7 and P8): the attacked step is one of the federation's own learning rate, every
 image's scores are kept, and the score that is judged is one for all defenses:
@@ -28,21 +24,19 @@ accuracy_early  of the global model after ``evaluate_every`` rounds
 sharing       the lambda_sha that PriPrune used, which it scales to the size of the model
 
 The positive control is the dense federation without a defense at the same settings, seed and images: SGI must rebuild
-its images to ``PSNR_FLOOR`` in the mean, and membership inference reach an area of ``TELLS``.
+its images to ``PSNR_FLOOR`` in the mean.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
-from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
-from prunella.benchmarks.engine.images import client_images, drawn, every_test_image, first, part, task_of
+from prunella.benchmarks.engine.images import client_images, drawn, first, part, task_of
 from prunella.benchmarks.engine.images import means as mean_scores
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, failures, ran
 from prunella.benchmarks.engine.views import NONE, RATE, Draw, Sender, answer, draws, received_of, seen, sender
@@ -59,7 +53,6 @@ from prunella.tasks.task import Task
 
 MIB = 2**20
 ALPHA = 1.0
-KNOWN, OUTSIDERS, TELLS = 0.25, 1000, 0.55
 
 
 class AfterTraining(NamedTuple):
@@ -102,6 +95,29 @@ def next_sender(settings: Settings, task: Task, trained: AfterTraining, own: Exa
     return dataclasses.replace(one, state=start(one.procedure.chain, own.x, received.params, trained.state, fit))
 
 
+def answers(
+    settings: Settings,
+    seed: int,
+    data: Path | None,
+    trained: AfterTraining,
+    arms: Mapping[str, str] = ARMS,
+    met: Callable[[str, Sender, Draw], Sender] = lambda arm, one, draw: one,
+) -> Iterator[tuple[PrivateBatch, dict[str, Reconstruction]]]:
+    """Every attacked image of client 0 and what each arm made of it; ``met`` is the client as an arm meets it."""
+    own, task = examples_of(settings, 0, seed, data), task_of(settings, data)
+    one = next_sender(settings, task, trained, own)
+    for number, index in enumerate(drawn(own, seed)[: settings["images"]].tolist()):
+        private, draw, found = part(own, index), draws(seed, number), dict[str, Reconstruction]()
+        for arm, name in arms.items():
+            view = seen(met(arm, one, draw), private, draw).view
+            generator = stream(seed, round=number, purpose="claim-attack")
+            if any(bool(tensor.any()) for tensor in view.update.values()):
+                found[arm] = answer(name, view, task, settings["iterations"], generator)
+            else:  # nothing arrived to be attacked
+                found[arm] = Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
+        yield PrivateBatch(private.x, private.y), found
+
+
 def attacked(
     settings: Settings,
     seed: int,
@@ -110,20 +126,11 @@ def attacked(
     arms: Mapping[str, str] = ARMS,
     met: Callable[[str, Sender, Draw], Sender] = lambda arm, one, draw: one,
 ) -> dict[str, list[Leakage]]:
-    """Scores of every image of client 0, by arm; ``met`` is the client as an arm meets it."""
-    own, task = examples_of(settings, 0, seed, data), task_of(settings, data)
-    one = next_sender(settings, task, trained, own)
+    """Scores of every image of client 0, by arm."""
     found: dict[str, list[Leakage]] = {arm: [] for arm in arms}
-    for number, index in enumerate(drawn(own, seed)[: settings["images"]].tolist()):
-        private, draw = part(own, index), draws(seed, number)
-        for arm, name in arms.items():
-            view = seen(met(arm, one, draw), private, draw).view
-            generator = stream(seed, round=number, purpose="claim-attack")
-            if any(bool(tensor.any()) for tensor in view.update.values()):
-                rebuilt = answer(name, view, task, settings["iterations"], generator)
-            else:  # nothing arrived to be attacked
-                rebuilt = Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
-            found[arm].append(score(rebuilt, PrivateBatch(private.x, private.y)))
+    for truth, rebuilt in answers(settings, seed, data, trained, arms, met):
+        for arm, one in rebuilt.items():
+            found[arm].append(score(one, truth))
     return found
 
 
@@ -187,32 +194,7 @@ def tradeoff(settings: Settings, seed: int, data: Path | None) -> Found:
     return {settings["arm"]: weighed(settings, seed, data, federation(settings, seed, data))}
 
 
-def split(settings: Settings, seed: int, data: Path | None) -> tuple[PrivateBatch, PrivateBatch, PrivateBatch, int]:
-    """Members the attacker knows, outsiders it knows, those it is asked about, and how many of these are members."""
-    clients = [examples_of(settings, client, seed, data) for client in range(settings["clients"])]
-    x, y = torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients])
-    test = every_test_image(settings["dataset"], data)
-    mine = torch.randperm(len(y), generator=stream(seed, purpose="claim-members"))
-    rest = torch.randperm(len(test), generator=stream(seed, purpose="claim-outsiders"))[: OUTSIDERS + len(y)]
-    known = round(KNOWN * len(y))
-    inside, asked, outside, others = mine[:known], mine[known:], rest[:known], rest[known : known + OUTSIDERS]
-    candidates = PrivateBatch(torch.cat([x[asked], test.x[others]]), torch.cat([y[asked], test.y[others]]))
-    return PrivateBatch(x[inside], y[inside]), PrivateBatch(test.x[outside], test.y[outside]), candidates, len(asked)
-
-
-def membership(settings: Settings, seed: int, data: Path | None) -> Found:
-    """A cell of C4, as one series: ``arm``."""
-    trained = federation(settings, seed, data)
-    received = received_of(trained.saved)
-    model = AttackedModel(task_of(settings, data), received.params, received.buffers)
-    members, outsiders, candidates, inside = split(settings, seed, data)
-    scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
-    auc = membership_leakage(scores[:inside], scores[inside:]).auc
-    return {settings["arm"]: {**weighed(settings, seed, data, trained), "auc": auc}}
-
-
 CONTROL: Settings = {"scheme": DENSE, "rate": 0.0, "defenses": NONE, "options": {}, "arm": "control"}
 NAMES = ("kappa", "strength")  # settings that only name a point
 TRADEOFF = Measure("tradeoff", tradeoff, control=CONTROL, names=NAMES)
 WEIGHED = dataclasses.replace(TRADEOFF, name="weighed", make=longer)
-MEMBERSHIP = dataclasses.replace(TRADEOFF, name="membership", make=membership, least={"psnr": PSNR_FLOOR, "auc": TELLS})

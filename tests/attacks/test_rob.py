@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.rob import bins_of, imprinted, thresholds
+from prunella.attacks.rob import AMPLIFIED, ENCODE, bins_of, imprinted, thresholds
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
 from prunella.core.errors import AttackError
@@ -74,3 +74,21 @@ def test_thresholds_cut_a_normal_distribution_into_even_bins() -> None:
 def test_a_model_without_the_module_is_refused(view, task) -> None:
     with pytest.raises(AttackError, match="prunella.attacks.rob:cnn"):
         run(view, task)
+
+
+def test_an_amplified_module_is_the_same_function_and_its_gradient_outlasts_noise(photographs) -> None:
+    truth = photographs("cifar10", 8)
+    tasks = [Task(f"prunella.attacks.rob:{name}", SHAPES["cifar10"], 10) for name in ("cnn", "amplified_cnn")]
+    start = [initial(task, 0) for task in tasks]
+    outputs = [torch.func.functional_call(t.build(), p, truth.x) for t, (p, _) in zip(tasks, start, strict=True)]
+    assert torch.equal(*outputs)
+    views = [undefended_view(t, p, b, truth) for t, (p, b) in zip(tasks, start, strict=True)]
+    weights = [view.update[f"{ENCODE}.weight"] for view in views]
+    assert torch.allclose(weights[0] / AMPLIFIED, weights[1], rtol=1e-3, atol=1e-6 * float(weights[1].abs().max()))
+    shares = []
+    for view, task in zip(views, tasks, strict=True):
+        draw = stream(0, purpose="noise")
+        rate = view.learning_rate or 1.0
+        noisy = {n: u + 0.01 * rate * torch.randn(u.shape, generator=draw) for n, u in view.update.items()}
+        shares.append(recovered(truth, run(dataclasses.replace(view, update=noisy), task)))
+    assert shares[0] == 0 and shares[1] >= 0.8

@@ -81,7 +81,7 @@ def test_counting_equals_the_slow_obvious_loop() -> None:
     assert largest_cluster(weight, DRAW) == slow >= CLUSTER
 
 
-@pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18"])
+@pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18", "amplified_cnn"])
 def test_the_imprint_of_rob_is_noticed(base: str) -> None:
     task = Task(f"prunella.attacks.rob:{base}", (3, 32, 32), 10)
     params, _ = initial(task, 0)

@@ -7,6 +7,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Tree, map_trees
 from prunella.privacy.outpost import Outpost, fisher_information, most_informed, outpost, perturb, risk
+from prunella.tasks.task import Task, initial
 from tests.privacy.steps import make, step_of
 
 
@@ -67,3 +68,10 @@ def test_risk_is_capped_and_settings_are_checked() -> None:
     for bad in ({"noise": -1.0}, {"fisher": 0.0}, {"decay": -0.1}, {"prune": 1.0}):
         with pytest.raises(ConfigError):
             Outpost(**bad)
+
+
+def test_the_noise_in_cnn_as_drawn_is_what_the_module_says() -> None:
+    params, _ = initial(Task("cnn", (3, 32, 32), 10), 0)
+    deviations = [Outpost().noise * risk(tensor) for name, tensor in params.items() if name.endswith("weight")]
+    assert deviations == pytest.approx([0.014, 0.006, 2e-5], rel=0.15)
+    assert Outpost().noise * risk(torch.empty(10_000).uniform_(-0.5, 0.5)) == pytest.approx(0.067, rel=0.05)

@@ -23,8 +23,8 @@ def test_the_control_rebuilds_and_a_defense_lowers_it() -> None:
 
 def test_rob_rebuilds_a_batch_and_what_it_misses_is_scored_as_grey(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = defended.inverting("prunella.attacks.rob:cnn", "rob", 4, 4)
-    plain = defended.make(defended.behind(cell, "digits", "none"), 0, None)["rob"]
-    assert plain["psnr"] > PSNR_FLOOR
+    plain = defended.make({**defended.behind(cell, "digits", "none"), "named": "planted"}, 0, None)["planted"]
+    assert plain["psnr"] > PSNR_FLOOR and "psnr.3" in plain and "psnr.4" not in plain
 
     def silent(*arguments: object) -> Reconstruction:
         raise AttackError("nothing arrived")

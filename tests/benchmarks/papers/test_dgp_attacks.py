@@ -9,6 +9,7 @@ from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers.defended import TRAINING
 from prunella.benchmarks.papers.dgp_attacks import (
     ATTACKS,
+    BREAKS,
     CANNOT,
     CHAINS,
     D1,
@@ -53,9 +54,19 @@ def test_the_papers_own_table_holds_and_dgp_must_resist_all() -> None:
     assert judge_table_1(unsure).word == TREND
 
 
+def test_an_attack_that_knows_the_defense_counts_and_the_four_alone_are_told() -> None:
+    withstands = {("precode", attack): 0.1 for attack in ("ig", "gradinversion", "r-gap", "rob")}
+    assert judge_table_1(measured(withstands)).word == NOT
+    verdict = judge_table_1(measured({**withstands, ("precode", "representation"): 1.0}))
+    assert verdict.word == HOLDS and "four attacks alone, not judged, privacy does not hold" in verdict.reason
+    verdict = judge_table_1(measured({("dgp", "sgi"): 0.9}))
+    assert verdict.word == NOT and "four attacks alone, not judged, privacy holds" in verdict.reason
+
+
 def test_every_pair_is_measured_but_those_that_cannot_be() -> None:
-    pairs = {(cell["defenses"], cell["attack"]) for cell in D1.experiment.sweeps["small"].cells}
-    assert len(pairs) == 8 * 5 - len(CANNOT) and not pairs & CANNOT
+    pairs = {(cell["defenses"], cell.get("named", cell["attack"])) for cell in D1.experiment.sweeps["small"].cells}
+    assert len(pairs) == 8 * 5 - len(CANNOT) + len(BREAKS) and not pairs & CANNOT
+    assert set(BREAKS.items()) < pairs
 
 
 def test_the_shares_are_the_papers() -> None:

@@ -70,32 +70,3 @@ def test_the_attacked_step_is_the_cells_own(defended: tradeoff.AfterTraining) ->
     rates = [tradeoff.next_sender({**TINY, **more}, task, defended, own).procedure.sgd for more in ({}, {"step": 0.05})]
     assert [one.learning_rate for one in rates] == [tradeoff.RATE, 0.05]
     assert tradeoff.sharing(TINY, defended) == {}
-
-
-FEW = {**TINY, "iterations": 60, "scheme": "fedavg", "rate": 0.0, "examples": 40, "strength": 1.0}
-FEW |= {"defenses": "dp-sgd", "options": {"dp-sgd.noise-multiplier": 1.0}, "arm": "dp-sgd"}
-
-
-def test_members_are_those_that_were_trained_on_and_no_candidate_is_known() -> None:
-    members, outsiders, candidates, inside = tradeoff.split(FEW, 0, None)
-    own = torch.cat([tradeoff.examples_of(FEW, client, 0, None).x for client in (0, 1)]).flatten(1)
-    known = {tuple(row) for row in torch.cat([members.x, outsiders.x]).flatten(1).tolist()}
-    trained = {tuple(row) for row in own.tolist()}
-    asked = [tuple(row) for row in candidates.x.flatten(1).tolist()]
-    assert len(own) == 80 and len(members.y) == len(outsiders.y) == 20 and inside == 60
-    assert all(row in trained for row in asked[:inside]) and not known & set(asked)
-    assert not trained & set(asked[inside:])
-
-
-def test_a_cell_has_an_auc_beside_accuracy_and_error() -> None:
-    found = tradeoff.membership(FEW, 0, None)["dp-sgd"]
-    assert 0 <= found["auc"] <= 1 and 0 <= found["accuracy"] <= 1 and found["mse_strongest"] > 0
-
-
-def test_the_control_is_one_for_all_strengths_and_needs_both_attacks() -> None:
-    measure = tradeoff.MEMBERSHIP
-    assert measure.control_of(FEW) == measure.control_of({**FEW, "strength": 0.2}) != FEW
-    good = {"psnr": 30.0, "auc": 0.6}
-    assert measure.works({"control": good})
-    assert not measure.works({"control": {**good, "auc": 0.5}})
-    assert not measure.works({"control": {**good, "psnr": 10.0}})

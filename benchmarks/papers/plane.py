@@ -1,0 +1,141 @@
+"""The utility-privacy plane of C4: accuracy, membership inference and inversion of one defended federation.
+
+The federation is a cell of ``tradeoff``; every client has few ``examples``, so that there is something to learn by
+heart. ``auc`` is members' scores over outsiders' in the channel paper's white-box membership inference
+(``attacks.mia``) on the weights training ended with, 0.5 for nothing. The attacker knows ``KNOWN`` of the members and
+as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images.
+
+Few examples have a covariance of low rank, and kappa nats of an image among 64 of them take hardly any noise. So kappa
+is of the population (``of_population``): the variance is what lets kappa nats of an image through whose covariance is
+that of ``PUBLIC`` other images of all clients, and the clients are given the kappa that has this variance on client 0's
+own examples.
+
+Inversion is of one step at batch 1 on client 0's images after the last round, three ways, with known labels:
+
+plain      IG
+denoised   behind a channel: IG's picture through the linear filter (``attacks.denoise``) that public images teach, with
+           the channel's own noise on them and cut to [0, 1] as pictures are
+mean       the public images' mean of the class, which needs no update
+
+``strongest`` is the one with the least error over the cell's images, as whoever plays this on images of their own finds
+out beforehand. Scores are kept for every image. The positive control is no defense: IG must rebuild the images to
+``PSNR_FLOOR`` in the mean, and membership inference reach an area of ``TELLS``.
+"""
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from prunella.attacks.denoise import Filter, learnt_filter, principal
+from prunella.attacks.engine.image_priors import into_box
+from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
+from prunella.attacks.score.control import PSNR_FLOOR
+from prunella.attacks.score.leakage import score
+from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
+from prunella.benchmarks.engine.images import class_means, client_images, every_test_image, task_of
+from prunella.benchmarks.engine.views import NONE, received_of
+from prunella.benchmarks.papers.tradeoff import ALPHA, CONTROL, AfterTraining, answers, examples_of, federation
+from prunella.core.randomness import stream
+from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.privacy.channel import capacity, eigenvalues, solve_variance
+from prunella.tasks.data import Examples, Partition
+
+NATURAL, PLAIN = "channel-natural", "plain"
+KAPPA = f"{NATURAL}.kappa"
+KNOWN, OUTSIDERS, TELLS = 0.25, 1000, 0.55
+PUBLIC, PLAYED = 5000, 1000
+
+
+@functools.lru_cache(maxsize=1)
+def public_images(dataset: str, clients: int, examples: int, seed: int, data: Path | None) -> Examples:
+    """Images that nobody trained on, as many of each client, in an order of the seed."""
+    partition, x, y = Partition("dirichlet", clients, ALPHA, seed), list[Tensor](), list[Tensor]()
+    for client in range(clients):
+        own = client_images(dataset, data, partition, client)
+        more = slice(examples, examples + PUBLIC // clients)
+        x.append(own.x[more])
+        y.append(own.y[more])
+    images = Examples(torch.cat(x), torch.cat(y))
+    return images.take(torch.randperm(len(images), generator=stream(seed, purpose="claim-public")))
+
+
+def public_of(settings: Settings, seed: int, data: Path | None) -> Examples:
+    return public_images(settings["dataset"], settings["clients"], settings["examples"], seed, data)
+
+
+def population_variance(settings: Settings, seed: int, data: Path | None) -> float:
+    """Of the noise that lets the cell's kappa nats of an image of the population through."""
+    return solve_variance(eigenvalues(public_of(settings, seed, data).x), settings["options"][KAPPA])
+
+
+def of_population(settings: Settings, seed: int, data: Path | None) -> Settings:
+    """The settings with the kappa at which client 0's own examples get ``population_variance``."""
+    if KAPPA not in settings["options"]:
+        return settings
+    own = eigenvalues(examples_of(settings, 0, seed, data).x)
+    kappa = capacity(own, population_variance(settings, seed, data))
+    return {**settings, "options": {**settings["options"], KAPPA: kappa}}
+
+
+def denoiser(public: Tensor, variance: float, generator: torch.Generator) -> Filter:
+    """The filter for pictures [N, d] in [0, 1] with Gaussian noise, from public images [M, C, H, W]."""
+    clean, others = public[:PLAYED].flatten(1), public[PLAYED:].flatten(1)
+    noisy = clean + math.sqrt(variance) * torch.randn(clean.shape, generator=generator)
+    return learnt_filter(*principal(others), clean, into_box(noisy))
+
+
+def inverted(settings: Settings, seed: int, data: Path | None, trained: AfterTraining) -> dict[str, float]:
+    """Errors of the three attacks and of the strongest."""
+    public = public_of(settings, seed, data)
+    means = class_means(public, task_of(settings, data).classes)
+    found = [(truth, given[PLAIN].x) for truth, given in answers(settings, seed, data, trained, {PLAIN: "ig"})]
+    pictures = {PLAIN: [x for _, x in found], "mean": [means[truth.y] for truth, _ in found]}
+    if settings["defenses"] == NATURAL:
+        variance = float(trained.state[NATURAL]["channel"]["variance"])
+        clean = denoiser(public.x, variance, stream(seed, purpose="claim-denoise"))
+        pictures["denoised"] = [into_box(clean(x.flatten(1))).reshape(x.shape) for _, x in found]
+    scores: dict[str, dict[str, float]] = {}
+    for name, rebuilt in pictures.items():
+        rows = [score(Reconstruction(x, t.y, 0.0, 1), t) for x, (t, _) in zip(rebuilt, found, strict=True)]
+        scores[name] = each([{"mse": row.mse.mean, "psnr": row.psnr.mean} for row in rows])
+    best = min(scores, key=lambda name: scores[name]["mse"])
+    named = {**scores, "strongest": scores[best]}
+    return {key.replace(".", f"_{name}.", 1) if "." in key else f"{key}_{name}": value
+            for name, row in named.items() for key, value in row.items()}  # fmt: skip
+
+
+def split(settings: Settings, seed: int, data: Path | None) -> tuple[PrivateBatch, PrivateBatch, PrivateBatch, int]:
+    """Members the attacker knows, outsiders it knows, those it is asked about, and how many of these are members."""
+    clients = [examples_of(settings, client, seed, data) for client in range(settings["clients"])]
+    x, y = torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients])
+    test = every_test_image(settings["dataset"], data)
+    mine = torch.randperm(len(y), generator=stream(seed, purpose="claim-members"))
+    rest = torch.randperm(len(test), generator=stream(seed, purpose="claim-outsiders"))[: OUTSIDERS + len(y)]
+    known = round(KNOWN * len(y))
+    inside, asked, outside, others = mine[:known], mine[known:], rest[:known], rest[known : known + OUTSIDERS]
+    candidates = PrivateBatch(torch.cat([x[asked], test.x[others]]), torch.cat([y[asked], test.y[others]]))
+    return PrivateBatch(x[inside], y[inside]), PrivateBatch(test.x[outside], test.y[outside]), candidates, len(asked)
+
+
+def membership(settings: Settings, seed: int, data: Path | None) -> Found:
+    """A cell of C4, as one series: ``arm``."""
+    told = of_population(settings, seed, data) if settings["population"] else settings
+    trained = federation(told, seed, data)
+    received = received_of(trained.saved)
+    model = AttackedModel(task_of(settings, data), received.params, received.buffers)
+    members, outsiders, candidates, inside = split(settings, seed, data)
+    scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
+    auc = membership_leakage(scores[:inside], scores[inside:]).auc
+    own = inverted(told, seed, data, trained)
+    return {settings["arm"]: {"accuracy": trained.accuracy, "auc": auc, **own}}
+
+
+MEMBERSHIP = Measure(
+    "plane",
+    membership,
+    control={**CONTROL, "arm": NONE, "strength": NONE},
+    least={"psnr_plain": PSNR_FLOOR, "auc": TELLS},
+)

@@ -1,0 +1,79 @@
+"""A cell of the utility-privacy plane: members are members, kappa is of the population, the best attack counts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from prunella.attacks.engine.image_priors import into_box
+from prunella.benchmarks.papers import plane
+from prunella.benchmarks.papers.channel_claims import PLANE_CELLS
+from prunella.benchmarks.papers.plane import KAPPA, MEMBERSHIP, NATURAL
+from prunella.benchmarks.papers.tradeoff import examples_of
+from prunella.privacy.channel import eigenvalues, solve_variance
+
+TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}
+TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 120}
+FEW = {**TINY, "iterations": 60, "scheme": "fedavg", "rate": 0.0, "examples": 40, "strength": 1.0}
+FEW |= {"population": True, "defenses": "dp-sgd", "options": {"dp-sgd.noise-multiplier": 1.0}, "arm": "dp-sgd"}
+
+
+def test_members_are_those_that_were_trained_on_and_no_candidate_is_known() -> None:
+    members, outsiders, candidates, inside = plane.split(FEW, 0, None)
+    own = torch.cat([examples_of(FEW, client, 0, None).x for client in (0, 1)]).flatten(1)
+    known = {tuple(row) for row in torch.cat([members.x, outsiders.x]).flatten(1).tolist()}
+    trained = {tuple(row) for row in own.tolist()}
+    asked = [tuple(row) for row in candidates.x.flatten(1).tolist()]
+    assert len(own) == 80 and len(members.y) == len(outsiders.y) == 20 and inside == 60
+    assert all(row in trained for row in asked[:inside]) and not known & set(asked)
+    assert not trained & set(asked[inside:])
+
+
+def test_a_cell_has_an_auc_beside_accuracy_and_error() -> None:
+    found = plane.membership(FEW, 0, None)["dp-sgd"]
+    assert (
+        0 <= found["auc"] <= 1
+        and 0 <= found["accuracy"] <= 1
+        and found["mse_strongest"] <= min(found["mse_plain"], found["mse_mean"])
+    )
+
+
+NOISY = {**FEW, "defenses": NATURAL, "options": {KAPPA: 20.0}, "arm": NATURAL}
+
+
+def test_the_clients_kappa_has_the_variance_of_the_population() -> None:
+    told = plane.of_population(NOISY, 0, None)
+    own = eigenvalues(examples_of(NOISY, 0, 0, None).x)
+    wanted = plane.population_variance(NOISY, 0, None)
+    assert solve_variance(own, told["options"][KAPPA]) == pytest.approx(wanted)
+    assert told["options"][KAPPA] < 20.0 and NOISY["options"][KAPPA] == 20.0
+    assert plane.of_population(FEW, 0, None) == FEW
+
+
+def test_public_images_are_nobodys() -> None:
+    trained = torch.cat([examples_of(NOISY, client, 0, None).x for client in (0, 1)]).flatten(1)
+    public = plane.public_of(NOISY, 0, None).x.flatten(1)
+    assert len(public) > 500 and float(torch.cdist(trained, public).min()) > 0
+
+
+def test_the_denoiser_takes_noise_away() -> None:
+    public = plane.public_of(NOISY, 0, None).x
+    public = torch.cat([public, public])[: plane.PLAYED + 300]
+    truth = public[:50].flatten(1)
+    noisy = into_box(truth + 0.3 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(1)))
+    clean = into_box(plane.denoiser(public, 0.09, torch.Generator().manual_seed(0))(noisy))
+    assert float((clean - truth).square().mean()) < 0.8 * float((noisy - truth).square().mean())
+
+
+def test_a_channels_cell_has_all_three_attacks_and_every_image() -> None:
+    found = plane.membership({**NOISY, "images": 2}, 0, None)[NATURAL]
+    best = min(found[f"mse_{name}"] for name in ("plain", "denoised", "mean"))
+    assert found["mse_strongest"] == best == (found["mse_strongest.0"] + found["mse_strongest.1"]) / 2
+
+
+def test_the_control_is_the_cell_without_a_defense_and_needs_both_attacks() -> None:
+    assert all(MEMBERSHIP.control_of(cell) == PLANE_CELLS[0] for cell in PLANE_CELLS)
+    good = {"psnr_plain": 30.0, "auc": 0.6}
+    assert MEMBERSHIP.works({"none": good})
+    assert not MEMBERSHIP.works({"none": {**good, "auc": 0.5}})
+    assert not MEMBERSHIP.works({"none": {**good, "psnr_plain": 10.0}})
