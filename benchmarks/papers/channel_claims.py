@@ -53,7 +53,8 @@ C5 = declared(
     * Ratios are medians over turns in which every arm runs once, in processor time of one thread; the spread is over
     three such runs.
     * The paper does not say which channel it timed; its number stands beside Natural. DP-SGD is Opacus'; this
-    project's own, `dp-sgd (ours)`, is timed where the model has no batch norm.""",
+    project's own, `dp-sgd (ours)`, is timed where the model has no batch norm, on batches of one size: on Poisson
+    batches, which a run has under an ε, it costs more than Opacus (docs/defenses.md).""",
     TIMED,
     "model: defense",
     "ratio 3 time over plain SGD; milliseconds 1 ms a step; fit_seconds 2 s to fit, once",
