@@ -42,6 +42,7 @@ from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device, zeros_like
 from prunella.privacy.chain import flatten_state, start
+from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
@@ -117,6 +118,9 @@ def _remember(session: Session, round: int) -> Memory:
     memory = session.store.load(round)
     like = to_device(session.data.like[0], session.device)
     fitting = session.request("fit", 0).generator("fit")
+    channels = any(isinstance(link.settings, ChannelSettings) for link in session.procedure.chain.links)
+    if channels and not memory.state and (warning := few_images(session.data.examples.x)):
+        logger.warning("%s", warning)
     state = start(session.procedure.chain, session.data.examples.x, like, memory.state, fitting)
     return Memory(state, memory.tally, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
 

@@ -72,6 +72,21 @@ ZERO = torch.finfo(torch.float64).eps  # what decomposition leaves of a zero eig
 KNOWN = 1000  # times that: from there on an eigenvalue of a product is right to a millionth
 
 
+def few_images(images: Tensor) -> str:
+    """What the owner of fewer images than pixels should know of a channel that is fitted on them, or "".
+
+    >>> few_images(torch.zeros(64, 1, 28, 28))[:63], few_images(torch.zeros(65, 1, 8, 8))
+    ('a channel fitted on 64 images knows 63 of 784 directions: it bo', '')
+    """
+    many, pixels = len(images), images[0].numel() if len(images) else 0
+    if many > pixels:
+        return ""
+    return (
+        f"a channel fitted on {many} images knows {max(many - 1, 0)} of {pixels} directions: it bounds what tells "
+        "these images apart, and may be little noise beside what tells them from other people's"
+    )
+
+
 def centre(images: Tensor) -> Tensor:
     """Flattened images [N, d] minus their mean, float64 on the CPU."""
     flat = images.detach().flatten(1).double().cpu()

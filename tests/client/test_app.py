@@ -12,6 +12,7 @@ from prunella.attacks.fishing import plant
 from prunella.client.app import app
 from prunella.core.errors import ConfigError, DataError, DefenseError
 from prunella.core.trees import apply_mask, full_mask
+from prunella.tasks.data import load_client
 from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import from_coded, mask_from_coded, record_bytes, to_coded
 from tests.local_grid import settings
@@ -225,3 +226,14 @@ def test_flowers_own_state_stays_empty(tmp_path: Path) -> None:
 def test_the_state_of_a_round_is_on_disk_before_the_reply(tmp_path: Path) -> None:
     send(tmp_path, "train", model(round=3), defenses="dgp")
     assert [p.name for p in tmp_path.rglob("round-*")] == ["round-00000003.safetensors"]
+
+
+def test_the_owner_of_few_images_is_warned_of_what_a_channel_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for many, warned in ((40, True), (200, False)):
+        caplog.clear()
+        few = lambda *asked, many=many: load_client(*asked).take(torch.arange(many))  # noqa: E731
+        monkeypatch.setattr("prunella.client.session.load_client", few)
+        send(tmp_path / str(many), "train", model(), defenses="channel-natural", strategy="random", partition="iid")
+        assert ("39 of 64 directions" in caplog.text) is warned, many

@@ -15,6 +15,7 @@ from prunella.privacy.channel import (
     NaturalChannel,
     capacity,
     eigenvalues,
+    few_images,
     natural_channel,
     solve_variance,
 )
@@ -181,3 +182,11 @@ def test_a_noisy_image_lies_on_one_grid_whatever_the_image(kind: str) -> None:
         assert torch.equal(steps, steps.round())
     plain = torch.full((50, 16), 1 / 3).double() + rehearsal(3, purpose="x").normal(50, 16) * deviation
     assert not torch.equal(plain / grid, (plain / grid).round()), "the control: without rounding they do not"
+
+
+def test_with_few_images_the_noise_beside_other_peoples_pictures_is_little() -> None:
+    """Why their owner is warned: the same kappa asks a few images for much less noise than it asks many for."""
+    images = torch.rand(400, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    few, many = (solve_variance(eigenvalues(part), 20.0) for part in (images[:16], images))
+    assert many > 2 * few
+    assert "15 of 64 directions" in few_images(images[:16]) and few_images(images) == ""
