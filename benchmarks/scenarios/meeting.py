@@ -8,7 +8,7 @@
 
 Somebody's own attack (``module:NAME``) has its default settings, and a shadow where it takes one. Scores are of every
 image, paired as ``attacks.score.leakage`` does it; ``null`` is what the picture scores against other people's images of
-its class. An update that an attack gives no answer for counts as its class means.
+its class. An update that an attack gives no answer for, or that was withheld, counts as its class means.
 """
 
 import functools
@@ -101,7 +101,11 @@ def noisy(chain: str) -> bool:
 
 def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates, means: torch.Tensor) -> Answers:
     """The attacks of a cell, one after the other: each one's name, answers and processor seconds."""
-    population, view = shadow.population, updates[0][1][-1]
+    population, there = shadow.population, [views[-1] for _, views in updates if views]
+    if not there:  # nothing was sent
+        yield answered(MATCHING, lambda: matching(scenario, population), updates, means)
+        return
+    view = there[0]
     if name != STRONG:
         yield answered(name, lambda: submitted(name, shadow), updates, means)
         return
@@ -127,9 +131,10 @@ def answered(
     for number, (truth, views) in enumerate(updates):
         try:
             attack = attack or prepare()
-            found.append(attack(views, number))
+            one = attack(views, number) if views else None
         except (AttackError, DefenseError):
-            found.append(Reconstruction(means[truth.y], truth.y, 0.0, 0))
+            one = None
+        found.append(one or Reconstruction(means[truth.y], truth.y, 0.0, 0))
     return name, found, time.process_time() - start
 
 
@@ -156,8 +161,9 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     start = received(scenario, task, seed, public)
     population = Population(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
     updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, population, images, public)]
-    last = updates[0][1][-1]
-    now = replace(population, received=Received(last.params, start.mask, last.buffers))
+    last = next((views[-1] for _, views in updates if views), None)
+    met = start if last is None else Received(last.params, start.mask, last.buffers)
+    now = replace(population, received=met)
     means, gallery, found = class_means(public, task.classes), first(public, GALLERY), Found()
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
     for name, answers, seconds in asked(

@@ -14,6 +14,7 @@ import torch
 from prunella.benchmarks.engine.images import part
 from prunella.benchmarks.engine.shadows import EARLIER, POOL, Population
 from prunella.benchmarks.engine.views import RATE, Draw, Sender, after_rounds, seen
+from prunella.core.errors import DefenseError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import apply_mask, full_mask
 from prunella.core.types import ServerView
@@ -112,8 +113,8 @@ def sent(
 def clients(
     scenario: Scenario, population: Population, images: Examples, public: Examples
 ) -> Iterable[tuple[Examples, list[ServerView]]]:
-    """Every attacked client's images and updates. ``images`` are first those that are attacked, then those that
-    defenses are fitted on."""
+    """Every attacked client's images and updates, none where its defense withheld one. ``images`` are first those that
+    are attacked, then those that defenses are fitted on."""
     attacked = scenario.updates * scenario.images
     rest = images.take(torch.arange(attacked, attacked + max(POOL, EARLIER)))
     for number in range(scenario.updates):
@@ -122,5 +123,8 @@ def clients(
         def draw(turn: int, number: int = number) -> Draw:
             return lambda purpose: rehearsal(population.seed, round=turn, client=number, purpose=f"scenario-{purpose}")
 
-        one = population.client(rest, number, "attacked")
-        yield private, sent(scenario, one, private, public, population.seed, draw)
+        try:
+            one = population.client(rest, number, "attacked")
+            yield private, sent(scenario, one, private, public, population.seed, draw)
+        except DefenseError:
+            yield private, []

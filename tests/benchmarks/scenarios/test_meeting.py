@@ -9,10 +9,11 @@ from prunella.attacks import Attack
 from prunella.attacks.ig import Ig
 from prunella.benchmarks.scenarios import meeting
 from prunella.benchmarks.scenarios.scenario import Scenario
-from prunella.core.errors import AttackError
+from prunella.core.errors import AttackError, DefenseError
 from prunella.core.types import Reconstruction
 from prunella.privacy import DEFENSES
-from prunella.privacy.defense import Entry
+from prunella.privacy.defense import Entry, UpdateDefense, ignore_gradient, keep_received
+from prunella.privacy.none import NoDefense
 
 
 def grey(view: Any, task: Any, settings: Any, generator: Any, shadow: Any = None, earlier: Any = ()) -> Reconstruction:
@@ -70,6 +71,22 @@ def test_somebody_s_own_attack_is_asked_alone_and_one_that_fails_leaves_the_clas
     assert found.keys() == {f"{__name__}:GREY", meeting.MEAN}
     failed = meeting.meet(cell("none", f"{__name__}:HELPLESS"), 0, None)
     assert failed[f"{__name__}:HELPLESS"]["psnr"] == failed[meeting.MEAN]["psnr"]
+
+
+def withhold(settings: Any) -> UpdateDefense:
+    def refuse(*given: Any) -> Any:
+        raise DefenseError("nothing leaves")
+
+    return UpdateDefense(lambda like: {}, keep_received, ignore_gradient, refuse)
+
+
+SILENT = Entry("update", NoDefense, withhold)
+
+
+def test_a_client_that_sends_nothing_leaves_the_class_mean() -> None:
+    found = meeting.meet(cell(f"{__name__}:SILENT"), 0, None)
+    blind = meeting.meet(cell("none", f"{__name__}:HELPLESS"), 0, None)[meeting.MEAN]
+    assert found.keys() == {meeting.MATCHING} and found[meeting.MATCHING]["psnr"] == blind["psnr"]
 
 
 def test_noise_is_expected_of_channels_dp_and_whatever_is_not_known() -> None:
