@@ -30,6 +30,7 @@ def attest(
     A PDF needs WeasyPrint (pip install "prunella[attest]") or Chromium.
     """
     from prunella.deploy.errors import UsageError
+    from prunella.deploy.machines.keys import private_directory
     from prunella.deploy.runs import find
     from prunella.server.attest.page import printer
     from prunella.server.attest.signing import fingerprint, new_key, private_key
@@ -41,6 +42,8 @@ def attest(
             raise UsageError(f"{key} is the public half: name the private key, {key.with_suffix('.key')}")
         made = not key.exists()
         try:
+            if not key.parent.exists():
+                private_directory(key.parent)  # git ignores it
             signing = new_key(key) if made else private_key(key)
         except OSError as error:
             raise UsageError(f"cannot write {key} ({error.strerror}): name another with --key") from None

@@ -23,6 +23,7 @@ def test_a_run_is_attested_and_verified_and_a_changed_word_refused(
     full_run(tmp_path / "runs" / "one")
     code, said = call("attest", "one", "--no-pdf")
     assert code == 0 and "made keys/attest.key and keys/attest.pub" in said and "signed by SHA256:" in said
+    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n"  # `git add .` would publish the key
     out = tmp_path / "runs" / "one" / "attestation"
     assert sorted(path.name for path in out.iterdir()) == [
         "attack_results.json",
