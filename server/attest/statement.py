@@ -8,6 +8,7 @@ that is not in it, so that what is signed is what is read. No image, no example,
 import datetime
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,13 +174,17 @@ def _spent(found: Evidence) -> tuple[list[float], str]:
     return spent, said
 
 
+def _delta(found: Evidence) -> float:
+    return float(found.settings.get("privacy.delta", 1e-5))
+
+
 def _privacy(found: Evidence) -> Section:
     settings, (spent, without) = found.settings, _spent(found)
     nats = [float(line["channel_nats"]) for line in found.ledgers.values() if "channel_nats" in line]
     bits = f"A channel let at most {digits(max(nats))} nats through, on the site that sent most." if nats else ""
     if not spent:
         return _section("Differential privacy", "No site has an ε.", bits)
-    budget, delta = float(settings.get("privacy.epsilon-budget") or 0.0), float(settings.get("privacy.delta", 1e-5))
+    budget, delta = float(settings.get("privacy.epsilon-budget") or 0.0), _delta(found)
     measured = [bound for bound in _measured(found, delta).values() if bound is not None]
     rows = [
         ("ε of the site that spent most", digits(max(spent))),
@@ -195,11 +200,16 @@ def _privacy(found: Evidence) -> Section:
         ),
         ("ε that an attack showed, at least", digits(max(measured)) if measured else "not measured"),
     ]
+    promised = {client: float(line["epsilon"]) for client, line in found.ledgers.items() if "epsilon" in line}
+    broken = [
+        str(client)
+        for client, bound in _measured(found, delta).items()
+        if (bound or 0) > promised.get(str(client), math.inf)
+    ]
     warning = ""
-    if measured and max(measured) > max(spent):
-        warning = (
-            "An attack showed more than was promised: the accounting or the implementation is wrong. Do not rely on it."
-        )
+    if broken:
+        warning = f"An attack on client {', '.join(broken)} showed more than was promised to it: the accounting or the "
+        warning += "implementation is wrong. Do not rely on it."
     counts = "It counts training and noisy counts of every run that the site's ledger knows; not audits that its owner "
     counts += "consented to, and not the time that a reply takes."
     return _section("Differential privacy", warning, without, counts, bits, tables=[(("", ""), rows)])
@@ -258,8 +268,7 @@ def _attacks(found: Evidence) -> Section:
 
 def _membership(found: Evidence) -> Section:
     said = membership_notes(found.audits)
-    delta = float(found.settings.get("privacy.delta", 1e-5))
-    bounds = {client: bound for client, bound in _measured(found, delta).items() if bound is not None}
+    bounds = {client: bound for client, bound in _measured(found, _delta(found)).items() if bound is not None}
     rows = [(f"client {client}", digits(bound)) for client, bound in sorted(bounds.items())]
     none = "" if said else "Nobody was asked whether its training examples can be told from others."
     return _section("Membership", none, *said, tables=[(("client", "ε is at least, at 95 %"), rows)])
@@ -304,7 +313,7 @@ def statement(folder: Path) -> dict[str, Any]:
         _section("Appendix: where regulators ask for this", "Headings and pointers, no legal claim.",
                  tables=[(("sections", "asked for by"), POINTERS)]),
     ]  # fmt: skip
-    spent = _spent(found)[0]
+    spent, without = _spent(found)
     return {
         "format": FORMAT,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -312,7 +321,8 @@ def statement(folder: Path) -> dict[str, Any]:
         "headline": found.verdict.headline,
         "badge": found.verdict.badge,
         "tone": found.verdict.tone,
-        "epsilon": {"most": max(spent), "delta": float(found.settings.get("privacy.delta", 1e-5))} if spent else None,
+        # Of all sites or of none: one that has none is not covered by the others'.
+        "epsilon": None if without or not spent else {"most": max(spent), "delta": _delta(found)},
         "sections": sections,
         "settings": dict(found.settings),
         "versions": dict(run.get("versions", {})),

@@ -50,17 +50,19 @@ def test_the_range_over_sites_the_budget_and_the_sites_without_one(tmp_path: Pat
     text = section(said, "Differential privacy")
     for words in ('most", "5"', 'least", "2"', '"8, 3"', "2 of 3", "1 site had no ε", "1e-06", "not measured"):
         assert words in text, words
-    assert said["epsilon"] == {"most": 5.0, "delta": 1e-6}
+    assert said["epsilon"] is None  # the headline's is of all sites or of none
+    spend(tmp_path, 2.0, 5.0)
+    assert statement(tmp_path)["epsilon"] == {"most": 5.0, "delta": 1e-6}
 
 
 def test_an_attack_that_showed_more_than_was_promised_is_a_warning(tmp_path: Path) -> None:
     store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd"})
-    spend(tmp_path, 1.0)
+    spend(tmp_path, 1.0, 50.0)  # what one site was promised is not what another was
     scores = {"model": {"members": 500, "outsiders": 1000, "auc": 0.95, "strict": 300, "loose": 450}}
     told = {"client": 0, "membership": {"word": "found", "scores": scores}, "scores": None}
     add_audit(store, 4, "membership", 2.0, **told)
     text = section(statement(tmp_path), "Differential privacy")
-    assert "An attack showed more than was promised" in text
+    assert "An attack on client 0 showed more than was promised to it" in text
     assert "client 0" in section(statement(tmp_path), "Membership")
 
 
