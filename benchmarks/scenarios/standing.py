@@ -108,7 +108,7 @@ def table(points: Sequence[Point]) -> str:
         f"Mean PSNR in dB (at most {MOST:.0f}) of the attack that rebuilds most, [95 % interval over seeds and images],"
     )
     seeds = sorted({len(point.values["psnr"]) for point in points if "psnr" in point.values})
-    rest = f" Entries rest on {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds." if seeds else ""
+    rest = f" Seeds behind an entry: {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))}." if seeds else ""
     parts = [f"{said} the share of images that a report calls rebuilt, and the attack.{rest}", leaks(points)]
     if costs(points):
         parts.append("What each costs: a federation of four clients; mean ± standard deviation over seeds.")
