@@ -55,9 +55,12 @@ def test_behind_noise_that_hides_everything_nothing_is_better_than_the_class_mea
 
 @pytest.mark.slow
 def test_what_matching_explains_is_handed_on_and_what_it_does_not_is_learnt() -> None:
-    found = meeting.meet(cell("dgp,mask-hiding"), 0, None)
-    assert found.keys() == {meeting.MATCHING, "inverter"}
-    assert found["inverter"]["psnr"] > found[meeting.MATCHING]["psnr"]
+    hidden, masked = (meeting.meet(cell(chain), 0, None) for chain in ("dgp,mask-hiding", "random"))
+    assert hidden.keys() == masked.keys() == {meeting.MATCHING, "inverter"}
+    images = ("psnr.0", "psnr.1")
+    assert [hidden["inverter"][image] != hidden[meeting.MATCHING][image] for image in images] == [True, True]
+    assert [masked["inverter"][image] == masked[meeting.MATCHING][image] for image in images] == [True, True]
+    assert masked[meeting.MATCHING]["psnr"] > 30 and hidden["inverter"]["psnr"] > 12
 
 
 @pytest.mark.slow
