@@ -165,13 +165,11 @@ def measured(
     """Every cell's ``found`` and ``seconds``, by what it is about; those that the time did not suffice for are not
     among them."""
     every = cells_of(experiment, size)
-    todo = [cell for cell in every if not cache.has(cell.about(experiment))]
+    order = every if limits.end == math.inf else in_time(experiment, every, cache)
+    todo = [cell for cell in order if not cache.has(cell.about(experiment))]
     kept, taken = len(every) - len(todo), list[float]()
     if kept:
         say(f"{kept}/{len(every)} kept from before")
-    if limits.end < math.inf:
-        todo = in_time(experiment, every, cache)
-        todo = [cell for cell in todo if not cache.has(cell.about(experiment))]
     for cell, row in made(experiment, todo, data, limits):
         if row is None:
             continue

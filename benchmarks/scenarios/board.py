@@ -2,8 +2,8 @@
 
 A cell is a chain in a scenario (``benchmarks.scenarios.meeting``) or, where that is "costs", a federation under it, as
 in docs/defenses.md: accuracy, bytes, the time of local training over plain SGD's, and an ε where there is one.
-``best`` is the attack with the highest mean PSNR over all seeds and images of a point, which an attacker knows who has
-read the board. The control of a cell is the same scenario without a defense, whose images come back.
+The page shows the attack with the highest mean PSNR over all seeds and images of a point, which an attacker knows who
+has read the board. The control of a cell is the same scenario without a defense, whose images come back.
 
     prunella reproduce board                            everything, in hours; it can be stopped and goes on
     prunella reproduce board --budget 30min --jobs 2    as far as that goes: a seed everywhere before the next

@@ -47,7 +47,7 @@ th { color: #555; font-weight: 500; } thead { display: table-header-group; } tr 
 <body>
 <p class="eyebrow">Prunella attestation · run {{ run }} · made {{ made[:16]|replace('T', ' ') }} UTC</p>
 <p><span class="badge">{{ badge }}</span>{% if epsilon %} &nbsp; ε {{ "%.3g"|format(epsilon.most) }} at δ
-{{ "%.3g"|format(epsilon.delta) }}{% else %} &nbsp; no ε for all sites{% endif %}</p>
+{{ "%.3g"|format(epsilon.delta) }}{% else %} &nbsp; no ε that covers every site{% endif %}</p>
 <h1>{{ headline }}</h1>
 {% for section in sections %}<section>
 <h2>{{ loop.index }}. {{ section.title }}</h2>
