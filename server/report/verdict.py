@@ -35,7 +35,8 @@ Answer = tuple[Tone, str, str]
 NEXT: dict[Tone, str] = {
     "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "
     "more images in every step, and attest that run; docs/choose.md has the choices with what each was measured at.",
-    "traces": "Treat what was told apart as told. Lower it with a defense that has an ε, and attest that run.",
+    "traces": "Take what came through for known to the server. Lower it with a defense that has an ε, or keep updates "
+    "away from one image in one step, and attest that run.",
     "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
     "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
     "silent": "Run again with audits (audit-every above 0). Nothing is known of this run.",
