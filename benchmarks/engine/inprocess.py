@@ -191,9 +191,11 @@ def run_in_process(
     examples: int = 0,
     tested: int = 0,
     look: Look | None = None,
+    consent: str = "deny",
     **overrides: Any,
 ) -> Federation:
-    """A run from its settings; what it measured is in the federation's store and counters.
+    """A run from its settings; what it measured is in the federation's store and counters. ``consent`` is that of all
+    clients to audits.
 
     Clients have their first ``examples`` only and the model is tested on the first ``tested`` test images, where these
     are not 0; both are decoded once.
@@ -208,7 +210,7 @@ def run_in_process(
     federation = assemble(run, raw, load_test)
     describe(federation)
     load = functools.cache(lambda *asked: first(cached_client(*asked), examples))
-    grid = InProcessGrid(client_app, clients, raw, folder / "nodes", load=load)
+    grid = InProcessGrid(client_app, clients, raw, folder / "nodes", load=load, audit=consent)
     try:
         with quiet(), built_once(), evaluated(evaluate_every, look):
             federate(federation, OrderedGrid(grid, 0.0))

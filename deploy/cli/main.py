@@ -24,6 +24,7 @@ Start here:
     prunella run -c strategy=fedavg -c defenses=none
     prunella report latest    write a run's report again
     prunella attest latest    a signed document of it, to file
+    prunella advise           which defense for your model and data?
     prunella export latest    its model, smaller if whole filters are pruned
 
 On several machines: `prunella keys`, then `prunella superlink`, `prunella supernode` and `prunella submit`.
@@ -297,6 +298,36 @@ def export(
 
 
 @app.command()
+def advise(
+    settings: Settings = None,
+    supernodes: Annotated[int, typer.Option(min=1, help="Number of sites.")] = 4,
+    budget: Annotated[str, typer.Option(help="Begin nothing after this time (90s, 30min, 2h).")] = "30min",
+    may_lose: Annotated[float, typer.Option(min=0, max=100, help="Points of accuracy that may go.")] = 2.0,
+    short: Annotated[int, typer.Option(min=1, help="Rounds of each federation that is tried, at most.")] = 10,
+    out: Annotated[Path, typer.Option(help="Directory for the page, the picture and the numbers.")] = Path("advice"),
+    cache: Annotated[Path, typer.Option(help="Directory of finished federations, which a second call takes up.")] = Path(
+        "runs/advice"
+    ),
+) -> None:
+    """Which defense for your own model, data and sites? Short federations, attacked, compared and answered.
+
+    prunella advise --budget 10min
+
+    prunella advise -c dataset=imagefolder:/data/photos -c model=hospital.net:build -c rounds=100 --may-lose 5
+
+    It tries chains of defenses at two pruning rates, attacks each as a run is attacked, tries more where that decides,
+    and answers with one chain, what it costs, what it does not protect against, and the command that runs it. A second
+    call goes on where the budget ended.
+    """
+    from prunella.deploy.tools.claims import ADVISE, measure
+
+    chosen = [word for each in settings or [] for word in ("-c", each)]
+    chosen += ["--supernodes", str(supernodes), "--budget", budget, "--may-lose", str(may_lose), "--short", str(short)]
+    with explained():
+        raise typer.Exit(measure(ADVISE, [*chosen, "--out", str(out), "--cache", str(cache)]))
+
+
+@app.command()
 def reproduce(
     claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM.")] = "",
     listed: Annotated[bool, typer.Option("--list", help="List all claims, what they say and what they need.")] = False,
@@ -327,7 +358,7 @@ def reproduce(
 
     prunella reproduce board --budget 30min --jobs 2
     """
-    from prunella.deploy.tools.claims import reproduce
+    from prunella.deploy.tools.claims import REPRODUCE, measure
 
     chosen = (
         ["--list"] if listed else [*filter(None, [claim]), "--size", size, "--out", str(out), "--cache", str(cache)]
@@ -336,7 +367,7 @@ def reproduce(
     for name, value in (("data", data), ("budget", budget), ("submit", submit)):
         chosen += [f"--{name}", str(value)] if value else []
     with explained():
-        raise typer.Exit(reproduce(chosen))
+        raise typer.Exit(measure(REPRODUCE, chosen))
 
 
 @app.command()

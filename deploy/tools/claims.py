@@ -1,14 +1,20 @@
-"""``prunella reproduce``: runs the benchmarks in their own process, since ``deploy`` must not import them."""
+"""``prunella reproduce`` and ``prunella advise`` run in their own process, since ``deploy`` must not import them."""
 
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
+from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.processes import environment, importable
 
-MODULE = "prunella.benchmarks.reproduce"
+REPRODUCE = ("-m", "prunella.benchmarks.reproduce")
+ADVISE = ("-P", "-m", "prunella.benchmarks.advise.command")  # finds somebody's own code where `prunella run` does
+NEEDED = ("matplotlib", "sklearn")
 
 
-def reproduce(arguments: Sequence[str]) -> int:
-    """Run the engine with its own options; its exit code."""
-    return subprocess.run([sys.executable, "-m", MODULE, *arguments], env=importable(environment())).returncode
+def measure(module: Sequence[str], arguments: Sequence[str]) -> int:
+    """Run a module with its own options; its exit code. Raises ``UsageError`` where what it needs is not installed."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise UsageError(f"this needs {', '.join(missing)}: pip install 'prunella[benchmarks]'")
+    return subprocess.run([sys.executable, *module, *arguments], env=importable(environment())).returncode

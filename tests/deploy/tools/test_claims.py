@@ -1,11 +1,13 @@
-"""``prunella reproduce`` hands everything to the engine and its exit code back."""
+"""``prunella reproduce`` and ``prunella advise`` hand everything to their engines and the exit code back."""
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from prunella.benchmarks.advise.command import parser as advise_parser
 from prunella.benchmarks.reproduce import parser
 from prunella.deploy.cli import main as cli
 from prunella.deploy.tools import claims
@@ -20,19 +22,36 @@ def test_the_engine_lists_its_claims_in_a_process_of_its_own(capfd: pytest.Captu
 def test_options_and_exit_code_pass_through(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def fake(arguments: list[str]) -> int:
+    def fake(module: tuple[str, ...], arguments: list[str]) -> int:
+        assert module == claims.REPRODUCE
         seen.extend(arguments)
         return 2
 
-    monkeypatch.setattr(claims, "reproduce", fake)
+    monkeypatch.setattr(claims, "measure", fake)
     arguments = ["reproduce", "L3", "--out", str(tmp_path), "--data", str(tmp_path)]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 2
     assert seen[0] == "L3" and seen[seen.index("--out") + 1] == str(tmp_path) and "--data" in seen
 
 
-def test_the_command_has_every_option_of_the_engine() -> None:
+@pytest.mark.parametrize(("name", "engine"), [("reproduce", parser()), ("advise", advise_parser())])
+def test_the_command_has_every_option_of_the_engine(name: str, engine: ArgumentParser) -> None:
     """One that is missing here cannot be asked for, whatever the docs say."""
-    command = get_command(cli.app).commands["reproduce"]  # type: ignore[attr-defined]
+    command = get_command(cli.app).commands[name]  # type: ignore[attr-defined]
     ours = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    theirs = {name for action in parser()._actions for name in action.option_strings if name.startswith("--")}
+    theirs = {name for action in engine._actions for name in action.option_strings if name.startswith("--")}
     assert theirs - {"--help"} <= ours
+
+
+def test_advice_is_asked_for_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(claims, "measure", lambda module, arguments: seen.extend([*module, *arguments]) or 130)
+    asked = ["advise", "-c", "rounds=3", "-c", "dataset=mnist", "--budget", "9min", "--may-lose", "5"]
+    assert CliRunner().invoke(cli.app, asked).exit_code == 130
+    chosen = advise_parser().parse_args(seen[seen.index(claims.ADVISE[-1]) + 1 :])
+    assert chosen.set == ["rounds=3", "dataset=mnist"] and chosen.budget == 540 and chosen.may_lose == 5.0
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "NEEDED", ("matplotlib", "no_such_package"))
+    refused = CliRunner().invoke(cli.app, ["advise"])
+    assert refused.exit_code == 2 and "no_such_package" in refused.output and "prunella[benchmarks]" in refused.output

@@ -1,0 +1,1 @@
+"""``prunella advise``: which defense for one's own model, data and sites."""

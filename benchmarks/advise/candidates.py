@@ -1,0 +1,140 @@
+"""The settings that advice compares: a shortlist of chains of defenses, and the neighbours of those that pay off.
+
+A chain with an ε gets the noise that its ε needs over all rounds of the run that is asked about, at the site with the
+fewest examples, which samples each one most often; the federations that are tried here may be shorter.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prunella.core.config import Raw, parse_run, parse_section
+from prunella.core.errors import ConfigError
+from prunella.privacy import find_defense
+from prunella.privacy.accounting import NOISE, Charge, Privacy, epsilon
+
+NONE, PRIVATE = "none", "dp-sgd"
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+CHAINS: tuple[tuple[str, float | None], ...] = (
+    *((NONE, None), ("dgp", None), ("priprune", None), ("channel-natural", None), ("channel-white", None)),
+    *((PRIVATE, 16.0), (PRIVATE, 4.0), (PRIVATE, 1.0)),
+    *(("dgp,mask-hiding", None), ("channel-natural,dgp", None), ("channel-natural,priprune", None)),
+    (f"{PRIVATE},dgp", 4.0),
+)
+RATES = (0.3, 0.7)
+STEPS = 40  # of the bisection for a noise
+STRENGTHS: Mapping[str, tuple[float, ...]] = {  # of the defenses that have one, from more noise to less
+    "channel-natural.kappa": (5.0, 15.0, 50.0, 150.0),
+    "channel-white.kappa": (50.0, 150.0, 500.0, 1500.0),
+    "priprune.lambda-pri": (150.0, 50.0, 15.0, 5.0),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A chain with the pruning rate, the strengths and the ε that it is tried at; None is a chain without one."""
+
+    chain: str
+    rate: float
+    epsilon: float | None = None
+    strengths: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """
+        >>> Candidate("dp-sgd,dgp", 0.3, 4.0).name, Candidate("none", 0.0).name
+        ('dp-sgd,dgp at ε 4, rate 0.3', 'none, unpruned')
+        >>> Candidate("channel-natural", 0.7, None, (("channel-natural.kappa", 15.0),)).name
+        'channel-natural (kappa 15), rate 0.7'
+        """
+        at = "" if self.epsilon is None else f" at ε {self.epsilon:g}"
+        at += "".join(f" ({key.rpartition('.')[2]} {value:g})" for key, value in self.strengths)
+        return f"{self.chain}{at}, " + (f"rate {self.rate:g}" if self.rate else "unpruned")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about. ``given`` are the settings that the user typed; the others are the app's. ``sites`` train,
+    of which the smallest has ``examples``; each federation here has ``short`` rounds. The learning rates are those that
+    were found to learn, without noise and with it."""
+
+    given: Raw
+    settings: Raw
+    sites: int
+    short: int
+    examples: int
+    learning_rate: float
+    private_rate: float
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Pruning rates to try: the user's own, or ``RATES``."""
+        if self.settings["strategy"] == "fedavg":
+            return (0.0,)
+        return (float(self.given["rate"]),) if "rate" in self.given else RATES
+
+    @property
+    def chains(self) -> tuple[tuple[str, float | None], ...]:
+        """Chains to try: the user's own beside none, or ``CHAINS``."""
+        own = str(self.given.get("defenses", NONE))
+        return CHAINS if "defenses" not in self.given else tuple(dict.fromkeys([(NONE, None), (own, None)]))
+
+
+def noise_for(target: float, question: Question) -> float:
+    """The least noise multiplier, to three digits, with which a run's ε is at most ``target``. Raises ``ConfigError``
+    where there is none."""
+    run, privacy = parse_run(question.settings), parse_section(question.settings, "privacy", Privacy)
+    sampling, steps = min(1.0, run.batch_size / question.examples), run.rounds * run.local_steps
+
+    def spent(noise: float) -> float:
+        return epsilon([Charge("advice", noise, sampling, steps)], privacy.delta, privacy.accountant)
+
+    low, high = (math.log(end) for end in NOISE)
+    if spent(math.exp(high)) > target:
+        raise ConfigError(f"no noise brings {steps} steps on {question.examples} examples to ε {target:g}")
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if spent(math.exp(middle)) <= target else (middle, high)
+    unit = 10.0 ** (math.floor(high / math.log(10)) - 2)
+    return round(math.ceil(math.exp(high) / unit) * unit, 12)
+
+
+def settings_of(candidate: Candidate, question: Question) -> dict[str, Any]:
+    """What the candidate sets, beside what the user has typed."""
+    noisy = any(find_defense(name).private for name in candidate.chain.split(","))
+    found: dict[str, Any] = {"defenses": candidate.chain, **dict(candidate.strengths)}
+    found |= {"rate": candidate.rate} if candidate.rate else {}
+    found |= {"learning-rate": question.private_rate if noisy else question.learning_rate}
+    if candidate.epsilon is not None:
+        found[f"{PRIVATE}.noise-multiplier"] = noise_for(candidate.epsilon, question)
+    return found
+
+
+def shortlist(question: Question, rate: float) -> list[Candidate]:
+    """Every chain at one pruning rate."""
+    return [Candidate(chain, rate, target) for chain, target in question.chains]
+
+
+def beside(value: float, ladder: Iterable[float]) -> list[float]:
+    """The next lower and the next higher rung.
+
+    >>> beside(4.0, (1.0, 2.0, 4.0, 8.0)), beside(1.0, (1.0, 2.0)), beside(3.0, (1.0, 2.0))
+    ([2.0, 8.0], [2.0], [2.0])
+    """
+    lower, higher = [v for v in ladder if v < value], [v for v in ladder if v > value]
+    return [*([max(lower)] if lower else []), *([min(higher)] if higher else [])]
+
+
+def neighbours(candidate: Candidate, question: Question) -> list[Candidate]:
+    """The same chain at other pruning rates, and one step stronger and weaker; what the user typed stays."""
+    found = [replace(candidate, rate=rate) for rate in question.rates if rate != candidate.rate]
+    if candidate.epsilon is not None:
+        found += [replace(candidate, epsilon=each) for each in beside(candidate.epsilon, EPSILONS)]
+    for key, ladder in STRENGTHS.items():
+        if key.partition(".")[0] not in candidate.chain.split(",") or key in question.given:
+            continue
+        own = dict(candidate.strengths)
+        now = float(own.get(key, question.settings[key]))
+        found += [replace(candidate, strengths=tuple({**own, key: each}.items())) for each in beside(now, ladder)]
+    return found

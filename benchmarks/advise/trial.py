@@ -1,0 +1,102 @@
+"""One federation of a candidate, with the audits of a run after its last round: what leaked, what it cost.
+
+Federation, audits and their verdict are those of ``prunella run`` (``server``, ``client``), in one process and without
+a network: the clients' updates, public images that are sent as a client sends its own, and one public image in one
+step, each behind the candidate's defenses and, as the control that has to succeed, without them.
+"""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunella.attacks.score.level import Level, Line, baseline, level, value
+from prunella.benchmarks.advise.candidates import Candidate, Question, settings_of
+from prunella.benchmarks.engine.cells import Row
+from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
+from prunella.core.errors import PrunellaError
+from prunella.core.foreign import digest, is_foreign
+from prunella.server.report.evidence import fitted, is_evidence, of_kind, scored, valid_audits, worst_first
+from prunella.server.report.membership import members_found
+from prunella.server.report.state import run_state
+from prunella.server.report.verdict import verdict, worst_cases
+from prunella.server.rounds import Federation
+
+CONSENT = "scores"  # of the audited clients: the data are the user's own, and only scores are kept
+NAMED = ("model", "defenses", "attack")  # settings that may name somebody's own code
+
+
+def overrides(question: Question, candidate: Candidate, seed: int) -> dict[str, Any]:
+    """The settings of its federation: what was typed, what the candidate sets, and audits after the last round."""
+    short = {"rounds": question.short, "audit-every": question.short, "seed": seed}
+    return {**question.given, **settings_of(candidate, question), **short}
+
+
+def about(asked: Mapping[str, Any], sites: int, data: str) -> Row:
+    """What the digest of a kept federation is of: its settings, the data and somebody's own code."""
+    named = [name for key in NAMED for name in str(asked.get(key, "")).split(",") if is_foreign(name)]
+    return {"asked": dict(asked), "sites": sites, "data": data, "code": {name: digest(name) for name in named}}
+
+
+def data_digest(dataset: str) -> str:
+    """Of the names, sizes and times of a dataset's own files, "" where it has none."""
+    _, _, place = dataset.partition(":")
+    root = Path(place)
+    files = sorted(path for path in root.rglob("*") if path.is_file()) if place and root.is_dir() else []
+    known = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(known).encode()).hexdigest() if known else ""
+
+
+def try_out(asked: Mapping[str, Any], sites: int) -> Row:
+    """A federation's ``outcome``, and how many seconds it took; where no model came of it, why, as ``failed``."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            rounds = int(asked["rounds"])
+            done = run_in_process(Path(folder), sites, evaluate_every=rounds, consent=CONSENT, **as_keywords(asked))
+            done.store.finish("completed")
+            found = outcome(done)
+        except PrunellaError as error:
+            found = {"failed": str(error)}
+    return {**found, "seconds": time.perf_counter() - begin}
+
+
+def in_rounds(audits: Sequence[Line], defended: bool) -> Level:
+    """What clients' updates, or public images sent in the same way, gave away."""
+    matched = "control-defended" if defended else "control"
+    relying = [a for a in scored(of_kind(audits, "client", matched)) if is_evidence(a, audits)]
+    return level(worst_first(relying)[0]) if relying else "unknown"
+
+
+def worst_case(audits: Sequence[Line], defended: bool) -> Row:
+    """Of one public image in one step: ``level``, ``psnr`` and ``floor`` in dB, the latter being the most that a
+    picture without the update scores, the ``attack``, and whether it ``explained`` the update."""
+    cases = worst_cases(audits, defended)
+    if not cases:
+        return {"level": "unknown"}
+    worst = worst_first(cases)[0]
+    shown = {"psnr": value(worst, "psnr"), "floor": baseline(worst, "psnr")}
+    explained = fitted(worst, audits)
+    return {"level": level(worst), "attack": worst.get("found_by") or worst["attack"], "explained": explained, **shown}
+
+
+def outcome(done: Federation) -> Row:
+    """What is kept of a federation."""
+    audits, damaged = valid_audits(done.store.audits())
+    state = run_state(done.store.run(), done.store.metrics(), audits)
+    said, spent = verdict(audits, state, damaged), epsilons(done)
+    everywhere = bool(spent) and len(spent) == len(done.ledgers)
+    return {
+        "accuracy": list(accuracies(done).values())[-1],
+        "doubt": state.doubt[1] if state.doubt else "",
+        "worst": worst_case(audits, state.defended),
+        "rounds": in_rounds(audits, state.defended),
+        "members": members_found(audits),
+        "verdict": said.badge,
+        "audited": bool(audits),
+        "epsilon": max(spent) if everywhere else None,
+        "failures": failures(done),
+        **{f"megabytes_{way}": done.counters[f"wire_bytes_total|{way}"] / 1e6 for way in ("up", "down")},
+    }

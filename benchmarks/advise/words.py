@@ -1,0 +1,127 @@
+"""An advice in words: what to choose, what it costs, what it does not protect against, and the command that runs it."""
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from prunella.benchmarks.advise.candidates import Question, settings_of
+from prunella.benchmarks.advise.search import SETTLED, Advice, Standing, Tier, lost, lost_interval
+from prunella.privacy import find_defense
+from prunella.privacy.defense import HEURISTIC
+from prunella.server.report.units import plural
+
+SHOWN: dict[Tier, str] = {
+    "promised": "nothing rebuilt, and an ε",
+    "clear": "nothing rebuilt, no ε",
+    "open": "nothing rebuilt, not explained, no ε",
+    "traces": "traces",
+    "unknown": "not judged",
+    "rebuilt": "rebuilt",
+}
+
+
+def cost(one: Standing, reference: Standing) -> str:
+    """What an accuracy costs against the reference's."""
+    points, ends = lost(one, reference), lost_interval(one, reference)
+    between = "" if ends is None else f" [{ends[0]:.1f}, {ends[1]:.1f}]"
+    return f"{points:.1f}{between} points of accuracy"
+
+
+def leaked(one: Standing) -> str:
+    """What came back of public images in the worst case and in its rounds."""
+    rebuilt, judged = one.share("rebuilt")
+    if not judged:
+        return "the attack failed on its control, so nothing is known of what it lets through"
+    traces, _ = one.share("traces")
+    of = f"in {{}} of {plural(judged, 'federation')}"
+    said = f"an image was rebuilt {of.format(rebuilt)}" if rebuilt else ""
+    said = said or (f"something came through {of.format(traces)}" if traces else "")
+    decibels = "" if one.psnr is None else f" (worst case, one public image in one step: {one.psnr:.0f} dB)"
+    return (said or f"nothing was rebuilt in {plural(judged, 'federation')}") + decibels
+
+
+def headline(advice: Advice, may_lose: float) -> str:
+    """The answer in a sentence.
+
+    It never calls a chain safe from which an image came back, or of which nothing is known.
+    """
+    chosen, name = advice.chosen, advice.chosen.candidate.name
+    limit = f"{may_lose:g} {'point' if may_lose == 1 else 'points'} of accuracy"
+    if chosen.tier in ("traces", "unknown", "rebuilt"):
+        start = f"Nothing that was tried protects for at most {limit}."
+        if advice.safest is None:
+            return f"{start} Nor did anything that costs more."
+        safest = advice.safest
+        why = f"ε {safest.epsilon:.3g}" if math.isfinite(safest.epsilon) else SHOWN[safest.tier]
+        return f"{start} What does is {safest.candidate.name} ({why}), for {cost(safest, advice.reference)}."
+    ends = {
+        "promised": f"It has ε {chosen.epsilon:.3g}, which bounds what any attack can tell about one example.",
+        "clear": "It has no ε: that is what today's attacks show, and no promise.",
+        "open": "It has no ε, and the attack does not explain its updates: one that does may rebuild images.",
+    }
+    return f"If at most {limit} may go: {name}. {ends[chosen.tier]}"
+
+
+def best(advice: Advice) -> Standing:
+    """What is recommended: what fits the limit or, where that does not protect, what does."""
+    if advice.chosen.tier in ("traces", "unknown", "rebuilt") and advice.safest is not None:
+        return advice.safest
+    return advice.chosen
+
+
+def reasons(advice: Advice, question: Question) -> list[str]:
+    """What the headline rests on."""
+    one, reference = best(advice), advice.reference
+    found = [
+        f"It costs {cost(one, reference)} against {reference.candidate.name} ({reference.accuracy:.1%}).",
+        f"{leaked(one)[0].upper()}{leaked(one)[1:]}; without a defense {leaked(reference)}.",
+    ]
+    if advice.safest is not None and advice.safest is not one:
+        other = advice.safest
+        what = f"ε {other.epsilon:.3g}" if math.isfinite(other.epsilon) else SHOWN[other.tier]
+        found.append(f"Better protected: {other.candidate.name} ({what}) for {cost(other, reference)}.")
+    if math.isfinite(one.epsilon):
+        rounds, delta = question.settings["rounds"], question.settings["privacy.delta"]
+        found.append(f"Its ε is for {rounds} rounds at δ {delta:g}, at the site with the fewest examples.")
+    if len(one.rows) < SETTLED:
+        found.append(
+            f"It rests on {plural(len(one.rows), 'federation')}; a recommendation should have {SETTLED}. The same "
+            "command with more time goes on."
+        )
+    return found
+
+
+def limits(one: Standing, question: Question) -> list[str]:
+    """What the recommended chain does not protect against."""
+    names = [name for name in one.candidate.chain.split(",") if name != "none"]
+    claims = {name: find_defense(name).claim for name in names}
+    found = [f"{name}: {claim}." for name, claim in claims.items()]
+    if not math.isfinite(one.epsilon):
+        found.append("A stronger attack, or one that knows more, may rebuild what these did not.")
+        found.append("Nothing bounds what the updates tell about who is in the training data.")
+    else:
+        found.append("ε is of one example: what all examples of a site have in common is not hidden.")
+    if any(claim == HEURISTIC for claim in claims.values()) and math.isfinite(one.epsilon):
+        found.append("Of the parts without an ε only bytes are to be expected.")
+    if any(row.get("members") for row in one.rows):
+        found.append("Examples that were trained on were told from others better than by chance.")
+    if all(row.get("rounds") == "unknown" for row in one.rows):
+        found.append(
+            "What the clients' own rounds give away could not be judged: there the attack fails without a defense, too."
+        )
+    if question.short < int(question.settings["rounds"]):
+        found.append(f"Tried for {question.short} rounds: later rounds of a longer run were not attacked.")
+    return found
+
+
+def command(one: Standing, question: Question) -> str:
+    """The line that runs it, with what the user typed."""
+    asked = {**question.given, **settings_of(one.candidate, question)}
+    set_here = [f"-c {key}={shlex.quote(str(value))}" for key, value in asked.items()]
+    return " ".join(["prunella run", f"--supernodes {question.sites}", *set_here])
+
+
+def unanswered(found: Sequence[Standing]) -> str:
+    """Why there is no advice, where nothing without a defense learned."""
+    why = next((each.trouble for each in found if each.candidate.chain == "none" and each.trouble), "")
+    return f"No advice: without a defense this model did not learn here ({why})." if why else "No advice yet."
