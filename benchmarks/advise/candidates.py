@@ -4,6 +4,7 @@ A chain with an ε gets the noise that its ε needs over all rounds of the run t
 fewest examples, which samples each one most often; the federations that are tried here may be shorter.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 from prunella.core.config import Raw, parse_run, parse_section
 from prunella.core.errors import ConfigError
 from prunella.privacy import find_defense
-from prunella.privacy.accounting import NOISE, Charge, Privacy, epsilon
+from prunella.privacy.accounting import NOISE, Accountant, Charge, Privacy, epsilon
 
 NONE, PRIVATE = "none", "dp-sgd"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -23,7 +24,7 @@ CHAINS: tuple[tuple[str, float | None], ...] = (
     (f"{PRIVATE},dgp", 4.0),
 )
 RATES = (0.3, 0.7)
-STEPS = 40  # of the bisection for a noise
+PRECISION = 1e-4  # of the logarithm of a noise
 STRENGTHS: Mapping[str, tuple[float, ...]] = {  # of the defenses that have one, from more noise to less
     "channel-natural.kappa": (5.0, 15.0, 50.0, 150.0),
     "channel-white.kappa": (50.0, 150.0, 500.0, 1500.0),
@@ -86,14 +87,23 @@ def noise_for(target: float, question: Question) -> float:
     where there is none."""
     run, privacy = parse_run(question.settings), parse_section(question.settings, "privacy", Privacy)
     sampling, steps = min(1.0, run.batch_size / question.examples), run.rounds * run.local_steps
+    found = least_noise(target, sampling, steps, privacy.delta, privacy.accountant)
+    if found is None:
+        raise ConfigError(f"no noise brings {steps} steps on {question.examples} examples to ε {target:g}")
+    return found
+
+
+@functools.cache
+def least_noise(target: float, sampling: float, steps: int, delta: float, accountant: Accountant) -> float | None:
+    """By bisection: ε falls in the noise. None where the most noise that is accounted for is too little."""
 
     def spent(noise: float) -> float:
-        return epsilon([Charge("advice", noise, sampling, steps)], privacy.delta, privacy.accountant)
+        return epsilon([Charge("advice", noise, sampling, steps)], delta, accountant)
 
     low, high = (math.log(end) for end in NOISE)
     if spent(math.exp(high)) > target:
-        raise ConfigError(f"no noise brings {steps} steps on {question.examples} examples to ε {target:g}")
-    for _ in range(STEPS):
+        return None
+    while high - low > PRECISION:
         middle = (low + high) / 2
         low, high = (low, middle) if spent(math.exp(middle)) <= target else (middle, high)
     unit = 10.0 ** (math.floor(high / math.log(10)) - 2)

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 from prunella.benchmarks.advise.candidates import NONE, PRIVATE, Candidate, Question
 from prunella.benchmarks.advise.page import write
-from prunella.benchmarks.advise.search import Standing, Standings, add, advise, first_pass, next_trial
+from prunella.benchmarks.advise.search import Standing, Standings, add, advise, next_trial
 from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
-from prunella.benchmarks.advise.words import best as best_of
 from prunella.benchmarks.advise.words import command as command_of
 from prunella.benchmarks.advise.words import headline, limits, reasons, unanswered
 from prunella.benchmarks.engine.cells import Cache, Row
@@ -114,10 +113,12 @@ def line(number: int, candidate: Candidate, seed: int, row: Row) -> str:
 
 
 def search(question: Question, lab: Laboratory, may_lose: float, tell: Callable[[Standings], object]) -> Standings:
-    """Federations until the time is over or nothing is left to learn; ``tell`` is called after each one."""
+    """Federations until the time is over or nothing is left to learn; ``tell`` is called after each
+    one that is new."""
     standings: dict[Candidate, Standing] = {}
-    data, taken, total = data_digest(str(question.settings["dataset"])), list[float](), first_pass(question)
-    lab.say(f"{total} federations for every chain at every pruning rate, and then more where they decide")
+    data, taken = data_digest(str(question.settings["dataset"])), list[float]()
+    chains = len(question.chains)
+    lab.say(f"{chains} federations, one for every chain, and then more where they decide")
     while (trial := next_trial(question, standings, may_lose)) is not None:
         candidate, seed = trial
         asked = overrides(question, candidate, int(question.settings["seed"]) + seed)
@@ -128,9 +129,10 @@ def search(question: Question, lab: Laboratory, may_lose: float, tell: Callable[
         taken += [] if kept else [row["seconds"]]
         standings = add(standings, candidate, row)
         count = sum(len(each.rows) for each in standings.values())
-        left = "kept from before" if kept else outlook(taken, max(0, total - len(standings)), lab.end)
+        left = "kept from before" if kept else outlook(taken, max(0, chains - len(standings)), lab.end)
         lab.say(line(count, candidate, seed, row) + f"; {left}")
-        tell(standings)
+        if not kept:
+            tell(standings)
     return standings
 
 
@@ -204,7 +206,7 @@ def answer(chosen: Any) -> None:
     if said is None:
         print(unanswered(list(standings.values())))
     else:
-        one = best_of(said)
+        one = said.recommended
         print("\n".join([headline(said, chosen.may_lose), *reasons(said, question), "", command_of(one, question), ""]))
         print("It does not protect against everything:")
         print("\n".join(f"  {text}" for text in limits(one, question)))

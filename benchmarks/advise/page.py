@@ -12,7 +12,7 @@ from markupsafe import Markup
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.advise.candidates import Question
 from prunella.benchmarks.advise.search import TIERS, Advice, Standing, front, lost, lost_interval
-from prunella.benchmarks.advise.words import SHOWN, best, command, headline, limits, reasons, unanswered
+from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered
 from prunella.benchmarks.scenarios.standing import MOST, WITH_EPSILON, WITHOUT
 from prunella.core.files import write_json
 
@@ -150,7 +150,7 @@ def as_json(advice: Advice | None, found: Sequence[Standing], question: Question
     ]
     said: dict[str, Any] = {"headline": unanswered(found), "recommended": None, "command": None}
     if advice is not None:
-        chosen = best(advice)
+        chosen = advice.recommended
         said = {
             "headline": headline(advice, may_lose),
             "reasons": reasons(advice, question),
@@ -176,7 +176,7 @@ def write(
     """All three files; the page."""
     out.mkdir(parents=True, exist_ok=True)
     draw(found, out / PICTURE)
-    chosen = best(advice) if advice else None
+    chosen = advice.recommended if advice else None
     reference = advice.reference if advice else None
     picture = (out / PICTURE).read_text()
     shown: Mapping[str, Any] = {

@@ -133,6 +133,16 @@ class Advice(NamedTuple):
     chosen: Standing
     safest: Standing | None
 
+    @property
+    def protects(self) -> bool:
+        """Whether nothing came back of what fits the limit."""
+        return self.chosen.tier in SAFE
+
+    @property
+    def recommended(self) -> Standing:
+        """What fits the limit or, where that does not protect, what does."""
+        return self.chosen if self.protects or self.safest is None else self.safest
+
 
 def lost(one: Standing, reference: Standing) -> float:
     """Points of accuracy, in percent, against the same seeds of ``reference``."""
@@ -173,13 +183,14 @@ def hopeful(found: Iterable[Standing]) -> list[Standing]:
 def contenders(standings: Standings, may_lose: float) -> list[Candidate]:
     """Whose numbers decide: the recommended one, what it is compared with, and the rest of the front that has hope."""
     found, said = hopeful(standings.values()), advise(standings.values(), may_lose)
-    first = [said.chosen, said.reference, *([said.safest] if said.safest else [])] if said else []
+    first = [said.recommended, said.reference, *([said.safest] if said.safest else [])] if said else []
     return list(dict.fromkeys(each.candidate for each in (*first, *found)))
 
 
 def next_trial(question: Question, standings: Standings, may_lose: float) -> tuple[Candidate, int] | None:
     """The candidate and the seed that tell most now, None where everything has been tried: every chain once, a second
-    seed where it decides, every chain at the other pruning rate, what is near to the front, and then more seeds."""
+    seed where it decides, what is near to the front, a third seed, every chain at the other pruning rate, more seeds.
+    """
 
     def untried(every: Iterable[Candidate]) -> tuple[Candidate, int] | None:
         return next(((each, 0) for each in every if each not in standings), None)
@@ -193,16 +204,11 @@ def next_trial(question: Question, standings: Standings, may_lose: float) -> tup
     return (
         untried(shortlist(question, first))
         or again(PAIRS)
-        or untried(each for rate in others for each in shortlist(question, rate))
-        or again(SETTLED)
         or untried(near)
+        or again(SETTLED)
+        or untried(each for rate in others for each in shortlist(question, rate))
         or again(SEEDS)
     )
-
-
-def first_pass(question: Question) -> int:
-    """How many federations every chain at every pruning rate takes."""
-    return sum(len(shortlist(question, rate)) for rate in question.rates)
 
 
 def add(standings: Standings, candidate: Candidate, row: Row) -> dict[Candidate, Standing]:

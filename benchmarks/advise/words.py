@@ -47,7 +47,7 @@ def headline(advice: Advice, may_lose: float) -> str:
     """
     chosen, name = advice.chosen, advice.chosen.candidate.name
     limit = f"{may_lose:g} {'point' if may_lose == 1 else 'points'} of accuracy"
-    if chosen.tier in ("traces", "unknown", "rebuilt"):
+    if not advice.protects:
         start = f"Nothing that was tried protects for at most {limit}."
         if advice.safest is None:
             return f"{start} Nor did anything that costs more."
@@ -62,16 +62,9 @@ def headline(advice: Advice, may_lose: float) -> str:
     return f"If at most {limit} may go: {name}. {ends[chosen.tier]}"
 
 
-def best(advice: Advice) -> Standing:
-    """What is recommended: what fits the limit or, where that does not protect, what does."""
-    if advice.chosen.tier in ("traces", "unknown", "rebuilt") and advice.safest is not None:
-        return advice.safest
-    return advice.chosen
-
-
 def reasons(advice: Advice, question: Question) -> list[str]:
     """What the headline rests on."""
-    one, reference = best(advice), advice.reference
+    one, reference = advice.recommended, advice.reference
     found = [
         f"It costs {cost(one, reference)} against {reference.candidate.name} ({reference.accuracy:.1%}).",
         f"{leaked(one)[0].upper()}{leaked(one)[1:]}; without a defense {leaked(reference)}.",

@@ -1,0 +1,129 @@
+"""What follows from federations: tiers, dominance, what to try next, and that nothing unsafe is recommended."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunella.benchmarks.advise.candidates import Candidate, shortlist
+from prunella.benchmarks.advise.search import (
+    SAFE,
+    SEEDS,
+    Standing,
+    add,
+    advise,
+    dominates,
+    front,
+    lost_interval,
+    next_trial,
+)
+from tests.benchmarks.advise.test_candidates import question
+
+NONE, DGP, PRIVATE = Candidate("none", 0.3), Candidate("dgp", 0.3), Candidate("dp-sgd", 0.3, 4.0)
+
+
+def row(accuracy: float = 0.9, level: str = "rebuilt", psnr: float = 40.0, **more: Any) -> dict[str, Any]:
+    worst = {"level": level, "psnr": psnr, "floor": 12.0, "explained": True, "attack": "sgi"}
+    worst |= more.pop("worst", {})
+    told = {"doubt": "", "rounds": "baseline", "members": False, "epsilon": None, "megabytes_up": 1.0, "seconds": 1.0}
+    return {"accuracy": accuracy, "worst": worst, **told, **more}
+
+
+def standing(candidate: Candidate, *rows: dict[str, Any]) -> Standing:
+    return Standing(candidate, rows)
+
+
+def test_the_worst_federation_decides_the_tier() -> None:
+    clear = row(level="baseline", psnr=10.0)
+    assert standing(DGP, clear).tier == "clear"
+    assert standing(DGP, clear, row()).tier == "rebuilt" == standing(PRIVATE, clear, row()).tier
+    assert standing(DGP, clear, row(level="traces")).tier == "traces"
+    assert standing(DGP, row(level="baseline", rounds="rebuilt")).tier == "rebuilt"
+    assert standing(DGP, row(level="baseline", worst={"explained": False})).tier == "open"
+    assert standing(PRIVATE, row(level="baseline", worst={"explained": False})).tier == "promised"
+
+
+def test_what_was_not_judged_is_not_safe() -> None:
+    assert standing(DGP, row(worst={"level": "unknown"})).tier == "unknown"
+    assert standing(DGP, row(level="baseline"), row(worst={"level": "unknown"})).tier == "unknown"
+    assert "unknown" not in SAFE and standing(PRIVATE, row(worst={"level": "unknown"})).tier == "promised"
+
+
+def test_a_chain_of_the_users_own_has_an_epsilon_only_where_every_site_has_one() -> None:
+    own = Candidate("dp-fed", 0.3)
+    assert standing(own, row(level="baseline", epsilon=3.0)).epsilon == 3.0
+    assert standing(own, row(level="baseline", epsilon=3.0), row(level="baseline")).epsilon == math.inf
+
+
+def test_an_epsilon_is_never_dominated_by_what_has_none() -> None:
+    clear, private = standing(DGP, row(0.95, "baseline")), standing(PRIVATE, row(0.6, "baseline"))
+    assert not dominates(clear, private) and not dominates(private, clear)
+    worse = standing(Candidate("dp-sgd", 0.3, 8.0), row(0.5, "baseline"))
+    assert dominates(private, worse) and [one.candidate for one in front([clear, private, worse])] == [PRIVATE, DGP]
+
+
+def test_what_beat_it_falls_and_it_comes_back() -> None:
+    better, other = Candidate("priprune", 0.3), standing(DGP, row(0.8, "traces", 20.0))
+    safe = standing(better, row(0.9, "baseline"))
+    assert [one.candidate for one in front([safe, other])] == [better]
+    fallen = standing(better, row(0.9, "baseline"), row(0.9))
+    assert DGP in {one.candidate for one in front([fallen, other])}
+
+
+def test_the_limit_decides_and_nothing_that_leaks_is_called_an_answer() -> None:
+    every = [standing(NONE, row(0.95)), standing(DGP, row(0.94)), standing(PRIVATE, row(0.80, "baseline"))]
+    tight, wide = advise(every, 2.0), advise(every, 20.0)
+    assert tight is not None and tight.chosen.tier == "rebuilt" and tight.safest is not None
+    assert tight.safest.candidate == PRIVATE and wide is not None and wide.chosen.candidate == PRIVATE
+    assert wide.safest is None
+
+
+def test_without_a_model_that_learns_there_is_no_advice() -> None:
+    assert advise([standing(NONE, row(0.1, doubt="the model did not learn"))], 2.0) is None
+    assert advise([standing(NONE, {"failed": "no reply"})], 2.0) is None
+
+
+def test_of_the_promised_the_smallest_epsilon_that_fits() -> None:
+    every = [standing(NONE, row(0.95))] + [
+        standing(Candidate("dp-sgd", 0.3, target), row(accuracy, "baseline"))
+        for target, accuracy in ((16.0, 0.94), (4.0, 0.935), (1.0, 0.5))
+    ]
+    found = advise(every, 2.0)
+    assert found is not None and found.chosen.candidate.epsilon == 4.0
+
+
+def test_losses_are_of_the_same_seeds() -> None:
+    reference = standing(NONE, row(0.90), row(0.80), row(0.70))
+    one = standing(DGP, row(0.89), row(0.79), row(0.69))
+    low, high = lost_interval(one, reference) or (0.0, 0.0)
+    assert low == pytest.approx(1.0) == high and lost_interval(standing(DGP, row()), reference) is None
+
+
+def outcomes(candidate: Candidate) -> dict[str, Any]:
+    """A made-up world: only noise protects, and costs."""
+    if candidate.epsilon is None:
+        return row(0.95 - 0.01 * len(candidate.chain) / 10)
+    return row(0.7 + 0.01 * candidate.epsilon, "baseline", 9.0)
+
+
+def test_every_chain_is_tried_then_what_decides_and_it_ends() -> None:
+    asked, standings, order = question(), dict[Candidate, Standing](), list[tuple[Candidate, int]]()
+    while (trial := next_trial(asked, standings, 2.0)) is not None:
+        order.append(trial)
+        standings = add(standings, trial[0], outcomes(trial[0]))
+    assert len(order) == len(set(order)) and set(shortlist(asked, 0.3) + shortlist(asked, 0.7)) <= set(standings)
+    assert {one.rate for one, _ in order[:12]} == {0.3} and all(seed == 0 for _, seed in order[:12])
+    said = advise(standings.values(), 2.0)
+    assert said is not None and said.safest is not None and said.safest.candidate.epsilon == 16.0
+    assert len(standings[said.safest.candidate].rows) == SEEDS == len(standings[said.reference.candidate].rows)
+    assert any(one.epsilon == 8.0 for one in standings)  # beside the front
+    assert len(standings[Candidate("dgp", 0.7)].rows) == 1  # a picture came back: no second one is needed
+
+
+@given(st.lists(st.tuples(st.sampled_from(["rebuilt", "traces", "baseline"]), st.floats(0.2, 0.99)), min_size=1))
+def test_a_front_holds_one_that_nothing_dominates_for_each_that_is_dropped(drawn: list[tuple[str, float]]) -> None:
+    every = [standing(Candidate(f"own:{i}", 0.3), row(a, level)) for i, (level, a) in enumerate(drawn)]
+    kept = front(every)
+    assert kept and all(one in kept or any(dominates(other, one) for other in kept) for one in every)

@@ -1,0 +1,59 @@
+"""An advice in words: never a comfort that the numbers do not give, and a command that runs what was tried."""
+
+import shlex
+
+from prunella.benchmarks.advise.candidates import Candidate
+from prunella.benchmarks.advise.search import advise
+from prunella.benchmarks.advise.words import command, headline, leaked, limits, reasons, unanswered
+from prunella.benchmarks.engine.inprocess import settings
+from prunella.core.config import parse_run
+from prunella.deploy.runtime.settings import parse
+from tests.benchmarks.advise.test_candidates import question
+from tests.benchmarks.advise.test_search import DGP, NONE, PRIVATE, row, standing
+
+
+def test_a_leak_within_the_limit_is_no_answer() -> None:
+    said = advise([standing(NONE, row(0.95)), standing(DGP, row(0.94))], 2.0)
+    assert said is not None
+    assert headline(said, 2.0).startswith("Nothing that was tried protects") and "costs more" in headline(said, 2.0)
+    dearer = advise([standing(NONE, row(0.95)), standing(PRIVATE, row(0.80, "baseline"))], 2.0)
+    assert dearer is not None and dearer.recommended.candidate == PRIVATE
+    assert "dp-sgd at ε 4" in headline(dearer, 2.0) and "15.0 points" in headline(dearer, 2.0)
+
+
+def test_what_has_no_epsilon_is_no_promise() -> None:
+    clear = advise([standing(NONE, row(0.95)), standing(DGP, row(0.94, "baseline"))], 2.0)
+    assert clear is not None and "no promise" in headline(clear, 2.0)
+    open_ = advise([standing(NONE, row(0.95)), standing(DGP, row(0.94, "baseline", worst={"explained": False}))], 2.0)
+    assert open_ is not None and "does not explain" in headline(open_, 2.0)
+    assert any("stronger attack" in text for text in limits(clear.chosen, question()))
+
+
+def test_what_it_rests_on_is_said() -> None:
+    said = advise([standing(NONE, row(0.95)), standing(PRIVATE, row(0.94, "baseline", members=True))], 2.0)
+    assert said is not None
+    assert any("rests on 1 federation;" in text for text in reasons(said, question()))
+    assert any("better than by chance" in text for text in limits(said.chosen, question()))
+    settled = advise([standing(NONE, *[row(0.95)] * 3), standing(PRIVATE, *[row(0.94, "baseline")] * 3)], 2.0)
+    assert settled is not None and not any("rests on" in text for text in reasons(settled, question()))
+    assert any("later rounds" in text for text in limits(said.chosen, question(rounds=100)))
+
+
+def test_a_failed_control_is_not_called_harmless() -> None:
+    assert "nothing is known" in leaked(standing(DGP, row(worst={"level": "unknown"})))
+
+
+def test_the_command_runs_what_was_tried() -> None:
+    own = question(model="hospital.net:build", dataset="imagefolder:/data/my photos", rounds=20)
+    words = shlex.split(command(standing(Candidate("dp-sgd,dgp", 0.7, 4.0), row()), own))
+    assert words[:4] == ["prunella", "run", "--supernodes", "4"]
+    typed = parse(words[5::2], settings())
+    run = parse_run(
+        {**{k: v for k, v in settings().items() if "." not in k}, **{k: v for k, v in typed.items() if "." not in k}}
+    )
+    assert run.defenses == "dp-sgd,dgp" and run.rate == 0.7 and run.rounds == 20 and run.learning_rate == 0.1
+    assert run.dataset == "imagefolder:/data/my photos" and typed["dp-sgd.noise-multiplier"] > 0.1
+
+
+def test_why_there_is_no_advice() -> None:
+    assert "did not learn" in unanswered([standing(NONE, row(doubt="the model did not learn"))])
