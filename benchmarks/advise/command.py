@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prunella.benchmarks.advise.candidates import NONE, PRIVATE, Candidate, Question
 from prunella.benchmarks.advise.page import write
+from prunella.benchmarks.advise.proposals import NONE, PRIVATE, Proposal, Question
 from prunella.benchmarks.advise.search import Standing, Standings, add, advise, next_trial
 from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
 from prunella.benchmarks.advise.words import command as command_of
@@ -76,7 +76,7 @@ def question_of(typed: Sequence[str], sites: int, short: int) -> Question:
 
 def learning_rate(question: Question, lab: Laboratory, data: str, private: bool) -> float:
     """The rate to train at: the setting's, unless another one is clearly better in a few rounds."""
-    chain = Candidate(PRIVATE, 0.0, PROBE_EPSILON) if private else Candidate(NONE, 0.0)
+    chain = Proposal(PRIVATE, 0.0, PROBE_EPSILON) if private else Proposal(NONE, 0.0)
     rounds = min(PROBED, question.short)
     found = dict[float, float]()
     for factor in FASTER:
@@ -102,9 +102,9 @@ def tuned(question: Question, lab: Laboratory, data: str) -> Question:
     return question
 
 
-def line(number: int, candidate: Candidate, seed: int, row: Row) -> str:
+def line(number: int, proposal: Proposal, seed: int, row: Row) -> str:
     """What is said of a finished federation."""
-    start = f"{number} {candidate.name}, seed {seed}"
+    start = f"{number} {proposal.name}, seed {seed}"
     if "failed" in row:
         return f"{start}: {row['failed']}"
     worst, doubt = row["worst"], f", {row['doubt']}" if row["doubt"] else ""
@@ -115,22 +115,22 @@ def line(number: int, candidate: Candidate, seed: int, row: Row) -> str:
 def search(question: Question, lab: Laboratory, may_lose: float, tell: Callable[[Standings], object]) -> Standings:
     """Federations until the time is over or nothing is left to learn; ``tell`` is called after each
     one that is new."""
-    standings: dict[Candidate, Standing] = {}
+    standings: dict[Proposal, Standing] = {}
     data, taken = data_digest(str(question.settings["dataset"])), list[float]()
     chains = len(question.chains)
     lab.say(f"{chains} federations, one for every chain, and then more where they decide")
     while (trial := next_trial(question, standings, may_lose)) is not None:
-        candidate, seed = trial
-        asked = overrides(question, candidate, int(question.settings["seed"]) + seed)
+        proposal, seed = trial
+        asked = overrides(question, proposal, int(question.settings["seed"]) + seed)
         kept = lab.cache.has(about(asked, question.sites, data))
         if not kept and time.time() + (statistics.fmean(taken) if taken else 0.0) >= lab.end:
             break
         row = lab.trial(asked, question.sites, data)
         taken += [] if kept else [row["seconds"]]
-        standings = add(standings, candidate, row)
+        standings = add(standings, proposal, row)
         count = sum(len(each.rows) for each in standings.values())
         left = "kept from before" if kept else outlook(taken, max(0, chains - len(standings)), lab.end)
-        lab.say(line(count, candidate, seed, row) + f"; {left}")
+        lab.say(line(count, proposal, seed, row) + f"; {left}")
         if not kept:
             tell(standings)
     return standings

@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from prunella.attacks.score.control import PSNR_FLOOR
-from prunella.benchmarks.advise.candidates import Question
+from prunella.benchmarks.advise.proposals import Question
 from prunella.benchmarks.advise.search import TIERS, Advice, Standing, front, lost, lost_interval
 from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered
 from prunella.benchmarks.scenarios.standing import MOST, WITH_EPSILON, WITHOUT
@@ -71,7 +71,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def row(one: Standing, number: int, reference: Standing | None) -> list[str]:
     """A line of the table, in the order of ``HEADS``."""
-    asked = one.candidate
+    asked = one.proposal
     strengths = "".join(f" ({key.rpartition('.')[2]} {value:g})" for key, value in asked.strengths)
     start = [str(number), asked.chain + strengths, f"{asked.rate:g}", f"{one.epsilon:.3g}".replace("inf", "none")]
     if not one.trained:
@@ -116,7 +116,7 @@ def draw(found: Sequence[Standing], path: Path) -> None:
             *place, s=size, marker=mark, facecolor=face, edgecolor=colour, linewidth=thick, alpha=0.9, zorder=3
         )
         axes.annotate(str(number), place, ha="center", va="center", fontsize=7, zorder=4)
-        axes.plot([], [], " ", label=f"{number} {one.candidate.name}")
+        axes.plot([], [], " ", label=f"{number} {one.proposal.name}")
     axes.set_title(
         "filled: an image was rebuilt, or nothing is known; diamonds: with an ε; thick: on the front", fontsize=9
     )
@@ -134,11 +134,11 @@ def as_json(advice: Advice | None, found: Sequence[Standing], question: Question
     """Everything that the page says, and every federation."""
     every = [
         {
-            "name": one.candidate.name,
-            "chain": one.candidate.chain,
-            "rate": one.candidate.rate,
+            "name": one.proposal.name,
+            "chain": one.proposal.chain,
+            "rate": one.proposal.rate,
             "epsilon": one.epsilon if math.isfinite(one.epsilon) else None,
-            "strengths": dict(one.candidate.strengths),
+            "strengths": dict(one.proposal.strengths),
             "tier": one.tier if one.trained else "failed",
             "accuracy": one.accuracy,
             "lost": lost(one, advice.reference) if advice and one.trained else None,
@@ -154,17 +154,17 @@ def as_json(advice: Advice | None, found: Sequence[Standing], question: Question
         said = {
             "headline": headline(advice, may_lose),
             "reasons": reasons(advice, question),
-            "recommended": chosen.candidate.name,
+            "recommended": chosen.proposal.name,
             "tier": chosen.tier,
             "does_not_protect_against": limits(chosen, question),
             "command": command(chosen, question),
-            "reference": advice.reference.candidate.name,
+            "reference": advice.reference.proposal.name,
         }
     asked = {"settings": dict(question.given), "sites": question.sites, "rounds_tried": question.short}
     return {
         **said,
         "may_lose_points": may_lose,
-        "front": [s.candidate.name for s in front(found)],
+        "front": [s.proposal.name for s in front(found)],
         **asked,
         "tried": every,
     }
@@ -185,7 +185,7 @@ def write(
         "reasons": reasons(advice, question) if advice else [],
         "command": command(chosen, question) if chosen else "",
         "limits": limits(chosen, question) if chosen else [],
-        "reference": reference.candidate.name if reference else "none",
+        "reference": reference.proposal.name if reference else "none",
         "picture": Markup(picture[picture.index("<svg") :]),
         "heads": HEADS,
         "rows": [

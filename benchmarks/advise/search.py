@@ -1,6 +1,6 @@
 """Which federation to run next, and what follows from those that were run.
 
-A candidate is worth as much as the worst of its audits: public images in the worst case, one image in one step, and
+A proposal is worth as much as the worst of its audits: public images in the worst case, one image in one step, and
 what its rounds gave away. Candidates stand in tiers, the best first:
 
 promised   a proven ε, and nothing was rebuilt
@@ -10,7 +10,7 @@ traces     something came through
 unknown    no control succeeded, or an audit failed: nothing is known
 rebuilt    an image was rebuilt
 
-One candidate dominates another that is in no better tier, leaks and spends no less and is no more accurate. What is
+One proposal dominates another that is in no better tier, leaks and spends no less and is no more accurate. What is
 dominated is dropped, and comes back when what beat it turns out to leak.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from prunella.attacks.score.level import ORDER, Level
-from prunella.benchmarks.advise.candidates import NONE, Candidate, Question, neighbours, shortlist
+from prunella.benchmarks.advise.proposals import NONE, Proposal, Question, neighbours, shortlist
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.rules import interval
 
@@ -34,9 +34,9 @@ SETTLED = 3  # federations that a recommendation should rest on
 
 @dataclass(frozen=True)
 class Standing:
-    """A candidate with the federations of its first seeds."""
+    """A proposal with the federations of its first seeds."""
 
-    candidate: Candidate
+    proposal: Proposal
     rows: tuple[Row, ...]
 
     @property
@@ -84,7 +84,7 @@ class Standing:
             return "rebuilt"
         if self.share("traces")[0]:
             return "traces"
-        if self.candidate.epsilon is not None or (
+        if self.proposal.epsilon is not None or (
             self.values("epsilon") and len(self.values("epsilon")) == len(self.rows)
         ):
             return "promised"
@@ -95,8 +95,8 @@ class Standing:
     @property
     def epsilon(self) -> float:
         """What its noise was made for or, of a chain of the user's own, what was spent here; infinite without one."""
-        if self.candidate.epsilon is not None:
-            return self.candidate.epsilon
+        if self.proposal.epsilon is not None:
+            return self.proposal.epsilon
         spent = self.values("epsilon")
         return max(spent) if spent and len(spent) == len(self.rows) else math.inf
 
@@ -106,7 +106,7 @@ class Standing:
         return TIERS.index(self.tier), self.epsilon, self.leak, -self.accuracy
 
 
-Standings = Mapping[Candidate, Standing]
+Standings = Mapping[Proposal, Standing]
 
 
 def dominates(one: Standing, other: Standing) -> bool:
@@ -164,7 +164,7 @@ def lost_interval(one: Standing, reference: Standing) -> tuple[float, float] | N
 def advise(found: Iterable[Standing], may_lose: float) -> Advice | None:
     """What follows, where ``may_lose`` points of accuracy may go; None where nothing without a defense learned."""
     learned = [each for each in found if each.trained]
-    plain = [each for each in learned if each.candidate.chain == NONE]
+    plain = [each for each in learned if each.proposal.chain == NONE]
     if not plain:
         return None
     reference = max(plain, key=lambda each: each.accuracy)
@@ -180,27 +180,27 @@ def hopeful(found: Iterable[Standing]) -> list[Standing]:
     return [each for each in front(found) if each.tier not in ("unknown", "rebuilt")]
 
 
-def contenders(standings: Standings, may_lose: float) -> list[Candidate]:
+def contenders(standings: Standings, may_lose: float) -> list[Proposal]:
     """Whose numbers decide: the recommended one, what it is compared with, and the rest of the front that has hope."""
     found, said = hopeful(standings.values()), advise(standings.values(), may_lose)
     first = [said.recommended, said.reference, *([said.safest] if said.safest else [])] if said else []
-    return list(dict.fromkeys(each.candidate for each in (*first, *found)))
+    return list(dict.fromkeys(each.proposal for each in (*first, *found)))
 
 
-def next_trial(question: Question, standings: Standings, may_lose: float) -> tuple[Candidate, int] | None:
-    """The candidate and the seed that tell most now, None where everything has been tried: every chain once, a second
+def next_trial(question: Question, standings: Standings, may_lose: float) -> tuple[Proposal, int] | None:
+    """The proposal and the seed that tell most now, None where everything has been tried: every chain once, a second
     seed where it decides, what is near to the front, a third seed, every chain at the other pruning rate, more seeds.
     """
 
-    def untried(every: Iterable[Candidate]) -> tuple[Candidate, int] | None:
+    def untried(every: Iterable[Proposal]) -> tuple[Proposal, int] | None:
         return next(((each, 0) for each in every if each not in standings), None)
 
-    def again(seeds: int) -> tuple[Candidate, int] | None:
+    def again(seeds: int) -> tuple[Proposal, int] | None:
         few = [each for each in contenders(standings, may_lose) if len(standings[each].rows) < seeds]
         return min(((each, len(standings[each].rows)) for each in few), key=lambda one: one[1], default=None)
 
     first, *others = question.rates
-    near = [each for one in hopeful(standings.values()) for each in neighbours(one.candidate, question)]
+    near = [each for one in hopeful(standings.values()) for each in neighbours(one.proposal, question)]
     return (
         untried(shortlist(question, first))
         or again(PAIRS)
@@ -211,7 +211,7 @@ def next_trial(question: Question, standings: Standings, may_lose: float) -> tup
     )
 
 
-def add(standings: Standings, candidate: Candidate, row: Row) -> dict[Candidate, Standing]:
+def add(standings: Standings, proposal: Proposal, row: Row) -> dict[Proposal, Standing]:
     """With one federation more."""
-    before: Sequence[Row] = standings[candidate].rows if candidate in standings else ()
-    return {**standings, candidate: Standing(candidate, (*before, row))}
+    before: Sequence[Row] = standings[proposal].rows if proposal in standings else ()
+    return {**standings, proposal: Standing(proposal, (*before, row))}

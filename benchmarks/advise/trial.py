@@ -1,8 +1,8 @@
-"""One federation of a candidate, with the audits of a run after its last round: what leaked, what it cost.
+"""One federation of a proposal, with the audits of a run after its last round: what leaked, what it cost.
 
 Federation, audits and their verdict are those of ``prunella run`` (``server``, ``client``), in one process and without
 a network: the clients' updates, public images that are sent as a client sends its own, and one public image in one
-step, each behind the candidate's defenses and, as the control that has to succeed, without them.
+step, each behind the proposal's defenses and, as the control that has to succeed, without them.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prunella.attacks.score.level import Level, Line, baseline, level, value
-from prunella.benchmarks.advise.candidates import Candidate, Question, settings_of
+from prunella.benchmarks.advise.proposals import Proposal, Question, settings_of
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
 from prunella.core.errors import PrunellaError
@@ -28,10 +28,10 @@ CONSENT = "scores"  # of the audited clients: the data are the user's own, and o
 NAMED = ("model", "defenses", "attack")  # settings that may name somebody's own code
 
 
-def overrides(question: Question, candidate: Candidate, seed: int) -> dict[str, Any]:
-    """The settings of its federation: what was typed, what the candidate sets, and audits after the last round."""
+def overrides(question: Question, proposal: Proposal, seed: int) -> dict[str, Any]:
+    """The settings of its federation: what was typed, what the proposal sets, and audits after the last round."""
     short = {"rounds": question.short, "audit-every": question.short, "seed": seed}
-    return {**question.given, **settings_of(candidate, question), **short}
+    return {**question.given, **settings_of(proposal, question), **short}
 
 
 def about(asked: Mapping[str, Any], sites: int, data: str) -> Row:

@@ -4,7 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from prunella.benchmarks.advise.candidates import Question, settings_of
+from prunella.benchmarks.advise.proposals import Question, settings_of
 from prunella.benchmarks.advise.search import SETTLED, Advice, Standing, Tier, lost, lost_interval
 from prunella.privacy import find_defense
 from prunella.privacy.defense import HEURISTIC
@@ -45,7 +45,7 @@ def headline(advice: Advice, may_lose: float) -> str:
 
     It never calls a chain safe from which an image came back, or of which nothing is known.
     """
-    chosen, name = advice.chosen, advice.chosen.candidate.name
+    chosen, name = advice.chosen, advice.chosen.proposal.name
     limit = f"{may_lose:g} {'point' if may_lose == 1 else 'points'} of accuracy"
     if not advice.protects:
         start = f"Nothing that was tried protects for at most {limit}."
@@ -53,7 +53,7 @@ def headline(advice: Advice, may_lose: float) -> str:
             return f"{start} Nor did anything that costs more."
         safest = advice.safest
         why = f"ε {safest.epsilon:.3g}" if math.isfinite(safest.epsilon) else SHOWN[safest.tier]
-        return f"{start} What does is {safest.candidate.name} ({why}), for {cost(safest, advice.reference)}."
+        return f"{start} What does is {safest.proposal.name} ({why}), for {cost(safest, advice.reference)}."
     ends = {
         "promised": f"It has ε {chosen.epsilon:.3g}, which bounds what any attack can tell about one example.",
         "clear": "It has no ε: that is what today's attacks show, and no promise.",
@@ -66,13 +66,13 @@ def reasons(advice: Advice, question: Question) -> list[str]:
     """What the headline rests on."""
     one, reference = advice.recommended, advice.reference
     found = [
-        f"It costs {cost(one, reference)} against {reference.candidate.name} ({reference.accuracy:.1%}).",
+        f"It costs {cost(one, reference)} against {reference.proposal.name} ({reference.accuracy:.1%}).",
         f"{leaked(one)[0].upper()}{leaked(one)[1:]}; without a defense {leaked(reference)}.",
     ]
     if advice.safest is not None and advice.safest is not one:
         other = advice.safest
         what = f"ε {other.epsilon:.3g}" if math.isfinite(other.epsilon) else SHOWN[other.tier]
-        found.append(f"Better protected: {other.candidate.name} ({what}) for {cost(other, reference)}.")
+        found.append(f"Better protected: {other.proposal.name} ({what}) for {cost(other, reference)}.")
     if math.isfinite(one.epsilon):
         rounds, delta = question.settings["rounds"], question.settings["privacy.delta"]
         found.append(f"Its ε is for {rounds} rounds at δ {delta:g}, at the site with the fewest examples.")
@@ -86,7 +86,7 @@ def reasons(advice: Advice, question: Question) -> list[str]:
 
 def limits(one: Standing, question: Question) -> list[str]:
     """What the recommended chain does not protect against."""
-    names = [name for name in one.candidate.chain.split(",") if name != "none"]
+    names = [name for name in one.proposal.chain.split(",") if name != "none"]
     claims = {name: find_defense(name).claim for name in names}
     found = [f"{name}: {claim}." for name, claim in claims.items()]
     if not math.isfinite(one.epsilon):
@@ -109,12 +109,12 @@ def limits(one: Standing, question: Question) -> list[str]:
 
 def command(one: Standing, question: Question) -> str:
     """The line that runs it, with what the user typed."""
-    asked = {**question.given, **settings_of(one.candidate, question)}
+    asked = {**question.given, **settings_of(one.proposal, question)}
     set_here = [f"-c {key}={shlex.quote(str(value))}" for key, value in asked.items()]
     return " ".join(["prunella run", f"--supernodes {question.sites}", *set_here])
 
 
 def unanswered(found: Sequence[Standing]) -> str:
     """Why there is no advice, where nothing without a defense learned."""
-    why = next((each.trouble for each in found if each.candidate.chain == "none" and each.trouble), "")
+    why = next((each.trouble for each in found if each.proposal.chain == "none" and each.trouble), "")
     return f"No advice: without a defense this model did not learn here ({why})." if why else "No advice yet."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prunella.benchmarks.advise import command
-from prunella.benchmarks.advise.candidates import Candidate
+from prunella.benchmarks.advise.proposals import Proposal
 from tests.benchmarks.advise.test_search import row
 
 FEW = ("-c", "defenses=dp-sgd", "-c", "rate=0.3")
@@ -102,5 +102,5 @@ def test_what_cannot_work_is_refused_in_a_line(
 
 
 def test_a_federation_that_failed_is_told_and_the_search_goes_on() -> None:
-    told = command.line(3, Candidate("dgp", 0.3), 0, {"failed": "no reply", "seconds": 1.0})
+    told = command.line(3, Proposal("dgp", 0.3), 0, {"failed": "no reply", "seconds": 1.0})
     assert told == "3 dgp, rate 0.3, seed 0: no reply"

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
-from prunella.benchmarks.advise.candidates import Candidate
 from prunella.benchmarks.advise.page import HTML, JSON, PICTURE, write
+from prunella.benchmarks.advise.proposals import Proposal
 from prunella.benchmarks.advise.search import Standing, advise
-from tests.benchmarks.advise.test_candidates import question
+from tests.benchmarks.advise.test_proposals import question
 from tests.benchmarks.advise.test_search import NONE, PRIVATE, row, standing
 
 
@@ -18,7 +18,7 @@ def written(found: list[Standing], out: Path) -> tuple[str, dict[str, object]]:
 
 
 def test_page_and_numbers_say_the_same(tmp_path: Path) -> None:
-    strange = Candidate("own:<b>NAME</b>", 0.3)
+    strange = Proposal("own:<b>NAME</b>", 0.3)
     found = [
         standing(NONE, row(0.95), row(0.94)),
         standing(PRIVATE, row(0.80, "baseline"), row(0.81, "baseline")),

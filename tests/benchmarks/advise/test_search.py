@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunella.benchmarks.advise.candidates import Candidate, shortlist
+from prunella.benchmarks.advise.proposals import Proposal, shortlist
 from prunella.benchmarks.advise.search import (
     SAFE,
     SEEDS,
@@ -19,9 +19,9 @@ from prunella.benchmarks.advise.search import (
     lost_interval,
     next_trial,
 )
-from tests.benchmarks.advise.test_candidates import question
+from tests.benchmarks.advise.test_proposals import question
 
-NONE, DGP, PRIVATE = Candidate("none", 0.3), Candidate("dgp", 0.3), Candidate("dp-sgd", 0.3, 4.0)
+NONE, DGP, PRIVATE = Proposal("none", 0.3), Proposal("dgp", 0.3), Proposal("dp-sgd", 0.3, 4.0)
 
 
 def row(accuracy: float = 0.9, level: str = "rebuilt", psnr: float = 40.0, **more: Any) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def row(accuracy: float = 0.9, level: str = "rebuilt", psnr: float = 40.0, **mor
     return {"accuracy": accuracy, "worst": worst, **told, **more}
 
 
-def standing(candidate: Candidate, *rows: dict[str, Any]) -> Standing:
-    return Standing(candidate, rows)
+def standing(proposal: Proposal, *rows: dict[str, Any]) -> Standing:
+    return Standing(proposal, rows)
 
 
 def test_the_worst_federation_decides_the_tier() -> None:
@@ -52,7 +52,7 @@ def test_what_was_not_judged_is_not_safe() -> None:
 
 
 def test_a_chain_of_the_users_own_has_an_epsilon_only_where_every_site_has_one() -> None:
-    own = Candidate("dp-fed", 0.3)
+    own = Proposal("dp-fed", 0.3)
     assert standing(own, row(level="baseline", epsilon=3.0)).epsilon == 3.0
     assert standing(own, row(level="baseline", epsilon=3.0), row(level="baseline")).epsilon == math.inf
 
@@ -60,23 +60,23 @@ def test_a_chain_of_the_users_own_has_an_epsilon_only_where_every_site_has_one()
 def test_an_epsilon_is_never_dominated_by_what_has_none() -> None:
     clear, private = standing(DGP, row(0.95, "baseline")), standing(PRIVATE, row(0.6, "baseline"))
     assert not dominates(clear, private) and not dominates(private, clear)
-    worse = standing(Candidate("dp-sgd", 0.3, 8.0), row(0.5, "baseline"))
-    assert dominates(private, worse) and [one.candidate for one in front([clear, private, worse])] == [PRIVATE, DGP]
+    worse = standing(Proposal("dp-sgd", 0.3, 8.0), row(0.5, "baseline"))
+    assert dominates(private, worse) and [one.proposal for one in front([clear, private, worse])] == [PRIVATE, DGP]
 
 
 def test_what_beat_it_falls_and_it_comes_back() -> None:
-    better, other = Candidate("priprune", 0.3), standing(DGP, row(0.8, "traces", 20.0))
+    better, other = Proposal("priprune", 0.3), standing(DGP, row(0.8, "traces", 20.0))
     safe = standing(better, row(0.9, "baseline"))
-    assert [one.candidate for one in front([safe, other])] == [better]
+    assert [one.proposal for one in front([safe, other])] == [better]
     fallen = standing(better, row(0.9, "baseline"), row(0.9))
-    assert DGP in {one.candidate for one in front([fallen, other])}
+    assert DGP in {one.proposal for one in front([fallen, other])}
 
 
 def test_the_limit_decides_and_nothing_that_leaks_is_called_an_answer() -> None:
     every = [standing(NONE, row(0.95)), standing(DGP, row(0.94)), standing(PRIVATE, row(0.80, "baseline"))]
     tight, wide = advise(every, 2.0), advise(every, 20.0)
     assert tight is not None and tight.chosen.tier == "rebuilt" and tight.safest is not None
-    assert tight.safest.candidate == PRIVATE and wide is not None and wide.chosen.candidate == PRIVATE
+    assert tight.safest.proposal == PRIVATE and wide is not None and wide.chosen.proposal == PRIVATE
     assert wide.safest is None
 
 
@@ -87,11 +87,11 @@ def test_without_a_model_that_learns_there_is_no_advice() -> None:
 
 def test_of_the_promised_the_smallest_epsilon_that_fits() -> None:
     every = [standing(NONE, row(0.95))] + [
-        standing(Candidate("dp-sgd", 0.3, target), row(accuracy, "baseline"))
+        standing(Proposal("dp-sgd", 0.3, target), row(accuracy, "baseline"))
         for target, accuracy in ((16.0, 0.94), (4.0, 0.935), (1.0, 0.5))
     ]
     found = advise(every, 2.0)
-    assert found is not None and found.chosen.candidate.epsilon == 4.0
+    assert found is not None and found.chosen.proposal.epsilon == 4.0
 
 
 def test_losses_are_of_the_same_seeds() -> None:
@@ -101,29 +101,29 @@ def test_losses_are_of_the_same_seeds() -> None:
     assert low == pytest.approx(1.0) == high and lost_interval(standing(DGP, row()), reference) is None
 
 
-def outcomes(candidate: Candidate) -> dict[str, Any]:
+def outcomes(proposal: Proposal) -> dict[str, Any]:
     """A made-up world: only noise protects, and costs."""
-    if candidate.epsilon is None:
-        return row(0.95 - 0.01 * len(candidate.chain) / 10)
-    return row(0.7 + 0.01 * candidate.epsilon, "baseline", 9.0)
+    if proposal.epsilon is None:
+        return row(0.95 - 0.01 * len(proposal.chain) / 10)
+    return row(0.7 + 0.01 * proposal.epsilon, "baseline", 9.0)
 
 
 def test_every_chain_is_tried_then_what_decides_and_it_ends() -> None:
-    asked, standings, order = question(), dict[Candidate, Standing](), list[tuple[Candidate, int]]()
+    asked, standings, order = question(), dict[Proposal, Standing](), list[tuple[Proposal, int]]()
     while (trial := next_trial(asked, standings, 2.0)) is not None:
         order.append(trial)
         standings = add(standings, trial[0], outcomes(trial[0]))
     assert len(order) == len(set(order)) and set(shortlist(asked, 0.3) + shortlist(asked, 0.7)) <= set(standings)
     assert {one.rate for one, _ in order[:12]} == {0.3} and all(seed == 0 for _, seed in order[:12])
     said = advise(standings.values(), 2.0)
-    assert said is not None and said.safest is not None and said.safest.candidate.epsilon == 16.0
-    assert len(standings[said.safest.candidate].rows) == SEEDS == len(standings[said.reference.candidate].rows)
+    assert said is not None and said.safest is not None and said.safest.proposal.epsilon == 16.0
+    assert len(standings[said.safest.proposal].rows) == SEEDS == len(standings[said.reference.proposal].rows)
     assert any(one.epsilon == 8.0 for one in standings)  # beside the front
-    assert len(standings[Candidate("dgp", 0.7)].rows) == 1  # a picture came back: no second one is needed
+    assert len(standings[Proposal("dgp", 0.7)].rows) == 1  # a picture came back: no second one is needed
 
 
 @given(st.lists(st.tuples(st.sampled_from(["rebuilt", "traces", "baseline"]), st.floats(0.2, 0.99)), min_size=1))
 def test_a_front_holds_one_that_nothing_dominates_for_each_that_is_dropped(drawn: list[tuple[str, float]]) -> None:
-    every = [standing(Candidate(f"own:{i}", 0.3), row(a, level)) for i, (level, a) in enumerate(drawn)]
+    every = [standing(Proposal(f"own:{i}", 0.3), row(a, level)) for i, (level, a) in enumerate(drawn)]
     kept = front(every)
     assert kept and all(one in kept or any(dominates(other, one) for other in kept) for one in every)

@@ -1,20 +1,20 @@
-"""One real federation of a candidate with its audits, and what is kept of it."""
+"""One real federation of a proposal with its audits, and what is kept of it."""
 
 from pathlib import Path
 
 import pytest
 
-from prunella.benchmarks.advise.candidates import Candidate
+from prunella.benchmarks.advise.proposals import Proposal
 from prunella.benchmarks.advise.search import Standing
 from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
-from tests.benchmarks.advise.test_candidates import question
+from tests.benchmarks.advise.test_proposals import question
 
 
 @pytest.mark.slow
 def test_without_a_defense_an_image_comes_back_and_behind_an_epsilon_it_does_not() -> None:
     asked = question(rounds=3, audit_seconds=60.0, private_rate=0.25)
     asked = asked.__class__(**{**vars(asked), "short": 3})
-    plain, private = Candidate("none", 0.3), Candidate("dp-sgd", 0.3, 4.0)
+    plain, private = Proposal("none", 0.3), Proposal("dp-sgd", 0.3, 4.0)
     rows = {one: try_out(overrides(asked, one, 0), 2) for one in (plain, private)}
     assert rows[plain]["worst"]["level"] == "rebuilt" and rows[plain]["worst"]["psnr"] > 30
     assert rows[private]["worst"]["level"] == "baseline" and 0 < rows[private]["epsilon"] <= 4.0
@@ -37,7 +37,7 @@ def test_a_dataset_that_changed_is_another_one(tmp_path: Path) -> None:
 def test_own_code_that_was_edited_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_model_of_advice.py").write_text("def build(shape, classes): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = overrides(question(model="own_model_of_advice:build"), Candidate("none", 0.3), 0)
+    asked = overrides(question(model="own_model_of_advice:build"), Proposal("none", 0.3), 0)
     before = about(asked, 2, "")
     (tmp_path / "own_model_of_advice.py").write_text("def build(shape, classes): return None\n")
     assert before != about(asked, 2, "")

@@ -2,13 +2,13 @@
 
 import shlex
 
-from prunella.benchmarks.advise.candidates import Candidate
+from prunella.benchmarks.advise.proposals import Proposal
 from prunella.benchmarks.advise.search import advise
 from prunella.benchmarks.advise.words import command, headline, leaked, limits, reasons, unanswered
 from prunella.benchmarks.engine.inprocess import settings
 from prunella.core.config import parse_run
 from prunella.deploy.runtime.settings import parse
-from tests.benchmarks.advise.test_candidates import question
+from tests.benchmarks.advise.test_proposals import question
 from tests.benchmarks.advise.test_search import DGP, NONE, PRIVATE, row, standing
 
 
@@ -17,7 +17,7 @@ def test_a_leak_within_the_limit_is_no_answer() -> None:
     assert said is not None
     assert headline(said, 2.0).startswith("Nothing that was tried protects") and "costs more" in headline(said, 2.0)
     dearer = advise([standing(NONE, row(0.95)), standing(PRIVATE, row(0.80, "baseline"))], 2.0)
-    assert dearer is not None and dearer.recommended.candidate == PRIVATE
+    assert dearer is not None and dearer.recommended.proposal == PRIVATE
     assert "dp-sgd at ε 4" in headline(dearer, 2.0) and "15.0 points" in headline(dearer, 2.0)
 
 
@@ -45,7 +45,7 @@ def test_a_failed_control_is_not_called_harmless() -> None:
 
 def test_the_command_runs_what_was_tried() -> None:
     own = question(model="hospital.net:build", dataset="imagefolder:/data/my photos", rounds=20)
-    words = shlex.split(command(standing(Candidate("dp-sgd,dgp", 0.7, 4.0), row()), own))
+    words = shlex.split(command(standing(Proposal("dp-sgd,dgp", 0.7, 4.0), row()), own))
     assert words[:4] == ["prunella", "run", "--supernodes", "4"]
     typed = parse(words[5::2], settings())
     run = parse_run(

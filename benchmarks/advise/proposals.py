@@ -33,7 +33,7 @@ STRENGTHS: Mapping[str, tuple[float, ...]] = {  # of the defenses that have one,
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Proposal:
     """A chain with the pruning rate, the strengths and the ε that it is tried at; None is a chain without one."""
 
     chain: str
@@ -44,9 +44,9 @@ class Candidate:
     @property
     def name(self) -> str:
         """
-        >>> Candidate("dp-sgd,dgp", 0.3, 4.0).name, Candidate("none", 0.0).name
+        >>> Proposal("dp-sgd,dgp", 0.3, 4.0).name, Proposal("none", 0.0).name
         ('dp-sgd,dgp at ε 4, rate 0.3', 'none, unpruned')
-        >>> Candidate("channel-natural", 0.7, None, (("channel-natural.kappa", 15.0),)).name
+        >>> Proposal("channel-natural", 0.7, None, (("channel-natural.kappa", 15.0),)).name
         'channel-natural (kappa 15), rate 0.7'
         """
         at = "" if self.epsilon is None else f" at ε {self.epsilon:g}"
@@ -110,20 +110,20 @@ def least_noise(target: float, sampling: float, steps: int, delta: float, accoun
     return round(math.ceil(math.exp(high) / unit) * unit, 12)
 
 
-def settings_of(candidate: Candidate, question: Question) -> dict[str, Any]:
-    """What the candidate sets, beside what the user has typed."""
-    noisy = any(find_defense(name).private for name in candidate.chain.split(","))
-    found: dict[str, Any] = {"defenses": candidate.chain, **dict(candidate.strengths)}
-    found |= {"rate": candidate.rate} if candidate.rate else {}
+def settings_of(proposal: Proposal, question: Question) -> dict[str, Any]:
+    """What the proposal sets, beside what the user has typed."""
+    noisy = any(find_defense(name).private for name in proposal.chain.split(","))
+    found: dict[str, Any] = {"defenses": proposal.chain, **dict(proposal.strengths)}
+    found |= {"rate": proposal.rate} if proposal.rate else {}
     found |= {"learning-rate": question.private_rate if noisy else question.learning_rate}
-    if candidate.epsilon is not None:
-        found[f"{PRIVATE}.noise-multiplier"] = noise_for(candidate.epsilon, question)
+    if proposal.epsilon is not None:
+        found[f"{PRIVATE}.noise-multiplier"] = noise_for(proposal.epsilon, question)
     return found
 
 
-def shortlist(question: Question, rate: float) -> list[Candidate]:
+def shortlist(question: Question, rate: float) -> list[Proposal]:
     """Every chain at one pruning rate."""
-    return [Candidate(chain, rate, target) for chain, target in question.chains]
+    return [Proposal(chain, rate, target) for chain, target in question.chains]
 
 
 def beside(value: float, ladder: Iterable[float]) -> list[float]:
@@ -136,15 +136,15 @@ def beside(value: float, ladder: Iterable[float]) -> list[float]:
     return [*([max(lower)] if lower else []), *([min(higher)] if higher else [])]
 
 
-def neighbours(candidate: Candidate, question: Question) -> list[Candidate]:
+def neighbours(proposal: Proposal, question: Question) -> list[Proposal]:
     """The same chain at other pruning rates, and one step stronger and weaker; what the user typed stays."""
-    found = [replace(candidate, rate=rate) for rate in question.rates if rate != candidate.rate]
-    if candidate.epsilon is not None:
-        found += [replace(candidate, epsilon=each) for each in beside(candidate.epsilon, EPSILONS)]
+    found = [replace(proposal, rate=rate) for rate in question.rates if rate != proposal.rate]
+    if proposal.epsilon is not None:
+        found += [replace(proposal, epsilon=each) for each in beside(proposal.epsilon, EPSILONS)]
     for key, ladder in STRENGTHS.items():
-        if key.partition(".")[0] not in candidate.chain.split(",") or key in question.given:
+        if key.partition(".")[0] not in proposal.chain.split(",") or key in question.given:
             continue
-        own = dict(candidate.strengths)
+        own = dict(proposal.strengths)
         now = float(own.get(key, question.settings[key]))
-        found += [replace(candidate, strengths=tuple({**own, key: each}.items())) for each in beside(now, ladder)]
+        found += [replace(proposal, strengths=tuple({**own, key: each}.items())) for each in beside(now, ladder)]
     return found

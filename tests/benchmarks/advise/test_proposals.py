@@ -1,12 +1,12 @@
-"""The shortlist, the noise that an ε needs, and the neighbours of a candidate."""
+"""The shortlist, the noise that an ε needs, and the neighbours of a proposal."""
 
 import pytest
 
-from prunella.benchmarks.advise.candidates import (
+from prunella.benchmarks.advise.proposals import (
     CHAINS,
     EPSILONS,
     RATES,
-    Candidate,
+    Proposal,
     Question,
     neighbours,
     noise_for,
@@ -52,16 +52,16 @@ def test_what_the_user_typed_stays() -> None:
     own = question(defenses="dgp", rate=0.5, channel_natural__kappa=7.0)
     assert own.rates == (0.5,) and [one.chain for one in shortlist(own, 0.5)] == ["none", "dgp"]
     assert question().rates == RATES and question(strategy="fedavg").rates == (0.0,)
-    assert not neighbours(Candidate("channel-natural", 0.5), own)
-    assert len(neighbours(Candidate("channel-natural", 0.3), question())) == 3  # the other rate, two strengths
+    assert not neighbours(Proposal("channel-natural", 0.5), own)
+    assert len(neighbours(Proposal("channel-natural", 0.3), question())) == 3  # the other rate, two strengths
 
 
 def test_neighbours_are_one_step_away() -> None:
-    near = neighbours(Candidate("dp-sgd", 0.3, 4.0), question())
+    near = neighbours(Proposal("dp-sgd", 0.3, 4.0), question())
     assert {(one.rate, one.epsilon) for one in near} == {(0.7, 4.0), (0.3, 2.0), (0.3, 8.0)}
 
 
 def test_noise_has_a_learning_rate_of_its_own() -> None:
-    assert settings_of(Candidate("dp-sgd,dgp", 0.3, 4.0), question())["learning-rate"] == 0.1
-    assert settings_of(Candidate("dgp", 0.3), question())["learning-rate"] == 0.25
-    assert "rate" not in settings_of(Candidate("none", 0.0), question(strategy="fedavg"))
+    assert settings_of(Proposal("dp-sgd,dgp", 0.3, 4.0), question())["learning-rate"] == 0.1
+    assert settings_of(Proposal("dgp", 0.3), question())["learning-rate"] == 0.25
+    assert "rate" not in settings_of(Proposal("none", 0.0), question(strategy="fedavg"))
