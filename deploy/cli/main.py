@@ -359,10 +359,12 @@ def reproduce(
     prunella reproduce board --budget 30min --jobs 2
     """
     from prunella.deploy.tools.claims import REPRODUCE, measure
+    from prunella.deploy.tools.claims import listed as every_claim
 
-    chosen = (
-        ["--list"] if listed else [*filter(None, [claim]), "--size", size, "--out", str(out), "--cache", str(cache)]
-    )
+    if listed:
+        typer.echo(every_claim())
+        return
+    chosen = [*filter(None, [claim]), "--size", size, "--out", str(out), "--cache", str(cache)]
     chosen += ["--jobs", str(jobs), "--device", device, *["--pages"][:pages], *["--index"][:index]]
     for name, value in (("data", data), ("budget", budget), ("submit", submit)):
         chosen += [f"--{name}", str(value)] if value else []

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import resources
 from importlib.util import find_spec
 
 from prunella.deploy.errors import UsageError
@@ -11,6 +12,12 @@ from prunella.deploy.runtime.processes import environment, importable
 REPRODUCE = ("-m", "prunella.benchmarks.reproduce")
 ADVISE = ("-P", "-m", "prunella.benchmarks.advise.command")  # finds somebody's own code where `prunella run` does
 NEEDED = ("matplotlib", "sklearn")
+
+
+def listed() -> str:
+    """All claims and tables, as ``python -m prunella.benchmarks.reproduce --list`` wrote them into ``claims.txt``: the
+    claims themselves import PyTorch, which takes seconds."""
+    return resources.files("prunella.benchmarks").joinpath("claims.txt").read_text(encoding="utf-8").rstrip()
 
 
 def measure(module: Sequence[str], arguments: Sequence[str]) -> int:
