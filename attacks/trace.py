@@ -21,7 +21,8 @@ from prunella.attacks.engine.matching import check_view
 from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import Tree
-from prunella.core.types import MAX_COUNT, ServerView
+from prunella.core.types import ServerView
+from prunella.core.untrusted import MAX_COUNT
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import MAX_VALUES, FrozenNormTask, Task, are_classes
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from prunella.core.trees import Mask, Tree, to_device
 
-MAX_COUNT = 10**9  # of images or local steps that another side may claim
-
 
 @dataclass(frozen=True)
 class ServerView:

@@ -6,6 +6,7 @@
 '[31mround 9: all is well'
 """
 
+MAX_COUNT = 10**9  # of images or local steps that another side may claim
 TEXT = 300  # characters of such a text that are kept
 
 

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Mask, Tree, map_trees, where, zeros_like
-from prunella.core.types import MAX_COUNT
+from prunella.core.untrusted import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, whole
 from prunella.flower.older import Inner, Outer
 from prunella.strategies.round.masked_mean import MaskedSum

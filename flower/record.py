@@ -35,7 +35,8 @@ from prunella.attacks.engine.matching import check_tree, check_view
 from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, PrunellaError
 from prunella.core.trees import Tree, full_mask, subtract
-from prunella.core.types import MAX_COUNT, ServerView
+from prunella.core.types import ServerView
+from prunella.core.untrusted import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, MARK, whole
 from prunella.flower.layer import Layer, Trained
 from prunella.flower.legacy import positions

@@ -17,6 +17,7 @@ hold together at 95 %.
 What is told is coarse, since a server may have sent a model that singles one candidate out: numbers of members go down
 to a multiple of ``STEP``, an AUC has two digits, and where there are fewer than ``LEAST`` of either nothing is said.
 
+>>> import torch
 >>> apart = compare(torch.arange(150.0) + 60, torch.arange(200.0))
 >>> apart.loose, told(apart)
 (12, {'members': 150.0, 'outsiders': 200.0, 'auc': 0.67, 'loose': 10.0})
@@ -25,13 +26,14 @@ to a multiple of ``STEP``, an AUC has two digits, and where there are fewer than
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from scipy import special
-from torch import Tensor
 
 from prunella.core.errors import AttackError
+
+if TYPE_CHECKING:  # a report reads intervals, and need not wait for PyTorch
+    from torch import Tensor
 
 FALSE_POSITIVES = (0.001, 0.01)
 MISS = 0.05  # the chance of a false finding, and of an interval that misses
@@ -59,7 +61,7 @@ def resolves(outsiders: int) -> tuple[bool, bool]:
     return strict, loose
 
 
-def _above(members: Tensor, outsiders: Tensor, false: int) -> tuple[int, float]:
+def _above(members: "Tensor", outsiders: "Tensor", false: int) -> tuple[int, float]:
     from scipy import stats  # a second of importing that a report need not wait for
 
     threshold = outsiders.sort(descending=True).values[false]
@@ -67,9 +69,10 @@ def _above(members: Tensor, outsiders: Tensor, false: int) -> tuple[int, float]:
     return hits, float(stats.hypergeom.sf(hits - 1, n + m, n, hits + false))
 
 
-def compare(members: Tensor, outsiders: Tensor) -> Separation:
+def compare(members: "Tensor", outsiders: "Tensor") -> Separation:
     """How well scores [n] of members and [m] of outsiders part. Raises ``AttackError`` where there are fewer than
     ``LEAST`` of either, or one is not finite."""
+    import torch
     from scipy import stats
 
     members, outsiders = members.double().cpu(), outsiders.double().cpu()

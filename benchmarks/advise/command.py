@@ -31,11 +31,13 @@ from prunella.benchmarks.reproduce import EPILOG, INTERRUPTED, USAGE, seconds
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.deploy.runtime import settings as app_settings
-from prunella.tasks.data import Partition
+from prunella.tasks.data import Partition, describe
 from prunella.tasks.recommended import settled
 
 VERSION = 1
-BUDGET, MAY_LOSE, SHORT, SITES = "30min", 2.0, 10, 4
+BUDGET, MAY_LOSE, SITES = "30min", 2.0, 4
+SHORT, LONGEST = 10, 30  # rounds of a federation: at least, if the run has as many, and at most
+MOST_OF_IT = 0.9
 PROBED, FASTER = 3, (1.0, 1 / 3, 3.0)  # rounds in which learning rates are tried, and those, in units of the setting's
 BETTER = 0.05  # of accuracy, that another learning rate has to bring before it is taken
 PROBE_EPSILON = 4.0
@@ -54,8 +56,9 @@ class Laboratory(NamedTuple):
         return self.cache.get(about(asked, sites, data), lambda: try_out(asked, sites))
 
 
-def question_of(typed: Sequence[str], sites: int, short: int) -> Question:
-    """What is asked about, from settings as they were typed. Raises ``PrunellaError`` for what cannot work."""
+def question_of(typed: Sequence[str], sites: int) -> tuple[Question, int]:
+    """What is asked about, from settings as they were typed, and its number of classes. Raises ``PrunellaError`` for
+    what cannot work."""
     app = app_settings.read_app(app_settings.app_directory())
     known = app_settings.defaults(app)
     given = app_settings.parse(typed, known)
@@ -70,8 +73,8 @@ def question_of(typed: Sequence[str], sites: int, short: int) -> Question:
     )
     if not examples:
         raise ConfigError(f"{sites} sites leave one without examples: ask with fewer, or with partition=iid")
-    rate = float(raw["learning-rate"])
-    return Question(given, raw, sites, min(short, run.rounds), examples, rate, rate)
+    rate, (shape, classes) = float(raw["learning-rate"]), describe(run.dataset, None)
+    return Question(given, raw, sites, run.rounds, examples, math.prod(shape), rate, rate), classes
 
 
 def learning_rate(question: Question, lab: Laboratory, data: str, private: bool) -> float:
@@ -93,10 +96,28 @@ def learning_rate(question: Question, lab: Laboratory, data: str, private: bool)
     return fastest
 
 
-def tuned(question: Question, lab: Laboratory, data: str) -> Question:
-    """At learning rates that learn. Raises ``ConfigError`` where an undefended model learns at none."""
+def rounds_needed(question: Question, lab: Laboratory, data: str, classes: int) -> int:
+    """Rounds after which a model without a defense has most of what it gains in ``LONGEST``, or in the whole run."""
+    most = min(LONGEST, int(question.settings["rounds"]))
+    least = min(SHORT, most)
+    if most == least:
+        return least
+    asked = {**overrides(question, Proposal(NONE, 0.0), 0), "rounds": most, "audit-every": 0, "strategy": "fedavg"}
+    row = lab.trial(asked, question.sites, data)
+    if "failed" in row:
+        return least
+    guessing, reached = 1 / classes, max(row["accuracies"])
+    enough = guessing + MOST_OF_IT * (reached - guessing)
+    found = next(number for number, value in enumerate(row["accuracies"], 1) if value >= enough)
+    lab.say(f"without a defense {reached:.1%} within {most} rounds; each federation has {max(least, found)} rounds")
+    return max(least, found)
+
+
+def tuned(question: Question, lab: Laboratory, data: str, short: int, classes: int) -> Question:
+    """At learning rates that learn, for as many rounds as it takes; ``short`` rounds where that is not 0."""
     plain = learning_rate(question, lab, data, private=False)
     question = replace(question, learning_rate=plain, private_rate=plain)
+    question = replace(question, short=min(short, question.short) or rounds_needed(question, lab, data, classes))
     if any(target is not None for _, target in question.chains):
         question = replace(question, private_rate=learning_rate(question, lab, data, private=True))
     return question
@@ -154,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--supernodes", type=int, default=SITES, help="number of sites (4)")
     parser.add_argument("--budget", type=seconds, default=seconds(BUDGET), help="90s, 30min, 2h (30min)")
     parser.add_argument("--may-lose", type=float, default=MAY_LOSE, help="points of accuracy that may go (2)")
-    parser.add_argument("--short", type=int, default=SHORT, help="rounds of each federation, at most (10)")
+    parser.add_argument("--short", type=int, default=0, help="rounds of each federation (as many as it takes to learn)")
     parser.add_argument("--out", type=Path, default=Path("advice"), help="gets the page, the picture and the numbers")
     parser.add_argument(
         "--cache", type=Path, default=Path("runs/advice"), help="finished federations; a second call goes on"
@@ -166,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 and one line for what a user can fix, or 130 after Ctrl-C."""
     chosen: Any = parser().parse_args(arguments)
     try:
-        if chosen.supernodes < 1 or chosen.short < 1 or not 0 <= chosen.may_lose <= 100:
-            raise ConfigError("--supernodes and --short are at least 1, and --may-lose is from 0 to 100")
+        if chosen.supernodes < 1 or chosen.short < 0 or not 0 <= chosen.may_lose <= 100:
+            raise ConfigError("--supernodes is at least 1, --short at least 0, and --may-lose from 0 to 100")
         answer(chosen)
     except PrunellaError as error:
         print(f"advise: {error}", file=sys.stderr)
@@ -182,8 +203,8 @@ def answer(chosen: Any) -> None:
     """Search, and say what was found."""
     end = time.time() + chosen.budget
     lab = Laboratory(Cache(chosen.cache, VERSION), lambda text: print(text, file=sys.stderr, flush=True), end)
-    question = question_of(chosen.set, chosen.supernodes, chosen.short)
-    question = tuned(question, lab, data_digest(str(question.settings["dataset"])))
+    question, classes = question_of(chosen.set, chosen.supernodes)
+    question = tuned(question, lab, data_digest(str(question.settings["dataset"])), chosen.short, classes)
     asked = [word for each in chosen.set for word in ("-c", each)]
     asked += [
         "--supernodes",

@@ -57,14 +57,15 @@ class Proposal:
 @dataclass(frozen=True)
 class Question:
     """What is asked about. ``given`` are the settings that the user typed; the others are the app's. ``sites`` train,
-    of which the smallest has ``examples``; each federation here has ``short`` rounds. The learning rates are those that
-    were found to learn, without noise and with it."""
+    of which the smallest has ``examples`` of so many ``pixels``; each federation here has ``short`` rounds. The
+    learning rates are those that were found to learn, without noise and with it."""
 
     given: Raw
     settings: Raw
     sites: int
     short: int
     examples: int
+    pixels: int
     learning_rate: float
     private_rate: float
 

@@ -50,12 +50,13 @@ def data_digest(dataset: str) -> str:
 
 
 def try_out(asked: Mapping[str, Any], sites: int) -> Row:
-    """A federation's ``outcome``, and how many seconds it took; where no model came of it, why, as ``failed``."""
+    """A federation's ``outcome``, and how many seconds it took; where no model came of it, why, as ``failed``. One that
+    is not audited is evaluated in every round."""
     begin = time.perf_counter()
+    every = int(asked["rounds"]) if asked["audit-every"] else 1
     with tempfile.TemporaryDirectory() as folder:
         try:
-            rounds = int(asked["rounds"])
-            done = run_in_process(Path(folder), sites, evaluate_every=rounds, consent=CONSENT, **as_keywords(asked))
+            done = run_in_process(Path(folder), sites, evaluate_every=every, consent=CONSENT, **as_keywords(asked))
             done.store.finish("completed")
             found = outcome(done)
         except PrunellaError as error:
@@ -90,6 +91,7 @@ def outcome(done: Federation) -> Row:
     everywhere = bool(spent) and len(spent) == len(done.ledgers)
     return {
         "accuracy": list(accuracies(done).values())[-1],
+        "accuracies": list(accuracies(done).values()),
         "doubt": state.doubt[1] if state.doubt else "",
         "worst": worst_case(audits, state.defended),
         "rounds": in_rounds(audits, state.defended),

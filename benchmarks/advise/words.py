@@ -102,6 +102,11 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append(
             "What the clients' own rounds give away could not be judged: there the attack fails without a defense, too."
         )
+    if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
+        found.append(
+            f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "
+            f"{question.pixels} pixels have: its nats bound little of what tells them from other people's."
+        )
     if question.short < int(question.settings["rounds"]):
         found.append(f"Tried for {question.short} rounds: later rounds of a longer run were not attacked.")
     return found

@@ -171,9 +171,9 @@ def evaluated(every: int, look: Look | None) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Flower's log tells errors only, as what was left out stands in the counters, and so does the accountant's, which
-    warns in every round of orders it cannot use."""
-    loggers = [logging.getLogger(name) for name in ("flwr", "absl")]
+    """Flower's log tells errors only, as what was left out stands in the counters, and so do the accountant's, which
+    warns in every round of orders it cannot use, and the clients', which warn their owners."""
+    loggers = [logging.getLogger(name) for name in ("flwr", "absl", "prunella.client")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -303,11 +303,11 @@ def advise(
     supernodes: Annotated[int, typer.Option(min=1, help="Number of sites.")] = 4,
     budget: Annotated[str, typer.Option(help="Begin nothing after this time (90s, 30min, 2h).")] = "30min",
     may_lose: Annotated[float, typer.Option(min=0, max=100, help="Points of accuracy that may go.")] = 2.0,
-    short: Annotated[int, typer.Option(min=1, help="Rounds of each federation that is tried, at most.")] = 10,
+    short: Annotated[int, typer.Option(min=0, help="Rounds of each federation; 0: as many as it takes to learn.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory for the page, the picture and the numbers.")] = Path("advice"),
-    cache: Annotated[Path, typer.Option(help="Directory of finished federations, which a second call takes up.")] = Path(
-        "runs/advice"
-    ),
+    cache: Annotated[
+        Path, typer.Option(help="Directory of finished federations, which a second call takes up.")
+    ] = Path("runs/advice"),
 ) -> None:
     """Which defense for your own model, data and sites? Short federations, attacked, compared and answered.
 

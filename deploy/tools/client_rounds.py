@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prunella.attacks.trace import recorded_about
 from prunella.core.errors import AttackError
-from prunella.core.types import MAX_COUNT
+from prunella.core.untrusted import MAX_COUNT
 from prunella.deploy.errors import UsageError
 
 VIEW = "view.safetensors"

@@ -16,8 +16,8 @@ from rich.text import Text
 from prunella.deploy.console.summary import rows
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runs import RunDir, state
-from prunella.server.report.command import LOCAL_SETTINGS
 from prunella.server.store.read import read_audits, read_metrics, read_run
+from prunella.server.store.schema import LOCAL_SETTINGS
 
 MISSING = "—"
 Cells = list[tuple[str, list[str]]]

@@ -15,11 +15,11 @@ from typing import Any
 from prunella.attacks.score.level import level, value
 from prunella.deploy.console.progress import State, fold
 from prunella.deploy.runs import RunDir, state
-from prunella.server.report.command import LOCAL_SETTINGS
 from prunella.server.report.evidence import valid_audits
 from prunella.server.report.state import run_state
 from prunella.server.report.verdict import verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
+from prunella.server.store.schema import LOCAL_SETTINGS
 
 Record = dict[str, Any]
 

@@ -23,7 +23,8 @@ from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
-from prunella.core.types import MAX_COUNT, ServerView
+from prunella.core.types import ServerView
+from prunella.core.untrusted import MAX_COUNT
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.audit_inputs import attack_keywords
 from prunella.deploy.tools.replay import (

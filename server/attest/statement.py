@@ -21,7 +21,6 @@ from prunella.attacks.score.level import baseline, level, value
 from prunella.core.errors import ConfigError
 from prunella.server.attest.bound import measured_epsilon
 from prunella.server.checkpoint import load
-from prunella.server.report.command import LOCAL_SETTINGS
 from prunella.server.report.evidence import (
     KINDS,
     WORDS,
@@ -39,7 +38,7 @@ from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import decibels, digits, percent, plural
 from prunella.server.report.verdict import RunVerdict, verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
-from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreLine
+from prunella.server.store.schema import AUDIT_LINES, LOCAL_SETTINGS, METRIC_LINES, RUN, StoreLine
 
 FORMAT = "prunella-attestation/1"
 FILES = (RUN, METRIC_LINES, AUDIT_LINES)

@@ -7,11 +7,9 @@ from prunella.attacks import SECTIONS as ATTACK_SECTIONS
 from prunella.core.config import RATE, Run, kebab, section_defaults
 from prunella.core.errors import ConfigError
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
-from prunella.server.store.schema import StoreLine
+from prunella.server.store.schema import LOCAL_SETTINGS, StoreLine
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.tasks.data import recommended_rate
-
-LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address")  # of one place, not of the experiment
 
 
 def default_settings() -> dict[str, Any]:

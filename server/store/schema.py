@@ -13,8 +13,9 @@ from prunella.attacks.score.level import Level
 from prunella.attacks.score.membership import LEAST, Word, resolves
 from prunella.core.errors import PrunellaError, unknown
 from prunella.core.metrics import METRICS
-from prunella.core.types import MAX_COUNT
+from prunella.core.untrusted import MAX_COUNT
 
+LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address")  # of one place, not of the experiment
 RUN, METRIC_LINES, AUDIT_LINES = "run.json", "metrics.jsonl", "audits.jsonl"
 StoreLine = dict[str, Any]
 

@@ -26,6 +26,9 @@ class World:
             raise KeyboardInterrupt
         self.ran.append(asked)
         accuracy = 0.95 if asked["learning-rate"] == self.learns else 0.1
+        if not asked["audit-every"]:
+            curve = [0.95 * (1 - 0.9**number) for number in range(1, asked["rounds"] + 1)]
+            return {**row(accuracy), "accuracies": curve, "seconds": self.seconds}
         doubt = "" if accuracy > 0.1 else "the model did not learn"
         if "dp-sgd" in asked["defenses"]:
             found = row(accuracy - 0.1, "baseline", 9.0, doubt=doubt, epsilon=3.0)
@@ -62,6 +65,19 @@ def test_it_trains_at_a_rate_that_learns_and_says_so(
     told = capsys.readouterr()
     assert "learning rate 0.0833 from here on" in told.err and "learning-rate=0.0833" in told.out
     assert {asked["learning-rate"] for asked in world.ran[3:]} == {0.0833}
+
+
+def test_federations_are_as_long_as_it_takes_to_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World()
+    assert ask(tmp_path, world, monkeypatch, *FEW, "-c", "rounds=100") == 0
+    curve = [0.95 * (1 - 0.9**number) for number in range(1, 31)]
+    needed = next(i for i, value in enumerate(curve, 1) if value >= 0.1 + 0.9 * (curve[-1] - 0.1))
+    assert {asked["rounds"] for asked in world.ran if asked["audit-every"]} == {needed} and 10 < needed < 30
+    assert f"each federation has {needed} rounds" in capsys.readouterr().err
+    assert ask(tmp_path, world, monkeypatch, *FEW, "-c", "rounds=100", "--short", "4") == 0
+    assert world.ran[-1]["rounds"] == 4
 
 
 def test_a_rate_that_was_typed_stays_and_a_model_that_does_not_learn_gets_no_advice(

@@ -21,7 +21,7 @@ from prunella.privacy.chain import build_chain
 
 def question(examples: int = 300, private_rate: float = 0.1, **given: object) -> Question:
     asked = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
-    return Question(asked, {**settings(), **asked}, 4, 10, examples, 0.25, private_rate)  # type: ignore[arg-type]
+    return Question(asked, {**settings(), **asked}, 4, 10, examples, 64, 0.25, private_rate)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("target", EPSILONS)

@@ -36,6 +36,9 @@ def test_what_it_rests_on_is_said() -> None:
     assert any("better than by chance" in text for text in limits(said.chosen, question()))
     settled = advise([standing(NONE, *[row(0.95)] * 3), standing(PRIVATE, *[row(0.94, "baseline")] * 3)], 2.0)
     assert settled is not None and not any("rests on" in text for text in reasons(settled, question()))
+    channel = standing(Proposal("channel-natural", 0.3), row(0.94, "baseline"))
+    assert any("2 images" in text for text in limits(channel, question(examples=2)))
+    assert not any("images, the smallest" in text for text in limits(channel, question(examples=300)))
     assert any("later rounds" in text for text in limits(said.chosen, question(rounds=100)))
 
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -68,3 +70,8 @@ def test_a_mean_over_seeds_is_of_different_seeds_that_completed(tmp_path: Path) 
     for other, why in (("b", "the same seed"), ("c", "c is failed")):
         refused = CliRunner().invoke(app, ["compare", "--seeds", "a", other, "--runs", str(tmp_path)])
         assert refused.exit_code == 2 and why in " ".join(refused.output.split())
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = "import sys, prunella.deploy.tools.compare; assert not {'torch', 'sklearn', 'flwr'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
