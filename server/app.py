@@ -22,6 +22,7 @@ from prunella.server.audit.canary import load_pool
 from prunella.server.audit.queue import Auditor
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
+from prunella.server.preflight import require_test
 from prunella.server.rounds import Federation, federate, set_threads
 from prunella.server.store.write import RunStore, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
@@ -80,8 +81,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     module = task.build()
     require_fit(task, module)
     test = load(run.dataset, None)
-    if test is None and run.evaluation == "server":
-        raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
+    require_test(run, test is not None)
     params, buffers = initial(task, run.seed)
     check_model(build_chain(run.defense_names, raw), buffers)
     pool = load_pool(task, test, run.seed)

@@ -12,28 +12,56 @@ from prunella.core.errors import ConfigError
 from prunella.core.foreign import is_foreign
 from prunella.privacy.chain import build_chain, check_model
 from prunella.privacy.defense import DataDefense
+from prunella.server.audit.queue import judging, ready_settings
+from prunella.strategies import build_strategy, uses_public
+from prunella.strategies.round.robust import build_aggregator
+from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import make_task
-from prunella.tasks.task import initial, require_fit
+from prunella.tasks.task import Task, initial, prunable, require_fit
+
+OWN = ("imagefolder", "parquet")  # whose test examples, if any, lie beside the others
+
+
+def require_test(run: Run, there: bool) -> None:
+    """Raise ``ConfigError`` where the server evaluates and has nothing to evaluate on."""
+    if not there and run.evaluation == "server":
+        raise ConfigError(f"dataset {run.dataset!r} has no test examples on the server: set evaluation=clients")
 
 
 def check_together(run: Run, raw: Raw, here: bool) -> None:
-    """Refuse a chain in the wrong order, a model that does not take the images or that a defense cannot train and,
-    where the run takes place ``here``, folders and devices that are not there. Raises ``PrunellaError`` with the fix.
+    """Refuse a chain in the wrong order, a model that does not take the images or that a defense cannot train, an
+    attack that cannot judge a run and, where the run takes place ``here``, folders and devices that are not there.
+    Raises ``PrunellaError`` with the fix.
     """
     if not here and any(map(is_foreign, run.defense_names)):
         return  # somebody's own code lies on the machines that run it
-    chain, (_, _, place) = build_chain(run.defense_names, raw), run.dataset.partition(":")
+    build_chain(run.defense_names, raw)
+    build_aggregator(run, raw)
+    name, _, place = run.dataset.partition(":")
     if here:
         pick_device(run.device)
         pick_device(run.attack_device)
         if place and not Path(place).is_dir():
             raise ConfigError(f"dataset {run.dataset!r}: there is no folder {place} on this machine")
-    elif place or is_foreign(run.model):
+    elif place or is_foreign(run.model) or is_foreign(run.attack):
         return
     task = make_task(run.model, run.dataset, None)
-    require_fit(task, task.build())
+    require_test(run, name not in OWN or any(Path(place).glob("test*")))
+    check_model_of(task, run, raw)
+    if run.audit_every:
+        judging(run)
+        if here:  # a prior lies on the server's machine
+            ready_settings(run.attack, raw, task)
+
+
+def check_model_of(task: Task, run: Run, raw: Raw) -> None:
+    """Build what server and clients build of the model. Raises ``PrunellaError`` where one of them cannot."""
+    module, chain = task.build(), build_chain(run.defense_names, raw)
+    require_fit(task, module)
     params, buffers = initial(task, run.seed)
     check_model(chain, buffers)
     for link in chain.links:
         if not isinstance(link.defense, DataDefense):  # which are fitted on a client's images
             link.defense.init(params)
+    if not uses_public(run.strategy):
+        build_strategy(run, raw, ServerModel(module, task.shape, tuple(params), prunable(module), None, task))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import is_foreign, lookup
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
@@ -151,7 +151,14 @@ def _build(task: Task, seed: int) -> nn.Module:
         raise ConfigError(f"model {task.model!r} is not a function of (shape, classes), nor one of nothing")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # alone: ``torch.manual_seed`` seeds every device, for good
-        module = builder(*given)
+        try:
+            module = builder(*given)
+        except PrunellaError:
+            raise
+        except Exception as error:  # somebody's own code; its text may hold anything
+            who, what = f"model {task.model!r}", type(error).__name__
+            how = f"call it with {', '.join(map(str, given)) or 'nothing'} to see why"
+            raise ConfigError(f"{who} cannot be built ({what}): {how}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {task.model!r} built a {type(module).__name__}, not a torch.nn.Module")
     return frozen_norm(module) if isinstance(task, FrozenNormTask) else module

@@ -25,6 +25,7 @@ NAME = "prunella"
 # Settings whose values are names in other packages' registries; to check them those packages are imported.
 NAMED = ("strategy", "defenses", "attack", "model", "dataset")
 DEVICES = ("device", "attack-device")
+TOGETHER = (*NAMED, *DEVICES, "robust", "aggregation", "min-clients", "evaluation")  # what may not fit the rest
 RATE, AUTO = "learning-rate", "auto"  # as in core.config, which is slow to import
 # Set by the launcher.
 RESERVED = ("run-dir", "resume")
@@ -173,7 +174,7 @@ def check(app: Mapping[str, Any], given: Mapping[str, Value], here: bool = False
     parse_run({key: value for key, value in everything.items() if (key, value) != (RATE, AUTO)})
     if any("." in key for key in given):
         check_sections(given, sections())
-    if not any(key in (*NAMED, *DEVICES) for key in given):
+    if not any(key in TOGETHER for key in given):
         return ""
     check_names(everything)
     from prunella.server.preflight import check_together

@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from prunella.attacks import find_attack
+from prunella.attacks import Attack, find_attack
 from prunella.attacks.score.leakage import paired
 from prunella.attacks.score.level import ORDER
 from prunella.attacks.trace import save_trace
@@ -121,18 +121,24 @@ def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
     return settings | {f"{name}.prior": str(Path(str(settings[f"{name}.prior"])).absolute())}
 
 
+def judging(run: Run) -> Attack:
+    """The attack of a run. Raises ``ConfigError`` for one that cannot judge it."""
+    attack = find_attack(run.attack)
+    if attack.gives == "labels" or attack.needs:
+        # Its images say nothing, or it cannot start: either way a verdict would call a leaking run safe.
+        raise ConfigError(
+            f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
+        )
+    return attack
+
+
 class Auditor:
     """The audits of one run. ``finished`` collects their outcomes as lines for the run store."""
 
     def __init__(
         self, run: Run, raw: Raw, task: Task, pool: tuple[Examples, Examples], roster: Roster, folder: Path
     ) -> None:
-        self.attack = find_attack(run.attack)
-        if self.attack.gives == "labels" or self.attack.needs:
-            # Its images say nothing, or it cannot start: either way a verdict would call a leaking run safe.
-            raise ConfigError(
-                f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
-            )
+        self.attack = judging(run)
         self.run, self.raw, self.task, self.pool, self.roster = run, raw, task, pool, roster
         self.settings = ready_settings(run.attack, raw, task)
         self.queue = folder / "traces"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from prunella.core.config import parse_run
 from prunella.core.errors import PrunellaError
@@ -27,6 +28,10 @@ def check(here: bool = True, **changed: object) -> None:
         ({"device": "cuda:7"}, "not on this machine"),
         ({"attack_device": "gpu"}, "use auto, cpu or cuda"),
         ({"defenses": "precode"}, "set model=precode-cnn"),
+        ({"attack": "label"}, "a run cannot be judged by it"),
+        ({"attack": "ggl"}, "prunella prior"),
+        ({"robust": "mean"}, "did you mean 'median'"),
+        ({"robust": "median", "min_clients": 2}, "min-clients=3"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(changed: dict[str, object], words: str) -> None:
@@ -37,6 +42,15 @@ def test_what_cannot_work_is_refused_with_the_fix(changed: dict[str, object], wo
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PrunellaError, match="no readable folder per class"):
         check(dataset=f"imagefolder:{tmp_path}")
+
+
+def test_a_folder_without_test_pictures_is_refused_where_the_server_evaluates(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    with pytest.raises(PrunellaError, match="set evaluation=clients"):
+        check(dataset=f"imagefolder:{tmp_path}")
+    check(dataset=f"imagefolder:{tmp_path}", evaluation="clients")
 
 
 def test_what_lies_elsewhere_is_left_to_the_machines_that_have_it() -> None:
