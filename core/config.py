@@ -54,7 +54,7 @@ class Run(BaseModel):
     #: of everything that is drawn in the open: partition, weights, masks, the choice of clients; never of a defense's
     #: noise
     seed: Annotated[int, Field(ge=0)] = 0
-    min_clients: Count = 2  #: fewer clients online and a round waits
+    min_clients: Count = 2  #: fewer clients online and a round waits; fewer valid replies and it does not count
     expected_clients: Annotated[int, Field(ge=0)] = 0  #: the first round waits for this many; the launcher sets it
     #: SuperNodes prove who they are and a client number stays with its key; `prunella submit` sets it
     registered_keys: bool = False

@@ -78,9 +78,18 @@ class Collector:
         stats.withheld += 1 - size(contribution.sparse.values) / kept if kept else 0.0
         stats.ledgers.append(contribution.ledger)
 
+    @property
+    def counts(self) -> bool:
+        """Whether as many replies came as a round has to have."""
+        return self._stats.replies >= self._run.min_clients
+
     def merged(self) -> tuple[Tree, Tree]:
-        """The next weights, not yet masked, and buffers."""
+        """The next weights, not yet masked, and buffers: those of before where the round does not count."""
         whole, least, replies = self._downlink.expected(), self._aggregator.quorum, self._stats.replies
+        if not self.counts:
+            wanted, said = self._run.min_clients, "%d valid replies, and min-clients is %d: the round does not count"
+            log(WARNING, f"round %d: {said}", whole.round, replies, wanted)
+            return whole.params, whole.buffers
         if 0 < replies < least:
             log(
                 WARNING,

@@ -113,7 +113,8 @@ class MaskedMean(FedAvg):
             if self.listener is not None:
                 self.listener(contribution)
         params, buffers = collector.merged()
-        self.mask = self.revise_mask(server_round, params, sent.mask)
+        revised = self.revise_mask(server_round, params, sent.mask)  # which also forgets what the round collected
+        self.mask = revised if collector.counts else sent.mask
         return to_dense({**apply_mask(params, self.mask), **buffers}), MetricRecord({"clients": self.stats.replies})
 
     def configure_evaluate(

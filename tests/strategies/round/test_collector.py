@@ -47,3 +47,21 @@ def test_a_reply_is_added_before_the_next_is_read(tmp_path: Path) -> None:
     merged, _ = strategy.aggregate_train(1, iter(replies))
     assert counted == [1, 2] and strategy.stats.up > 0 and merged is not None
     assert any(not torch.equal(t, from_dense(arrays)[n]) for n, t in from_dense(merged).items())
+
+
+@pytest.mark.parametrize("scheme", ["prunefl", "magnitude", "feddst"])
+def test_a_round_with_fewer_replies_than_min_clients_does_not_count(scheme: str, tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, strategy=scheme, rate=0.5)  # min-clients=2
+    merged, _ = strategy.aggregate_train(
+        1, grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    )
+    assert merged is not None and strategy.mask is not None
+    before, mask = from_dense(merged), dict(strategy.mask)
+    replies = grid.send_and_receive(strategy.configure_train(2, merged, ConfigRecord(), grid))
+    alone, _ = strategy.aggregate_train(2, replies[:1])
+    assert alone is not None and all(torch.equal(t, before[name]) for name, t in from_dense(alone).items())
+    assert all(torch.equal(kept, mask[name]) for name, kept in strategy.mask.items())
+    after, _ = strategy.aggregate_train(
+        3, grid.send_and_receive(strategy.configure_train(3, alone, ConfigRecord(), grid))
+    )
+    assert after is not None and any(not torch.equal(t, before[name]) for name, t in from_dense(after).items())
