@@ -6,6 +6,7 @@ nothing: charts are inline SVG, pictures are data URIs, and every text from the 
 unfinished, has no audits or lacks files still gets its report, which then says so.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from prunella.server.report.tiles import NO_FAILURES, tiles
 from prunella.server.report.units import digits, fixed, plural
 from prunella.server.report.verdict import verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
-from prunella.server.store.schema import StoreLine
+from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreLine
 from prunella.tasks.exported import read_description
 
 OPEN = 6  # picture strips that are shown without a click
@@ -97,6 +98,12 @@ def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return sorted((str(k), str(v).lower() if isinstance(v, bool) else str(v)) for k, v in values.items())
 
 
+def _digests(run_dir: Path) -> list[tuple[str, str]]:
+    """Of the files that the page is made from, to print beside a signature."""
+    files = [run_dir / name for name in (RUN, METRIC_LINES, AUDIT_LINES)]
+    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.exists()]
+
+
 def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     """Everything the template shows."""
     run, lines = read_run(run_dir), read_metrics(run_dir)
@@ -126,6 +133,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "failures": [(reason, digits(number)) for reason, number in failures if number],
         "command": command(run) if run else "", "seed": settings.get("seed", "unknown"), "settings": _table(settings),
         "versions": _table(versions), "version": versions.get("prunella", ""),
+        "digests": [] if live else _digests(run_dir),
     }  # fmt: skip
 
 

@@ -81,6 +81,9 @@ pre { background:var(--wash); border-radius:8px; padding:12px 14px; overflow-x:a
   white-space:pre-wrap; overflow-wrap:anywhere; font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; }
 dl.words { display:grid; grid-template-columns:max-content 1fr; gap:4px 16px; font-size:.9rem; margin:8px 0 0; }
 dl.words dt { font-weight:600; } dl.words dd { margin:0; color:var(--soft); }
+.promise { color:var(--soft); margin-left:8px; }
+.sign { display:none; break-inside:avoid; font-size:8pt; } .sign p { overflow-wrap:anywhere; }
+.sign .line { border-top:.7pt solid; width:60%; margin-top:34pt; }
 footer { margin-top:48px; padding-top:14px; border-top:1px solid var(--rule); color:var(--soft); font-size:.82rem; }
 @media (max-width:560px) { main { padding:18px 14px 40px; } .rows { display:none; } .pairs { gap:10px; }
   .tiles { grid-template-columns:1fr 1fr; } .tile .big { font-size:1.3rem; } .verdict { padding-left:13px; }
@@ -88,7 +91,8 @@ footer { margin-top:48px; padding-top:14px; border-top:1px solid var(--rule); co
 @media print { :root { --paper:#fff; --card:#fff; } body { font-size:11pt; } main { max-width:none; padding:0; }
   .charts { grid-template-columns:repeat(3,1fr); } .tiles { grid-template-columns:repeat(3,1fr); }
   h2 { break-after:avoid; } tr { break-inside:avoid; } .scroll { overflow:visible; } table { font-size:8pt; }
-  th,td { padding:3px 5px; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
+  th,td { padding:3px 5px; } details::details-content { content-visibility:visible; }
+  .sign { display:block; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
 """
 
 TEMPLATE = """{% macro show(strip) %}<article class="strip">
@@ -125,6 +129,7 @@ reconstructions among those that were stored.</p>{% endif %}{% endif %}
 <p class="question">How much of a client's data could a curious server rebuild from what it received?</p>
 <div class="verdict {{ verdict.tone }}">
 <span class="badge">{{ verdict.badge }}</span>
+<span class="promise">{{ verdict.promise }}</span>
 <h1>{{ verdict.headline }}</h1>
 {% if verdict.sentences %}<ul>{% for sentence in verdict.sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
 {% if not live %}<p class="next"><strong>What to do next.</strong> {{ verdict.next_step }}</p>{% endif %}
@@ -267,7 +272,13 @@ it.</dd>
 <dt>Adaptive</dt><dd>The attack knows which defense is used and works around it.</dd>
 </dl>
 </section>
-<footer>{% if live %}Prunella {{ version }}. This page asks the run's server for its newest state and contacts nobody
+{% if not live %}<section class="sign">
+{% for name, digest in digests %}<p>SHA-256 of {{ name }}: {{ digest }}</p>
+{% endfor %}<p>`prunella attest` writes a document that is signed.</p>
+<p class="line">name, role, date</p><p class="line">signature</p>
+</section>
+{% endif %}<footer>
+{% if live %}Prunella {{ version }}. This page asks the run's server for its newest state and contacts nobody
 else.{% else %}Made by Prunella {{ version }} from run.json, metrics.jsonl and audits.jsonl beside this file. It loads
 nothing from the network.{% endif %}{% if strips %} It contains images of controls or of clients that agreed to show
 them: share it as you would share those images.{% endif %}</footer>

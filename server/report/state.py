@@ -97,6 +97,17 @@ class RunState:
         return f"{'all' if self.all_denied else f'{self.denied} of'} {self.clients} clients denied audits"
 
     @property
+    def promise(self) -> str:
+        """The ε that stands beside every headline.
+
+        >>> RunState(epsilon=3.21, delta=1e-5).promise, RunState().promise
+        ('ε 3.21 at δ 1e-05', 'no ε')
+        """
+        if self.epsilon is None:
+            return "no ε"
+        return f"ε {digits(self.epsilon)} at " + ("an unknown δ" if self.delta is None else f"δ {digits(self.delta)}")
+
+    @property
     def guarantee(self) -> str:
         """
         >>> RunState(epsilon=3.21, mean_epsilon=2.9, delta=1e-5).guarantee
@@ -104,9 +115,8 @@ class RunState:
         """
         if self.epsilon is None:
             return ""
-        delta = "an unknown δ" if self.delta is None else f"δ {digits(self.delta)}"
         mean = "" if self.mean_epsilon is None else f", {digits(self.mean_epsilon)} on average"
-        return f"ε {digits(self.epsilon)} at {delta} for the client that spent most{mean}"
+        return f"{self.promise} for the client that spent most{mean}"
 
 
 def _loss(run: StoreLine, lines: Sequence[StoreLine]) -> float | None:

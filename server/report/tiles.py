@@ -1,4 +1,4 @@
-"""The figures at the top of a report: accuracy, density, worst leakage, bytes sent, rounds and failures."""
+"""The figures at the top of a report: accuracy, density, worst leakage, ε, bytes sent, rounds and failures."""
 
 from collections.abc import Sequence
 from math import inf
@@ -57,6 +57,13 @@ def _accuracy_tile(state: RunState, lines: Sequence[StoreLine]) -> dict[str, Any
     return _tile("Accuracy", percent(state.accuracy), best, loss, doubt)
 
 
+def _promise_tile(state: RunState) -> dict[str, Any]:
+    if state.epsilon is None:
+        return _tile("Promised", "no ε", "no bound on what an attack may tell")
+    mean = "" if state.mean_epsilon is None else f"{digits(state.mean_epsilon)} on average"
+    return _tile("Promised", state.promise, "for the client that spent most", mean)
+
+
 def _failures_note(failures: float) -> str:
     return "replies left out" if failures else NO_FAILURES.lower()
 
@@ -72,6 +79,7 @@ def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, worst: Li
         _accuracy_tile(state, lines),
         _tile("Density", percent(kept), f"of {parameters:,} parameters kept" if parameters else "parameters kept"),
         _leakage_tile(worst),
+        _promise_tile(state),
         _wire_tile(run, lines),
         _tile("Rounds", digits(done or 0), f"of {digits(float(planned))}" if planned else "",
               f"{duration(sum(times) / len(times))} a round" if times else ""),

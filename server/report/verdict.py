@@ -47,7 +47,8 @@ NEXT: dict[Tone, str] = {
 @dataclass(frozen=True)
 class RunVerdict:
     """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons, the ``notes``
-    being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by."""
+    being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by;
+    ``promise`` is the run's ε at its δ, or that there is none."""
 
     tone: Tone
     badge: str
@@ -55,6 +56,7 @@ class RunVerdict:
     sentences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     worst: Line | None = None
+    promise: str = ""
 
     @property
     def next_step(self) -> str:
@@ -189,17 +191,19 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
     'Not audited'
     """
     if damaged and not audits:
-        return RunVerdict("unproven", "Not judged", "The run's audits cannot be read.")
+        return RunVerdict("unproven", "Not judged", "The run's audits cannot be read.", promise=state.promise)
     if not audits:
         text = "Nothing was audited, so nothing is known about what a curious server could rebuild."
-        return RunVerdict("silent", "Not audited", text, *(notes(audits, state),) * 2)
+        return RunVerdict("silent", "Not audited", text, *(notes(audits, state),) * 2, promise=state.promise)
     if scored(of_kind(audits, "client")):
         answer = _with_clients(audits, state, damaged)
     else:
         answer = _without_clients(audits, state)
     if answer[0] not in ("leak", "traces") and members_found(audits):
         answer = "traces", "Members found", FOUND
-    return RunVerdict(*answer, sentences(audits, state, answer[0]), notes(audits, state), worst_of(audits))
+    return RunVerdict(
+        *answer, sentences(audits, state, answer[0]), notes(audits, state), worst_of(audits), state.promise
+    )
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

@@ -23,7 +23,7 @@ def a_run(folder: Path, rate: float, accuracy: float | None, seed: int = 0, stat
 
 def test_figures_of_all_runs_in_one_order_and_a_dash_where_there_is_none(tmp_path: Path) -> None:
     first, second = a_run(tmp_path / "a", 0.3, None), a_run(tmp_path / "b", 0.5, 0.75)
-    assert figures(first).keys() == {"verdict", "privacy", "next"}
+    assert figures(first).keys() == {"verdict", "privacy", "promised", "next"}
     found = dict(outcomes([[first], [second]]))
     assert found["rounds"] == ["—", "1 of 1"] and found["accuracy"] == ["—", "0.750"]
 

@@ -217,7 +217,7 @@ def words(page: str) -> str:
 
 
 def headline_of(page: str) -> tuple[str, str]:
-    badge, headline = re.search(r'<span class="badge">(.*?)</span>\s*<h1>(.*?)</h1>', page, re.DOTALL).groups()  # type: ignore[union-attr]
+    badge, headline = re.search(r'<span class="badge">(.*?)</span>.*?<h1>(.*?)</h1>', page, re.DOTALL).groups()  # type: ignore[union-attr]
     assert f"<title>{badge} ·" in page
     return html.unescape(badge), html.unescape(headline)
 
