@@ -148,6 +148,18 @@ def bounds(lines: Sequence[Series]) -> tuple[float, float]:
     return low, high if high > low else low + 1
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers in between.
+
+    >>> ticks(0, 3.24e6), ticks(0, 1)
+    ([0.0, 1000000.0, 2000000.0, 3000000.0], [0.0, 0.25, 0.5, 0.75, 1.0])
+    """
+    power = 10.0 ** math.floor(math.log10(high - low))
+    size = next(power * part for part in (0.25, 0.5, 1, 2.5) if (high - low) / (power * part) <= 5)
+    first, last = math.ceil(low / size), math.floor(high / size)
+    return [round(number * size, 12) for number in range(first, last + 1)]
+
+
 def steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The corners of a line that keeps its value until the next point.
 
@@ -168,15 +180,14 @@ def timeseries(lines: Sequence[Series], over: Range, width: int, height: int) ->
         return f"{x:.1f},{bottom - (bottom - 6) * (value - low) / (high - low):.1f}"
 
     unit, drawn = lines[0].settings["unit"], []
-    for value in (low + (high - low) * part / 4 for part in range(5)):
+    for value in ticks(low, high):
         y = place(over.begin, value).split(",")[1]
         drawn.append(f'<path d="M{left} {y}H{width}" stroke="#2c2f36"/>')
         drawn.append(f'<text x="{left - 6}" y="{float(y) + 4}" text-anchor="end">{shown(value, unit)}</text>')
-    for t in (over.begin + (over.end - over.begin) * part / 4 for part in range(5)):
-        x = place(t, low).split(",")[0]
-        drawn.append(
-            f'<text x="{x}" y="{height - 4}" text-anchor="middle">{time.strftime("%H:%M", time.gmtime(t))}</text>'
-        )
+    for part in range(4):
+        t = over.begin + (over.end - over.begin) * part / 4
+        clock = time.strftime("%H:%M", time.gmtime(t))
+        drawn.append(f'<text x="{place(t, low).split(",")[0]}" y="{height - 4}" text-anchor="middle">{clock}</text>')
     if lines[0].settings.get("thresholdsStyle"):
         for limit, color in limits_of(lines[0].settings)[1:]:
             y = place(over.begin, limit).split(",")[1]
