@@ -8,6 +8,7 @@ under DP-SGD for its epsilon, the one that is promised and the one that a consen
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -30,6 +31,7 @@ from prunella.server.store.read import read_audits
 from prunella.server.store.schema import row
 from tests.local_grid import LocalGrid, settings
 from tests.monitoring.dashboards import DASHBOARDS, dashboard
+from tests.monitoring.draw import Range, page
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules
 
@@ -111,6 +113,14 @@ def test_every_panel_has_an_answer(watched: Watched, title: str, query: str) -> 
     federation = NOISY if "epsilon" in query else NAME
     answers = watched.server.ask(query.replace("$federation", federation))
     assert answers and all(value == value for _, value in answers), title
+
+
+def test_both_dashboards_can_be_drawn_and_looked_at(watched: Watched) -> None:
+    end = time.time()
+    drawn = page(f"http://{watched.server.address}", NAME, Range(end - 600, end))
+    assert "going on, or done" in drawn and "channel-natural,priprune" in drawn
+    absent = [words for words in ("no data yet", "no client was scored", "no audit yet") if words in drawn]
+    assert not absent and "heuristic defenses: no ε" in drawn
 
 
 def test_a_question_with_a_slip_of_the_pen_has_none(watched: Watched) -> None:
