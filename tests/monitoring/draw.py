@@ -14,7 +14,7 @@ import re
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from tests.monitoring.dashboards import DASHBOARDS, dashboard
 
 COLORS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#ca95e5", "#96d98d", "#ffa6b0")
-NAMED = {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c", "text": "#ccccdc"}
+NAMED = {"green": "#73bf69", "blue": "#5794f2", "orange": "#ff9830", "red": "#f2495c", "text": "#ccccdc"}
 STEPS = 300  # points of a line, at most
 ROW = 38  # pixels of one unit of a panel's height, Grafana's 30 and its gap of 8
 STYLE = """
@@ -139,12 +139,18 @@ def stat(panel: dict[str, Any], lines: Sequence[Series]) -> str:
     return f'<div class="stat" style="{background}">{"".join(parts)}</div>'
 
 
-def bounds(lines: Sequence[Series]) -> tuple[float, float]:
-    """The lowest and highest value of the axis."""
+def logarithm(value: float) -> float:
+    """Of what is no time at all: the lowest that a clock tells."""
+    return math.log10(max(value, 1e-3))
+
+
+def bounds(lines: Sequence[Series], scale: Callable[[float], float]) -> tuple[float, float]:
+    """The lowest and highest value of the axis, on its scale."""
     values = [value for line in lines for _, value in line.points]
     low, high = lines[0].settings.get("min", min(values)), lines[0].settings.get("max", max(values))
     if lines[0].settings.get("thresholdsStyle"):
         high = max([high, *(limit for limit, _ in limits_of(lines[0].settings))])
+    low, high = scale(low), scale(high)
     return low, high if high > low else low + 1
 
 
@@ -172,22 +178,23 @@ def steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def timeseries(lines: Sequence[Series], over: Range, width: int, height: int) -> str:
     """Axes, limits, a line for every series and a legend with the last values."""
-    low, high = bounds(lines)
+    scale = logarithm if lines[0].settings.get("scaleDistribution", {}).get("type") == "log" else float
+    low, high = bounds(lines, scale)
     left, bottom = 58, height - 20
 
     def place(t: float, value: float) -> str:
         x = left + (width - left - 8) * (t - over.begin) / (over.end - over.begin)
-        return f"{x:.1f},{bottom - (bottom - 6) * (value - low) / (high - low):.1f}"
+        return f"{x:.1f},{bottom - (bottom - 6) * (scale(value) - low) / (high - low):.1f}"
 
     unit, drawn = lines[0].settings["unit"], []
-    for value in ticks(low, high):
+    for value in ticks(low, high) if scale is float else [10.0**n for n in range(math.ceil(low), math.floor(high) + 1)]:
         y = place(over.begin, value).split(",")[1]
         drawn.append(f'<path d="M{left} {y}H{width}" stroke="#2c2f36"/>')
         drawn.append(f'<text x="{left - 6}" y="{float(y) + 4}" text-anchor="end">{shown(value, unit)}</text>')
     for part in range(4):
         t = over.begin + (over.end - over.begin) * part / 4
         clock = time.strftime("%H:%M", time.gmtime(t))
-        drawn.append(f'<text x="{place(t, low).split(",")[0]}" y="{height - 4}" text-anchor="middle">{clock}</text>')
+        drawn.append(f'<text x="{place(t, 1.0).split(",")[0]}" y="{height - 4}" text-anchor="middle">{clock}</text>')
     if lines[0].settings.get("thresholdsStyle"):
         for limit, color in limits_of(lines[0].settings)[1:]:
             y = place(over.begin, limit).split(",")[1]

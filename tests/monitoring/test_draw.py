@@ -1,4 +1,4 @@
-"""The page that is looked at in Grafana's place: it shows what the JSON and the answers say, and stops where it cannot."""
+"""The page that is looked at in place of Grafana: it shows what JSON and answers say, and stops where it cannot."""
 
 from copy import deepcopy
 from typing import Any
