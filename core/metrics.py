@@ -36,6 +36,7 @@ _ALL = (
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("accuracy_error_ratio", "gauge", "Half of its 95 % interval, on a sample; 0: on all examples.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
+    Metric("model_diverged", "gauge", "1 when the loss is not finite or above twice that of guessing, else 0."),
     Metric("mask_density_ratio", "gauge", "Share of the prunable weights the global mask keeps.", "ratio"),
     Metric("defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean.", "ratio"),
     Metric(
@@ -51,6 +52,7 @@ _ALL = (
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
     Metric("clients_available", "gauge", "Clients that are connected and within their budget."),
     Metric("clients_denying_audits", "gauge", "Clients that take part and let nobody score their images."),
+    Metric("clients_refusing", "gauge", "Clients that are connected and said no to this run."),
     Metric("clients_selected", "gauge", "Clients asked to train in the last round."),
     Metric("leakage_nmi_ratio", "gauge", "Normalised mutual information, 16 levels.", "ratio", _LEAK, "up"),
     Metric("leakage_psnr_decibels", "gauge", "Peak signal-to-noise ratio of the best match.", "dB", _LEAK, "up"),
@@ -69,12 +71,26 @@ _ALL = (
     ),
     Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense", "view")),
     Metric("attack_control_ok", "gauge", "1 when the undefended positive control was rebuilt, else 0."),
+    Metric(
+        "audits_without_control", "gauge", "Scored views of clients, last audited round, whose control has no result."
+    ),
     Metric("audit_seconds", "gauge", "Wall time of the last audit.", "seconds"),
     Metric("audits_left", "gauge", "Audits that the run's end waits for."),
     Metric("audits_left_seconds", "gauge", "About how long these take, by those before.", "seconds"),
     Metric("audits_left_limit_seconds", "gauge", "How long the run's end waits for these, at most.", "seconds"),
     Metric("audits_total", "counter", "Audits by outcome.", "", ("outcome",)),
     Metric("privacy_epsilon", "gauge", "Epsilon at privacy.delta; absent for heuristic defenses.", "", ("stat",), "up"),
+    Metric(
+        "privacy_epsilon_measured",
+        "gauge",
+        "Epsilon that membership audits showed at least, worst client.",
+        "",
+        (),
+        "up",
+    ),
+    Metric(
+        "privacy_epsilon_exceeded", "gauge", "Clients of whom an audit showed more than their epsilon.", "", (), "up"
+    ),
     Metric(
         "channel_information_nats",
         "gauge",

@@ -25,17 +25,20 @@ from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
 from prunella.server.exporter import Exporter
+from prunella.server.report.evidence import without_control
 from prunella.server.report.units import audits_left
 from prunella.server.store.rows import (
     audit_rows,
     counter_rows,
+    diverged_rows,
     evaluation_rows,
     half_interval,
     ledger_rows,
+    measured_rows,
     round_rows,
     stage_rows,
 )
-from prunella.server.store.schema import Row, row
+from prunella.server.store.schema import Row, StoreLine, row
 from prunella.server.store.write import RunStore
 from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.server_model import ServerModel
@@ -181,7 +184,9 @@ def _require_replies(federation: Federation) -> None:
 def take_audits(federation: Federation, grid: Grid) -> None:
     """Record the outcomes of the audits that have finished since the last call."""
     federation.auditor.advance(grid)
-    known = federation.store.audits() if federation.auditor.finished else []
+    if not federation.auditor.finished:
+        return
+    known = federation.store.audits()
     for outcome in federation.auditor.finished:
         name = f"audits_total|{outcome['outcome']}"
         federation.counters[name] = federation.counters.get(name, 0.0) + 1
@@ -190,7 +195,19 @@ def take_audits(federation: Federation, grid: Grid) -> None:
         known.append(outcome)
         rows = audit_rows(outcome, before) + counter_rows({name: federation.counters[name]})
         federation.emit(outcome["round"], rows)
+    _tell_doubts(federation, known)
     federation.auditor.finished.clear()
+
+
+def _tell_doubts(federation: Federation, audits: list[StoreLine]) -> None:
+    """What the audits so far say only together: views without a control, and more measured than an ε promised."""
+    jobs, finished = federation.auditor.jobs, federation.auditor.finished
+    last = max(outcome["round"] for outcome in finished)
+    pending = {job.round for job in jobs if job.kind == "control"}
+    lone = without_control([audit for audit in audits if audit["round"] == last], pending)
+    delta = parse_section(federation.raw, "privacy", Privacy).delta
+    rows = measured_rows(audits, federation.ledgers, delta)
+    federation.emit(last, [row("audits_without_control", len(lone)), *rows])
 
 
 def noting(replies: Iterable[Message], silent: dict[int, str], node_of: Callable[[Message], int]) -> Iterator[Message]:
@@ -223,8 +240,9 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     seconds = time.perf_counter() - begin_time
     rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
     rows += stage_rows(begin_time, stages) + error_rows(federation, round, result)
+    rows += diverged_rows(result, federation.task.classes, federation.run.evaluation == "server")
     denying = sum(member.consent == "deny" for member in strategy.roster.members.values())
-    rows.append(row("clients_denying_audits", denying))
+    rows += [row("clients_denying_audits", denying), row("clients_refusing", len(strategy.roster.refusing(grid)))]
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
         f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip
@@ -246,7 +264,9 @@ def evaluate_last(federation: Federation, round: int, arrays: ArrayRecord, grid:
         return
     result = evaluate_round(federation, round, arrays, grid, whole=True)
     if result is not None:
-        federation.emit(round, [*evaluation_rows(result), row("accuracy_error_ratio", 0.0)])
+        rows = [*evaluation_rows(result), row("accuracy_error_ratio", 0.0)]
+        rows += diverged_rows(result, federation.task.classes, federation.run.evaluation == "server")
+        federation.emit(round, rows)
 
 
 def tell_left(federation: Federation, round: int, limit: float = 0.0) -> None:
@@ -296,8 +316,8 @@ def federate(federation: Federation, grid: Grid) -> None:
     federation.auditor.prepare()
     wanted = max(run.min_clients, run.expected_clients)
 
-    def emit_available(count: int) -> None:
-        federation.emit(start, [row("clients_available", count)])
+    def emit_available(count: int, refusing: int) -> None:
+        federation.emit(start, [row("clients_available", count), row("clients_refusing", refusing)])
 
     roster = federation.strategy.roster
     roster.wait_for(grid, wanted, run.round_seconds, emit_available, run.min_clients)

@@ -49,3 +49,33 @@ def measured_epsilon(scores: Iterable[Mapping[str, Any]], delta: float) -> float
         false = upper(int(row["outsiders"] * _RATES[name]), row["outsiders"], miss)
         best = max(best, math.log((true - delta) / false) if true > delta else 0.0)
     return best
+
+
+def measured_by_client(audits: Iterable[Mapping[str, Any]], delta: float) -> dict[int, float]:
+    """The lower bound on ε of every client of whom membership inference resolved a rate, from the lines of
+    ``audits.jsonl``."""
+    told: dict[int, float] = {}
+    for audit in audits:
+        scores = (audit.get("membership") or {}).get("scores") if audit["outcome"] == "scored" else None
+        bound = measured_epsilon(scores.values(), delta) if scores else None
+        if bound is not None:
+            told[audit["client"]] = max(bound, told.get(audit["client"], 0.0))
+    return told
+
+
+def promised_by_client(ledgers: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
+    """The ε of every client that has one, from the ledger lines.
+
+    >>> promised_by_client({"0": {"epsilon": 3}, "1": {"channel_nats": 9.0}})
+    {0: 3.0}
+    """
+    return {int(client): float(line["epsilon"]) for client, line in ledgers.items() if "epsilon" in line}
+
+
+def exceeded(measured: Mapping[int, float], promised: Mapping[int, float]) -> list[int]:
+    """The clients of whom more was measured than was promised to them: their accounting or a defense is wrong.
+
+    >>> exceeded({0: 3.5, 1: 2.0, 2: 9.0}, {0: 3.0, 1: 3.0})
+    [0]
+    """
+    return [client for client, bound in sorted(measured.items()) if bound > promised.get(client, math.inf)]

@@ -8,7 +8,6 @@ that is not in it, so that what is signed is what is read. No image, no example,
 import datetime
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +18,13 @@ import prunella
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.level import baseline, level, value
 from prunella.core.errors import ConfigError
-from prunella.server.attest.bound import measured_epsilon
+from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
 from prunella.server.checkpoint import load
 from prunella.server.report.evidence import (
     KINDS,
     WORDS,
     control_behind,
     control_state,
-    of_kind,
     scored,
     trouble,
     valid_audits,
@@ -184,7 +182,7 @@ def _privacy(found: Evidence) -> Section:
     if not spent:
         return _section("Differential privacy", "No site has an ε.", bits)
     budget, delta = float(settings.get("privacy.epsilon-budget") or 0.0), _delta(found)
-    measured = [bound for bound in _measured(found, delta).values() if bound is not None]
+    measured = measured_by_client(found.audits, delta)
     rows = [
         ("ε of the site that spent most", digits(max(spent))),
         ("ε of the site that spent least", digits(min(spent))),
@@ -197,31 +195,17 @@ def _privacy(found: Evidence) -> Section:
             "budget, and what is left of it",
             f"{digits(budget)}, {digits(budget - max(spent))}" if budget else "none set",
         ),
-        ("ε that an attack showed, at least", digits(max(measured)) if measured else "not measured"),
+        ("ε that an attack showed, at least", digits(max(measured.values())) if measured else "not measured"),
     ]
-    promised = {client: float(line["epsilon"]) for client, line in found.ledgers.items() if "epsilon" in line}
-    broken = [
-        str(client)
-        for client, bound in _measured(found, delta).items()
-        if (bound or 0) > promised.get(str(client), math.inf)
-    ]
+    broken = exceeded(measured, promised_by_client(found.ledgers))
     warning = ""
     if broken:
-        warning = f"An attack on client {', '.join(broken)} showed more than was promised to it: the accounting or the "
+        who = ", ".join(map(str, broken))
+        warning = f"An attack on client {who} showed more than was promised to it: the accounting or the "
         warning += "implementation is wrong. Do not rely on it."
     counts = "It counts training and noisy counts of every run that the site's ledger knows; not audits that its owner "
     counts += "consented to, and not the time that a reply takes."
     return _section("Differential privacy", warning, without, counts, bits, tables=[(("", ""), rows)])
-
-
-def _measured(found: Evidence, delta: float) -> dict[int, float | None]:
-    """The lower bound on ε that membership inference showed, by client."""
-    told: dict[int, float | None] = {}
-    for audit in scored(of_kind(found.audits, "membership")):
-        scores = (audit.get("membership") or {}).get("scores")
-        bound = measured_epsilon(scores.values(), delta) if scores else None
-        told[audit["client"]] = max((b for b in (bound, told.get(audit["client"])) if b is not None), default=None)
-    return told
 
 
 def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
@@ -267,7 +251,7 @@ def _attacks(found: Evidence) -> Section:
 
 def _membership(found: Evidence) -> Section:
     said = membership_notes(found.audits)
-    bounds = {client: bound for client, bound in _measured(found, _delta(found)).items() if bound is not None}
+    bounds = measured_by_client(found.audits, _delta(found))
     rows = [(f"client {client}", digits(bound)) for client, bound in sorted(bounds.items())]
     none = "" if said else "Nobody was asked whether its training examples can be told from others."
     return _section("Membership", none, *said, tables=[(("client", "ε is at least, at 95 %"), rows)])

@@ -4,7 +4,7 @@ An attack that finds nothing is evidence only if the same attack, in the same ro
 update was made in the same way (kind ``control``). For the worst case, one image in one step, that is ``single``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from prunella.attacks.score.level import ORDER, Level, Line, level, value
@@ -78,6 +78,17 @@ def control_behind(audit: Line, audits: Iterable[Line]) -> Control:
     """``rebuilt`` only if every control that the audit relies on was."""
     states = [control_state(control) for control in controls_of(audit, audits)]
     return "missing" if not states else "rebuilt" if set(states) == {"rebuilt"} else "failed"
+
+
+def without_control(audits: Sequence[Line], pending: Collection[int] = ()) -> list[Line]:
+    """The clients' scored audits whose control has no result: it is not there, or it failed before it had one. Of
+    ``pending`` rounds a control may still come."""
+    found = []
+    for audit in scored(of_kind(audits, "client")):
+        controls = controls_of(audit, audits)
+        if audit["round"] not in pending and (not controls or any(c["outcome"] == "failed" for c in controls)):
+            found.append(audit)
+    return found
 
 
 def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:

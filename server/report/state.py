@@ -16,6 +16,15 @@ MARGIN = 0.05  # where the number of examples behind the accuracy is not known
 DIVERGED = 2.0  # times the loss of guessing, ln(classes), that no model has which learns
 
 
+def has_diverged(loss: float, classes: int) -> bool:
+    """Whether a model with this loss, in nats, is worse than guessing by more than any model that learns.
+
+    >>> has_diverged(723.0, 10), has_diverged(math.nan, 10), has_diverged(2.1, 10)
+    (True, True, False)
+    """
+    return not loss <= DIVERGED * math.log(max(classes, 2))
+
+
 @dataclass(frozen=True)
 class RunState:
     """``None`` for what the run did not record. ``loss`` is in nats, and infinite where it was not finite;
@@ -52,7 +61,7 @@ class RunState:
         """
         if self.loss is None or not self.classes:
             return self.loss == math.inf
-        return self.loss > DIVERGED * math.log(max(self.classes, 2))
+        return has_diverged(self.loss, self.classes)
 
     @property
     def at_chance(self) -> bool:

@@ -148,18 +148,24 @@ class Roster:
         self._unanswered[node] = (times, time.monotonic() + seconds)
 
     def wait_for(
-        self, grid: Grid, count: int, timeout: float, tell: Callable[[int], object] = lambda _: None, least: int = 0
+        self,
+        grid: Grid,
+        count: int,
+        timeout: float,
+        tell: Callable[[int, int], object] = lambda *_: None,
+        least: int = 0,
     ) -> list[Member]:
         """At least ``count`` members, or ``least`` (0: ``count``) if all others refuse this run. Raises
-        ``PrunellaError`` saying how many came. ``tell`` is called with every new number."""
+        ``PrunellaError`` saying how many came. ``tell`` is called with every new number of members and refusals."""
         begin = changed = time.monotonic()
-        seen = 0
+        seen = said_no = 0
         while len(members := self.refresh(grid)) < count:
             now = time.monotonic()
-            if len(members) != seen:
-                seen, changed = len(members), now
-                tell(seen)
-            no = self.refusals.keys() & set(grid.get_node_ids())
+            no = self.refusing(grid)
+            if (len(members), len(no)) != (seen, said_no):
+                changed = now if len(members) != seen else changed
+                seen, said_no = len(members), len(no)
+                tell(seen, said_no)
             if least and len(members) >= least and len(members) + len(no) >= count:
                 break
             said = self.refused()
@@ -171,6 +177,10 @@ class Roster:
                 )
             time.sleep(0.2)
         return members
+
+    def refusing(self, grid: Grid) -> set[int]:
+        """The nodes online that said no to this run."""
+        return self.refusals.keys() & set(grid.get_node_ids())
 
     def refused(self) -> str:
         """Which nodes are online and not in this run, and why: those that refused it, and those whose client number

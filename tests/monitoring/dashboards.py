@@ -1,6 +1,7 @@
 """The committed Grafana dashboards, for tests."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,25 @@ def dashboard(name: str) -> dict[str, Any]:
     return found
 
 
-def limits(name: str, title: str) -> list[float]:
-    """The values from which a panel changes its colour."""
-    (panel,) = [panel for panel in dashboard(name)["panels"] if panel["title"] == title]
-    return [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"] if step["value"]]
+def panel(name: str, title: str) -> dict[str, Any]:
+    (found,) = [panel for panel in dashboard(name)["panels"] if panel["title"] == title]
+    return dict(found)
+
+
+def limits(name: str, title: str, series: str | None = None) -> list[float]:
+    """The values from which a panel, or one ``series`` of it, changes its colour."""
+    config = panel(name, title)["fieldConfig"]
+    found = config["defaults"]["thresholds"]
+    if series is not None:
+        (override,) = [each for each in config["overrides"] if each["matcher"]["options"] == series]
+        found = {each["id"]: each["value"] for each in override["properties"]}["thresholds"]
+    return [step["value"] for step in found["steps"] if step["value"]]
+
+
+def states(name: str, title: str) -> tuple[str, set[str]]:
+    """The recorded series that a panel shows in words, and the values that have some."""
+    found = panel(name, title)
+    (target,) = found["targets"]
+    (mapping,) = found["fieldConfig"]["defaults"]["mappings"]
+    (series,) = re.findall(r"\w+:\w+:\w+", target["expr"])
+    return series, set(mapping["options"])

@@ -8,9 +8,13 @@ import pytest
 import yaml
 
 from prunella.attacks.score.level import LEGIBLE, ORDER
-from tests.monitoring.dashboards import limits
+from tests.monitoring.dashboards import limits, states
 from tests.monitoring.prometheus import FILES, NEEDS
 
+STATES = [
+    ("federation", "Does the model diverge?", "federation:prunella_model:diverged"),
+    ("privacy", "Did an attack show more than ε?", "federation:prunella_privacy_epsilon_exceeded:last1h"),
+]
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=NEEDS)
 
 
@@ -50,6 +54,12 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
         ("unless prunella_client_failures_total offset 15m", "unless prunella_client_failures_total"),
         ("(prunella_round < bool prunella_rounds)", "1"),
         ("> bool 1\n", "> bool 0\n"),
+        ('{reason="client-error"}', ""),
+        ("(last_over_time(prunella_privacy_epsilon_exceeded[1h]))", "(prunella_privacy_epsilon_exceeded)"),
+        ("(prunella_privacy_epsilon_measured) / 8", "(prunella_privacy_epsilon_measured)"),
+        ("(prunella_model_diverged)", "(prunella_model_diverged) * 0"),
+        ("(prunella_clients_refusing)", "(prunella_clients_selected)"),
+        ("(prunella_audits_without_control)", "(1 - prunella_attack_control_ok)"),
     ],
 )
 def test_the_rule_tests_notice_a_wrong_rule(tmp_path: Path, true: str, wrong: str) -> None:
@@ -69,6 +79,12 @@ def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
     assert known["PrunellaClientsFailing"].endswith(f" > {failing:g}")
     assert known["PrunellaEpsilonNearBudget"].endswith(f" >= {near:g}")
     assert known["PrunellaEpsilonOverBudget"].endswith(f" > {over:g}")
+    for board, title, series in STATES:
+        assert states(board, title) == (series, {"0", "1"})
+        (alert,) = [known[name] for name in known if known[name].startswith(f"{series} ")]
+        assert alert == f"{series} > 0"
+    assert limits("federation", "How many clients take part?", "refuse") == [1.0]
+    assert known["PrunellaSiteRefusesRun"].endswith(" > 0")
     assert limits("privacy", "How good are the reconstructions?") == [LEGIBLE["psnr"]]
     assert limits("privacy", "Do clients' images keep their structure?") == [LEGIBLE["ssim"]]
 

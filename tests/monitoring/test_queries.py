@@ -3,11 +3,12 @@
 An empty answer fails. An alert is its recorded series compared with a number, and in a healthy run that comparison is
 empty by design: so the number is cut off, and what is left has to answer. Two runs have something to say everywhere:
 one with a data channel for its bound, a broken reply for the failures and a consenting client for the audits, and one
-under DP-SGD, whose epsilon allows none of these.
+under DP-SGD for its epsilon, the one that is promised and the one that a consenting client measured.
 """
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -22,6 +23,7 @@ from prunella.attacks.score.level import level
 from prunella.core.config import parse_run
 from prunella.core.metrics import METRICS
 from prunella.server.app import assemble, describe
+from prunella.server.attest.bound import measured_epsilon
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
@@ -29,6 +31,7 @@ from prunella.server.store.read import read_audits
 from prunella.server.store.schema import row
 from tests.local_grid import LocalGrid, settings
 from tests.monitoring.dashboards import DASHBOARDS, dashboard
+from tests.monitoring.draw import Range, page
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules
 
@@ -76,7 +79,7 @@ def a_real_run(folder: Path, **overrides: Any) -> tuple[Federation, OrderedGrid]
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("monitoring")
     audited, grid = a_real_run(folder / NAME, rounds=ROUNDS, audit_every=ROUNDS, defenses="channel-natural,priprune")
-    noisy, other_grid = a_real_run(folder / NOISY, rounds=1, audit_every=0, strategy="fedavg", defenses="dp-sgd")
+    noisy, other_grid = a_real_run(folder / NOISY, rounds=1, audit_every=1, strategy="fedavg", defenses="dp-sgd")
     killed = Exporter("127.0.0.1:0", {})
     killed.update([row("round", 3), row("rounds", 10)])
     assert audited.exporter is not None and noisy.exporter is not None
@@ -87,12 +90,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             killed.close()
             federate(noisy, other_grid)
             federate(audited, grid)
-            server.until(f'federation:prunella_privacy_epsilon:budget_ratio{{federation="{NOISY}"}}')
+            server.until(f'federation:prunella_privacy_epsilon_exceeded:last1h{{federation="{NOISY}"}}')
             server.until(f'federation:prunella_attack_control:ok{{federation="{NAME}"}}')
             yield Watched(server, audited, noisy)
     finally:
         audited.auditor.close()
         audited.exporter.close()
+        noisy.auditor.close()
         noisy.exporter.close()
         killed.close()
 
@@ -109,6 +113,14 @@ def test_every_panel_has_an_answer(watched: Watched, title: str, query: str) -> 
     federation = NOISY if "epsilon" in query else NAME
     answers = watched.server.ask(query.replace("$federation", federation))
     assert answers and all(value == value for _, value in answers), title
+
+
+def test_both_dashboards_can_be_drawn_and_looked_at(watched: Watched) -> None:
+    end = time.time()
+    drawn = page(f"http://{watched.server.address}", NAME, Range(end - 600, end))
+    assert "going on, or done" in drawn and "channel-natural,priprune" in drawn
+    absent = [words for words in ("no data yet", "no client was scored", "no audit yet") if words in drawn]
+    assert not absent and "heuristic defenses: no ε" in drawn
 
 
 def test_a_question_with_a_slip_of_the_pen_has_none(watched: Watched) -> None:
@@ -170,6 +182,16 @@ def test_epsilon_is_a_share_of_the_budget(watched: Watched) -> None:
     (spent,) = [r["value"] for r in watched.noisy.store.metrics() if r["labels"] == {"stat": "worst"}]
     shown = watched.server.value(f'federation:prunella_privacy_epsilon:budget_ratio{{federation="{NOISY}"}}')
     assert shown == pytest.approx(spent / 8) and shown > 0
+
+
+def test_the_epsilon_that_was_measured_is_beside_the_one_that_was_promised(watched: Watched) -> None:
+    (audit,) = [a for a in read_audits(watched.noisy.folder) if a["kind"] == "membership"]
+    bound = measured_epsilon(audit["membership"]["scores"].values(), 1e-5)
+    shown = watched.server.value(f'federation:prunella_privacy_epsilon_measured:budget_ratio{{federation="{NOISY}"}}')
+    assert bound is not None and shown == pytest.approx(bound / 8)
+    spent = watched.server.value(f'prunella_privacy_epsilon{{federation="{NOISY}", stat="worst"}}')
+    over = watched.server.value(f'federation:prunella_privacy_epsilon_exceeded:last1h{{federation="{NOISY}"}}')
+    assert bound < spent and over == 0.0
 
 
 def test_a_killed_server_is_told_from_one_that_is_there(watched: Watched) -> None:

@@ -55,6 +55,12 @@ def same(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> bool:
     return all(torch.equal(x[n], y[n]) for x, y in trees for n in x)
 
 
+def test_a_model_that_diverges_says_so_in_the_round_in_which_it_does(tmp_path: Path) -> None:
+    federation = go(tmp_path, rounds=1, defenses="none", strategy="fedavg", learning_rate=1e4)
+    assert series(federation, "model_diverged") == [1.0]
+    assert series(go(tmp_path / "well", rounds=1), "model_diverged") == [0.0]
+
+
 @pytest.mark.parametrize(("consent", "denying"), [("deny", 3.0), ("scores", 0.0)])
 def test_how_many_clients_deny_audits_is_recorded(tmp_path: Path, consent: str, denying: float) -> None:
     federation = go(tmp_path, node={"audit": consent}, rounds=1)
@@ -166,7 +172,7 @@ def test_a_run_goes_on_without_a_site_that_lacks_a_class_and_says_so(tmp_path: P
         context.node_config["data"] = str(tmp_path / str(index))
     federate(federation, OrderedGrid(grid, 0.01))
     federation.auditor.close()
-    assert series(federation, "clients_selected") == [2.0]
+    assert series(federation, "clients_selected") == [2.0] and series(federation, "clients_refusing")[-1] == 1.0
     assert "1 said no to this run: this client's classes are not the server's" in federation.store.run()["note"]
 
 

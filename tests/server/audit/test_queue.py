@@ -436,7 +436,15 @@ def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
         return Message(Error(code=2, reason="lost"), reply_to=message)
 
     runs = [
-        go(tmp_path / "epsilon", "scores", lose_one, defenses="dp-sgd", sgi__iterations=5)[0],
+        go(
+            tmp_path / "epsilon",
+            "numbers",
+            lose_one,
+            defenses="dp-sgd",
+            sgi__iterations=5,
+            membership=True,
+            batch_size=64,
+        )[0],
         go(tmp_path / "channel", None, defenses="channel-natural", audit_every=0, evaluate_examples=9)[
             0
         ],  # has nats, no epsilon

@@ -9,6 +9,7 @@ from prunella.server.report.evidence import (
     is_evidence,
     valid_audits,
     who,
+    without_control,
     worst_first,
     worst_of,
 )
@@ -31,6 +32,15 @@ def test_a_control_counts_for_its_own_attack_and_its_own_round() -> None:
     for change in ({"round": 1}, {"round": 9}, {"attack": "dlg"}, {"kind": "single"}, {"kind": "control-defended"}):
         assert control_behind(client, [CONTROL | change]) == "missing"
     assert control_behind(client, [CONTROL, CONTROL_FAILED]) == "failed", "every control it relies on has to hold"
+
+
+def test_a_client_s_view_is_without_a_control_where_that_has_no_result_and_none_may_come() -> None:
+    client, unanswered = audit("client", NOTHING), CONTROL | {"outcome": "failed", "scores": None, "ok": None}
+    assert without_control([client]) == without_control([client, unanswered]) == [client]
+    assert without_control([client, CONTROL]) == without_control([client, CONTROL_FAILED]) == []
+    assert without_control([client], {client["round"]}) == without_control([client | {"outcome": "failed"}]) == []
+    own = unanswered | {"client": client["client"]}
+    assert without_control([client, CONTROL, own]) == [client], "another's control vouches for another view"
 
 
 def test_the_worst_case_relies_on_a_control_of_its_own() -> None:

@@ -88,10 +88,10 @@ def test_anything_but_a_known_word_is_no_consent(consent: object) -> None:
 
 
 def test_too_few_clients_is_an_error_that_counts_them() -> None:
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
     with pytest.raises(PrunellaError, match="1 of 3 clients"):
-        Roster().wait_for(HelloGrid({4: {"client": 0}}, [4]), 3, 0.1, told.append)
-    assert told == [1]
+        Roster().wait_for(HelloGrid({4: {"client": 0}}, [4, 9]), 3, 0.1, lambda *numbers: told.append(numbers))
+    assert told == [(1, 1)], "a client, and one that said no"
 
 
 def test_who_refuses_the_run_is_named_once_and_not_waited_for(monkeypatch, caplog) -> None:  # noqa: ANN001
