@@ -1,4 +1,4 @@
-"""The documentation as a site: links and anchors end somewhere, search knows every page, nothing is fetched elsewhere."""
+"""The documentation as a site: links and anchors end somewhere, search knows every page, nothing is loaded elsewhere."""
 
 import json
 import re
