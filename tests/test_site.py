@@ -1,4 +1,4 @@
-"""The documentation as a site: links and anchors end somewhere, search knows every page, nothing is loaded elsewhere."""
+"""The documentation as a site: links and anchors end somewhere, search knows every page, nothing comes from afar."""
 
 import json
 import re
