@@ -158,6 +158,9 @@ def trouble(audit: Line) -> str:
 
     >>> trouble({"kind": "client", "client": 3, "round": 5, "reason": "the objective is not finite"})
     'client 3, round 5 (the objective is not finite)'
+    >>> trouble({"kind": "client", "client": 3, "round": 5, "outcome": "scored", "ok": False})
+    'client 3, round 5 (the guesses do not explain the update)'
     """
-    whose = who(audit)
-    return f"{whose[0].lower()}{whose[1:]}{_when(audit)} ({audit.get('reason') or 'no reason recorded'})"
+    whose, scored_but = who(audit), audit.get("outcome") == "scored" and audit.get("ok") is False
+    reason = audit.get("reason") or ("the guesses do not explain the update" if scored_but else "no reason recorded")
+    return f"{whose[0].lower()}{whose[1:]}{_when(audit)} ({reason})"

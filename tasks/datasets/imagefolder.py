@@ -38,8 +38,10 @@ def _open(path: Path | None, split: str) -> "ImageFolder":
             "pictures a folder with an empty one per class will do"
         )
     require("vision", "torchvision")
-    from torchvision.datasets import ImageFolder
-
+    try:
+        from torchvision.datasets import ImageFolder
+    except RuntimeError as error:  # "operator torchvision::nms does not exist"
+        raise ConfigError("torchvision was built for another PyTorch: reinstall both from the same index") from error
     try:
         return ImageFolder(str(path / split), allow_empty=True)
     except OSError:

@@ -1,3 +1,6 @@
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +117,13 @@ def test_nowhere_and_nothing_there(tmp_path):
     (tmp_path / "cats").mkdir()
     with pytest.raises(DataError, match="has no pictures"):
         IMAGEFOLDER.train(tmp_path, ANY, 0)
+
+
+def test_a_torchvision_of_another_build_is_named_in_a_line(tmp_path, monkeypatch):
+    class Broken(ModuleType):
+        def __getattr__(self, name):
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", Broken("torchvision.datasets"))
+    with pytest.raises(ConfigError, match="from the same index"):
+        IMAGEFOLDER.train(_site(tmp_path), ANY, 0)
