@@ -77,7 +77,8 @@ def test_commands_have_the_options_that_are_named(page: str) -> None:
 def test_settings_that_are_named_are_settings(page: str) -> None:
     config = PROJECT["flwr"]["app"]["config"]
     keys = {f"{name}.{key}" for name, values in config.items() if isinstance(values, dict) for key in values}
-    assert not set(re.findall(r"-c ([a-z][\w.-]*)=", TEXTS[page])) - keys - config.keys()
+    mistakes = {"round"} if page.endswith("mistakes.md") else set()
+    assert set(re.findall(r"-c ([a-z][\w.-]*)=", TEXTS[page])) - keys - config.keys() == mistakes
 
 
 @every_page
