@@ -32,11 +32,11 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; marg
 .notice { border:1px solid var(--rule); background:var(--wash); border-radius:8px; padding:10px 14px; margin-top:16px;
   overflow-wrap:anywhere; } .notice strong { margin-right:4px; }
 .gone { position:sticky; bottom:12px; max-width:58em; margin:0 auto 12px; border-color:var(--red); }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,135px),1fr)); gap:12px; margin-top:30px; }
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,112px),1fr)); gap:12px; margin-top:30px; }
 .tile { background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:13px 15px 12px; }
 .tile.wide { grid-column:span 2; }
 .tile dt { font-size:.85rem; color:var(--soft); } .tile dd { margin:0; }
-.tile .big { font-size:1.55rem; font-weight:600; letter-spacing:-.02em; line-height:1.3; }
+.tile .big { font-size:1.25rem; font-weight:600; letter-spacing:-.02em; line-height:1.3; }
 .tile .note { font-size:.82rem; color:var(--soft); line-height:1.4; }
 .charts { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,310px),1fr)); gap:14px; }
 .chart { background:var(--card); border:1px solid var(--rule); border-radius:10px; padding:12px 14px 8px;
@@ -86,7 +86,7 @@ dl.words dt { font-weight:600; } dl.words dd { margin:0; color:var(--soft); }
 .sign .line { border-top:.7pt solid; width:60%; margin-top:34pt; }
 footer { margin-top:48px; padding-top:14px; border-top:1px solid var(--rule); color:var(--soft); font-size:.82rem; }
 @media (max-width:560px) { main { padding:18px 14px 40px; } .rows { display:none; } .pairs { gap:10px; }
-  .tiles { grid-template-columns:1fr 1fr; } .tile .big { font-size:1.3rem; } .verdict { padding-left:13px; }
+  .tiles { grid-template-columns:1fr 1fr; } .tile .big { font-size:1.25rem; } .verdict { padding-left:13px; }
   dl.words { grid-template-columns:1fr; } dl.words dd { margin-bottom:6px; } }
 @media print { :root { --paper:#fff; --card:#fff; } body { font-size:11pt; } main { max-width:none; padding:0; }
   .charts { grid-template-columns:repeat(3,1fr); } .tiles { grid-template-columns:repeat(3,1fr); }

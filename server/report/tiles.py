@@ -61,7 +61,8 @@ def _promise_tile(state: RunState) -> dict[str, Any]:
     if state.epsilon is None:
         return _tile("Promised", "no ε", "no bound on what an attack may tell")
     mean = "" if state.mean_epsilon is None else f"{digits(state.mean_epsilon)} on average"
-    return _tile("Promised", state.promise, "for the client that spent most", mean)
+    value, _, delta = state.promise.partition(" at ")
+    return _tile("Promised", value, f"at {delta}", "for the client that spent most", mean)
 
 
 def _failures_note(failures: float) -> str:

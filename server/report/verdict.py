@@ -42,6 +42,10 @@ NEXT: dict[Tone, str] = {
     "silent": "Run again with audits (audit-every above 0). Nothing is known of this run.",
     "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
 }
+NEXT_UNDER_EPSILON = (
+    "Take what came through for known to the server: an ε allows this much. Lower it (more noise, fewer rounds or "
+    "steps), and attest that run."
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class RunVerdict:
     @property
     def next_step(self) -> str:
         """What to do now."""
-        return NEXT[self.tone]
+        return NEXT_UNDER_EPSILON if self.tone == "traces" and self.promise.startswith("ε") else NEXT[self.tone]
 
 
 def worst_cases(audits: Sequence[Line], defended: bool) -> list[Line]:

@@ -155,3 +155,11 @@ def test_on_real_scores_the_mean_digit_is_not_a_rebuilt_image(count: int) -> Non
 def test_every_tone_has_a_next_step_and_none_says_that_all_is_well() -> None:
     assert set(NEXT) == set(get_args(Tone))
     assert not [text for text in NEXT.values() if "safe" in text or "nothing to do" in text]
+
+
+def test_what_to_do_next_knows_an_epsilon_that_is_there() -> None:
+    line = {"kind": "membership", "client": 0, "round": 2, "outcome": "scored", "membership": {"word": "found"}}
+    line |= {"attack": "membership", "defense": "dp-sgd", "scores": None, "level": None}
+    without, under = (of_state([line], RunState(epsilon=each, delta=1e-5)) for each in (None, 3.0))
+    assert without.badge == under.badge == "Members found" and without.promise == "no ε"
+    assert "a defense that has an ε" in without.next_step and "Lower it (more noise" in under.next_step
