@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from prunella.benchmarks.advise.page import write
 from prunella.benchmarks.advise.proposals import NONE, PRIVATE, Proposal, Question
-from prunella.benchmarks.advise.search import Standing, Standings, add, advise, next_trial
+from prunella.benchmarks.advise.search import SEEDS, Standing, Standings, add, advise, next_trial
 from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
 from prunella.benchmarks.advise.words import command as command_of
 from prunella.benchmarks.advise.words import headline, limits, reasons, unanswered
@@ -67,8 +67,9 @@ def question_of(typed: Sequence[str], sites: int) -> tuple[Question, int]:
     run = parse_run({key: value for key, value in raw.items() if "." not in key})
     if run.evaluation != "server":
         raise ConfigError("advice compares accuracies on the server: leave out evaluation=clients")
-    examples = min(
-        len(cached_client(run.dataset, Partition(run.partition, sites, run.alpha, run.seed), site, None))
+    examples = min(  # every federation has another seed, and so other shares
+        len(cached_client(run.dataset, Partition(run.partition, sites, run.alpha, run.seed + seed), site, None))
+        for seed in range(SEEDS)
         for site in range(sites)
     )
     if not examples:

@@ -3,7 +3,7 @@
 A proposal is worth as much as the worst of its audits: public images in the worst case, one image in one step, and
 what its rounds gave away. Candidates stand in tiers, the best first:
 
-promised   a proven ε, and nothing was rebuilt
+promised   a proven ε that every ledger kept to, and nothing was rebuilt; traces are what an ε may let through
 clear      no ε; nothing was rebuilt, by an attack that works without the defense and explains the updates
 open       no ε; nothing was rebuilt, but the attack does not explain the updates: one that does may rebuild
 traces     something came through
@@ -82,23 +82,23 @@ class Standing:
     def tier(self) -> Tier:
         if self.share("rebuilt")[0]:
             return "rebuilt"
+        if math.isfinite(self.epsilon):
+            return "promised"
         if self.share("traces")[0]:
             return "traces"
-        if self.proposal.epsilon is not None or (
-            self.values("epsilon") and len(self.values("epsilon")) == len(self.rows)
-        ):
-            return "promised"
         if self.share("baseline")[1] < len(self.rows):
             return "unknown"
         return "clear" if all(row["worst"].get("explained") for row in self.rows) else "open"
 
     @property
     def epsilon(self) -> float:
-        """What its noise was made for or, of a chain of the user's own, what was spent here; infinite without one."""
-        if self.proposal.epsilon is not None:
-            return self.proposal.epsilon
+        """What its noise was made for or, of a chain of the user's own, what was spent here; infinite without one, and
+        where a site has none or spent more."""
         spent = self.values("epsilon")
-        return max(spent) if spent and len(spent) == len(self.rows) else math.inf
+        if len(spent) < len(self.rows) or not spent:
+            return math.inf
+        made_for = self.proposal.epsilon
+        return max(spent) if made_for is None else made_for if max(spent) <= made_for else math.inf
 
     @property
     def rank(self) -> tuple[int, float, float, float]:

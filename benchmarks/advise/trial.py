@@ -18,7 +18,7 @@ from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
 from prunella.core.errors import PrunellaError
 from prunella.core.foreign import digest, is_foreign
-from prunella.server.report.evidence import fitted, is_evidence, of_kind, scored, valid_audits, worst_first
+from prunella.server.report.evidence import fitted, is_evidence, of_kind, scored, unfinished, valid_audits, worst_first
 from prunella.server.report.membership import members_found
 from prunella.server.report.state import run_state
 from prunella.server.report.verdict import verdict, worst_cases
@@ -79,8 +79,10 @@ def worst_case(audits: Sequence[Line], defended: bool) -> Row:
         return {"level": "unknown"}
     worst = worst_first(cases)[0]
     shown = {"psnr": value(worst, "psnr"), "floor": baseline(worst, "psnr")}
-    explained = fitted(worst, audits)
-    return {"level": level(worst), "attack": worst.get("found_by") or worst["attack"], "explained": explained, **shown}
+    explained, found = fitted(worst, audits), level(worst)
+    if found == "baseline" and unfinished([worst]):  # it was cut short: finding nothing shows nothing
+        return {"level": "unknown"}
+    return {"level": found, "attack": worst.get("found_by") or worst["attack"], "explained": explained, **shown}
 
 
 def outcome(done: Federation) -> Row:

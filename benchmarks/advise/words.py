@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from prunella.benchmarks.advise.proposals import Question, settings_of
 from prunella.benchmarks.advise.search import SETTLED, Advice, Standing, Tier, lost, lost_interval
+from prunella.library import DEFAULT_ATTACK
 from prunella.privacy import find_defense
 from prunella.privacy.defense import HEURISTIC
 from prunella.server.report.units import plural
@@ -107,6 +108,8 @@ def limits(one: Standing, question: Question) -> list[str]:
             f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "
             f"{question.pixels} pixels have: its nats bound little of what tells them from other people's."
         )
+    if (attack := question.settings["attack"]) != DEFAULT_ATTACK:
+        found.append(f"Only {attack} attacked it; {DEFAULT_ATTACK} asks every attack that fits.")
     if question.short < int(question.settings["rounds"]):
         found.append(f"Tried for {question.short} rounds: later rounds of a longer run were not attacked.")
     return found

@@ -32,7 +32,9 @@ def row(accuracy: float = 0.9, level: str = "rebuilt", psnr: float = 40.0, **mor
 
 
 def standing(proposal: Proposal, *rows: dict[str, Any]) -> Standing:
-    return Standing(proposal, rows)
+    """Of rows in which every ledger kept to the ε that the noise was made for, unless they say otherwise."""
+    kept = [{**each, "epsilon": each.get("epsilon") or proposal.epsilon} if "worst" in each else each for each in rows]
+    return Standing(proposal, tuple(kept))
 
 
 def test_the_worst_federation_decides_the_tier() -> None:
@@ -49,6 +51,13 @@ def test_what_was_not_judged_is_not_safe() -> None:
     assert standing(DGP, row(worst={"level": "unknown"})).tier == "unknown"
     assert standing(DGP, row(level="baseline"), row(worst={"level": "unknown"})).tier == "unknown"
     assert "unknown" not in SAFE and standing(PRIVATE, row(worst={"level": "unknown"})).tier == "promised"
+
+
+def test_an_epsilon_that_a_ledger_passed_is_no_promise_and_one_that_it_kept_may_let_traces_through() -> None:
+    assert standing(PRIVATE, row(level="baseline"), row(level="baseline", epsilon=4.1)).epsilon == math.inf
+    assert standing(PRIVATE, row(level="baseline", epsilon=4.1)).tier == "clear"
+    assert Standing(PRIVATE, (row(level="baseline"),)).epsilon == math.inf  # a site without an ε
+    assert standing(PRIVATE, row(level="traces")).tier == "promised"
 
 
 def test_a_chain_of_the_users_own_has_an_epsilon_only_where_every_site_has_one() -> None:
@@ -105,7 +114,7 @@ def outcomes(proposal: Proposal) -> dict[str, Any]:
     """A made-up world: only noise protects, and costs."""
     if proposal.epsilon is None:
         return row(0.95 - 0.01 * len(proposal.chain) / 10)
-    return row(0.7 + 0.01 * proposal.epsilon, "baseline", 9.0)
+    return row(0.7 + 0.01 * proposal.epsilon, "baseline", 9.0, epsilon=proposal.epsilon)
 
 
 def test_every_chain_is_tried_then_what_decides_and_it_ends() -> None:

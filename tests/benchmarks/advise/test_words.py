@@ -39,6 +39,7 @@ def test_what_it_rests_on_is_said() -> None:
     channel = standing(Proposal("channel-natural", 0.3), row(0.94, "baseline"))
     assert any("2 images" in text for text in limits(channel, question(examples=2)))
     assert not any("images, the smallest" in text for text in limits(channel, question(examples=300)))
+    assert any("Only sgi attacked" in text for text in limits(channel, question(attack="sgi")))
     assert any("later rounds" in text for text in limits(said.chosen, question(rounds=100)))
 
 
