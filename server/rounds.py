@@ -24,17 +24,16 @@ from prunella.server.audit.queue import Auditor
 from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
+from prunella.server.doubts import diverged_rows, measured_rows
 from prunella.server.exporter import Exporter
 from prunella.server.report.evidence import without_control
 from prunella.server.report.units import audits_left
 from prunella.server.store.rows import (
     audit_rows,
     counter_rows,
-    diverged_rows,
     evaluation_rows,
     half_interval,
     ledger_rows,
-    measured_rows,
     round_rows,
     stage_rows,
 )

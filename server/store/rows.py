@@ -6,8 +6,6 @@ from typing import Any
 
 from prunella.attacks.score.level import ORDER, level
 from prunella.core.metrics import METRICS
-from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
-from prunella.server.report.state import has_diverged
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
@@ -44,17 +42,6 @@ def round_rows(
 def evaluation_rows(result: Evaluation) -> list[Row]:
     loss = [row("loss", result.loss)] if math.isfinite(result.loss) else []  # a diverged model has no loss
     return [row("accuracy_ratio", result.accuracy), *loss]
-
-
-def diverged_rows(result: Evaluation | None, classes: int, on_server: bool) -> list[Row]:
-    """Whether the model diverged, as the report has it. Clients under an ε tell no loss: then it is not known.
-
-    >>> diverged_rows(Evaluation(math.inf, 0.1, 10), 10, on_server=True)
-    [Row(metric='model_diverged', value=1.0, labels={})]
-    """
-    if result is None or (not on_server and math.isnan(result.loss)):
-        return []
-    return [row("model_diverged", has_diverged(result.loss, classes))]
 
 
 def half_interval(result: Evaluation) -> float:
@@ -106,16 +93,6 @@ def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
         rows.append(row("privacy_epsilon", max(values), stat="worst"))
         rows.append(row("privacy_epsilon", math.fsum(value / len(values) for value in values), stat="mean"))
     return rows
-
-
-def measured_rows(
-    audits: Iterable[Mapping[str, Any]], ledgers: Mapping[str, Mapping[str, Any]], delta: float
-) -> list[Row]:
-    """What membership audits measured of ε, and of how many clients more than was promised: of those that have both."""
-    measured, promised = measured_by_client(audits, delta), promised_by_client(ledgers)
-    rows = [row("privacy_epsilon_measured", max(measured.values()))] if measured else []
-    both = measured.keys() & promised.keys()
-    return rows + ([row("privacy_epsilon_exceeded", len(exceeded(measured, promised)))] if both else [])
 
 
 def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row]:

@@ -5,9 +5,7 @@ from prunella.core.metrics import METRICS
 from prunella.server.store.rows import (
     audit_rows,
     counter_rows,
-    diverged_rows,
     ledger_rows,
-    measured_rows,
     round_rows,
 )
 from prunella.strategies.round.stats import RoundStats
@@ -109,30 +107,3 @@ def test_a_blind_guess_is_a_baseline_where_it_is_known() -> None:
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_control_is_a_number_either_way(ok: bool) -> None:
     assert values(audit_rows(OUTCOME | {"kind": "control", "ok": ok}))[("attack_control_ok",)] == float(ok)
-
-
-@pytest.mark.parametrize(("loss", "on_server", "shown"), [
-    (2.3, True, 0.0), (4.7, True, 1.0), (float("inf"), True, 1.0), (float("nan"), True, 1.0),
-    (4.7, False, 1.0), (float("nan"), False, None),
-])  # fmt: skip
-def test_divergence_is_what_the_report_calls_so_and_unknown_where_clients_tell_no_loss(
-    loss: float, on_server: bool, shown: float | None
-) -> None:
-    rows = values(diverged_rows(Evaluation(loss, 0.1, 10), 10, on_server))
-    assert rows == ({} if shown is None else {("model_diverged",): shown})
-    assert diverged_rows(None, 10, on_server) == []
-
-
-TOLD = {"members": 200, "outsiders": 1000, "auc": 0.9, "strict": None, "loose": 150}
-MEMBERSHIP = {"kind": "membership", "outcome": "scored", "membership": {"word": "found", "scores": {"drop": TOLD}}}
-
-
-@pytest.mark.parametrize(("epsilons", "over"), [((3.0, 9.0), 1.0), ((9.0, 9.0), 0.0), ((None, 9.0), None)])
-def test_more_measured_than_promised_is_counted_by_client_and_known_only_of_both(
-    epsilons: tuple[float | None, float], over: float | None
-) -> None:
-    ledgers = {str(n): {} if each is None else {"epsilon": each} for n, each in enumerate(epsilons)}
-    rows = values(measured_rows([{**MEMBERSHIP, "client": 0}], ledgers, 1e-5))
-    assert rows["privacy_epsilon_measured",] == pytest.approx(3.62, abs=0.01)
-    assert rows.get(("privacy_epsilon_exceeded",)) == over
-    assert measured_rows([{**MEMBERSHIP, "client": 0, "outcome": "failed"}], ledgers, 1e-5) == []
