@@ -67,9 +67,10 @@ def question_of(typed: Sequence[str], sites: int) -> tuple[Question, int]:
     run = parse_run({key: value for key, value in raw.items() if "." not in key})
     if run.evaluation != "server":
         raise ConfigError("advice compares accuracies on the server: leave out evaluation=clients")
-    examples = min(  # every federation has another seed, and so other shares
+    seeds = range(SEEDS if run.partition == "dirichlet" else 1)  # a federation has a seed, and so shares, of its own
+    examples = min(
         len(cached_client(run.dataset, Partition(run.partition, sites, run.alpha, run.seed + seed), site, None))
-        for seed in range(SEEDS)
+        for seed in seeds
         for site in range(sites)
     )
     if not examples:
@@ -135,8 +136,7 @@ def line(number: int, proposal: Proposal, seed: int, row: Row) -> str:
 
 
 def search(question: Question, lab: Laboratory, may_lose: float, tell: Callable[[Standings], object]) -> Standings:
-    """Federations until the time is over or nothing is left to learn; ``tell`` is called after each
-    one that is new."""
+    """Federations until the time is over or nothing is left to learn; ``tell`` is called after each that is new."""
     standings: dict[Proposal, Standing] = {}
     data, taken = data_digest(str(question.settings["dataset"])), list[float]()
     chains = len(question.chains)
