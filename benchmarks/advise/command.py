@@ -228,10 +228,10 @@ def answer(chosen: Any) -> None:
     if said is None:
         print(unanswered(list(standings.values())))
     else:
-        one = said.recommended
-        print("\n".join([headline(said, chosen.may_lose), *reasons(said, question), "", command_of(one, question), ""]))
-        print("It does not protect against everything:")
-        print("\n".join(f"  {text}" for text in limits(one, question)))
+        print("\n".join([headline(said, chosen.may_lose), *reasons(said, question)]))
+    if said is not None and said.answered:
+        print(f"\n{command_of(said.recommended, question)}\n\nIt does not protect against everything:")
+        print("\n".join(f"  {text}" for text in limits(said.recommended, question)))
     print(f"\n{tell(standings)}")
 
 

@@ -155,10 +155,10 @@ def as_json(advice: Advice | None, found: Sequence[Standing], question: Question
         said = {
             "headline": headline(advice, may_lose),
             "reasons": reasons(advice, question),
-            "recommended": chosen.proposal.name,
+            "recommended": chosen.proposal.name if advice.answered else None,
             "tier": chosen.tier,
-            "does_not_protect_against": limits(chosen, question),
-            "command": command(chosen, question),
+            "does_not_protect_against": limits(chosen, question) if advice.answered else None,
+            "command": command(chosen, question) if advice.answered else None,
             "reference": advice.reference.proposal.name,
         }
     asked = {"settings": dict(question.given), "sites": question.sites, "rounds_tried": question.short}
@@ -177,7 +177,7 @@ def write(
     """All three files; the page."""
     out.mkdir(parents=True, exist_ok=True)
     draw(found, out / PICTURE)
-    chosen = advice.recommended if advice else None
+    chosen = advice.recommended if advice and advice.answered else None
     reference = advice.reference if advice else None
     picture = (out / PICTURE).read_text()
     shown: Mapping[str, Any] = {

@@ -140,8 +140,13 @@ class Advice(NamedTuple):
 
     @property
     def recommended(self) -> Standing:
-        """What fits the limit or, where that does not protect, what does."""
+        """What fits the limit or, where that does not protect, what does; without ``answered`` the least bad."""
         return self.chosen if self.protects or self.safest is None else self.safest
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is anything to recommend."""
+        return self.recommended.tier in SAFE
 
 
 def lost(one: Standing, reference: Standing) -> float:
@@ -170,7 +175,7 @@ def advise(found: Iterable[Standing], may_lose: float) -> Advice | None:
     reference = max(plain, key=lambda each: each.accuracy)
     allowed = [each for each in learned if lost(each, reference) <= may_lose + 1e-9]
     chosen = min(allowed, key=lambda each: each.rank)
-    better = [each for each in learned if TIERS.index(each.tier) < TIERS.index(chosen.tier)]
+    better = [each for each in learned if each.tier in SAFE and TIERS.index(each.tier) < TIERS.index(chosen.tier)]
     safest = min(better, key=lambda each: (TIERS.index(each.tier), -each.accuracy)) if better else None
     return Advice(reference, chosen, safest)
 

@@ -66,6 +66,9 @@ def headline(advice: Advice, may_lose: float) -> str:
 def reasons(advice: Advice, question: Question) -> list[str]:
     """What the headline rests on."""
     one, reference = advice.recommended, advice.reference
+    if not advice.answered:
+        least = f"The least came back behind {one.proposal.name}: {leaked(one)}."
+        return [least, "More time tries more strengths of each defense; a defense with an ε needs a model that learns."]
     found = [
         f"It costs {cost(one, reference)} against {reference.proposal.name} ({reference.accuracy:.1%}).",
         f"{leaked(one)[0].upper()}{leaked(one)[1:]}; without a defense {leaked(reference)}.",

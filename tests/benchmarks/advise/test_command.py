@@ -61,7 +61,7 @@ def test_it_trains_at_a_rate_that_learns_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World(learns=0.0833)
-    assert ask(tmp_path, world, monkeypatch, "-c", "defenses=dgp", "-c", "rate=0.3") == 0
+    assert ask(tmp_path, world, monkeypatch, *FEW, "--may-lose", "20") == 0
     told = capsys.readouterr()
     assert "learning rate 0.0833 from here on" in told.err and "learning-rate=0.0833" in told.out
     assert {asked["learning-rate"] for asked in world.ran[3:]} == {0.0833}

@@ -39,6 +39,12 @@ def test_no_model_that_learns_gives_a_page_that_says_so(tmp_path: Path) -> None:
     assert "did not learn" in page and "prunella run" not in page and numbers["recommended"] is None
 
 
+def test_where_everything_leaks_there_is_no_command(tmp_path: Path) -> None:
+    page, numbers = written([standing(NONE, row(0.95))], tmp_path)
+    assert "prunella run" not in page and 'class="best"' not in page and "What it does not protect" not in page
+    assert numbers["recommended"] is None and numbers["command"] is None
+
+
 def test_a_picture_without_a_judged_case_is_drawn(tmp_path: Path) -> None:
     page, numbers = written([standing(NONE, row(worst={"level": "unknown", "psnr": None, "floor": None}))], tmp_path)
     assert "not judged" in page and numbers["tried"][0]["psnr"] is None  # type: ignore[index]

@@ -16,6 +16,10 @@ def test_a_leak_within_the_limit_is_no_answer() -> None:
     said = advise([standing(NONE, row(0.95)), standing(DGP, row(0.94))], 2.0)
     assert said is not None
     assert headline(said, 2.0).startswith("Nothing that was tried protects") and "costs more" in headline(said, 2.0)
+    assert not said.answered and said.safest is None
+    assert not any("prunella run" in text or "It costs" in text for text in reasons(said, question()))
+    traces = advise([standing(NONE, row(0.95)), standing(DGP, row(0.5, "traces"))], 2.0)
+    assert traces is not None and not traces.answered and "costs more" in headline(traces, 2.0)
     dearer = advise([standing(NONE, row(0.95)), standing(PRIVATE, row(0.80, "baseline"))], 2.0)
     assert dearer is not None and dearer.recommended.proposal == PRIVATE
     assert "dp-sgd at ε 4" in headline(dearer, 2.0) and "15.0 points" in headline(dearer, 2.0)
