@@ -71,12 +71,13 @@ class Standing:
         return statistics.fmean(known) if known else math.inf
 
     def share(self, level: Level) -> tuple[int, int]:
-        """How many federations had at least this level in their worst case or rounds, and how many were judged."""
-        judged = [row for row in self.rows if "worst" in row and row["worst"]["level"] != "unknown"]
-        least = ORDER.index(level)
-        return sum(max(map(ORDER.index, (row["worst"]["level"], row["rounds"]))) >= least for row in judged), len(
-            judged
-        )
+        """How many federations had at least this level in their worst case or rounds, and how many were judged: what
+        came back in rounds counts also where the worst case was not judged."""
+        pairs = [
+            (ORDER.index(row["worst"]["level"]), ORDER.index(row["rounds"])) for row in self.rows if "worst" in row
+        ]
+        judged = [max(pair) for pair in pairs if pair[0] > ORDER.index("unknown") or pair[1] > ORDER.index("baseline")]
+        return sum(each >= ORDER.index(level) for each in judged), len(judged)
 
     @property
     def tier(self) -> Tier:

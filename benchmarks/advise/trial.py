@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import prunella
 from prunella.attacks.score.level import Level, Line, baseline, level, value
 from prunella.benchmarks.advise.proposals import Proposal, Question, settings_of
 from prunella.benchmarks.engine.cells import Row
@@ -37,7 +38,8 @@ def overrides(question: Question, proposal: Proposal, seed: int) -> dict[str, An
 def about(asked: Mapping[str, Any], sites: int, data: str) -> Row:
     """What the digest of a kept federation is of: its settings, the data and somebody's own code."""
     named = [name for key in NAMED for name in str(asked.get(key, "")).split(",") if is_foreign(name)]
-    return {"asked": dict(asked), "sites": sites, "data": data, "code": {name: digest(name) for name in named}}
+    code = {name: digest(name) for name in named}
+    return {"asked": dict(asked), "sites": sites, "data": data, "code": code, "release": prunella.__version__}
 
 
 def data_digest(dataset: str) -> str:

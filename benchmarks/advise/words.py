@@ -78,8 +78,11 @@ def reasons(advice: Advice, question: Question) -> list[str]:
         what = f"ε {other.epsilon:.3g}" if math.isfinite(other.epsilon) else SHOWN[other.tier]
         found.append(f"Better protected: {other.proposal.name} ({what}) for {cost(other, reference)}.")
     if math.isfinite(one.epsilon):
-        rounds, delta = question.settings["rounds"], question.settings["privacy.delta"]
-        found.append(f"Its ε is for {rounds} rounds at δ {delta:g}, at the site with the fewest examples.")
+        delta, planned = question.settings["privacy.delta"], question.settings["rounds"]
+        own = f"what {question.short} rounds spent; more rounds spend more" if one.proposal.epsilon is None else ""
+        found.append(
+            f"Its ε is {own or f'for {planned} rounds'}, at δ {delta:g}, at the site with the fewest examples."
+        )
     if len(one.rows) < SETTLED:
         found.append(
             f"It rests on {plural(len(one.rows), 'federation')}; a recommendation should have {SETTLED}. The same "

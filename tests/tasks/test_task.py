@@ -137,3 +137,13 @@ def test_an_identity_follows_the_source_of_somebody_s_own_module(
     before = identity(task, task.build())
     file.write_text(file.read_text() + "# edited\n")
     assert identity(task, task.build()) != before
+
+
+def test_a_model_that_raises_is_a_line_without_its_text(monkeypatch):
+    def build(shape, classes):
+        raise ValueError("a path of this machine")
+
+    monkeypatch.setitem(MODELS, "raising", build)
+    with pytest.raises(ConfigError, match="cannot be built \\(ValueError\\): call it with") as refused:
+        Task("raising", (1, 8, 8), 10).build()
+    assert "a path" not in str(refused.value)

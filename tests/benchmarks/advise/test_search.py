@@ -53,6 +53,13 @@ def test_what_was_not_judged_is_not_safe() -> None:
     assert "unknown" not in SAFE and standing(PRIVATE, row(worst={"level": "unknown"})).tier == "promised"
 
 
+def test_what_came_back_in_rounds_counts_where_the_worst_case_was_not_judged() -> None:
+    unknown = {"level": "unknown", "psnr": None}
+    assert standing(PRIVATE, row(worst=unknown, rounds="rebuilt")).tier == "rebuilt"
+    assert standing(DGP, row(worst=unknown, rounds="traces")).tier == "traces"
+    assert standing(DGP, row(worst=unknown, rounds="baseline")).tier == "unknown"
+
+
 def test_an_epsilon_that_a_ledger_passed_is_no_promise_and_one_that_it_kept_may_let_traces_through() -> None:
     assert standing(PRIVATE, row(level="baseline"), row(level="baseline", epsilon=4.1)).epsilon == math.inf
     assert standing(PRIVATE, row(level="baseline", epsilon=4.1)).tier == "clear"

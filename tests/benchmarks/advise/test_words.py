@@ -47,6 +47,12 @@ def test_what_it_rests_on_is_said() -> None:
     assert any("later rounds" in text for text in limits(said.chosen, question(rounds=100)))
 
 
+def test_an_epsilon_of_the_users_own_chain_is_of_the_rounds_that_were_tried() -> None:
+    own = standing(Proposal("dp-fed", 0.3), row(0.94, "baseline", epsilon=3.0))
+    said = advise([standing(NONE, row(0.95)), own], 2.0)
+    assert said is not None and any("what 10 rounds spent" in text for text in reasons(said, question(rounds=100)))
+
+
 def test_a_failed_control_is_not_called_harmless() -> None:
     assert "nothing is known" in leaked(standing(DGP, row(worst={"level": "unknown"})))
 
