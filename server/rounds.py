@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.privacy.accounting import Privacy
 from prunella.server import checkpoint as checkpoints
@@ -25,6 +24,7 @@ from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
 from prunella.server.doubts import diverged_rows, measured_rows
+from prunella.server.evaluation import LEAST, PATIENCE, Evaluator, on_all
 from prunella.server.exporter import Exporter
 from prunella.server.report.evidence import without_control
 from prunella.server.report.units import audits_left
@@ -44,11 +44,11 @@ from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial
-from prunella.tasks.training import Evaluation, evaluate
+from prunella.tasks.training import Evaluation
 from prunella.wire.records import from_dense, to_dense
 
 SAY_EVERY = 30.0  # seconds between two words on the audits that are left
-PATIENCE = 3  # rounds without a single valid reply before the run gives up
+EMPTY_ROUNDS = 3  # rounds without a single valid reply before the run gives up
 
 
 @dataclass
@@ -69,6 +69,10 @@ class Federation:
     ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
     empty_rounds: int = 0
     best: float = -1.0
+    evaluator: Evaluator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.evaluator = Evaluator(self.run, self.model, self.test)
 
     def on_reply(self, contribution: Contribution) -> None:
         """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""
@@ -107,40 +111,48 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
     if federation.exporter is not None:
         federation.exporter.update(counter_rows(federation.counters))
+    told = {line["round"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
+    if federation.run.evaluation == "server" and saved.round not in told:
+        federation.evaluator.start(saved.round, saved.tree)  # the server was killed while it went on
     log(INFO, "resuming after round %d", saved.round)
     return saved.round, saved.tree
 
 
-def on_all(run: Run, round: int) -> bool:
-    """Whether a round is evaluated on every example."""
-    return round % run.evaluate_every == 0 or round == run.rounds
-
-
-def sampled(test: Examples, run: Run) -> Examples:
-    """The test examples of the rounds in between, the same ones each time."""
-    chosen = torch.randperm(len(test), generator=stream(run.seed, purpose="evaluation-sample"))
-    return test.take(chosen[: run.evaluate_examples])
-
-
-def evaluate_round(
-    federation: Federation, round: int, arrays: ArrayRecord, grid: Grid, whole: bool = False
-) -> Evaluation | None:
-    """On the server's test examples, or on the clients' held-out ones; on all of them where it is due or ``whole``."""
-    whole = whole or on_all(federation.run, round)
-    if federation.run.evaluation == "clients":
-        if not whole:
-            return None
-        messages = federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid)
-        replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
-        metrics = federation.strategy.aggregate_evaluate(round, list(replies))
-        if metrics is None:
-            return None
-        return Evaluation(float(str(metrics["loss"])), float(str(metrics["accuracy"])), 0)
-    if federation.test is None or not (whole or federation.run.evaluate_examples):
+def evaluate_round(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
+    """The clients' word on their held-out examples, where it is due; or the server's own evaluation is begun."""
+    if federation.run.evaluation == "server":
+        federation.evaluator.start(round, from_dense(arrays))
         return None
-    test = federation.test if whole else sampled(federation.test, federation.run)
-    params, buffers = federation.model.split(from_dense(arrays))
-    return evaluate(federation.model.module, params, buffers, test.x, test.y)
+    if not on_all(federation.run, round):
+        return None
+    return evaluate_on_clients(federation, round, arrays, grid)
+
+
+def evaluate_on_clients(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
+    messages = federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
+    metrics = federation.strategy.aggregate_evaluate(round, list(replies))
+    if metrics is None:
+        return None
+    return Evaluation(float(str(metrics["loss"])), float(str(metrics["accuracy"])), 0)
+
+
+def tell_evaluation(federation: Federation) -> None:
+    """Wait for the evaluation that goes on beside a round, and tell what it found."""
+    done = federation.evaluator.take()
+    if done is not None:
+        round, result = done
+        federation.emit(round, evaluated_rows(federation, round, result))
+        log(INFO, "round %d/%d: accuracy %.3f", round, federation.run.rounds, result.accuracy)
+
+
+def evaluated_rows(federation: Federation, round: int, result: Evaluation, whole: bool = False) -> list[Row]:
+    """What an evaluation says: accuracy, loss, how sure it is where some are of a sample, and whether it diverged."""
+    run, rows = federation.run, evaluation_rows(result)
+    if run.evaluate_examples and run.evaluation == "server":
+        exact = whole or on_all(run, round)
+        rows.append(row("accuracy_error_ratio", 0.0 if exact else half_interval(result)))
+    return rows + diverged_rows(result, federation.task.classes, run.evaluation == "server")
 
 
 def _count(federation: Federation) -> None:
@@ -175,9 +187,9 @@ def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evalu
 def _require_replies(federation: Federation) -> None:
     stats = federation.strategy.stats
     federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
-    if federation.empty_rounds >= PATIENCE:
+    if federation.empty_rounds >= EMPTY_ROUNDS:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
-        raise PrunellaError(f"no valid reply in {PATIENCE} rounds, last: {reasons}. See the logs of the SuperNodes")
+        raise PrunellaError(f"no valid reply in {EMPTY_ROUNDS} rounds, last: {reasons}. See the logs of the SuperNodes")
 
 
 def take_audits(federation: Federation, grid: Grid) -> None:
@@ -230,42 +242,40 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
         federation.auditor.miss(round, strategy.downlink.asked, silent)
     arrays = aggregated if aggregated is not None else arrays
     stages = {"train": time.perf_counter()}  # when each was over
+    tell_evaluation(federation)  # of the round before
     result = evaluate_round(federation, round, arrays, grid)
+    quick = federation.evaluator.take(max(LEAST, PATIENCE * (stages["train"] - begin_time)))
+    result = quick[1] if quick is not None else result
     stages["evaluate"] = time.perf_counter()
     _count(federation)
     _save(federation, round, arrays, result)
     stages["store"] = time.perf_counter()
     kept = strategy.downlink.density(_mask(federation))
     seconds = time.perf_counter() - begin_time
-    rows = round_rows(round, federation.run.rounds, strategy.stats, result, kept, seconds)
-    rows += stage_rows(begin_time, stages) + error_rows(federation, round, result)
-    rows += diverged_rows(result, federation.task.classes, federation.run.evaluation == "server")
+    rows = round_rows(round, federation.run.rounds, strategy.stats, kept, seconds)
+    rows += stage_rows(begin_time, stages) + ([] if result is None else evaluated_rows(federation, round, result))
     denying = sum(member.consent == "deny" for member in strategy.roster.members.values())
     rows += [row("clients_denying_audits", denying), row("clients_refusing", len(strategy.roster.refusing(grid)))]
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
-        f"{result.accuracy:.3f}" if result else "unknown", kept, seconds)  # fmt: skip
+        f"{result.accuracy:.3f}" if result else "not known", kept, seconds)  # fmt: skip
     _require_replies(federation)
     return arrays
 
 
-def error_rows(federation: Federation, round: int, result: Evaluation | None) -> list[Row]:
-    """How sure an accuracy is, where some are of a sample."""
-    run = federation.run
-    if result is None or not run.evaluate_examples or run.evaluation == "clients":
-        return []
-    return [row("accuracy_error_ratio", 0.0 if on_all(run, round) else half_interval(result))]
-
-
 def evaluate_last(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> None:
-    """A run that ended before its planned last round is evaluated on all examples, too."""
+    """What is still being evaluated; and a run that ended before its planned last round, on all examples."""
+    tell_evaluation(federation)
     if not round or on_all(federation.run, round):
         return
-    result = evaluate_round(federation, round, arrays, grid, whole=True)
+    if federation.run.evaluation == "clients":
+        result = evaluate_on_clients(federation, round, arrays, grid)
+    else:
+        federation.evaluator.start(round, from_dense(arrays), whole=True)
+        done = federation.evaluator.take()
+        result = done and done[1]
     if result is not None:
-        rows = [*evaluation_rows(result), row("accuracy_error_ratio", 0.0)]
-        rows += diverged_rows(result, federation.task.classes, federation.run.evaluation == "server")
-        federation.emit(round, rows)
+        federation.emit(round, evaluated_rows(federation, round, result, whole=True))
 
 
 def tell_left(federation: Federation, round: int, limit: float = 0.0) -> None:

@@ -58,7 +58,8 @@ def try_out(asked: Mapping[str, Any], sites: int) -> Row:
     every = int(asked["rounds"]) if asked["audit-every"] else 1
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = run_in_process(Path(folder), sites, evaluate_every=every, consent=CONSENT, **as_keywords(asked))
+            own = as_keywords(asked) | {"evaluate_every": every}
+            done = run_in_process(Path(folder), sites, consent=CONSENT, **own)
             done.store.finish("completed")
             found = outcome(done)
         except PrunellaError as error:

@@ -35,6 +35,7 @@ from prunella.core.randomness import derived
 from prunella.core.trees import Tree
 from prunella.deploy.runtime.settings import app_directory
 from prunella.server.app import assemble, describe
+from prunella.server.evaluation import on_all
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
 from prunella.tasks.data import load_client
@@ -152,15 +153,13 @@ def built_once() -> Iterator[None]:
 
 
 @contextmanager
-def evaluated(every: int, look: Look | None) -> Iterator[None]:
-    """Only in every so many rounds, and after the last: a test set costs seconds on one core. ``look`` is shown weights
-    and buffers of the global model after each; the run does not notice."""
+def watched(look: Look | None) -> Iterator[None]:
+    """``look`` is shown weights and buffers of the global model after each evaluation that is due; the run does not
+    notice."""
 
     def evaluate(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
-        if round % every and round != federation.run.rounds:
-            return None
         found = before(federation, round, arrays, grid)
-        if look is not None:
+        if look is not None and on_all(federation.run, round):
             look(federation, *federation.model.split(from_dense(arrays)))
         return found
 
@@ -187,7 +186,6 @@ def quiet() -> Iterator[None]:
 def run_in_process(
     folder: Path,
     clients: int,
-    evaluate_every: int = 1,
     examples: int = 0,
     tested: int = 0,
     look: Look | None = None,
@@ -212,7 +210,7 @@ def run_in_process(
     load = functools.cache(lambda *asked: first(cached_client(*asked), examples))
     grid = InProcessGrid(client_app, clients, raw, folder / "nodes", load=load, audit=consent)
     try:
-        with quiet(), built_once(), evaluated(evaluate_every, look):
+        with quiet(), built_once(), watched(look):
             federate(federation, OrderedGrid(grid, 0.0))
     finally:
         federation.auditor.close()

@@ -131,6 +131,11 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
+def scored(state: State) -> str:
+    error = f" ± {state.error:.3f}" if state.error else ""
+    return f"accuracy {state.accuracy:.3f}{error}"
+
+
 def describe(state: State) -> str:
     """The state in one line, leaving out what is not known.
 
@@ -142,8 +147,7 @@ def describe(state: State) -> str:
     if state.clients is not None and not state.rounds:
         return f"waiting for the clients: {state.clients} {'is' if state.clients == 1 else 'are'} there"
     parts = [f"round {state.round}/{state.rounds}" if state.rounds else f"round {state.round}"]
-    error = f" ± {state.error:.3f}" if state.error else ""
-    parts += [f"accuracy {state.accuracy:.3f}{error}"] if state.accuracy is not None else []
+    parts += [scored(state)] if state.accuracy is not None else []
     parts += [f"density {state.density:.3f}"] if state.density is not None else []
     parts += [f"{way} {megabytes(state.sent[way])}" for way in ("up", "down") if way in state.sent]
     parts += [f"{state.seconds:.1f} s"] if state.seconds is not None else []
@@ -164,7 +168,7 @@ class PlainView:
     the audits the run waits for; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._state, self._printed = console, State(), 0
+        self._console, self._state, self._printed, self._scored = console, State(), 0, 0
         self._clients: int | None = None
         self._again = 0.0
 
@@ -172,12 +176,16 @@ class PlainView:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, lines: Iterable[Line]) -> None:
-        for _, group in by_round(lines):
+        for number, group in by_round(lines):
             for line in group:
                 self._state = fold(self._state, line)
             if self._state.round > self._printed:
                 self._printed = self._state.round
                 self.say(describe(self._state))
+                self._scored = self._printed if self._state.accuracy is not None else self._scored
+            elif self._state.accuracy is not None and self._scored < number == self._printed:
+                self._scored = number  # it was evaluated beside the next round
+                self.say(f"round {number}  {scored(self._state)}")
             elif self._state.audits and any(line["metric"] == "audits_left" for line in group):
                 self.say(self._state.left)
         if self._state.clients != self._clients and not self._state.rounds and time.monotonic() >= self._again:

@@ -19,9 +19,7 @@ _SCORES = {
 }
 
 
-def round_rows(
-    round: int, rounds: int, stats: RoundStats, result: Evaluation | None, density: float, seconds: float
-) -> list[Row]:
+def round_rows(round: int, rounds: int, stats: RoundStats, density: float, seconds: float) -> list[Row]:
     """The metrics of one round. What is not known has no row."""
     rows = [
         row("round", round),
@@ -32,7 +30,6 @@ def round_rows(
         row("round_seconds", seconds),
         row("aggregate_seconds", stats.aggregate_seconds),
     ]
-    rows += [] if result is None else evaluation_rows(result)
     if stats.replies:
         rows.append(row("train_seconds", stats.train_seconds / stats.replies))
         rows.append(row("defense_rate_ratio", stats.withheld / stats.replies))

@@ -15,7 +15,7 @@ from prunella.core.trees import map_trees
 from prunella.server import checkpoint
 from prunella.server.app import NUMBERS, assemble, describe, run_to_end
 from prunella.server.grid import OrderedGrid
-from prunella.server.rounds import PATIENCE, Federation, federate
+from prunella.server.rounds import EMPTY_ROUNDS, Federation, federate
 from prunella.tasks.task import initial
 from prunella.wire.records import from_coded, to_coded
 from tests.local_grid import LocalGrid, settings
@@ -340,7 +340,7 @@ def test_nobody_answering_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
             message.content["provenance"]["round"] = 99
         return message
 
-    with pytest.raises(PrunellaError, match=rf"no valid reply in {PATIENCE} rounds, last: stale \(3\)"):
+    with pytest.raises(PrunellaError, match=rf"no valid reply in {EMPTY_ROUNDS} rounds, last: stale \(3\)"):
         go(tmp_path, tamper=all_bad, strategy="random", rounds=9)
 
 

@@ -115,6 +115,16 @@ def test_plain_lines_one_a_round_however_they_arrive() -> None:
     assert "accuracy 0.500" in out.getvalue()
 
 
+def test_an_accuracy_that_comes_beside_the_next_round_has_a_line_of_its_own() -> None:
+    out = io.StringIO()
+    plain = PlainView(Console(file=out, width=200))
+    late = [line(1, "round", 1), line(1, "rounds", 2)], [line(1, "accuracy_ratio", 0.25)], [line(2, "round", 2)]
+    for lines in (*late, [line(2, "accuracy_ratio", 0.5)], [each for part in late for each in part]):
+        plain.show(lines)
+    said = ["round 1/2", "round 1  accuracy 0.250", "round 2/2", "round 2  accuracy 0.500"]
+    assert out.getvalue().splitlines() == said
+
+
 def test_before_the_first_round_a_line_now_and_then_says_who_is_there(monkeypatch) -> None:  # noqa: ANN001
     now = iter([100.0, 100.0, 101.0, 106.0, 106.0])
     monkeypatch.setattr("prunella.deploy.console.progress.time.monotonic", lambda: next(now))

@@ -5,6 +5,7 @@ from prunella.core.metrics import METRICS
 from prunella.server.store.rows import (
     audit_rows,
     counter_rows,
+    evaluation_rows,
     ledger_rows,
     round_rows,
 )
@@ -35,17 +36,16 @@ def _labels(stat: str) -> list[tuple[str, str]]:
 
 def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
     stats = RoundStats(selected=4, replies=2, train_seconds=3.0, withheld=0.5)
-    rows = values(round_rows(1, 10, stats, Evaluation(0.5, 0.9, 10), 0.7, 1.0))
-    assert (
-        rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5 and rows[("defense_rate_ratio",)] == 0.25
-    )
+    rows = values(round_rows(1, 10, stats, 0.7, 1.0) + evaluation_rows(Evaluation(0.5, 0.9, 10)))
+    assert rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5
+    assert rows[("defense_rate_ratio",)] == 0.25
     assert {key[0] for key in rows} <= METRICS.keys()
-    empty = values(round_rows(1, 10, RoundStats(), None, 0.7, 1.0))
+    empty = values(round_rows(1, 10, RoundStats(), 0.7, 1.0))
     assert not {("accuracy_ratio",), ("loss",), ("train_seconds",), ("defense_rate_ratio",)} & empty.keys()
 
 
 def test_a_diverged_model_has_an_accuracy_and_no_loss() -> None:
-    rows = values(round_rows(1, 10, RoundStats(), Evaluation(float("nan"), 0.1, 10), 0.7, 1.0))
+    rows = values(evaluation_rows(Evaluation(float("nan"), 0.1, 10)))
     assert ("accuracy_ratio",) in rows and ("loss",) not in rows
 
 
