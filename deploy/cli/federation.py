@@ -10,13 +10,15 @@ from typing import Any
 
 from prunella.deploy.console.progress import ConsoleView, Line, State, fold, view
 from prunella.deploy.console.terminal import console, errors, say
-from prunella.deploy.errors import UsageError
-from prunella.deploy.local.launcher import launch
+from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.local.launcher import launch, room
 from prunella.deploy.machines.submit import Destination, submit
 from prunella.deploy.runs import RunDir, every, find, point_latest
 from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.request import RunRequest, restored
 from prunella.deploy.runtime.watch import Outcome, Status, tail
+
+FULL = 100_000  # bytes: where fewer are left, a run that failed failed for that
 
 
 class ReportPreloader:
@@ -55,6 +57,9 @@ def run_local(
     started = time.time()
     with shown() as view:
         outcome = launch(request, view, checker(request, view, here=True), run)
+    if outcome.status == "failed" and room(outcome.run.path) < FULL:
+        again = f"prunella run --resume {outcome.run.id} --runs {runs}"
+        raise LaunchError(f"the disk of {runs} is full: free some space, then go on with {again}")
     if outcome.status != "completed":
         record(outcome, settings.is_prunella(settings.read_app(request.app)))
         explain(outcome)

@@ -31,7 +31,13 @@ On several machines: `prunella keys`, then `prunella superlink`, `prunella super
 
 Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
 """
-app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,  # they print local variables: keys, and whatever else a command holds
+)
 app.add_typer(attestation.app)
 app.add_typer(machines.app)
 Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]

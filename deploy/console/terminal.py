@@ -3,6 +3,7 @@
 Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NoReturn
@@ -16,6 +17,8 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 console = Console()
 errors = Console(stderr=True)
 EXIT = {"completed": 0, "failed": FAILED, "stopped": INTERRUPTED}  # by the status of a run
+DENIED = {errno.EACCES: "not allowed", errno.EPERM: "not allowed", errno.EROFS: "read-only"}
+FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk's quota is used up"}
 Consent = Literal["deny", "scores", "numbers", "pictures"]  # what a client gives the server's audit
 
 
@@ -40,8 +43,20 @@ def explained() -> Iterator[None]:
         if (extra := extra_of(missing.name or "")) is None:
             raise
         fail(f'{missing.name} is not installed: pip install "prunella[{extra}]"', USAGE)
+    except OSError as error:
+        fail(about_disk(error), FAILED)
     except KeyboardInterrupt:
         fail("stopped", INTERRUPTED)
+
+
+def about_disk(error: OSError) -> str:
+    """What to do about a disk that is full or may not be written to; any other error is raised again."""
+    code, where = error.errno or 0, f": {error.filename}" if error.filename else ""
+    if code in FULL:
+        return f"{FULL[code]}{where}: free some space, or name a directory on another one"
+    if code in DENIED:
+        return f"{DENIED[code]}{where}: change its permissions, or name another"
+    raise error
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from prunella.deploy.console.progress import ConsoleView
@@ -21,6 +22,8 @@ from prunella.deploy.runtime.processes import Backend, StockBackend, ZygoteBacke
 from prunella.deploy.runtime.request import RunRequest, describe, run_config, submission
 from prunella.deploy.runtime.services import Value
 from prunella.deploy.runtime.watch import Outcome, Watch, signals_interrupt
+
+ROOM, ROOM_EACH = 50_000_000, 5_000_000  # bytes that a run writes before its first round, and each SuperNode of it
 
 
 def check_clients(request: RunRequest) -> None:
@@ -40,6 +43,22 @@ def check_port(given: Mapping[str, Value]) -> None:
     host, _, port = address.rpartition(":")
     if address and not (port.isdigit() and is_free(int(port), host or LOOPBACK)):
         raise PortError(f"metrics-address {address!r} is not a free HOST:PORT: stop what holds it, or choose another")
+
+
+def room(runs: Path) -> int:
+    """Bytes that may be written to a directory, or to the nearest one above it that exists."""
+    place = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    return shutil.disk_usage(place).free
+
+
+def check_room(request: RunRequest) -> None:
+    """Refuse a disk on which not even the processes' own files fit: it would be full before the first round."""
+    needed = ROOM + ROOM_EACH * _supernodes(request)
+    if room(request.runs) < needed:
+        raise UsageError(
+            f"{request.runs} has {room(request.runs) / 1e6:.0f} MB free, and a run of {request.supernodes} clients "
+            f"needs {needed / 1e6:.0f} MB and its model's size many times: free some, or name another with --runs"
+        )
 
 
 def start_processes(request: RunRequest, run: RunDir, backend: Backend, resume: bool) -> None:
@@ -88,6 +107,7 @@ def launch(
     check_port(request.settings)
     requirements.check("simulation" if request.simulate else "server")
     check_clients(request)
+    check_room(request)
     run = resume or create(request.runs, request.run_id or new_id(), _supernodes(request))
     with signals_interrupt(), locked(run):
         view.say(f"run {run.id}: starting {request.supernodes} clients")

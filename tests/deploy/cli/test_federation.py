@@ -9,7 +9,7 @@ import pytest
 
 from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.cli import federation
-from prunella.deploy.errors import UsageError
+from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.runs import RunDir, create, find, point_latest, state
 from prunella.deploy.runtime.processes import environment, importable
 from prunella.deploy.runtime.request import RunRequest, describe
@@ -52,6 +52,14 @@ def test_a_failure_is_recorded_explained_and_reported(
     assert "no memory" in told.err and "the last words" in told.err and str(log) in told.err
     assert "report:" in told.out and (run.path / "report.html").exists()
     assert json.loads((run.path / "run.json").read_text())["error"] == "no memory"
+
+
+def test_a_full_disk_is_one_line(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, Outcome(run, "failed", "OSError: [Errno 28]", run.log("server")))
+    monkeypatch.setattr(federation, "room", lambda path: 5_000)
+    with pytest.raises(LaunchError, match=r"is full: free some space, then go on with prunella run --resume one"):
+        federation.run_local(None, run.path.parent, [], "", False, {"supernodes": 2})
+    assert not (run.path / "report.html").exists()
 
 
 def test_stopping_says_how_to_go_on_and_writes_it_down(

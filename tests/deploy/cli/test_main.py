@@ -116,3 +116,17 @@ def test_runs_lists_ids_with_their_status(tmp_path: Path) -> None:
 def test_runs_on_nothing_says_so(tmp_path: Path) -> None:
     result = RUNNER.invoke(cli.app, ["runs", "--runs", str(tmp_path)], env={"COLUMNS": "300"})
     assert result.exit_code == 0 and "no runs in" in result.output and "prunella run" in result.output
+
+
+def test_a_crash_prints_no_local_variable() -> None:
+    """It may be a key."""
+    code = """
+from prunella.deploy.cli.main import app
+@app.command()
+def crash() -> None:
+    key = "hunter" + "2"
+    raise ZeroDivisionError
+app(["crash"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
+    assert "ZeroDivisionError" in done.stderr and "hunter2" not in done.stderr + done.stdout and done.returncode

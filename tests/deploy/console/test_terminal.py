@@ -1,5 +1,7 @@
 """Errors become one line and an exit code."""
 
+import errno
+
 import pytest
 import typer
 
@@ -18,6 +20,21 @@ def test_explained(error: BaseException, code: int, capsys: pytest.CaptureFixtur
     assert exit.value.exit_code == code
     said = capsys.readouterr().err
     assert said == ("prunella: stopped\n" if code == 130 else "prunella: a [b] c\n")
+
+
+@pytest.mark.parametrize(
+    "number, told",
+    [
+        (errno.ENOSPC, "the disk is full: /a/b: free some space, or name a directory on another one"),
+        (errno.EACCES, "not allowed: /a/b: change its permissions, or name another"),
+    ],
+)
+def test_a_disk_that_does_not_take_it(number: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as exit, explained():
+        raise OSError(number, "text", "/a/b")
+    assert exit.value.exit_code == 1 and capsys.readouterr().err == f"prunella: {told}\n"
+    with pytest.raises(FileNotFoundError), explained():
+        raise FileNotFoundError(errno.ENOENT, "text", "/a/b")
 
 
 def test_what_nobody_foresaw_is_not_hidden() -> None:

@@ -11,7 +11,7 @@ import pytest
 from prunella.core.errors import ConfigError
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local import launcher
-from prunella.deploy.local.launcher import check_clients, check_port
+from prunella.deploy.local.launcher import check_clients, check_port, check_room
 from prunella.deploy.ports import PortError, free_ports
 from prunella.deploy.runtime.request import RunRequest
 from tests.deploy.fakes import Quiet
@@ -135,3 +135,12 @@ def test_fewer_clients_than_a_round_waits_for_is_refused_with_the_fix(tmp_path: 
         check_clients(RunRequest(root, tmp_path, {}, supernodes=1))
     check_clients(RunRequest(root, tmp_path, {"min-clients": 1}, supernodes=1))
     check_clients(RunRequest(root, tmp_path, {}, supernodes=2))
+
+
+def test_a_disk_without_room_for_the_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = RunRequest(tmp_path, tmp_path / "there" / "is" / "none", {}, supernodes=2)
+    check_room(request)  # of the nearest folder above
+    usage = launcher.shutil._ntuple_diskusage
+    monkeypatch.setattr(launcher.shutil, "disk_usage", lambda path: usage(0, 0, 59_999_999))
+    with pytest.raises(UsageError, match="60 MB free, and a run of 2 clients needs 60 MB .*--runs"):
+        check_room(request)
