@@ -189,7 +189,8 @@ def _require_replies(federation: Federation) -> None:
     federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
     if federation.empty_rounds >= EMPTY_ROUNDS:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
-        raise PrunellaError(f"no valid reply in {EMPTY_ROUNDS} rounds, last: {reasons}. See the logs of the SuperNodes")
+        words = f": {stats.said}" if stats.said else ". See the logs of the SuperNodes"
+        raise PrunellaError(f"no valid reply in {EMPTY_ROUNDS} rounds, last: {reasons}{words}")
 
 
 def take_audits(federation: Federation, grid: Grid) -> None:

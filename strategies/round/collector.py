@@ -59,7 +59,7 @@ class Collector:
             return read_reply(reply, expected, self._importance_of)
         except ReplyError as error:
             self._downlink.record_mask(node, None)
-            self._stats.fail(error.reason)
+            self._stats.fail(error.reason, str(error))
             client = node if member is None else member.client
             log(WARNING, "round %d: reply of client %d left out (%s): %s", expected.round, client, error.reason, error)
             return None

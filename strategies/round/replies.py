@@ -7,6 +7,7 @@ of the plain mean (``robust.py`` says what follows), and the rest is shown as wh
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,7 @@ from prunella.wire.encode import Reference, Values
 from prunella.wire.records import from_coded, mask_from_coded, mask_to_coded, record_bytes, sparse_from_coded, to_coded
 from prunella.wire.sparse import SparseTree
 
+RAISED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>", re.S)  # as Flower tells of an exception
 REASONS = (
     *WIRE_REASONS,
     "nan",
@@ -246,7 +248,8 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
 def _answered(reply: Message) -> None:
     if reply.has_error():
         reason = UNANSWERED.get(reply.error.code, "client-error")
-        raise ReplyError(reason, f"Flower error {reply.error.code}: {reply.error.reason}")
+        words = RAISED.sub(r"\1: \2", (reply.error.reason or "")[:4_000])
+        raise ReplyError(reason, f"Flower error {reply.error.code}: {words}")
 
 
 def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:

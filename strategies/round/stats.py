@@ -22,11 +22,13 @@ class RoundStats:
     up: int = 0
     dense: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    said: str = ""  # by the last reply that was left out, or of it
     train_seconds: float = 0.0
     aggregate_seconds: float = 0.0
     withheld: float = 0.0
     ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, said: str = "") -> None:
         """Count one failure."""
         self.failures[reason] = self.failures.get(reason, 0) + 1
+        self.said = said or self.said

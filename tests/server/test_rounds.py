@@ -344,6 +344,14 @@ def test_nobody_answering_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
         go(tmp_path, tamper=all_bad, strategy="random", rounds=9)
 
 
+def test_what_the_clients_said_stands_in_the_error_that_ends_the_run(tmp_path: Path) -> None:
+    own = {"defenses": "dp-sgd", "dp_sgd__noise_multiplier": 1.0, "privacy__epsilon_budget": 0.01}
+    with pytest.raises(
+        PrunellaError, match=r"client-error \(3\): Flower error 2: DefenseError: this round would bring ε"
+    ):
+        go(tmp_path, rounds=9, **own)
+
+
 def test_bytes_counted_are_bytes_sent_and_masks_travel_once(tmp_path: Path) -> None:
     federation, raw = build(tmp_path, strategy="random", defenses="none", rounds=3)
     grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes")
