@@ -239,6 +239,28 @@ def register(keys: KeysDir = Path("keys"), superlink: Control = "127.0.0.1:8000"
 
 
 @app.command()
+def wheelhouse(
+    also: Annotated[list[str] | None, typer.Argument(help="Requirements besides, such as torch==2.13.0+cpu.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to fill; it must be empty.")] = Path("wheelhouse"),
+    extra: Annotated[list[str] | None, typer.Option(help="server, vision …; none for a client.")] = None,
+    machine: Annotated[str, typer.Option(help="x86_64 or aarch64, if not this one's kind.")] = "",
+    python: Annotated[str, typer.Option(help="The site's Python, such as 3.12, if not this one.")] = "",
+    index: Annotated[list[str] | None, typer.Option(help="A package index besides pip's own.")] = None,
+) -> None:
+    """Pack all that a site without a network installs: wheels, their digests and a script.
+
+    prunella wheelhouse --index https://download.pytorch.org/whl/cpu
+
+    prunella wheelhouse --machine aarch64 --out for-the-jetson
+    """
+    with explained():
+        from prunella.deploy.tools.wheelhouse import pack
+
+        for line in pack(out, extra or [], also or [], machine, python, index or [], say).lines():
+            say(line)
+
+
+@app.command()
 def submit(
     settings: Settings = None,
     superlink: Control = "127.0.0.1:8000",

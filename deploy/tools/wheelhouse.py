@@ -1,0 +1,138 @@
+"""``prunella wheelhouse``: all that a site without a network installs, in one folder that one carries there.
+
+    *.whl                Prunella and everything that it needs, for one Python and one kind of machine
+    requirements.txt     each of them with its SHA-256: pip refuses any other file
+    install.sh           makes a virtual environment of them and asks nobody
+
+The digests say that what arrives is what was packed; who packed it, a signature on the folder must say.
+"""
+
+import hashlib
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prunella.core.installation import IMPORT_ROOT, ROOMS
+from prunella.deploy.errors import LaunchError, UsageError
+
+# pip takes wheels of another machine, and yet asks its own which packages are needed there: CUDA's, on x86_64.
+PIP = """
+import sys
+import pip._vendor.packaging.markers as markers
+machine, python, here = sys.argv[1], sys.argv[2], markers.default_environment
+there = {"platform_machine": machine, "python_version": python, "python_full_version": python + ".0"}
+markers.default_environment = lambda: {**here(), **{k: v for k, v in there.items() if machine}}
+from pip._internal.cli.main import main
+sys.exit(main(sys.argv[3:]))
+"""
+MACHINES = ("x86_64", "aarch64")
+GLIBC = range(17, 29)  # the C libraries 2.x whose wheels are taken: PyTorch needs 2.28, Debian 10 and Ubuntu 20.04 on
+INSTALL = """#!/bin/sh
+# Installs what lies beside this script into a virtual environment, .venv unless another is named. No network is used,
+# and a file whose digest is not in requirements.txt is refused.
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+"${PYTHON:-python3}" -c 'import sys
+if sys.version_info[:2] != (VERSION): sys.exit("these wheels are for Python DOTTED: set PYTHON")'
+"${PYTHON:-python3}" -m venv "${1:-.venv}"
+"${1:-.venv}/bin/python" -m pip install --disable-pip-version-check --no-index --find-links "$here" \\
+  --require-hashes --requirement "$here/requirements.txt"
+echo "installed: ${1:-.venv}/bin/prunella"
+"""
+
+
+@dataclass(frozen=True)
+class Wheelhouse:
+    """What was packed."""
+
+    folder: Path
+    wheels: int
+    size: int  #: bytes
+
+    def lines(self) -> list[str]:
+        """What to tell the user.
+
+        >>> Wheelhouse(Path("wheelhouse"), 60, 412_000_000).lines()[0]
+        'wheelhouse  60 wheels, 0.41 GB'
+        """
+        return [
+            f"{self.folder}  {self.wheels} wheels, {self.size / 1e9:.2f} GB",
+            f"carry it to the site, then: sh {self.folder}/install.sh",
+        ]
+
+
+def ours() -> str:
+    """What pip makes this version's wheel of: the checkout, or the release that is installed."""
+    if (IMPORT_ROOT / "pyproject.toml").exists() and ROOMS == IMPORT_ROOT:
+        return str(IMPORT_ROOT)
+    from importlib.metadata import version
+
+    return f"prunella=={version('prunella')}"
+
+
+def platforms(machine: str, python: str) -> list[str]:
+    """Pip's options for wheels of another kind of machine.
+
+    >>> platforms("aarch64", "3.12")[:4]
+    ['--platform', 'manylinux_2_28_aarch64', '--platform', 'manylinux_2_27_aarch64']
+    """
+    tags = [*(f"manylinux_2_{minor}_{machine}" for minor in reversed(GLIBC)), f"manylinux2014_{machine}"]
+    chosen = [word for tag in tags for word in ("--platform", tag)]
+    return [*chosen, "--python-version", python, "--implementation", "cp"]
+
+
+def pack(
+    out: Path,
+    extras: Sequence[str] = (),
+    also: Sequence[str] = (),
+    machine: str = "",
+    python: str = "",
+    index: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> Wheelhouse:
+    """Fill ``out``. ``also``: requirements besides, such as a version of PyTorch; ``index``: package indexes besides.
+    Raises ``UsageError`` where ``out`` holds something already, ``LaunchError`` with pip's last words."""
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: name another folder with --out")
+    here = ".".join(map(str, sys.version_info[:2]))
+    if machine not in ("", *MACHINES):
+        raise UsageError(f"wheels are there for {' and '.join(MACHINES)}, not for {machine!r}")
+    kind, dotted = machine or platform.machine(), python or here
+    elsewhere = (kind, dotted) != (platform.machine(), here)
+    out.mkdir(parents=True, exist_ok=True)
+    say("building Prunella's own wheel")
+    _pip("wheel", "--no-deps", "--wheel-dir", str(out), ours())
+    [own] = out.glob("prunella-*.whl")
+    wanted = f"prunella[{','.join(extras)}] @ {own.resolve().as_uri()}" if extras else str(own)
+    say("downloading what it needs; PyTorch alone may take minutes")
+    more = [word for url in index for word in ("--extra-index-url", url)]
+    only = ["--only-binary", ":all:", *(platforms(kind, dotted) if elsewhere else [])]
+    with tempfile.TemporaryDirectory(dir=out.parent) as downloads:  # pip may bring our own wheel again
+        _pip("download", "--dest", downloads, *more, *only, wanted, *also, of=(kind, dotted) if elsewhere else ("", ""))
+        for wheel in Path(downloads).glob("*.whl"):
+            wheel.replace(out / wheel.name)
+    wheels = sorted(out.glob("*.whl"))
+    (out / "requirements.txt").write_text("".join(map(pinned, wheels)))
+    (out / "install.sh").write_text(INSTALL.replace("VERSION", dotted.replace(".", ", ")).replace("DOTTED", dotted))
+    return Wheelhouse(out, len(wheels), sum(wheel.stat().st_size for wheel in wheels))
+
+
+def pinned(wheel: Path) -> str:
+    """A line of requirements.txt: a wheel's name begins with that of its package and its version."""
+    name, version = wheel.name.split("-")[:2]
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{name}=={version} --hash=sha256:{digest}\n"
+
+
+def _pip(*words: str, of: tuple[str, str] = ("", "")) -> None:
+    command = [sys.executable, "-c", PIP, *of, "--disable-pip-version-check", *words]
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode:
+        told = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in told if line.startswith("ERROR")] or told[-1:]
+        raise LaunchError(f"pip {words[0]} failed: {' '.join(errors[-1:]).removeprefix('ERROR: ')}")

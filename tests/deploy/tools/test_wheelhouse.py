@@ -1,0 +1,120 @@
+"""A wheelhouse of small packages made here, without a network: what it holds, what installs, what is refused."""
+
+import base64
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.tools import wheelhouse
+from prunella.deploy.tools.wheelhouse import ours, pack, pinned
+
+
+def wheel(folder: Path, name: str, tag: str = "py3-none-any", needs: tuple[str, ...] = ()) -> Path:
+    folder.mkdir(exist_ok=True)
+    path, info = folder / f"{name}-1.0-{tag}.whl", f"{name}-1.0.dist-info"
+    wanted = "".join(f"Requires-Dist: {each}\n" for each in needs)
+    entry = "Provides-Extra: server\n" if "extra" in wanted else ""
+    files = {
+        f"{name}.py": "answer = 42\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{entry}{wanted}",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    record = f"{info}/RECORD,,\n"
+    for each, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{each},sha256={digest},{len(text)}\n"
+    files[f"{info}/RECORD"] = record
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, text in files.items():
+            archive.writestr(each, text)
+    return path
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place that pip asks."""
+    there = tmp_path / "registry"
+    markers = "platform_machine == 'x86_64'", "platform_machine == 'aarch64'", "extra == 'server'"
+    needs = "plain", f"cuda ; {markers[0]}", f"jetson ; {markers[1]}", f"web ; {markers[2]}"
+    own = wheel(tmp_path / "own", "prunella", needs=needs)
+    for name in ("plain", "web", "more"):
+        wheel(there, name)
+    wheel(there, "cuda", "cp311-cp311-manylinux_2_28_x86_64")
+    wheel(there, "jetson", "cp311-cp311-manylinux_2_28_aarch64")
+    monkeypatch.setattr(wheelhouse, "ours", lambda: str(own))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(there))
+    return there
+
+
+def names(out: Path) -> set[str]:
+    return {path.name.split("-")[0] for path in out.glob("*.whl")}
+
+
+def installed(out: Path, venv: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
+    return subprocess.run(["sh", str(out / "install.sh"), str(venv)], env=env, capture_output=True, text=True)
+
+
+def test_it_holds_what_was_asked_for(registry: Path, tmp_path: Path) -> None:
+    made = pack(tmp_path / "house", ["server"], ["more"], "x86_64", "3.11")
+    assert names(made.folder) == {"prunella", "plain", "cuda", "web", "more"} and made.wheels == 5
+    assert len((made.folder / "requirements.txt").read_text().splitlines()) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"house", "own", "registry"}
+
+
+def test_it_installs_without_asking_anybody_and_refuses_a_file_that_was_changed(registry: Path, tmp_path: Path) -> None:
+    for name in ("cuda", "jetson"):
+        wheel(registry, name)
+    made = pack(tmp_path / "house")
+    done = installed(made.folder, tmp_path / "venv")
+    assert done.returncode == 0, done.stderr
+    told = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", "-c", "import plain; print(plain.answer)"], capture_output=True
+    )
+    assert told.stdout == b"42\n"
+    changed = next(made.folder.glob("plain-*"))
+    with zipfile.ZipFile(changed, "a") as archive:
+        archive.writestr("evil.py", "")
+    refused = installed(made.folder, tmp_path / "again")
+    assert (
+        refused.returncode and "plain" in refused.stderr and "THESE PACKAGES DO NOT MATCH THE HASHES" in refused.stderr
+    )
+
+
+def test_another_machine_gets_its_own_wheels_and_not_what_only_this_one_needs(registry: Path, tmp_path: Path) -> None:
+    made = pack(tmp_path / "house", machine="aarch64", python="3.11")
+    assert names(made.folder) == {"prunella", "plain", "jetson"}
+
+
+def test_another_python_is_told_when_it_is_installed(registry: Path, tmp_path: Path) -> None:
+    for name in ("cuda", "jetson"):
+        wheel(registry, name)
+    made = pack(tmp_path / "house", python="3.99")
+    done = installed(made.folder, tmp_path / "venv")
+    assert done.returncode and done.stderr.strip() == "these wheels are for Python 3.99: set PYTHON"
+
+
+def test_what_cannot_be_packed_is_a_line(registry: Path, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="^pip download failed: No matching distribution found for nowhere$"):
+        pack(tmp_path / "house", also=["nowhere"])
+    with pytest.raises(UsageError, match="house is not empty: name another"):
+        pack(tmp_path / "house")
+    with pytest.raises(UsageError, match="x86_64 and aarch64, not for 'vax'"):
+        pack(tmp_path / "other", machine="vax")
+    assert not (tmp_path / "other").exists()
+
+
+def test_of_a_checkout_its_own_wheel_is_built() -> None:
+    assert (Path(ours()) / "pyproject.toml").exists()
+
+
+def test_a_wheel_is_pinned_by_its_digest(tmp_path: Path) -> None:
+    made = wheel(tmp_path / "one", "plain")
+    assert pinned(made) == f"plain==1.0 --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n"
