@@ -9,11 +9,13 @@ The digests say that what arrives is what was packed; who packed it, a signature
 
 import hashlib
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from prunella.core.installation import IMPORT_ROOT, ROOMS
@@ -65,13 +67,18 @@ class Wheelhouse:
         ]
 
 
-def ours() -> str:
-    """What pip makes this version's wheel of: the checkout, or the release that is installed."""
-    if (IMPORT_ROOT / "pyproject.toml").exists() and ROOMS == IMPORT_ROOT:
-        return str(IMPORT_ROOT)
-    from importlib.metadata import version
+def ours(scratch: Path) -> str:
+    """What pip makes this version's wheel of: a copy of the checkout, in which a build leaves nothing behind and finds
+    nothing of the last one, or the release that is installed."""
+    if not ((IMPORT_ROOT / "pyproject.toml").exists() and ROOMS == IMPORT_ROOT):
+        return f"prunella=={version('prunella')}"
 
-    return f"prunella=={version('prunella')}"
+    def other(folder: str, names: list[str]) -> list[str]:
+        aside = {"build", "dist", "runs", "__pycache__"} if Path(folder) == IMPORT_ROOT else {"__pycache__"}
+        environments = [name for name in names if (Path(folder) / name / "pyvenv.cfg").exists()]
+        return [name for name in names if name.startswith(".") or name in aside or name in environments]
+
+    return str(shutil.copytree(IMPORT_ROOT, scratch / "source", ignore=other))
 
 
 def platforms(machine: str, python: str) -> list[str]:
@@ -105,7 +112,8 @@ def pack(
     elsewhere = (kind, dotted) != (platform.machine(), here)
     out.mkdir(parents=True, exist_ok=True)
     say("building Prunella's own wheel")
-    _pip("wheel", "--no-deps", "--wheel-dir", str(out), ours())
+    with tempfile.TemporaryDirectory() as scratch:
+        _pip("wheel", "--no-deps", "--wheel-dir", str(out), ours(Path(scratch)))
     [own] = out.glob("prunella-*.whl")
     wanted = f"prunella[{','.join(extras)}] @ {own.resolve().as_uri()}" if extras else str(own)
     say("downloading what it needs; PyTorch alone may take minutes")

@@ -46,7 +46,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         wheel(there, name)
     wheel(there, "cuda", "cp311-cp311-manylinux_2_28_x86_64")
     wheel(there, "jetson", "cp311-cp311-manylinux_2_28_aarch64")
-    monkeypatch.setattr(wheelhouse, "ours", lambda: str(own))
+    monkeypatch.setattr(wheelhouse, "ours", lambda scratch: str(own))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(there))
@@ -111,8 +111,16 @@ def test_what_cannot_be_packed_is_a_line(registry: Path, tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
-def test_of_a_checkout_its_own_wheel_is_built() -> None:
-    assert (Path(ours()) / "pyproject.toml").exists()
+def test_of_a_checkout_its_own_wheel_is_built_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "checkout"
+    for name in ("pyproject.toml", "core/a.py", "build/lib/old.py", ".venv/b.py", "own/pyvenv.cfg", "core/build/c.py"):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).touch()
+    monkeypatch.setattr(wheelhouse, "IMPORT_ROOT", there)
+    monkeypatch.setattr(wheelhouse, "ROOMS", there)
+    copy = Path(ours(tmp_path / "scratch"))
+    kept = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert kept == {"pyproject.toml", "core/a.py", "core/build/c.py"}
 
 
 def test_a_wheel_is_pinned_by_its_digest(tmp_path: Path) -> None:
