@@ -126,8 +126,8 @@ def play(
         if draw < trials:
             tried.append(Tried(replace(view, labels=shown.y), shown))
             continue
-        maps, flat = reader.read(view, shown.y)
-        pairs.append((maps[:kept].bfloat16(), [block[:kept] for block in flat], shown.x[:kept].cpu(), rows[:kept]))
+        maps, flat = reader.read(view, shown.y, kept)
+        pairs.append((maps.bfloat16(), flat, shown.x[:kept].cpu().clone(), rows[:kept].clone()))
         if clock.share() > _PLAYING:
             break
     if not pairs:

@@ -68,34 +68,35 @@ class SignalReader:
                 place = torch.randint(SKETCH, (like.numel(),), generator=generator)
                 self.places[name] = place, torch.randint(2, place.shape, generator=generator).mul_(2).sub_(1).float()
 
-    def read(self, view: ServerView, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """``maps`` and ``flat`` of the view's images, whose labels y [N] are known or inferred."""
+    def read(self, view: ServerView, y: Tensor, first: int | None = None) -> tuple[Tensor, list[Tensor]]:
+        """``maps`` and ``flat`` of the view's images, whose labels y [N] are known or inferred; of the ``first`` ones
+        only, in memory of their own, where that is asked."""
         view, y = view.on(_CPU), y.cpu()
-        gradient = target_gradient(view)
-        maps, h = self._maps(view, gradient, y)
-        flat = [one_hot(y, self.classes).float(), h]
+        kept, gradient = len(y) if first is None else min(first, len(y)), target_gradient(view)
+        maps, h = self._maps(view, gradient, y, kept)
+        flat = [one_hot(y[:kept], self.classes).float(), h]
         for name, tensor in gradient.items():
             if not (self.site.last and name == self.site.weight):
-                flat.append(self._sketch(name, tensor.flatten()).expand(len(y), -1))
+                flat.append(self._sketch(name, tensor.flatten()).expand(kept, -1))
         return maps, flat
 
-    def _maps(self, view: ServerView, gradient: Tree, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps, and of those the h [N, F] that is most to be trusted."""
+    def _maps(self, view: ServerView, gradient: Tree, y: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+        """Maps, and of those the h [kept, F] that is most to be trusted."""
         weight, last = gradient[self.site.weight], self.site.last
         arrived = recovered_support(view)[self.site.weight].to(weight.dtype)
         r = (self.answers[y] - one_hot(y, self.classes)) / len(y)
         own = gradient.get(self.site.bias, weight.new_zeros(len(weight)))
         if not bool(own.any()):
             own = r.sum(dim=0) if last else torch.ones_like(own)
-        by_bias = inputs_of(weight, arrived, own[None]).expand(len(y), -1)
-        parts = [by_bias[:, None], (own.square() @ arrived / own.square().sum()).expand(len(y), 1, -1)]
+        by_bias = inputs_of(weight, arrived, own[None]).expand(kept, -1)
+        parts = [by_bias[:, None], (own.square() @ arrived / own.square().sum()).expand(kept, 1, -1)]
         h = by_bias
         if last:
-            first = own.expand(len(y), -1).scatter(1, y[:, None], torch.inf)
+            first = own.expand(kept, -1).scatter(1, y[:kept, None], torch.inf)
             rows = weight[first.argsort(dim=1, descending=True, stable=True)[:, :_ROWS]] * len(y)
-            h = inputs_of(weight, arrived, r)
-            parts = [rows, h[:, None], usual_input(weight, arrived, r)[:, None], *parts]
-        maps = torch.cat(parts, dim=1).transpose(1, 2).reshape(len(y), *self.site.grid, -1)
+            h = inputs_of(weight, arrived, r)[:kept].clone()
+            parts = [rows, h[:, None], usual_input(weight, arrived, len(y) * r[:kept])[:, None], *parts]
+        maps = torch.cat(parts, dim=1).transpose(1, 2).reshape(kept, *self.site.grid, -1)
         return maps, h
 
     def _sketch(self, name: str, flat: Tensor) -> Tensor:
@@ -120,15 +121,22 @@ def inputs_of(weight: Tensor, arrived: Tensor, r: Tensor) -> Tensor:
     if bool(arrived.all()):
         solved: Tensor = torch.linalg.solve(r @ r.T + some, right)
         return solved
-    left = torch.einsum("nk,kf,mk->fnm", r, arrived, r) + some
-    solved = torch.linalg.solve(left, right.T[..., None])
-    return solved[..., 0].T
+    if len(r) <= r.shape[1]:
+        left = torch.einsum("nk,kf,mk->fnm", r, arrived, r) + some
+        solved = torch.linalg.solve(left, right.T[..., None])
+        return solved[..., 0].T
+    # More images than rows: with D the diagonal of what arrived, (r D rᵀ + c)⁻¹ r D = r D (D rᵀ r D + c)⁻¹.
+    there = arrived.T
+    left = there[:, :, None] * (r.T @ r) * there[:, None, :] + ridge * torch.eye(r.shape[1])
+    solved = torch.linalg.solve(left, (weight * arrived).T[..., None])[..., 0] * there
+    return r @ solved.T
 
 
 def usual_input(weight: Tensor, arrived: Tensor, r: Tensor) -> Tensor:
-    """The medians [N, F] of what each row that arrived says h is: outliers, such as noise that fills a coordinate or
-    what an earlier image left there, change least squares as much as they like. 0 where nothing arrived."""
-    said = [torch.where(arrived > 0, weight / (len(r) * each).reshape(-1, 1), torch.nan) for each in r]
+    """The medians [N, F] of what each row that arrived says h is, as if it were of the one image with the slopes r_i:
+    outliers, such as noise that fills a coordinate or what an earlier image left there, change least squares as much as
+    they like. 0 where nothing arrived."""
+    said = [torch.where(arrived > 0, weight / each.reshape(-1, 1), torch.nan) for each in r]
     return torch.stack([each.nanmedian(dim=0).values for each in said]).nan_to_num(0.0, 0.0, 0.0)
 
 

@@ -88,6 +88,30 @@ def test_least_squares_uses_what_arrived_and_the_median_survives_outliers() -> N
     assert not usual_input(one, torch.zeros_like(one), r[:1]).any() and not inputs_of(one, 0 * one, r[:1]).any()
 
 
+def test_of_more_images_than_classes_least_squares_is_that_of_the_definition() -> None:
+    """In float64 and image by image, the matrix of all images against itself; half of the values did not arrive."""
+    draw = stream(0, purpose="many")
+    labels = torch.randint(10, (40,), generator=draw)
+    r = (torch.rand((10, 10), generator=draw).softmax(dim=1)[labels] - torch.eye(10)[labels]) / 40
+    arrived = (torch.rand((10, 30), generator=draw) < 0.5).float()
+    weight = (r.T @ torch.randn((40, 30), generator=draw)) * arrived
+    exact, ridge = r.double(), 1e-4 * float(r.square().sum(dim=1).max())
+    for column in range(30):
+        there = exact * arrived[:, column]
+        left = there @ exact.T + ridge * torch.eye(40, dtype=torch.float64)
+        wanted = torch.linalg.solve(left, there @ weight[:, column].double())
+        torch.testing.assert_close(inputs_of(weight, arrived, r)[:, column].double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_images_of_a_view_are_read_as_with_all_others_and_hold_no_more_memory(task, fresh, digits) -> None:
+    truth = PrivateBatch(digits.x[:20], digits.y[:20])
+    view = undefended_view(task, *fresh, truth)
+    reader = reader_of(view, task, digits)
+    (maps, flat), (some, few) = reader.read(view, truth.y), reader.read(view, truth.y, 2)
+    assert torch.equal(some, maps[:2]) and all(torch.equal(a, b[:2]) for a, b in zip(few, flat, strict=True))
+    assert all(block.untyped_storage().nbytes() <= block.numel() * 4 for block in [some, *few])
+
+
 def test_a_large_tensor_is_kept_as_the_same_random_sums_in_every_view(task, fresh, digits, batch) -> None:
     one, other = (undefended_view(task, *fresh, batch(i, 1)) for i in range(2))
     reader = reader_of(one, task, digits)
