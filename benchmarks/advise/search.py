@@ -187,28 +187,31 @@ def hopeful(found: Iterable[Standing]) -> list[Standing]:
 
 
 def contenders(standings: Standings, may_lose: float) -> list[Proposal]:
-    """Whose numbers decide: the recommended one, what it is compared with, and the rest of the front that has hope."""
+    """Whose numbers decide: first the recommended one and what it is compared with, then the rest of the front that has
+    hope."""
     found, said = hopeful(standings.values()), advise(standings.values(), may_lose)
     first = [said.recommended, said.reference, *([said.safest] if said.safest else [])] if said else []
     return list(dict.fromkeys(each.proposal for each in (*first, *found)))
 
 
 def next_trial(question: Question, standings: Standings, may_lose: float) -> tuple[Proposal, int] | None:
-    """The proposal and the seed that tell most now, None where everything has been tried: every chain once, a second
-    seed where it decides, what is near to the front, a third seed, every chain at the other pruning rate, more seeds.
+    """The proposal and the seed that tell most now, None where everything has been tried: every chain once, three seeds
+    of what would be recommended and of what it is compared with, a second one of the rest of the front, what is near to
+    it, a third seed, every chain at the other pruning rate, more seeds.
     """
 
     def untried(every: Iterable[Proposal]) -> tuple[Proposal, int] | None:
         return next(((each, 0) for each in every if each not in standings), None)
 
-    def again(seeds: int) -> tuple[Proposal, int] | None:
-        few = [each for each in contenders(standings, may_lose) if len(standings[each].rows) < seeds]
+    def again(seeds: int, of: int | None = None) -> tuple[Proposal, int] | None:
+        few = [each for each in contenders(standings, may_lose)[:of] if len(standings[each].rows) < seeds]
         return min(((each, len(standings[each].rows)) for each in few), key=lambda one: one[1], default=None)
 
     first, *others = question.rates
     near = [each for one in hopeful(standings.values()) for each in neighbours(one.proposal, question)]
     return (
         untried(shortlist(question, first))
+        or again(SETTLED, of=2)
         or again(PAIRS)
         or untried(near)
         or again(SETTLED)

@@ -138,6 +138,17 @@ def test_every_chain_is_tried_then_what_decides_and_it_ends() -> None:
     assert len(standings[Proposal("dgp", 0.7)].rows) == 1  # a picture came back: no second one is needed
 
 
+def test_the_answer_rests_on_three_federations_before_anything_beside_it_is_tried() -> None:
+    asked, standings = question(), dict[Proposal, Standing]()
+    for _ in range(len(shortlist(asked, 0.3)) + 4):
+        trial = next_trial(asked, standings, 2.0)
+        assert trial is not None
+        standings = add(standings, trial[0], outcomes(trial[0]))
+    said = advise(standings.values(), 2.0)
+    assert said is not None and {len(each.rows) for each in (said.recommended, said.reference)} == {3}
+    assert {one.rate for one in standings} == {0.3} and len(standings) == len(shortlist(asked, 0.3))
+
+
 @given(st.lists(st.tuples(st.sampled_from(["rebuilt", "traces", "baseline"]), st.floats(0.2, 0.99)), min_size=1))
 def test_a_front_holds_one_that_nothing_dominates_for_each_that_is_dropped(drawn: list[tuple[str, float]]) -> None:
     every = [standing(Proposal(f"own:{i}", 0.3), row(a, level)) for i, (level, a) in enumerate(drawn)]
