@@ -14,6 +14,7 @@ from prunella.strategies import (
     fed_ltp_iterative,
     fed_ltp_one_shot,
     feddst,
+    fedtiny,
     grasp,
     lotteryfl,
     magnitude,
@@ -55,6 +56,7 @@ STRATEGIES: dict[str, Scheme] = {
     "grasp": Scheme(grasp.GraSP, grasp.GraSPSettings, public=True),
     "prunefl": Scheme(prunefl.PruneFL, prunefl.PruneFLSettings, client=prunefl.CLIENT),
     "feddst": Scheme(feddst.FedDST, feddst.FedDSTSettings, client=feddst.CLIENT),
+    "fedtiny": Scheme(fedtiny.FedTiny, fedtiny.FedTinySettings, client=fedtiny.CLIENT),
     "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.TicketSettings, public=True),
     "fed-ltp-iterative": Scheme(
         fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.IterativeSettings, public=True, personal=True

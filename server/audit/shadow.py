@@ -15,7 +15,7 @@ since the view starts from the client's ticket. Errors: ``DefenseError`` where t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from prunella.strategies.round.local import PLAIN, LocalResult, Procedure, Recei
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.tasks.data import batches
 from prunella.tasks.examples import Examples, poisson_batches
-from prunella.tasks.task import Task, initial, prunable
+from prunella.tasks.task import Task, initial, layers, prunable
 from prunella.tasks.training import Sgd
 from prunella.wire.encode import Reference
 from prunella.wire.records import sparse_from_coded, to_coded
@@ -175,7 +175,7 @@ class RunShadow:
             mask=None if like.mask is None else done.result.base,
             shared=out.shared,
             received_buffers=done.result.buffers if like.received_buffers else {},
-            importance=None if like.importance is None else {n: done.result.importance[n] for n in like.importance},
+            importance=None if like.importance is None else self._told(done.result, like.importance),
             num_examples=None if like.num_examples is None else min(done.steps * done.size, len(shown)),
             labels=None if like.labels is None else truth.y[: min(done.steps * done.size, len(shown))].to(self.device),
             steps=done.steps,
@@ -183,6 +183,11 @@ class RunShadow:
             defenses=done.result.applied,
         )
         return Sent(view, truth)
+
+    def _told(self, result: LocalResult, names: Iterable[str]) -> Tree:
+        settings, known = scheme_settings(self.run.strategy, self.raw), layers(self._procedure.module)
+        told = find(self.run.strategy).client.told(settings, self.round.number, result, known)
+        return {name: told[name] for name in names}
 
     def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
         """The view of a client that trained on ``shown``."""
