@@ -82,7 +82,7 @@ def test_masks_that_clients_move_differ_so_the_checks_above_can_fail(tmp_path: P
     assert not all(torch.equal(a[n], b[n]) for a, b in zip(found[0], found[1], strict=True) for n in a)
 
 
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"prunefl"}))
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"prunefl", "fedtiny"}))  # these ask clients
 @pytest.mark.parametrize("rate", [0.0, 0.97, 0.9999])
 def test_any_rate_gives_a_first_mask_that_empties_no_layer(tmp_path: Path, strategy: str, rate: float) -> None:
     federation, _ = build(tmp_path, strategy=strategy, rate=rate, defenses="none", **SHORT)
