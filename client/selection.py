@@ -24,7 +24,7 @@ from prunella.wire.records import from_coded, mask_from_coded, to_coded
 DIGITS = 3  # of a loss: further ones would only help an attack on single examples
 
 
-class Candidate(NamedTuple):
+class ScoredModel(NamedTuple):
     """The network of one mask, and the statistics it is scored with."""
 
     params: Tree
@@ -36,7 +36,7 @@ class Pool(NamedTuple):
     """A question about candidates."""
 
     asked: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ScoredModel, ...]
 
     def trees(self) -> Iterable[Tree]:
         """All that the answer depends on."""
@@ -68,7 +68,7 @@ def read_pool(content: RecordDict, received: Received) -> Pool:
         buffers = received.buffers
         if f"{STATISTICS}-{number}" in arrays:
             buffers = to_device(from_coded(arrays[f"{STATISTICS}-{number}"], buffers)[0], device)
-        candidates.append(Candidate(apply_mask(received.params, mask), mask, buffers))
+        candidates.append(ScoredModel(apply_mask(received.params, mask), mask, buffers))
     return Pool(str(asked), tuple(candidates))
 
 

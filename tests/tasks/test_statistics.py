@@ -31,7 +31,8 @@ def test_it_is_the_mean_of_the_batches_own_statistics_whatever_was_there_before(
 
 def test_dropout_is_off_and_nothing_is_drawn() -> None:
     module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
-    params, buffers = dict(module.named_parameters()), {n: b for n, b in module.named_buffers() if b.is_floating_point()}
+    params = dict(module.named_parameters())
+    buffers = {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
     state = torch.get_rng_state()
     found = batch_statistics(module, params, buffers, [torch.ones(8, 4)])
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(found["1.running_mean"], torch.ones(4))

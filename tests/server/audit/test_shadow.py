@@ -31,7 +31,9 @@ from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
 CANARIES, PUBLIC = load_pool(TASK, load_test("digits", None), 0)
-BOTH_ROUNDS = {"prunefl__adjust_interval": 2, "fedtiny__adjust_interval": 2, "feddst__adjust_interval": 2, "lotteryfl__accuracy": 0.0}
+BOTH_ROUNDS = {f"{name}__adjust_interval": 2 for name in ("prunefl", "fedtiny", "feddst")} | {
+    "lotteryfl__accuracy": 0.0
+}
 HARD = {"momentum": 0.9, "weight_decay": 0.01, "local_steps": 3, "batch_size": 4}
 SHORT = {f"{name}__{key}": 2 for name in ("fed_ltp_one_shot", "fed_ltp_iterative") for key in ("tickets", "iterations")}
 
