@@ -21,8 +21,9 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from prunella.core.config import Raw, parse_run
+from prunella.core.config import Raw, Run, parse_run
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, to_device, zeros_like
@@ -79,6 +80,12 @@ def alike(a: ServerView, b: ServerView) -> bool:
     if (a.importance is None) != (b.importance is None) or (a.mask is None) != (b.mask is None):
         return False
     return a.mask is None or b.mask is None or all(torch.equal(a.mask[name], bits) for name, bits in b.mask.items())
+
+
+def attacked(run: Run, raw: Raw, module: nn.Module, start: Tree, update: Tree) -> Tree:
+    """An update as the attacks take it, which expect plain SGD: what the run's scheme does to it is taken out."""
+    undone = find(run.strategy).client.undone
+    return update if undone is None else undone(scheme_settings(run.strategy, raw), start, update, prunable(module))
 
 
 @dataclass(frozen=True)
@@ -169,9 +176,12 @@ class RunShadow:
         """What a client that holds ``shown`` sends, with its truth."""
         like, done = self.like, self._play(shown, draw, "update", self._state(draw), steps, batch_size or 0)
         out, truth = done.result.outgoing, done.truth()
+        update = attacked(
+            self.run, self.raw, self._procedure.module, like.params, self._rounded(out.update, out.shared)
+        )
         view = replace(
             like,
-            update=self._rounded(out.update, out.shared),
+            update=apply_mask(update, out.shared),
             mask=None if like.mask is None else done.result.base,
             shared=out.shared,
             received_buffers=done.result.buffers if like.received_buffers else {},

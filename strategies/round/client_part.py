@@ -34,7 +34,9 @@ class ClientPart(NamedTuple):
     ``train.initial``. ``sends_importance``, of the settings and the round, says in which rounds squared gradients may
     be asked for, and ``report``, of the settings, the round, the squares, the mask and the prunable names in the
     model's order, what of them leaves. ``scores``, of the settings, is on how many batches clients score candidates for
-    the run's first mask (``train.select``). ``validates``: clients hold examples out for the scheme.
+    the run's first mask (``train.select``). ``undone``, of the settings, the weights training began from, the update
+    and the prunable names, is the update as an attack on plain SGD takes it. ``validates``: clients hold examples out
+    for the scheme.
     """
 
     plan: Planner | None = None
@@ -43,6 +45,7 @@ class ClientPart(NamedTuple):
     validates: bool = False
     report: Callable[[Any, int, Tree, Mask, Sequence[str]], Tree] | None = None
     scores: Callable[[Any], int] | None = None
+    undone: Callable[[Any, Tree, Tree, frozenset[str]], Tree] | None = None
 
     def told(self, settings: Any, round: int, result: LocalResult, layers: Sequence[str]) -> Tree:
         """The squared gradients that may leave after a round, by the scheme's own measure."""

@@ -67,6 +67,10 @@ class MaskedMean(FedAvg):
     def note(self, contribution: Contribution) -> None:
         """Called with every valid reply, in order, before it is dropped."""
 
+    def revise_params(self, server_round: int, params: Tree) -> Tree:
+        """The weights just aggregated, where the scheme's mean is another one. Called before ``revise_mask``."""
+        return params
+
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
         """The mask of the next round, from the weights just aggregated."""
         return mask
@@ -113,6 +117,8 @@ class MaskedMean(FedAvg):
             if self.listener is not None:
                 self.listener(contribution)
         params, buffers = collector.merged()
+        if collector.counts:
+            params = self.revise_params(server_round, params)
         revised = self.revise_mask(server_round, params, sent.mask)  # which also forgets what the round collected
         self.mask = revised if collector.counts else sent.mask
         return to_dense({**apply_mask(params, self.mask), **buffers}), MetricRecord({"clients": self.stats.replies})
