@@ -41,7 +41,8 @@ from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
-from prunella.core.trees import Mask, Tree, to_device, zeros_like
+from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
+from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, line, tallied
@@ -98,12 +99,30 @@ def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     params_like, buffers_like = session.data.like
     check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
+    require_held(session, mask)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
     if buffers.keys() != buffers_like.keys():
         raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
     refuse_planted_in(session, params, buffers)
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
+
+
+def require_held(session: Session, mask: Mask) -> None:
+    """Refuse a model that is wider than this client's owner lets it train."""
+    held = session.data.held
+    if held is not None and any(bool((mask[name] & ~inside).any()) for name, inside in held.items()):
+        raise ConfigError(f"this client trains sub-models of width {session.node.width:g}, and was sent more")
+
+
+def require_plain(session: Session) -> None:
+    """Refuse a run whose clients have masks of their own, or location sets, where this client has a width."""
+    scheme, names = session.scheme, session.run.defense_names
+    if session.node.width < 1 and (scheme.personal or scheme.client.plan is not None or ADGP in names):
+        raise ConfigError(
+            f"a client with a width takes part where all share one mask: choose another strategy than "
+            f"{session.run.strategy}, no {ADGP}, or width=1"
+        )
 
 
 def refuse_planted_in(session: Session, params: Tree, buffers: Tree) -> None:
@@ -181,8 +200,9 @@ def _reply(
     if not session.node.policy.covers_gradients:  # all zero: the server leaves it out of its mean
         result = replace(result, importance=zeros_like(result.importance))
     elif names:
-        known = layers(session.procedure.module)
+        known, held = layers(session.procedure.module), session.data.held
         told = session.scheme.client.told(session.scheme_settings, round, result, known)
+        told = told if held is None else apply_mask(told, held)
         result = replace(result, importance=told)
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     provenance["values"] = session.run.values
@@ -317,6 +337,7 @@ def hello(message: Message, context: Context) -> Message:
     node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
     classes = asked.get("classes")
     check_model(node.policy, session.run.model, session.data.like[1])
+    require_plain(session)
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     own, rate = session.run.learning_rate, asked.get("learning-rate", session.run.learning_rate)
@@ -326,6 +347,8 @@ def hello(message: Message, context: Context) -> Message:
             f"as in -c learning-rate={own:g}"
         )
     record = ConfigRecord({"client": node.client, "audit": node.consent})
+    if session.data.held is not None:
+        record["width"] = node.width
     return Message(RecordDict({"hello": record}), reply_to=message)
 
 

@@ -9,6 +9,7 @@ stays a plain dense ``ArrayRecord`` (parameters and buffers by name), so the str
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.pruning.widths import sub_mask
 from prunella.strategies.round.collector import Collector
 from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.replies import Contribution, Expected, Listener, ReplyError, read_evaluation
@@ -38,7 +40,7 @@ class MaskedMean(FedAvg):
         self.run, self.model, self.settings = run, model, settings
         self.listener: Listener | None = None  # told of every valid reply
         self.roster = Roster()
-        self.downlink = Downlink(run, model.prunable, self.allowed)
+        self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))
         self.aggregator: Aggregator = MEAN
         self.mask: Mask | None = None
         self.buffers: Tree = {}
