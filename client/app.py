@@ -61,6 +61,8 @@ app = ClientApp()
 logger = logging.getLogger(__name__)
 MAX_ROUND = 10**8 - 1  # eight digits in the names of files
 EVALUATIONS = 10_000  # answers about the same examples, whatever the runs are called
+SELECTIONS = 100  # questions about candidates, each of up to 64; a run asks two
+LEAST_SCORED = 32  # images that a mean about candidates is over
 SAME_ANSWER = 2  # the second for a server that resumed
 Handler = Callable[[Message, Context], Message]
 
@@ -284,9 +286,11 @@ def select(content: RecordDict, session: Session) -> RecordDict:
     for one in pool.candidates:
         refuse_planted_in(session, one.params, one.buffers)
     request = session.request(f"select {pool.asked}", 0, pool.trees())
-    if not session.accounts.claim("evaluations", request.digest, SAME_ANSWER, EVALUATIONS):
-        raise ConfigError(f"this client has answered {EVALUATIONS} evaluations, or this one before: it answers no more")
+    if not session.accounts.claim("selections", request.digest, SAME_ANSWER, SELECTIONS):
+        raise ConfigError(f"this client has scored candidates {SELECTIONS} times, or these before: it answers no more")
     memory, steps = _remember(session, 1), session.scheme.client.scores(session.scheme_settings)
+    if min(steps * session.run.batch_size, len(session.data.examples)) < LEAST_SCORED:
+        raise ConfigError(f"scores are of {LEAST_SCORED} images or more: set more selection-batches, or a larger batch")
     account_for_scores(session)
     with charged(session):
         batches, draws = session.batches(request, steps), request.generator("defense")

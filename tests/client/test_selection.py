@@ -95,6 +95,20 @@ def test_the_same_question_is_answered_alike_and_twice_at_most(tmp_path: Path) -
         send(tmp_path, "train.select", question(), **TINY)
 
 
+@pytest.mark.parametrize("few", [{"batch_size": 1}, {"fedtiny__selection_batches": 1}])
+def test_nothing_is_told_of_a_few_images(tmp_path: Path, few: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="32 images or more"):
+        send(tmp_path, "train.select", question(), **{**TINY, **few})
+
+
+def test_questions_are_numbered_over_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunella.client.app.SELECTIONS", 2)
+    for count in (1, 2):
+        send(tmp_path, "train.select", question(count=count), **TINY, seed=count)
+    with pytest.raises(ConfigError, match="scored candidates 2 times"):
+        send(tmp_path, "train.select", question(), **TINY, seed=3)
+
+
 def test_weights_made_to_copy_images_are_refused(tmp_path: Path) -> None:
     task = Task("cnn", (1, 8, 8), 10)
     planted = plant(task.build(), initial(task, 0)[0], task.classes, 3)
