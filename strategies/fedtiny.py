@@ -15,8 +15,9 @@ reports are PruneFL's importances cut to a few coordinates outside the mask, und
 whose owner requires an update defense. The view an attack gets contains them; the choice of the mask is not attacked.
 
 Departures: ``adjust_interval`` is scaled to short runs (the paper: 10 of 100). The weights are not trained before they
-are pruned coarsely. The run starts with the model's own statistics, not the chosen candidate's. Losses are measured on
-batches drawn from the training examples. Where nobody scores candidates, the first one is taken.
+are pruned coarsely, so that without batch norm all candidates' losses are near ln(classes) and the choice near chance.
+The run starts with the model's own statistics, not the chosen candidate's. Losses are measured on batches drawn from
+the training examples. Where nobody scores candidates, the first one is taken.
 """
 
 from collections.abc import Sequence
