@@ -132,7 +132,7 @@ def test_the_smaller_budget_holds(own: float, run: float, holds: float) -> None:
     assert within(Policy(epsilon_budget=own), Privacy(epsilon_budget=run)).epsilon_budget == holds
 
 
-@pytest.mark.parametrize("kind", ["query.hello", "train", "train.initial", "train.select", "evaluate", "query.audit"])
+@pytest.mark.parametrize("kind", ["query.hello", "train", "train.initial", "evaluate", "query.audit"])
 def test_no_question_of_a_run_that_does_not_fit_is_answered(tmp_path: Path, kind: str) -> None:
     """The client whose owner asks for nothing answers the same question."""
     content = {"query.audit": question(torch.rand(4, 1, 8, 8))}.get(kind, model())
