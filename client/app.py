@@ -1,10 +1,10 @@
 """The ClientApp: receive, train under the defenses, reply; answer consented audits.
 
-Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``evaluate``, ``query.hello`` (who is
-this), ``query.audit`` (score a reconstruction), ``query.membership`` (can members be told from outsiders). What leaves
-is built field by field from an allow-list: arrays of the update, an example count, a time, the names of the defenses,
-the ledger line. An exception becomes an error reply whose text the server reads, so nothing below formats a value of a
-tensor.
+Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``train.select`` (how good candidates for
+it are), ``evaluate``, ``query.hello`` (who is this), ``query.audit`` (score a reconstruction), ``query.membership``
+(can members be told from outsiders). What leaves is built field by field from an allow-list: arrays of the update, an
+example count, a time, the names of the defenses, the ledger line. An exception becomes an error reply whose text the
+server reads, so nothing below formats a value of a tensor.
 """
 
 import functools
@@ -34,14 +34,16 @@ from prunella.client.download import keep_model, proposal, receive_locations, re
 from prunella.client.membership import answer as answer_membership
 from prunella.client.membership import keep
 from prunella.client.planted import refuse_planted
-from prunella.client.policy import check_first_mask, check_model
+from prunella.client.policy import check_first_mask, check_model, check_scores
+from prunella.client.selection import read_pool, score
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
-from prunella.core.trees import Mask, Tree, to_device, zeros_like
-from prunella.privacy.chain import flatten_state, start
+from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
+from prunella.privacy.adgp import NAME as ADGP
+from prunella.privacy.chain import flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
@@ -50,7 +52,7 @@ from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.task import initial as initial_weights
-from prunella.tasks.task import prunable
+from prunella.tasks.task import layers, prunable
 from prunella.tasks.training import evaluate as evaluate_model
 from prunella.wire.encode import fingerprint
 from prunella.wire.records import from_dense, mask_to_coded
@@ -59,6 +61,8 @@ app = ClientApp()
 logger = logging.getLogger(__name__)
 MAX_ROUND = 10**8 - 1  # eight digits in the names of files
 EVALUATIONS = 10_000  # answers about the same examples, whatever the runs are called
+SELECTIONS = 100  # questions about candidates, each of up to 64; a run asks two
+LEAST_SCORED = 32  # images that a mean about candidates is over
 SAME_ANSWER = 2  # the second for a server that resumed
 Handler = Callable[[Message, Context], Message]
 
@@ -97,13 +101,36 @@ def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     params_like, buffers_like = session.data.like
     check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
+    require_held(session, mask)
     buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
     if buffers.keys() != buffers_like.keys():
         raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
-    task, draw = session.data.task, PrivateGenerator(secrets.token_bytes(KEY_BYTES))
-    refuse_planted(session.procedure.module, params, buffers, task.shape, task.classes, draw)
+    refuse_planted_in(session, params, buffers)
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
+
+
+def require_held(session: Session, mask: Mask) -> None:
+    """Refuse a model that is wider than this client's owner lets it train."""
+    held = session.data.held
+    if held is not None and any(bool((mask[name] & ~inside).any()) for name, inside in held.items()):
+        raise ConfigError(f"this client trains sub-models of width {session.node.width:g}, and was sent more")
+
+
+def require_plain(session: Session) -> None:
+    """Refuse a run whose clients have masks of their own, or location sets, where this client has a width."""
+    scheme, names = session.scheme, session.run.defense_names
+    if session.node.width < 1 and (scheme.personal or scheme.client.plan is not None or ADGP in names):
+        raise ConfigError(
+            f"a client with a width takes part where all share one mask: choose another strategy than "
+            f"{session.run.strategy}, no {ADGP}, or width=1"
+        )
+
+
+def refuse_planted_in(session: Session, params: Tree, buffers: Tree) -> None:
+    """Refuse weights made to copy single images (``client.planted``)."""
+    task, draw = session.data.task, PrivateGenerator(secrets.token_bytes(KEY_BYTES))
+    refuse_planted(session.procedure.module, params, buffers, task.shape, task.classes, draw)
 
 
 def _round_of(content: RecordDict, name: str = "config") -> int:
@@ -174,6 +201,11 @@ def _reply(
     """The allow-list: what leaves, field by field."""
     if not session.node.policy.covers_gradients:  # all zero: the server leaves it out of its mean
         result = replace(result, importance=zeros_like(result.importance))
+    elif names:
+        known, held = layers(session.procedure.module), session.data.held
+        told = session.scheme.client.told(session.scheme_settings, round, result, known)
+        told = told if held is None else apply_mask(told, held)
+        result = replace(result, importance=told)
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     provenance["values"] = session.run.values
     metrics = MetricRecord({"num-examples": len(session.data.examples.y)})
@@ -240,6 +272,35 @@ def initial(content: RecordDict, session: Session) -> RecordDict:
         return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})
 
 
+@app.train("select")
+@alone
+def select(content: RecordDict, session: Session) -> RecordDict:
+    """How good candidates for the run's first mask are on some of this client's batches: batch norm's statistics under
+    each, or the loss. No bound covers either, so under an epsilon or a condition of the owner's nothing leaves."""
+    check_scores(session.node.policy)
+    if session.scheme.client.scores is None:
+        raise ConfigError(f"no client scores candidates with strategy={session.run.strategy}: choose fedtiny")
+    require_uncovered_is_allowed(session, f"strategy={session.run.strategy}", "the run goes on without its scores")
+    received, _ = _receive(session, content)
+    pool = read_pool(content, received)
+    for one in pool.candidates:
+        refuse_planted_in(session, one.params, one.buffers)
+    request = session.request(f"select {pool.asked}", 0, pool.trees())
+    if not session.accounts.claim("selections", request.digest, SAME_ANSWER, SELECTIONS):
+        raise ConfigError(f"this client has scored candidates {SELECTIONS} times, or these before: it answers no more")
+    memory, steps = _remember(session, 1), session.scheme.client.scores(session.scheme_settings)
+    if min(steps * session.run.batch_size, len(session.data.examples)) < LEAST_SCORED:
+        raise ConfigError(f"scores are of {LEAST_SCORED} images or more: set more selection-batches, or a larger batch")
+    account_for_scores(session)
+    with charged(session):
+        batches, draws = session.batches(request, steps), request.generator("defense")
+        shown = [replace(b, x=present(session.procedure.chain, b.x, memory.state, draws)) for b in batches]
+        answer = score(pool, session.procedure.module, shown)
+        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, steps * pool.times)))
+    metrics = MetricRecord({"num-examples": len(session.data.examples.y), **answer.losses})
+    return RecordDict({**answer.records, "metrics": metrics})
+
+
 @app.evaluate()
 @alone
 def evaluate(content: RecordDict, session: Session) -> RecordDict:
@@ -280,6 +341,7 @@ def hello(message: Message, context: Context) -> Message:
     node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
     classes = asked.get("classes")
     check_model(node.policy, session.run.model, session.data.like[1])
+    require_plain(session)
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     own, rate = session.run.learning_rate, asked.get("learning-rate", session.run.learning_rate)
@@ -289,6 +351,8 @@ def hello(message: Message, context: Context) -> Message:
             f"as in -c learning-rate={own:g}"
         )
     record = ConfigRecord({"client": node.client, "audit": node.consent})
+    if session.data.held is not None:
+        record["width"] = node.width
     return Message(RecordDict({"hello": record}), reply_to=message)
 
 

@@ -18,10 +18,12 @@ that tells how an attack on the private images went has to be named. What passes
 
 ===============================  ================================================================================
 scores of examples               the run is refused: ``evaluation=clients``, LotteryFL. A count with noise is told
-                                 where the owner named ``privacy.validation-noise`` or an ``epsilon-budget``
+                                 where the owner named ``privacy.validation-noise`` or an ``epsilon-budget``. FedTiny's
+                                 candidates for the first mask are not scored, and the run goes on without
 masks, squared gradients         made of gradients, so a required data or gradient defense covers them, one of the
-                                 update does not: FedDST is refused, PruneFL goes on without them. Its first mask may
-                                 take any number of steps and leaves only where an ``epsilon-budget`` counts them
+                                 update does not: FedDST is refused, PruneFL and FedTiny go on without them. PruneFL's
+                                 first mask may take any number of steps and leaves only where an ``epsilon-budget``
+                                 counts them
 batch norm's statistics          made of images, so only a data defense covers them: the model is refused
 time of training                 is not told
 ===============================  ================================================================================
@@ -311,6 +313,13 @@ def check_first_mask(policy: Policy) -> None:
     counts."""
     if policy.defenses and not (policy.epsilon_budget and policy.covers_gradients):
         raise ConfigError("this client's owner lets no mask of this client's making leave; the run asks for one")
+
+
+def check_scores(policy: Policy) -> None:
+    """Refuse to score candidates for the run's first mask where there is any condition: losses and batch norm's
+    statistics of examples pass by every defense of gradients and updates, and labels by one of images."""
+    if policy.conditions:
+        raise ConfigError("this client's owner lets no score of its examples leave; the run asks for some")
 
 
 def _refused(wanted: str, found: object) -> ConfigError:

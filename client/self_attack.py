@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from prunella.client.audit import truth
 from prunella.client.session import ServerRequest, Session
+from prunella.core.errors import DefenseError
 from prunella.core.trees import to_device
 from prunella.core.types import ServerView
 from prunella.privacy.chain import ChainState
@@ -25,6 +26,8 @@ def after_training(session: Session, request: ServerRequest, received: Received,
     settings = session.procedure.chain.guard
     if settings is None:
         return result
+    if session.scheme.client.undone is not None:
+        raise DefenseError(f"{NAME} attacks plain SGD only: choose another strategy than {session.run.strategy}")
     from prunella.attacks.self_attack import guarded  # a run without a guard need not load the attacks
 
     private, run = truth(session, request), session.run

@@ -4,10 +4,10 @@ Everything comes from the node's own configuration and the run's settings; nothi
 lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
-``require``, ``epsilon-budget`` and ``delta`` (``client.policy``) and, for reproducible experiments only,
-``client-seed``: noise that others can draw again promises nothing, so no ε and no nats are printed with one. The
-virtual clients of a simulation have no configuration of their own: for them ``PRUNELLA_STATE_DIR`` and
-``PRUNELLA_AUDIT`` in the environment stand in.
+``width`` (the share of every layer's channels that this node trains, ``pruning.widths``), ``require``,
+``epsilon-budget`` and ``delta`` (``client.policy``) and, for reproducible experiments only, ``client-seed``: noise that
+others can draw again promises nothing, so no ε and no nats are printed with one. The virtual clients of a simulation
+have no configuration of their own: for them ``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
 """
 
 import json
@@ -29,13 +29,15 @@ from prunella.core.config import Raw, Run, parse_run, parse_section
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
-from prunella.core.trees import Tree
+from prunella.core.trees import Mask, Tree
+from prunella.core.untrusted import figure
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.ledger.ledger import digest
+from prunella.pruning.widths import sub_mask
 from prunella.strategies import Scheme, find, scheme_settings, validates
 from prunella.strategies.round.local import Procedure
-from prunella.strategies.round.roster import CONSENTS, Consent
+from prunella.strategies.round.roster import CONSENTS, MIN_WIDTH, Consent
 from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
 from prunella.tasks.examples import poisson_batches
 from prunella.tasks.recommended import settled
@@ -60,6 +62,7 @@ class NodeSettings:
     consent: Consent
     seed: int | None
     policy: Policy = Policy()
+    width: float = 1.0
 
 
 def state_directory(config: Mapping[str, object], client: int) -> Path:
@@ -90,7 +93,16 @@ def read_node(config: Mapping[str, object]) -> NodeSettings:
         consent=consent,
         seed=int(str(seed)) if seed is not None else None,
         policy=read_policy(config),
+        width=read_width(config),
     )
+
+
+def read_width(config: Mapping[str, object]) -> float:
+    """The share of every layer's channels that this node trains. Raises ``ConfigError``."""
+    width = figure(config.get("width", 1.0), MIN_WIDTH, 1.0)
+    if width is None:
+        raise ConfigError(f"width in the node configuration must be a number from {MIN_WIDTH} to 1")
+    return width
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,16 @@ class LocalData:
     @cached_property
     def held_out(self) -> Examples:
         return self.all.take(torch.arange(len(self.all)) % HELD_OUT == 0)
+
+    @cached_property
+    def held(self) -> Mask | None:
+        """What this node's width holds of the model; None: all. Raises ``ConfigError`` for a model with batch norm: its
+        statistics of channels that this node does not hold would be averaged with those of others."""
+        if self._node.width >= 1:
+            return None
+        if self.like[1]:
+            raise ConfigError("a client with a width trains no model with batch norm: choose another, or width=1")
+        return sub_mask(self.task.build(), self.task.shape, self._node.width)
 
     @cached_property
     def digest(self) -> str:

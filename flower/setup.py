@@ -85,7 +85,7 @@ class Setup:
         scheme, (model, shape, public, task) = run["strategy"], given
         entry = find(scheme)
         if scheme not in SCHEMES:
-            raise ConfigError(f"{scheme} prunes nothing: Prune works with {', '.join(SCHEMES)}")
+            raise ConfigError(f"Prune does not know {scheme}: choose one of {', '.join(SCHEMES)}")
         if task is not None:
             model, shape = model or task.build(), task.shape
         elif scheme in TICKETS:

@@ -8,19 +8,21 @@ Counts are whole, by largest remainder (ties to the first name), at least 1 a la
 {'a': 50, 'b': 150}
 >>> uniform_counts({"a": (10, 10), "b": (30, 30)}, 200)
 {'a': 20, 'b': 180}
+>>> proportional_counts({"a": (10, 10), "b": (30, 30)}, 200, {"a": 1.0, "b": 3.0})
+{'a': 50, 'b': 150}
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def _proportional(shapes: Shapes, total: int, weight: Callable[[tuple[int, ...]], int]) -> dict[str, int]:
+def proportional_counts(shapes: Shapes, total: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """How many weights each layer keeps, in proportion to ``weights`` as far as its size allows."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     if not 0 <= total <= sum(sizes.values()):
         raise ValueError(f"cannot keep {total} of {sum(sizes.values())} weights")
-    weights = {name: weight(shape) for name, shape in shapes.items()}
     full: set[str] = set()
     while True:
         rest = [name for name in sizes if name not in full]
@@ -48,9 +50,9 @@ def _whole(exact: Mapping[str, float], sizes: Mapping[str, int], total: int) -> 
 
 def erk_counts(shapes: Shapes, total: int) -> dict[str, int]:
     """How many weights each layer keeps."""
-    return _proportional(shapes, total, sum)
+    return proportional_counts(shapes, total, {name: sum(shape) for name, shape in shapes.items()})
 
 
 def uniform_counts(shapes: Shapes, total: int) -> dict[str, int]:
     """The same density in every layer."""
-    return _proportional(shapes, total, math.prod)
+    return proportional_counts(shapes, total, {name: math.prod(shape) for name, shape in shapes.items()})

@@ -8,18 +8,21 @@ from typing import Any, NamedTuple
 
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, unknown
+from prunella.privacy import DEFENSES
 from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.adgp import AlignedPruning
 from prunella.strategies import (
     fed_ltp_iterative,
     fed_ltp_one_shot,
     feddst,
+    fedtiny,
     grasp,
     lotteryfl,
     magnitude,
     prunefl,
     random,
     snip,
+    sparsyfed,
     synflow,
     tickets,
 )
@@ -55,6 +58,8 @@ STRATEGIES: dict[str, Scheme] = {
     "grasp": Scheme(grasp.GraSP, grasp.GraSPSettings, public=True),
     "prunefl": Scheme(prunefl.PruneFL, prunefl.PruneFLSettings, client=prunefl.CLIENT),
     "feddst": Scheme(feddst.FedDST, feddst.FedDSTSettings, client=feddst.CLIENT),
+    "fedtiny": Scheme(fedtiny.FedTiny, fedtiny.FedTinySettings, client=fedtiny.CLIENT),
+    "sparsyfed": Scheme(sparsyfed.SparsyFed, sparsyfed.SparsyFedSettings, client=sparsyfed.CLIENT),
     "fed-ltp-one-shot": Scheme(fed_ltp_one_shot.FedLTPOneShot, tickets.TicketSettings, public=True),
     "fed-ltp-iterative": Scheme(
         fed_ltp_iterative.FedLTPIterative, fed_ltp_iterative.IterativeSettings, public=True, personal=True
@@ -96,6 +101,10 @@ def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     scheme = find(run.strategy)
     made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
     made.aggregator = build_aggregator(run, raw)
+    if scheme.client.undone is not None and (
+        guards := [n for n in run.defense_names if n in DEFENSES and DEFENSES[n].guards]
+    ):
+        raise ConfigError(f"{guards[0]} attacks plain SGD only: choose another strategy than {run.strategy}")
     if ADGP in run.defense_names:
         if scheme.client.plan is not None or scheme.personal:
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")

@@ -96,6 +96,12 @@ def prunable(module: nn.Module) -> frozenset[str]:
     return frozenset(f"{name}.weight" if name else "weight" for name in layers)
 
 
+def layers(module: nn.Module) -> tuple[str, ...]:
+    """The ``prunable`` names in the module's own order, which a tree that was on a disk has lost."""
+    names = prunable(module)
+    return tuple(name for name, _ in module.named_parameters() if name in names)
+
+
 def identity(task: Task, module: nn.Module) -> str:
     """What a model computes, as far as can be seen from outside: its structure, the classes of its layers and the
     source of those that are neither PyTorch's nor this release's. Two models with equal tensors may differ in it."""

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -190,10 +191,11 @@ def run_in_process(
     tested: int = 0,
     look: Look | None = None,
     consent: str = "deny",
+    widths: Mapping[int, float] = MappingProxyType({}),
     **overrides: Any,
 ) -> Federation:
     """A run from its settings; what it measured is in the federation's store and counters. ``consent`` is that of all
-    clients to audits.
+    clients to audits. ``widths`` are those of clients that train sub-models, by number; with width 0 one is not there.
 
     Clients have their first ``examples`` only and the model is tested on the first ``tested`` test images, where these
     are not 0; both are decoded once.
@@ -209,6 +211,9 @@ def run_in_process(
     describe(federation)
     load = functools.cache(lambda *asked: first(cached_client(*asked), examples))
     grid = InProcessGrid(client_app, clients, raw, folder / "nodes", load=load, audit=consent)
+    for number, width in widths.items():
+        grid.contexts[FIRST_NODE + number].node_config["width"] = width
+    grid.offline = {FIRST_NODE + number for number, width in widths.items() if not width}
     try:
         with quiet(), built_once(), watched(look):
             federate(federation, OrderedGrid(grid, 0.0))

@@ -177,6 +177,7 @@ def supernode(
     delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
     approve: Approved = None,
     metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
+    width: Annotated[float, typer.Option(min=0.01, max=1, help="Share of each layer's channels it trains.")] = 1.0,
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
@@ -216,6 +217,7 @@ def supernode(
             delta=delta,
             approve=tuple(read_approval(given) for given in approve or ()),
             metrics=metrics,
+            width=width,
         )
         machines.check_node(node)
         machines.check_certificate(node)

@@ -63,6 +63,7 @@ class SuperNode:
     delta: float = 1e-5
     approve: tuple[str, ...] = ()
     metrics: str = ""
+    width: float = 1.0
 
     @property
     def conditions(self) -> bool:
@@ -165,6 +166,7 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     config |= {"data": str(node.data)} if node.data else {}
     config |= {"require": node.require} if node.require else {}
     config |= {"metrics": node.metrics} if node.metrics else {}
+    config |= {"width": node.width} if node.width < 1 else {}
     return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 

@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from prunella.server.audit.attempt import canary_outcome, client_evidence
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
-from prunella.server.audit.shadow import alike, template_of, write_public, write_sent
+from prunella.server.audit.shadow import alike, attacked, template_of, write_public, write_sent
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.tasks.data import Examples
@@ -195,6 +195,8 @@ class Auditor:
             return
         taken.add(member.client)
         view, moved = view_of(self.run, expected, contribution, start), moved_mask(expected, contribution.base)
+        update = attacked(self.run, self.raw, self.task.structure(), start, view.update)
+        view = replace(view, update=apply_mask(update, contribution.shared))
         pattern, _ = self._matched(expected, view, moved)
         if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
             self._file_canary(expected, "control", view, moved, member.client)

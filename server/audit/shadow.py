@@ -15,14 +15,15 @@ since the view starts from the client's ticket. Errors: ``DefenseError`` where t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from prunella.core.config import Raw, parse_run
+from prunella.core.config import Raw, Run, parse_run
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, to_device, zeros_like
@@ -34,7 +35,7 @@ from prunella.strategies.round.local import PLAIN, LocalResult, Procedure, Recei
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.tasks.data import batches
 from prunella.tasks.examples import Examples, poisson_batches
-from prunella.tasks.task import Task, initial, prunable
+from prunella.tasks.task import Task, initial, layers, prunable
 from prunella.tasks.training import Sgd
 from prunella.wire.encode import Reference
 from prunella.wire.records import sparse_from_coded, to_coded
@@ -79,6 +80,12 @@ def alike(a: ServerView, b: ServerView) -> bool:
     if (a.importance is None) != (b.importance is None) or (a.mask is None) != (b.mask is None):
         return False
     return a.mask is None or b.mask is None or all(torch.equal(a.mask[name], bits) for name, bits in b.mask.items())
+
+
+def attacked(run: Run, raw: Raw, module: nn.Module, start: Tree, update: Tree) -> Tree:
+    """An update as the attacks take it, which expect plain SGD: what the run's scheme does to it is taken out."""
+    undone = find(run.strategy).client.undone
+    return update if undone is None else undone(scheme_settings(run.strategy, raw), start, update, prunable(module))
 
 
 @dataclass(frozen=True)
@@ -169,13 +176,16 @@ class RunShadow:
         """What a client that holds ``shown`` sends, with its truth."""
         like, done = self.like, self._play(shown, draw, "update", self._state(draw), steps, batch_size or 0)
         out, truth = done.result.outgoing, done.truth()
+        update = attacked(
+            self.run, self.raw, self._procedure.module, like.params, self._rounded(out.update, out.shared)
+        )
         view = replace(
             like,
-            update=self._rounded(out.update, out.shared),
+            update=apply_mask(update, out.shared),
             mask=None if like.mask is None else done.result.base,
             shared=out.shared,
             received_buffers=done.result.buffers if like.received_buffers else {},
-            importance=None if like.importance is None else {n: done.result.importance[n] for n in like.importance},
+            importance=None if like.importance is None else self._told(done.result, like.importance),
             num_examples=None if like.num_examples is None else min(done.steps * done.size, len(shown)),
             labels=None if like.labels is None else truth.y[: min(done.steps * done.size, len(shown))].to(self.device),
             steps=done.steps,
@@ -183,6 +193,11 @@ class RunShadow:
             defenses=done.result.applied,
         )
         return Sent(view, truth)
+
+    def _told(self, result: LocalResult, names: Iterable[str]) -> Tree:
+        settings, known = scheme_settings(self.run.strategy, self.raw), layers(self._procedure.module)
+        told = find(self.run.strategy).client.told(settings, self.round.number, result, known)
+        return {name: told[name] for name in names}
 
     def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
         """The view of a client that trained on ``shown``."""

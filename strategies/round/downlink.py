@@ -1,36 +1,46 @@
 """What the server sends in a round, and what it may therefore expect back.
 
-Every client is sent the model under everybody's mask, or under its own where ``personal`` has one. The bits of a mask
+Every client is sent the model under everybody's mask, or under its own where ``personal`` has one; one that said that
+it trains a sub-model gets what everybody's mask keeps of that. The bits of a mask
 travel only to clients that do not hold it: a client holds the mask of its last valid reply. Under ADGP, ``locations``
 decides which values of the model travel, and where values may arrive.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 
 from prunella.core.config import Run
 from prunella.core.errors import PrunellaError
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, intersect
 from prunella.pruning.selection import density
 from prunella.strategies.round.locations import LocationSets
 from prunella.strategies.round.personal import PersonalMasks
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.stats import RoundStats
-from prunella.wire.encode import decode_mask
+from prunella.wire.encode import decode_mask, encode_mask
 from prunella.wire.records import record_bytes, to_coded, to_dense
 
 
 class Downlink:
-    """The messages of a run, one round at a time. ``allowed`` is the scheme's: how far a client may move a mask."""
+    """The messages of a run, one round at a time. ``allowed`` is the scheme's: how far a client may move a mask.
+    ``sub_mask`` is what a client of a width holds of the model."""
 
-    def __init__(self, run: Run, prunable: frozenset[str], allowed: Callable[[int, Mask], Mask | None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        prunable: frozenset[str],
+        allowed: Callable[[int, Mask], Mask | None],
+        sub_mask: Callable[[float], Mask] | None = None,
+    ) -> None:
         self.personal = PersonalMasks()
         self.locations: LocationSets | None = None
         self.asked: dict[int, Member] = {}
         self._run, self._prunable, self._allowed = run, prunable, allowed
+        self._sub_mask = sub_mask if sub_mask is None else lru_cache(maxsize=8)(sub_mask)
         self._whole: Expected | None = None  # under everybody's mask
         self._own: dict[int, bytes | None] = {}  # the mask sent to a node, where it is the client's own
         self._held: dict[int, bytes] = {}  # the fingerprint of the mask a node holds
@@ -62,8 +72,14 @@ class Downlink:
 
     def address(self, members: list[Member]) -> dict[int, bytes | None]:
         """From now on ``expected`` is of messages to these: by node its own mask, coded, where it has one."""
-        self._own = {member.node: self.personal.coded(member.client) for member in members}
+        self._own = {member.node: self.personal.coded(member.client) or self._narrow(member) for member in members}
         return self._own
+
+    def _narrow(self, member: Member) -> bytes | None:
+        """What a client of a width gets of everybody's mask, coded."""
+        if member.width >= 1 or self._sub_mask is None:
+            return None
+        return encode_mask(intersect(self.expected().mask, self._sub_mask(member.width)))
 
     def _messages(self, members: list[Member], config: ConfigRecord, kind: str, stats: RoundStats) -> list[Message]:
         whole = self.expected()

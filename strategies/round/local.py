@@ -15,6 +15,7 @@ from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, invert, map_trees, scale, subtract, zeros_like
 from prunella.privacy.chain import Chain, ChainState, check_model, compose, observe, present, release
 from prunella.privacy.defense import Outgoing, Step
+from prunella.pruning.powerprop import Power
 from prunella.strategies.round.plan import LocalPlan
 from prunella.tasks.data import Examples
 from prunella.tasks.per_example import per_example_gradients
@@ -65,12 +66,19 @@ class Procedure:
     """What does not change during a run: the model's structure, the optimiser's settings, the defense chain.
 
     ``expected_batch`` is what a defense with an epsilon divides by under Poisson sampling; None: the batch's own size.
+    ``power`` is the scheme's, where it has one (``LocalPlan.power``).
     """
 
     module: nn.Module
     sgd: Sgd
     chain: Chain
     expected_batch: int | None = None
+    power: Power | None = None
+
+    def descend(self, hidden: Tree, gradient: Tree, velocity: Tree, mask: Mask) -> tuple[Tree, Tree]:
+        """SGD's step and velocity; ``hidden`` are the weights, or those of the power."""
+        pulled = gradient if self.power is None else self.power.pulled(gradient, hidden)
+        return sgd_step(hidden, pulled, velocity, self.sgd, mask)
 
 
 def step_of(procedure: Procedure, params: Tree, buffers: Tree, batch: Examples, mask: Mask, number: int) -> Step:
@@ -98,6 +106,7 @@ def train(
     chain, params, buffers = procedure.chain, start, received.buffers
     check_model(chain, buffers)
     velocity: Tree = {}
+    hidden = start if procedure.power is None else procedure.power.hidden(start)
     squares, steps = zeros_like(start), 0
     for batch in batches:
         x = present(chain, batch.x, state, generator)
@@ -108,7 +117,8 @@ def train(
                 _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
             gradient, state = observe(chain, gradient, received.params, state, generator, step)
         squares = map_trees(lambda s, g: torch.addcmul(s, g, g), squares, gradient)
-        params, velocity = sgd_step(params, gradient, velocity, procedure.sgd, received.mask)
+        hidden, velocity = procedure.descend(hidden, gradient, velocity, received.mask)
+        params = hidden if procedure.power is None else procedure.power.shown(hidden)
         steps += 1
     return Trained(params, buffers, scale(squares, 1 / max(steps, 1)), state, steps)
 
@@ -124,6 +134,7 @@ def _train_as_planned(
     """Compose and train. Where the plan readjusts, the mask moves half-way and the velocity starts from zero."""
     mask = received.mask if plan.mask is None else plan.mask
     begin = received.params if plan.start is None else plan.start
+    procedure = replace(procedure, power=plan.power)
     composed, state = compose(procedure.chain, begin, state, generator)
     start, under = apply_mask(composed, mask), replace(received, mask=mask)
     if plan.readjust is None:

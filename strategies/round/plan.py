@@ -11,6 +11,7 @@ from typing import Any
 
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree
+from prunella.pruning.powerprop import Power
 
 Readjust = Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]
 
@@ -39,13 +40,15 @@ class LocalPlan:
     """The default changes nothing.
 
     ``mask`` must lie inside the received one. After ``before`` local steps ``readjust`` maps weights, mean squared
-    gradients and mask to weights and mask for the remaining steps.
+    gradients and mask to weights and mask for the remaining steps. With ``power`` steps are taken by its hidden
+    weights.
     """
 
     start: Tree | None = None
     mask: Mask | None = None
     readjust: Readjust | None = None
     before: int = 0
+    power: Power | None = None
     keep: dict[str, Tree] = field(default_factory=dict)
 
 

@@ -245,7 +245,8 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
     return update, participation, _importance(content, expected, names)
 
 
-def _answered(reply: Message) -> None:
+def answered(reply: Message) -> None:
+    """Raise ``ReplyError`` for an error in the place of an answer."""
     if reply.has_error():
         reason = UNANSWERED.get(reply.error.code, "client-error")
         words = RAISED.sub(r"\1: \2", (reply.error.reason or "")[:4_000])
@@ -254,7 +255,7 @@ def _answered(reply: Message) -> None:
 
 def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
     """The contribution in a reply, or ``ReplyError``."""
-    _answered(reply)
+    answered(reply)
     content = reply.content
     provenance = content.config_records.get("provenance", ConfigRecord())
     _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
@@ -292,7 +293,7 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
 def read_evaluation(reply: Message) -> Evaluation:
     """What a client measured on its held-out examples, or ``ReplyError``. The loss is NaN where it told none, as under
     an epsilon."""
-    _answered(reply)
+    answered(reply)
     metrics = reply.content.metric_records.get("metrics", MetricRecord())
     examples = _examples(metrics.get("num-examples"))
     accuracy = _figure(metrics.get("accuracy"), 0.0, 1.0, "the accuracy is not a share")

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
-from prunella.core.untrusted import clean, whole
+from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.numbering import Numbering
 
 Consent = Literal["deny", "scores", "numbers", "pictures"]
@@ -31,6 +31,7 @@ HELLO_LIFE = 120.0  # a first question stays open; every further one twice as lo
 MAX_DOUBLINGS = 5
 POLL_SECONDS = 0.2
 REFUSED_SECONDS = 60.0
+MIN_WIDTH = 0.01
 MAX_CLIENT = 2**31 - 1  # the highest client number
 APP_RAISED = 2  # Flower: the ClientApp raised an exception
 
@@ -42,13 +43,17 @@ class Member:
     client: int
     node: int
     consent: Consent = "deny"
+    width: float = 1.0  # of the sub-model that it trains (``pruning.widths``)
 
 
 def read_hello(reply: Message, node: int) -> Member:
-    """The member behind the reply of ``node`` to ``query.hello``; what is missing or invalid becomes no consent."""
+    """The member behind the reply of ``node`` to ``query.hello``; what is missing or invalid becomes no consent, and
+    the whole width."""
     record = reply.content.config_records.get("hello", ConfigRecord())
     number, consent = whole(record.get("client"), 0, MAX_CLIENT), record.get("audit")
-    return Member(node if number is None else number, node, consent if consent in CONSENTS else "deny")
+    width = figure(record.get("width", 1.0), MIN_WIDTH, 1.0)
+    known = consent if consent in CONSENTS else "deny"
+    return Member(node if number is None else number, node, known, 1.0 if width is None else width)
 
 
 class Roster:

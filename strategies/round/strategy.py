@@ -9,6 +9,7 @@ stays a plain dense ``ArrayRecord`` (parameters and buffers by name), so the str
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.pruning.widths import sub_mask
 from prunella.strategies.round.collector import Collector
 from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.replies import Contribution, Expected, Listener, ReplyError, read_evaluation
@@ -38,7 +40,7 @@ class MaskedMean(FedAvg):
         self.run, self.model, self.settings = run, model, settings
         self.listener: Listener | None = None  # told of every valid reply
         self.roster = Roster()
-        self.downlink = Downlink(run, model.prunable, self.allowed)
+        self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))
         self.aggregator: Aggregator = MEAN
         self.mask: Mask | None = None
         self.buffers: Tree = {}
@@ -66,6 +68,10 @@ class MaskedMean(FedAvg):
 
     def note(self, contribution: Contribution) -> None:
         """Called with every valid reply, in order, before it is dropped."""
+
+    def revise_params(self, server_round: int, params: Tree) -> Tree:
+        """The weights just aggregated, where the scheme's mean is another one. Called before ``revise_mask``."""
+        return params
 
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
         """The mask of the next round, from the weights just aggregated."""
@@ -113,6 +119,8 @@ class MaskedMean(FedAvg):
             if self.listener is not None:
                 self.listener(contribution)
         params, buffers = collector.merged()
+        if collector.counts:
+            params = self.revise_params(server_round, params)
         revised = self.revise_mask(server_round, params, sent.mask)  # which also forgets what the round collected
         self.mask = revised if collector.counts else sent.mask
         return to_dense({**apply_mask(params, self.mask), **buffers}), MetricRecord({"clients": self.stats.replies})

@@ -230,7 +230,7 @@ def test_what_is_not_prunable_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("scheme", "more", "told"),
     [
-        ("fedavg", {}, "prunes nothing: Prune works with random"),
+        ("fedavg", {}, "does not know fedavg: choose one of random"),
         ("fed-ltp-iterative", {"public": load(5)}, "task=Task"),
         ("fed-ltp-one-shot", {"model": Net(), "shape": (1, 8, 8), "public": load(5)}, "task=Task"),
         ("fed-ltp-one-shot", {"task": TASK}, "nobody's secret"),

@@ -94,6 +94,8 @@ def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, no
 def test_the_client_reads_the_node_config_and_denies_audits(node: SuperNode, tmp_path: Path) -> None:
     machines.make_home(node.home, "state")
     read = read_node(tomllib.loads(machines.write_node_config(replace(node, data=tmp_path)).read_text()))
+    assert read.width == 1.0 and "width" not in machines.node_config(node)
+    assert read_node(machines.node_config(replace(node, width=0.5))).width == 0.5
     assert (read.client, read.clients, read.data) == (0, 2, tmp_path)
     assert (read.state_dir, read.consent) == (node.home / "state", "deny")
 

@@ -31,7 +31,9 @@ from tests.local_grid import LocalGrid, settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
 CANARIES, PUBLIC = load_pool(TASK, load_test("digits", None), 0)
-BOTH_ROUNDS = {"prunefl__adjust_interval": 2, "feddst__adjust_interval": 2, "lotteryfl__accuracy": 0.0}
+BOTH_ROUNDS = {f"{name}__adjust_interval": 2 for name in ("prunefl", "fedtiny", "feddst")} | {
+    "lotteryfl__accuracy": 0.0
+}
 HARD = {"momentum": 0.9, "weight_decay": 0.01, "local_steps": 3, "batch_size": 4}
 SHORT = {f"{name}__{key}": 2 for name in ("fed_ltp_one_shot", "fed_ltp_iterative") for key in ("tickets", "iterations")}
 
@@ -87,7 +89,7 @@ def test_a_control_has_the_fields_of_the_clients_view_in_every_kind_of_round(
 ) -> None:
     queue = filed(tmp_path, monkeypatch, strategy=strategy, defenses="none")
     views = [require_matched(queue, round) for round in (1, 2)]
-    assert [view.importance is not None for view in views] == [False, strategy == "prunefl"]
+    assert [view.importance is not None for view in views] == [False, strategy in ("prunefl", "fedtiny")]
     assert all(view.steps == 3 and view.batch_size == 4 and view.num_examples == 12 for view in views)
 
 
