@@ -96,6 +96,8 @@ def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     scheme = find(run.strategy)
     made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
     made.aggregator = build_aggregator(run, raw)
+    if getattr(made.settings, "granularity", "weight") == "filter":
+        _ = model.groups  # which raises before the run, where it would in its first round
     if ADGP in run.defense_names:
         if scheme.client.plan is not None or scheme.personal:
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")

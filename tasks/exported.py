@@ -44,6 +44,9 @@ def fitted(module: nn.Module, tree: Tree) -> nn.Module:
         else:
             raise ConfigError(f"this model has no tensor {name}")
     for layer in module.modules():
+        if isinstance(layer, nn.Conv2d) and 1 < layer.groups == layer.in_channels == layer.out_channels:
+            layer.groups = layer.in_channels = layer.out_channels = len(layer.weight)  # one filter a channel
+            continue
         for size, attribute in zip(_shape(layer), _SIZES.get(type(layer), ()), strict=False):
             setattr(layer, attribute, size)
     return module

@@ -3,9 +3,9 @@
 The two do different things, and a row says how far each gets; no row says which network is the better one:
 
 * ``weights``: the smallest weights masked, then ``pruning.shrink``, which removes units with nothing to do;
-* ``filters, by layer`` and ``filters, global``: whole filters masked by ``keep_filters`` (the strategy ``magnitude``
+* ``filters, by layer`` and ``filters, global``: whole channels masked by ``keep_channels`` (the strategy ``magnitude``
   with ``granularity=filter``), then ``shrink``. The result computes what the dense *masked* network does, to ``apart``,
-  and so needs no training of its own. A residual sum keeps its channels: filters that lead there are zero, and stay;
+  and so needs no training of its own;
 * ``torch-pruning``: its ``MagnitudePruner`` by groups of layers that depend on each other, residual sums included. It
   cuts through those, so that its result is no network that was trained or measured before: it has to be fine-tuned.
 
@@ -32,8 +32,10 @@ from prunella.benchmarks.speed.bench import command, importable, show_table, tur
 from prunella.core.randomness import stream
 from prunella.core.trees import apply_mask
 from prunella.deploy.tools.export import difference
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.filters import keep_channels
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import keep_by_score, keep_filters
+from prunella.pruning.selection import Scope, keep_by_score
 from prunella.pruning.shrink import shrink
 from prunella.tasks.exported import fitted
 from prunella.tasks.task import Task, initial, prunable
@@ -49,7 +51,8 @@ def _ours(task: Task, granularity: str, rate: float) -> tuple[nn.Module, nn.Modu
     if granularity == "weights":
         mask = keep_by_score(scores, names, rate)
     else:
-        mask = keep_filters(scores, names, rate, "layer" if granularity == "filters, by layer" else "global")
+        scope: Scope = "layer" if granularity == "filters, by layer" else "global"
+        mask = keep_channels(scores, channel_groups(task.build(), task.shape), names, rate, scope)
     masked = {**apply_mask(params, mask), **buffers}
     small = shrink(task.build(), masked, task.shape)
     return fitted(task.build(), small).eval(), fitted(task.build(), masked).eval()

@@ -7,19 +7,25 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from prunella.core.trees import full_mask
+from prunella.core.trees import Mask, Tree, full_mask
 from prunella.deploy.cli import main as cli
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.runs import RunDir
 from prunella.deploy.tools import export
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.filters import keep_channels
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import keep_by_score, keep_filters
+from prunella.pruning.selection import keep_by_score
 from prunella.server.checkpoint import Checkpoint, save
 from prunella.server.report.build import exported
 from prunella.tasks.exported import fitted, load_exported
 from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("cnn", (1, 8, 8), 10)
+
+
+def filters(scores: Tree, names: frozenset[str], rate: float) -> Mask:
+    return keep_channels(scores, channel_groups(TASK.build(), TASK.shape), names, rate, "global")
 
 
 def a_run(path: Path, select: Any, rate: float = 0.5) -> RunDir:
@@ -33,7 +39,7 @@ def a_run(path: Path, select: Any, rate: float = 0.5) -> RunDir:
 
 
 def test_whole_filters_make_a_smaller_model_that_says_the_same(tmp_path: Path) -> None:
-    run = a_run(tmp_path, keep_filters)
+    run = a_run(tmp_path, filters)
     done = export.export(run, None)
     dense, small = done.parameters
     assert done.smaller and small < 0.7 * dense and done.round == 7 and done.difference <= 1e-5
@@ -56,7 +62,7 @@ def test_scattered_zeros_make_nothing_faster_and_the_command_says_so(tmp_path: P
 
 
 def test_a_model_that_says_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = a_run(tmp_path, keep_filters)
+    run = a_run(tmp_path, filters)
     wrong = lambda module, tree, shape: {name: t + 0.01 for name, t in tree.items()}  # noqa: E731
     monkeypatch.setattr(export, "shrink", wrong)
     with pytest.raises(LaunchError, match="nothing was written"):
