@@ -44,7 +44,7 @@ Constants = Callable[..., Tensor]  # (tree, values of the inputs) to a value: on
 
 
 @dataclass(frozen=True)
-class Step:
+class ChannelStep:
     """One operation on the channels of a group: what becomes of constants. ``inputs`` are earlier steps' names."""
 
     name: str
@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ChannelReader:
     """A layer that reads channels as step ``source`` leaves them. ``folds``: its bias can take constants over, since no
     zeros are padded around them."""
 
@@ -69,8 +69,8 @@ class Group:
     units: int
     writers: tuple[str, ...] = ()
     carriers: tuple[str, ...] = ()
-    readers: tuple[Reader, ...] = ()
-    steps: list[Step] = field(default_factory=list)
+    readers: tuple[ChannelReader, ...] = ()
+    steps: list[ChannelStep] = field(default_factory=list)
 
     def constants(self, tree: Tree) -> dict[str, Tensor]:
         """By layer that reads: the value of each channel that no input changes, [U] float64, or NaN."""
@@ -145,7 +145,7 @@ class _Groups:
         self._step(group, node, made)
 
     def _step(self, group: Group, node: fx.Node, constants: Constants) -> None:
-        group.steps.append(Step(node.name, tuple(each.name for each in node.all_input_nodes), constants))
+        group.steps.append(ChannelStep(node.name, tuple(each.name for each in node.all_input_nodes), constants))
         self.of[node.name] = group
 
     def _pin(self, node: fx.Node) -> None:
@@ -177,9 +177,9 @@ class _Groups:
             group.carriers += (name,)
             self._step(group, node, _normalised(name, layer) if _is_norm(layer, group, source) else _dw(name, layer))
         elif _is_layer(layer) and len(_shape(source)) == (4 if isinstance(layer, nn.Conv2d) else 2):
-            group.readers += (Reader(name, source.name, _folds(layer)),)
+            group.readers += (ChannelReader(name, source.name, _folds(layer)),)
             written = Group(len(layer.weight), (name,))  # type: ignore[arg-type]
-            written.steps.append(Step(node.name, (), _written(name)))
+            written.steps.append(ChannelStep(node.name, (), _written(name)))
             self.of[node.name] = written
         else:
             return False
@@ -266,7 +266,7 @@ def _pass(node: fx.Node, layer: nn.Module | None) -> Constants | None:
     """What works on every channel by itself and makes a constant of a constant; None for anything else."""
     if layer is not None:
         if isinstance(layer, _ACTIVATIONS):
-            return lambda tree, value: layer(value.clone())  # type: ignore[no-any-return]
+            return lambda tree, value: layer(value.clone())
         padded = isinstance(layer, nn.AvgPool2d) and bool(layer.padding) and layer.count_include_pad
         plain_mean = isinstance(layer, nn.AvgPool2d) and layer.divisor_override is None and not padded
         flat = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
@@ -287,7 +287,7 @@ def _pass(node: fx.Node, layer: nn.Module | None) -> Constants | None:
         return None
     given, named = node.args[1:], node.kwargs
     function: Any = node.target if node.op == "call_function" else getattr(Tensor, name)
-    return lambda tree, value: function(value.clone(), *given, **named)  # type: ignore[no-any-return]
+    return lambda tree, value: function(value.clone(), *given, **named)
 
 
 def _same(tree: Tree, value: Tensor) -> Tensor:

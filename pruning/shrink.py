@@ -110,8 +110,6 @@ def _cut(group: Group, tree: Tree, keep: Tensor) -> Tree:
             changed[name] = tensor[keep]
     for reader in group.readers:
         old = changed[f"{reader.layer}.weight"]
-        cut = columns(old, len(keep))[:, keep]
-        changed[f"{reader.layer}.weight"] = (
-            cut.reshape(len(old), -1, *old.shape[2:]) if old.ndim > 2 else cut.flatten(1)
-        )
+        read = columns(old, len(keep))[:, keep]
+        changed[f"{reader.layer}.weight"] = read.reshape(len(old), -1, *old.shape[2:])
     return changed

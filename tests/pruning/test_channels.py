@@ -10,7 +10,6 @@ from prunella.core.randomness import stream
 from prunella.pruning.channels import channel_groups
 from prunella.tasks.exported import fitted
 from prunella.tasks.models import MODELS
-from prunella.tasks.task import Task, initial
 
 
 def groups(net: nn.Module, shape: tuple[int, ...] = (3, 16, 16)) -> list[tuple[set[str], set[str], set[str]]]:
@@ -126,7 +125,7 @@ def test_constants_are_those_that_the_network_computes(model: Any) -> None:
             read = seen[layer].flatten(2) if seen[layer].ndim == 4 else seen[layer][..., None]
             fixed = ~constant.isnan()
             known += int(fixed.sum())
-            assert torch.allclose(read[:, fixed].double(), constant[fixed].view(1, -1, 1).expand_as(read[:, fixed]).double(),
-                                  atol=1e-5)  # fmt: skip
+            same = constant[fixed][:, None].expand_as(read[:, fixed])
+            assert torch.allclose(read[:, fixed].double(), same, atol=1e-5)
             assert not bool(fixed[3::2].any()) and bool((read.amax((0, 2)) > read.amin((0, 2)))[3::2].any())
     assert known >= sum(g.units * len(g.readers) for g in found) // 4
