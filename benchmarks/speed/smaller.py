@@ -108,7 +108,9 @@ def at_flops(cut: Callable[[float], nn.Module], most: float, shape: tuple[int, .
 
 
 def train(module: nn.Module, examples: Examples, epochs: float, seed: int) -> None:
-    """SGD over batches that depend on the seed alone; the module is changed."""
+    """SGD over batches that depend on the seed alone; the module is changed, or with 0 epochs left as it is."""
+    if not epochs:
+        return
     g = stream(seed, purpose="smaller")
     order = torch.cat([torch.randperm(len(examples), generator=g) for _ in range(-int(-epochs // 1))])
     optimizer = torch.optim.SGD(module.parameters(), RATE, MOMENTUM)
