@@ -11,8 +11,9 @@ A network is trained, cut to a share of its FLOPs in every way there is, and tra
 
 Each is given the rate at which its FLOPs are the nearest below the share that was asked, found by bisection. FLOPs are
 PyTorch's count (two a multiplication with addition) for one image. Accuracy is of the whole test set, over seeds of
-weights and batches; ``at once`` is before training on. Time is a forward pass of ``BATCH`` images, evaluation mode, one
-thread, arms in turns, processor seconds, the median of the dense network's over the arm's own; the first seed's.
+weights and batches; ``at once`` is before training on. With ``--epochs 0`` nothing is trained, and none is measured.
+Time is a forward pass of ``BATCH`` images, evaluation mode, one thread, arms in turns, processor seconds, the median of
+the dense network's over the arm's own; the first seed's.
 
     pip install torch-pruning==1.6.1    # into an environment of its own
     python -m prunella.benchmarks.speed.smaller --data DIR [--model resnet18] [--size 16] [--flops 0.5,0.25] [--json]
@@ -132,6 +133,10 @@ def accuracy(module: nn.Module, examples: Examples) -> float:
     return float(torch.cat(right).double().mean())
 
 
+def _score(test: Examples | None, module: nn.Module) -> float | None:
+    return None if test is None else accuracy(module, test)
+
+
 def arms(task: Task, there: set[str]) -> dict[str, Cut]:
     """Every way to cut, by name."""
     found: dict[str, Cut] = {"weights": partial(_ours, task, None)}
@@ -157,8 +162,8 @@ def measure(
     learn, test = data
     dense = fitted(task.build(), dict(pair for tree in initial(task, seed) for pair in tree.items()))
     train(dense, learn, options.epochs, seed)
-    whole = flops(dense, task.shape)
-    rows: dict[str, Any] = {DENSE: {"flops": whole, "accuracy": accuracy(dense, test), "at_once": None, "apart": None}}
+    whole, score = flops(dense, task.shape), partial(_score, test if options.epochs else None)
+    rows: dict[str, Any] = {DENSE: {"flops": whole, "accuracy": score(dense), "at_once": None, "apart": None}}
     networks = {DENSE: dense}
     for share in (float(each) for each in options.flops.split(",")):
         for name, cut in arms(task, importable(PACKAGES)).items():
@@ -166,12 +171,12 @@ def measure(
                 rate, small = 1 - share, cut(dense, 1 - share)
             else:
                 rate, small = at_flops(partial(cut, dense), share * whole, task.shape)
-            apart, at_once = _apart(task, name, dense, small, rate), accuracy(small, test)
+            apart, at_once = _apart(task, name, dense, small, rate), score(small)
             if name != "weights":
                 train(small, learn, options.tune, seed + 1000)
             networks[f"{name} {share:g}"] = small
             rows[f"{name} {share:g}"] = {"flops": flops(small, task.shape), "rate": rate, "apart": apart,
-                                         "at_once": at_once, "accuracy": accuracy(small, test)}  # fmt: skip
+                                         "at_once": at_once, "accuracy": score(small)}  # fmt: skip
     for name, module in networks.items():
         rows[name]["parameters"] = sum(p.numel() for p in module.parameters())
     return rows, networks
