@@ -14,6 +14,8 @@ EXTRAS = {
     "server": ("sklearn", "jinja2", "PIL", "pyarrow", "prometheus_client"),
     "vision": ("torchvision", "torchmetrics", "flwr_datasets", "pyarrow", "PIL"),
     "attest": ("weasyprint",),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "executorch": ("executorch",),
     "simulation": ("ray",),
     "benchmarks": ("opacus", "matplotlib", "psutil"),
 }

@@ -91,8 +91,10 @@ class Setup:
         elif scheme in TICKETS:
             fix = 'task=Task("my_app.task:Net", (3, 32, 32), 10), from prunella import Task'
             raise ConfigError(f"{scheme} starts from fresh weights of the model, which it has to be told: {fix}")
-        if scheme in NEEDS_MODEL and (model is None or shape is None):
-            raise ConfigError(f"{scheme} needs the model and the shape of its input: model=Net(), shape=(3, 32, 32)")
+        whole = settings.get("granularity") == "filter"
+        if (scheme in NEEDS_MODEL or whole) and (model is None or shape is None):
+            who = f"{scheme} of whole filters" if whole else scheme
+            raise ConfigError(f"{who} needs the model and the shape of its input: model=Net(), shape=(3, 32, 32)")
         if scheme in NEEDS_PUBLIC and public is None:
             raise ConfigError(f"{scheme} prunes on examples that are nobody's secret: give public=(images, labels)")
         if scheme == "prunefl" and (model is None or shape is None):

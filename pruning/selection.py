@@ -10,7 +10,7 @@ stays exact. Only a rate that leaves fewer weights than there are layers is not 
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from fractions import Fraction
 from typing import Literal
 
@@ -18,7 +18,7 @@ import torch
 
 from prunella.core.errors import KeyMismatch
 from prunella.core.ranking import keep_largest
-from prunella.core.trees import Mask, Tree, count
+from prunella.core.trees import Mask, Tree, count, map_trees
 
 Scope = Literal["global", "layer"]
 Granularity = Literal["weight", "filter"]
@@ -48,43 +48,10 @@ def keep_by_score(scores: Tree, prunable: Set[str], rate: float, scope: Scope = 
     return mask | split(keep_largest(ranked, count), {name: scores[name] for name in names})
 
 
-def keep_filters(scores: Tree, prunable: Set[str], rate: float, scope: Scope = "global") -> Mask:
-    """Keep whole filters (convolution) and neurons (linear): rows of the first dimension, the best mean score first.
-
-    The mean, so that layers of unequal fan-in can be compared. Rows go lowest first, ties by layer and index, while no
-    more than a share ``rate`` of the weights is gone: as near below it as whole rows come. Every layer keeps a row, and
-    the last of ``scores``, whose rows are the classes, all; with ``scope`` "layer" the rate holds within each other
-    layer. NaN raises.
-
-    >>> scores = {"a": torch.tensor([[1.0, 9.0], [2.0, 3.0], [4.0, 4.0]]), "out": torch.zeros(2, 3)}
-    >>> keep_filters(scores, {"a", "out"}, 0.4)["a"].tolist()
-    [[True, True], [False, False], [False, False]]
-    """
-    mask = {name: torch.ones_like(t, dtype=torch.bool) for name, t in scores.items()}
-    names = [name for name in scores if name in prunable]
-    total = sum(scores[name].numel() for name in names)
-    groups = [names[:-1]] if scope == "global" else [[name] for name in names[:-1]]
-    for group in groups:
-        whole = total if scope == "global" else scores[group[0]].numel()
-        room = whole - kept_count(whole, rate)
-        for name, row in _worst_rows(scores, group):
-            if (size := scores[name][row].numel()) > room:
-                break
-            mask[name][row] = False
-            room -= size
-    return mask
-
-
-def _worst_rows(scores: Tree, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Every row but the best of each layer, lowest mean first."""
-    ranked = []
-    for place, name in enumerate(names):
-        means = scores[name].double().flatten(1).mean(1)
-        if bool(torch.isnan(means).any()):
-            raise ValueError(f"scores of shape {tuple(scores[name].shape)} contain NaN")
-        best = int(means.argmax())
-        ranked += [(mean, place, row, name) for row, mean in enumerate(means.tolist()) if row != best]
-    return [(name, row) for _, _, row, name in sorted(ranked)]
+def below(scores: Tree, inside: Mask) -> Tree:
+    """Scores that are never negative, with those outside of a mask lower still: what is out stays out, even beside a
+    kept weight that happens to be zero."""
+    return map_trees(lambda s, m: s.masked_fill(~m, -1.0), scores, {name: inside[name] for name in scores})
 
 
 def keep_counts(scores: Tree, counts: Mapping[str, int]) -> Mask:

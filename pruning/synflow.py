@@ -11,17 +11,17 @@ activation that a model calls as a function stays as it is. Scores are float64; 
 """
 
 import copy
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from prunella.core.errors import PrunellaError
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees
-from prunella.pruning.selection import Scope, keep_by_score
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 
 Shape = tuple[int, int, int]
+Select = Callable[[Tree, float, Mask], Mask]  # scores, the rate and the mask so far to a mask inside of it
 _IDENTITY = (
     nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU, nn.ReLU6, nn.Softplus, nn.Hardtanh,
     nn.Dropout, nn.Dropout2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
@@ -52,16 +52,14 @@ def flow(linear: nn.Module, params: Tree, shape: Shape, prunable: Set[str]) -> T
 
 
 def synflow_mask(
-    module: nn.Module, params: Tree, shape: Shape, prunable: Set[str], rate: float, schedule: tuple[int, Scope]
+    module: nn.Module, params: Tree, shape: Shape, prunable: Set[str], rate: float, schedule: tuple[int, Select]
 ) -> Mask:
-    """The mask after all steps; ``schedule`` is the number of steps and the scope of the ranking."""
-    steps, scope = schedule
+    """The mask after all steps; ``schedule`` is their number and who turns scores into a mask."""
+    steps, select = schedule
     linear = linear_copy(module)
     mask = full_mask(params)
     for step in range(1, steps + 1):
         scores = flow(linear, apply_mask(params, mask), shape, prunable)
-        # Below every score, so that what is out stays out.
-        ranked = map_trees(lambda s, m: s.masked_fill(~m, -1.0), scores, {name: mask[name] for name in scores})
         target = rate if step == steps else 1 - (1 - rate) ** (step / steps)
-        mask = {**mask, **keep_by_score(ranked, prunable, target, scope)}
+        mask = {**mask, **select(scores, target, {name: mask[name] for name in scores})}
     return mask

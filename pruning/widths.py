@@ -6,8 +6,9 @@ over the global one: what it does not hold is zero, and a unit without weights a
 hear it adds nothing to any output or gradient, whatever the activation, so that training under the mask is training
 the small network.
 
-Departures: units whose sum with others is taken (residual connections) stay whole, as they do in ``pruning.shrink``,
-whose graph this follows. The paper's scaler and masked cross-entropy are left out, and so is its batch norm without
+Units are channels of groups (``pruning.channels``): layers whose outputs are added up hold the same first ones.
+
+Departures: the paper's scaler and masked cross-entropy are left out, and so is its batch norm without
 statistics: a client with a width takes part in models without buffers only (``client.session``).
 
 >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 from prunella.core.trees import Mask
-from prunella.pruning.shrink import paths
+from prunella.pruning.channels import channel_groups, columns
 
 
 def sub_mask(module: nn.Module, shape: tuple[int, ...], width: float) -> Mask:
@@ -30,13 +31,11 @@ def sub_mask(module: nn.Module, shape: tuple[int, ...], width: float) -> Mask:
     mask = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in module.named_parameters()}
     if width >= 1:
         return mask
-    for layer, ways in paths(module, shape).items():
-        units = len(mask[f"{layer}.weight"])
-        outside = torch.arange(units) >= math.ceil(width * units)
-        owners = {layer, *(norm for way in ways for norm in way.norms)}
+    for group in channel_groups(module, shape):
+        outside = torch.arange(group.units) >= math.ceil(width * group.units)
+        owners = {*group.writers, *group.carriers}
         for name in (name for name in mask if name.rpartition(".")[0] in owners):
             mask[name][outside] = False
-        for way in ways:
-            columns = mask[f"{way.reader}.weight"]
-            columns.reshape(len(columns), units, -1)[:, outside] = False  # a view: masks are contiguous
+        for reader in group.readers:
+            columns(mask[f"{reader.layer}.weight"], group.units)[:, outside] = False  # a view: masks are contiguous
     return mask

@@ -105,6 +105,8 @@ def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
         guards := [n for n in run.defense_names if n in DEFENSES and DEFENSES[n].guards]
     ):
         raise ConfigError(f"{guards[0]} attacks plain SGD only: choose another strategy than {run.strategy}")
+    if getattr(made.settings, "granularity", "weight") == "filter":
+        _ = model.groups  # which raises before the run, where it would in its first round
     if ADGP in run.defense_names:
         if scheme.client.plan is not None or scheme.personal:
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from prunella.core.config import Count, Positive
 from prunella.core.trees import Mask, Tree, scale
 from prunella.pruning.grasp import grasp
-from prunella.pruning.selection import Scope, keep_by_score
+from prunella.pruning.selection import Granularity, Scope
 from prunella.strategies.round.public_loss import loss_on, public_batch
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.strategy import MaskedMean
@@ -27,6 +27,7 @@ class GraSPSettings:
     batch: Count = 100  #: public examples in the one batch
     temperature: Positive = 200.0  #: that logits are divided by; 1 is the loss as it is trained
     scope: Scope = "global"  #: rank weights over all layers together, or within each
+    granularity: Granularity = "weight"  #: what goes at once: a weight, or a filter with all added into its channel
 
 
 class GraSP(MaskedMean):
@@ -35,4 +36,5 @@ class GraSP(MaskedMean):
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         batch = public_batch(self.model, self.settings.batch, self.run.seed)
         scores = grasp(params, loss_on(self.model, batch, self.settings.temperature))
-        return keep_by_score(scale(scores, -1.0), self.model.prunable, self.run.rate, self.settings.scope)
+        how = (self.settings.scope, self.settings.granularity)
+        return self.model.keep(scale(scores, -1.0), self.run.rate, how)

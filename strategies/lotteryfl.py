@@ -16,9 +16,9 @@ its largest weight; ``rewind`` off goes on from the received weights. The paper'
 from dataclasses import dataclass
 
 from prunella.core.config import Rate, Share
-from prunella.core.trees import Mask, Tree, apply_mask, count, intersect, map_trees
+from prunella.core.trees import Mask, Tree, apply_mask, count, intersect
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import Scope, density, keep_by_score
+from prunella.pruning.selection import Scope, below, density, keep_by_score
 from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import Contribution, Expected
@@ -40,7 +40,7 @@ def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, sett
     """The next mask on the way to ``rate``: inside ``mask``, or ``mask`` itself once the rate is reached."""
     removed = 1 - density(mask, prunable)
     target = min(rate, 1 - (1 - removed) * (1 - settings.step))
-    ranked = map_trees(lambda s, m: s.masked_fill(~m, -1.0), magnitude(params), mask)
+    ranked = below(magnitude(params), mask)
     smaller = intersect(keep_by_score(ranked, prunable, target, settings.scope), mask)
     return smaller if count(smaller) < count(mask) else mask
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.scores import random
-from prunella.pruning.selection import Scope, keep_by_score
+from prunella.pruning.selection import Granularity, Scope
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.strategy import MaskedMean
 
@@ -25,6 +25,7 @@ class RandomSettings:
 
     ramp_rounds: Annotated[int, Field(ge=0)] = 0  #: rounds until the full rate; 0: all before the first
     scope: Scope = "layer"  #: the rate holds over all layers together, or within each
+    granularity: Granularity = "weight"  #: what goes at once: a weight, or a filter with all added into its channel
 
 
 class Random(MaskedMean):
@@ -34,7 +35,7 @@ class Random(MaskedMean):
         ramp = self.settings.ramp_rounds
         rate = self.run.rate * (min(1.0, rounds_done / ramp) if ramp else 1.0)
         scores = random(params, stream(self.run.seed, purpose="random-mask"))
-        return keep_by_score(scores, self.model.prunable, rate, self.settings.scope)
+        return self.model.keep(scores, rate, (self.settings.scope, self.settings.granularity))
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         return self._cut(params, 0)

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
-from prunella.pruning.selection import Scope, keep_by_score
+from prunella.pruning.selection import Granularity, Scope
 from prunella.pruning.snip import snip
 from prunella.strategies.round.public_loss import loss_on, public_batch
 from prunella.strategies.round.roster import Member
@@ -26,6 +26,7 @@ class SnipSettings:
 
     batch: Count = 128  #: public examples in the one batch
     scope: Scope = "global"  #: rank weights over all layers together, or within each
+    granularity: Granularity = "weight"  #: what goes at once: a weight, or a filter with all added into its channel
 
 
 class Snip(MaskedMean):
@@ -34,4 +35,4 @@ class Snip(MaskedMean):
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         batch = public_batch(self.model, self.settings.batch, self.run.seed)
         scores = snip(params, loss_on(self.model, batch))
-        return keep_by_score(scores, self.model.prunable, self.run.rate, self.settings.scope)
+        return self.model.keep(scores, self.run.rate, (self.settings.scope, self.settings.granularity))

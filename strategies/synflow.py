@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from prunella.core.config import Count
 from prunella.core.trees import Mask, Tree
-from prunella.pruning.selection import Scope
+from prunella.pruning.selection import Granularity, Scope
 from prunella.pruning.synflow import synflow_mask
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.strategy import MaskedMean
@@ -24,11 +24,17 @@ class SynFlowSettings:
 
     steps: Count = 100  #: how often scores are computed on the way to the rate
     scope: Scope = "global"  #: rank weights over all layers together, or within each
+    granularity: Granularity = "weight"  #: what goes at once: a weight, or a filter with all added into its channel
 
 
 class SynFlow(MaskedMean):
     """``settings`` is a ``SynFlowSettings``."""
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
-        model, plan = self.model, (self.settings.steps, self.settings.scope)
-        return synflow_mask(model.module, params, model.shape, model.prunable, self.run.rate, plan)
+        model, settings = self.model, self.settings
+
+        def select(scores: Tree, rate: float, inside: Mask) -> Mask:
+            return model.keep(scores, rate, (settings.scope, settings.granularity), inside)
+
+        names, plan = model.prunable, (settings.steps, select)
+        return synflow_mask(model.module, params, model.shape, names, self.run.rate, plan)

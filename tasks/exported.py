@@ -44,6 +44,9 @@ def fitted(module: nn.Module, tree: Tree) -> nn.Module:
         else:
             raise ConfigError(f"this model has no tensor {name}")
     for layer in module.modules():
+        if isinstance(layer, nn.Conv2d) and 1 < layer.groups == layer.in_channels == layer.out_channels:
+            layer.groups = layer.in_channels = layer.out_channels = len(layer.weight)  # one filter a channel
+            continue
         for size, attribute in zip(_shape(layer), _SIZES.get(type(layer), ()), strict=False):
             setattr(layer, attribute, size)
     return module
@@ -81,11 +84,18 @@ def write_exported(folder: Path, task: Task, module: nn.Module, notes: dict[str,
         "layers": layers(module),
         **notes,
     }
+    write_tree(folder / WEIGHTS, tree)
+    write_program(folder / PROGRAM, task, module)
+    write_json(folder / DESCRIPTION, description)
+
+
+def write_program(path: Path, task: Task, module: nn.Module) -> None:
+    """The program alone, without the source lines and paths of this machine that PyTorch notes at every node."""
     example = torch.zeros(2, *task.shape)
     program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    write_tree(folder / WEIGHTS, tree)
-    write_atomically(folder / PROGRAM, lambda path: _save(program, path))
-    write_json(folder / DESCRIPTION, description)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    write_atomically(path, lambda temporary: _save(program, temporary))
 
 
 def _save(program: torch.export.ExportedProgram, path: Path) -> None:

@@ -1,75 +1,91 @@
-"""Smaller networks: what ``prunella export`` makes of masks, beside Torch-Pruning 1.6.1 on the same weights.
+"""Smaller networks of equal FLOPs: what ``prunella export`` makes of masks, beside Torch-Pruning 1.6.1.
 
-The two do different things, and a row says how far each gets; no row says which network is the better one:
+A network is trained, cut to a share of its FLOPs in every way there is, and trained on for the same few batches:
 
-* ``weights``: the smallest weights masked, then ``pruning.shrink``, which removes units with nothing to do;
-* ``filters, by layer`` and ``filters, global``: whole filters masked by ``keep_filters`` (the strategy ``magnitude``
-  with ``granularity=filter``), then ``shrink``. The result computes what the dense *masked* network does, to ``apart``,
-  and so needs no training of its own. A residual sum keeps its channels: filters that lead there are zero, and stay;
-* ``torch-pruning``: its ``MagnitudePruner`` by groups of layers that depend on each other, residual sums included. It
-  cuts through those, so that its result is no network that was trained or measured before: it has to be fine-tuned.
+* ``weights``: the smallest weights masked, then ``pruning.shrink``, which finds nothing to remove; not trained on;
+* ``filters, by layer`` and ``filters, global``: channels masked by ``keep_channels`` (the strategy ``magnitude`` with
+  ``granularity=filter``), then ``shrink``; the result computes what the dense *masked* network does, to ``apart``;
+* ``torch-pruning, by layer`` and ``torch-pruning, global``: its ``MagnitudePruner`` at its defaults, the last layer
+  kept. It cuts groups of layers that depend on each other, as ``keep_channels`` does; it scores with the weights that
+  read a channel, too.
 
-``rate`` is the share of the prunable weights that a mask removes. Torch-Pruning is asked for a share of channels, and
-gets 1 - sqrt(1 - rate), by which about ``rate`` of the weights go where input and output channels are both cut.
-Accuracy is not compared: the weights are the initial ones, as size and speed do not depend on them. FLOPs are PyTorch's
-count (two a multiplication with addition) for one image; time is a forward pass of ``BATCH`` images, evaluation mode,
-one thread, arms in turns, processor seconds, the median of the dense network's over the arm's own.
+Each is given the rate at which its FLOPs are the nearest below the share that was asked, found by bisection. FLOPs are
+PyTorch's count (two a multiplication with addition) for one image. Accuracy is of the whole test set, over seeds of
+weights and batches; ``at once`` is before training on. With ``--epochs 0`` nothing is trained, and none is measured.
+Time is a forward pass of ``BATCH`` images, evaluation mode, one thread, arms in turns, processor seconds, the median of
+the dense network's over the arm's own; the first seed's.
 
     pip install torch-pruning==1.6.1    # into an environment of its own
-    python -m prunella.benchmarks.speed.smaller [--model resnet18] [--rates 0.3,0.5,0.7] [--repeat 9] [--json]
+    python -m prunella.benchmarks.speed.smaller --data DIR [--model resnet18] [--size 16] [--flops 0.5,0.25] [--json]
 """
 
 import copy
-import math
+import statistics
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
 from prunella.benchmarks.speed.bench import command, importable, show_table, turns
 from prunella.core.randomness import stream
-from prunella.core.trees import apply_mask
+from prunella.core.trees import Tree, apply_mask
 from prunella.deploy.tools.export import difference
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.filters import keep_channels
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import keep_by_score, keep_filters
+from prunella.pruning.selection import Scope, keep_by_score
 from prunella.pruning.shrink import shrink
+from prunella.tasks.data import Partition, describe, load_client, load_test
+from prunella.tasks.examples import Examples
 from prunella.tasks.exported import fitted
 from prunella.tasks.task import Task, initial, prunable
 
 PACKAGES = {"torch_pruning": "torch-pruning==1.6.1"}
-BATCH, DENSE, PEER = 16, "dense", "torch-pruning"
+BATCH, DENSE, PEER, HALVINGS = 16, "dense", "torch-pruning", 8
+STEP, RATE, MOMENTUM = 32, 0.02, 0.9  # images in a training step; of SGD
+SCOPES: dict[str, Scope] = {"by layer": "layer", "global": "global"}
+Cut = Callable[[nn.Module, float], nn.Module]  # a trained network and a rate to a smaller network
 
 
-def _ours(task: Task, granularity: str, rate: float) -> tuple[nn.Module, nn.Module]:
-    """The exported network, and the masked one that it has to equal."""
-    params, buffers = initial(task, 0)
-    scores, names = magnitude(params), prunable(task.build())
-    if granularity == "weights":
-        mask = keep_by_score(scores, names, rate)
+def _tree(module: nn.Module) -> Tree:
+    return {name: t.detach() for name, t in module.state_dict().items() if t.is_floating_point()}
+
+
+def _ours(task: Task, scope: Scope | None, module: nn.Module, rate: float) -> nn.Module:
+    """The exported network; ``scope`` None masks single weights. ``masked`` is what it has to equal."""
+    masked = _masked(task, scope, module, rate)
+    return fitted(task.build(), shrink(task.build(), _tree(masked), task.shape)).eval()
+
+
+def _masked(task: Task, scope: Scope | None, module: nn.Module, rate: float) -> nn.Module:
+    params, names = {name: p.detach() for name, p in module.named_parameters()}, prunable(module)
+    if scope is None:
+        mask = keep_by_score(magnitude(params), names, rate)
     else:
-        mask = keep_filters(scores, names, rate, "layer" if granularity == "filters, by layer" else "global")
-    masked = {**apply_mask(params, mask), **buffers}
-    small = shrink(task.build(), masked, task.shape)
-    return fitted(task.build(), small).eval(), fitted(task.build(), masked).eval()
+        mask = keep_channels(magnitude(params), channel_groups(module, task.shape), names, rate, scope)
+    return fitted(task.build(), {**_tree(module), **apply_mask(params, mask)}).eval()
 
 
-def _peer(task: Task, rate: float) -> nn.Module:
-    """Torch-Pruning's network at about the rate, its defaults but for the last layer, which keeps the classes."""
+def _peer(task: Task, scope: Scope, module: nn.Module, rate: float) -> nn.Module:
+    """Torch-Pruning's network at a share of channels."""
     import torch_pruning
 
-    params, buffers = initial(task, 0)
-    module = copy.deepcopy(fitted(task.build(), {**params, **buffers})).eval()
-    last = [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1:]
+    cut = copy.deepcopy(module).eval()
+    last = [layer for layer in cut.modules() if isinstance(layer, nn.Linear)][-1:]
     torch_pruning.pruner.MagnitudePruner(
-        module,
+        cut,
         torch.zeros(1, *task.shape),
         importance=torch_pruning.importance.MagnitudeImportance(),
-        pruning_ratio=1 - math.sqrt(1 - rate),
+        pruning_ratio=rate,
+        global_pruning=scope == "global",
         ignored_layers=last,
     ).step()
-    return module
+    return cut
 
 
 def flops(module: nn.Module, shape: tuple[int, ...]) -> int:
@@ -79,25 +95,114 @@ def flops(module: nn.Module, shape: tuple[int, ...]) -> int:
     return int(counter.get_total_flops())
 
 
-def networks(task: Task, rates: list[float], there: set[str]) -> dict[str, tuple[nn.Module, nn.Module | None]]:
-    """Every arm's network, and the one that it promises to equal."""
-    params, buffers = initial(task, 0)
-    found: dict[str, tuple[nn.Module, nn.Module | None]] = {
-        DENSE: (fitted(task.build(), {**params, **buffers}).eval(), None)
-    }
-    for rate in rates:
-        for granularity in ("weights", "filters, by layer", "filters, global"):
-            found[f"{granularity} {rate:g}"] = _ours(task, granularity, rate)
-        if PACKAGES.keys() <= there:
-            found[f"{PEER} {rate:g}"] = (_peer(task, rate), None)
+def at_flops(cut: Callable[[float], nn.Module], most: float, shape: tuple[int, ...]) -> tuple[float, nn.Module]:
+    """The rate in [0, 1] of the most FLOPs that are no more than ``most``, to 1 in 2^``HALVINGS``, and its network."""
+    low, high, found = 0.0, 1.0, None
+    for _ in range(HALVINGS):
+        rate = (low + high) / 2
+        module = cut(rate)
+        if flops(module, shape) > most:
+            low = rate
+        else:
+            high, found = rate, (rate, module)
+    return found or (high, cut(high - 2**-HALVINGS))
+
+
+def train(module: nn.Module, examples: Examples, epochs: float, seed: int) -> None:
+    """SGD over batches that depend on the seed alone; the module is changed, or with 0 epochs left as it is."""
+    if not epochs:
+        return
+    g = stream(seed, purpose="smaller")
+    order = torch.cat([torch.randperm(len(examples), generator=g) for _ in range(-int(-epochs // 1))])
+    optimizer = torch.optim.SGD(module.parameters(), RATE, MOMENTUM)
+    module.train()
+    for chosen in torch.split(order[: int(epochs * len(examples))], STEP):
+        optimizer.zero_grad()
+        loss: Any = cross_entropy(module(examples.x[chosen]), examples.y[chosen])
+        loss.backward()
+        optimizer.step()
+    module.eval()
+
+
+@torch.no_grad()
+def accuracy(module: nn.Module, examples: Examples) -> float:
+    """Share of right labels, in evaluation mode."""
+    right = [
+        module(x).argmax(1) == y for x, y in zip(torch.split(examples.x, 64), torch.split(examples.y, 64), strict=True)
+    ]
+    return float(torch.cat(right).double().mean())
+
+
+def _score(test: Examples | None, module: nn.Module) -> float | None:
+    return None if test is None else accuracy(module, test)
+
+
+def arms(task: Task, there: set[str]) -> dict[str, Cut]:
+    """Every way to cut, by name."""
+    found: dict[str, Cut] = {"weights": partial(_ours, task, None)}
+    found |= {f"filters, {name}": partial(_ours, task, scope) for name, scope in SCOPES.items()}
+    if PACKAGES.keys() <= there:
+        found |= {f"{PEER}, {name}": partial(_peer, task, scope) for name, scope in SCOPES.items()}
     return found
+
+
+def _apart(task: Task, name: str, dense: nn.Module, small: nn.Module, rate: float) -> float | None:
+    """How far ours is off the masked network, as exported."""
+    if name.startswith(PEER):
+        return None
+    scope = SCOPES.get(name.removeprefix("filters, "))
+    images = torch.rand(BATCH, *task.shape, generator=stream(0, purpose="export"))
+    return difference(_masked(task, scope, dense, rate), small, images)
+
+
+def measure(
+    task: Task, data: tuple[Examples, Examples], options: Any, seed: int
+) -> tuple[dict[str, Any], dict[str, nn.Module]]:
+    """One seed's rows by network, and the networks."""
+    learn, test = data
+    dense = fitted(task.build(), dict(pair for tree in initial(task, seed) for pair in tree.items()))
+    train(dense, learn, options.epochs, seed)
+    whole, score = flops(dense, task.shape), partial(_score, test if options.epochs else None)
+    rows: dict[str, Any] = {DENSE: {"flops": whole, "accuracy": score(dense), "at_once": None, "apart": None}}
+    networks = {DENSE: dense}
+    for share in (float(each) for each in options.flops.split(",")):
+        for name, cut in arms(task, importable(PACKAGES)).items():
+            if name == "weights":  # no rate of which changes the FLOPs
+                rate, small = 1 - share, cut(dense, 1 - share)
+            else:
+                rate, small = at_flops(partial(cut, dense), share * whole, task.shape)
+            apart, at_once = _apart(task, name, dense, small, rate), score(small)
+            if name != "weights":
+                train(small, learn, options.tune, seed + 1000)
+            networks[f"{name} {share:g}"] = small
+            rows[f"{name} {share:g}"] = {"flops": flops(small, task.shape), "rate": rate, "apart": apart,
+                                         "at_once": at_once, "accuracy": score(small)}  # fmt: skip
+    for name, module in networks.items():
+        rows[name]["parameters"] = sum(p.numel() for p in module.parameters())
+    return rows, networks
+
+
+def _data(options: Any) -> tuple[Task, Examples, Examples]:
+    root = Path(options.data) if options.data else None
+    (channels, *_), classes = describe(options.dataset, root)
+    task = Task(options.model, (channels, options.size, options.size), classes)
+
+    def sized(found: Examples) -> Examples:
+        return Examples(interpolate(found.x, task.shape[1:], mode="bilinear", antialias=True), found.y)
+
+    test = load_test(options.dataset, root)
+    learn = load_client(options.dataset, Partition("iid", 1), 0, root)
+    if test is None:
+        raise SystemExit(f"{options.dataset} has no test examples")
+    return task, sized(Examples(learn.x[: options.images], learn.y[: options.images])), sized(test)
 
 
 def compare(options: Any) -> dict[str, Any]:
     """The result of a command line."""
-    there, task = importable(PACKAGES), Task(options.model, (3, 32, 32), 10)
+    torch.set_num_threads(options.threads)
+    task, learn, test = _data(options)
+    seeds = [measure(task, (learn, test), options, seed) for seed in range(options.seeds)]
     torch.set_num_threads(1)
-    made = networks(task, [float(rate) for rate in options.rates.split(",")], there)
     images = torch.rand(BATCH, *task.shape, generator=stream(0, purpose="export"))
 
     @torch.no_grad()
@@ -105,37 +210,51 @@ def compare(options: Any) -> dict[str, Any]:
         answer: Tensor = module(images)
         return answer
 
-    times = turns({name: partial(forward, module) for name, (module, _) in made.items()}, DENSE, options.repeat)
-    arms = {
+    first = seeds[0][1]
+    times = turns({name: partial(forward, module) for name, module in first.items()}, DENSE, options.repeat)
+    found = {
         name: {
-            "parameters": sum(p.numel() for p in module.parameters()),
-            "flops": flops(module, task.shape),
-            "apart": None if equal is None else difference(equal, module, images),
+            "seeds": [rows[name] for rows, _ in seeds],
             "faster": 1 / times[name]["ratio"],
             "least": 1 / times[name]["most"],
             "most": 1 / times[name]["least"],
             "seconds": times[name]["seconds"],
         }
-        for name, (module, equal) in made.items()
+        for name in first
     }
-    return {"model": options.model, "arms": arms, "batch": BATCH, "repeat": options.repeat, "torch": torch.__version__}
+    asked = {key: value for key, value in vars(options).items() if key not in ("data", "json")}
+    return {"arms": found, "batch": BATCH, "asked": asked, "torch": torch.__version__}
+
+
+def _span(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.mean(known):.3f} ({min(known):.3f} to {max(known):.3f})" if known else ""
 
 
 def show(result: dict[str, Any]) -> None:
-    arms = result["arms"]
-    rows = [
-        (
-            name,
-            f"{row['parameters']:,}",
-            f"{row['parameters'] / arms[DENSE]['parameters']:.3f}",
-            f"{row['flops'] / arms[DENSE]['flops']:.3f}",
-            f"{row['faster']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
-            "" if row["apart"] is None else f"{row['apart']:.0e}",
+    """Parameters and FLOPs are the first seed's; the others' differ by a channel."""
+    dense = result["arms"][DENSE]["seeds"][0]
+    rows = []
+    for name, row in result["arms"].items():
+        first = row["seeds"][0]
+        apart = [each["apart"] for each in row["seeds"] if each["apart"] is not None]
+        rows.append(
+            (
+                name,
+                f"{first['parameters']:,}",
+                f"{first['parameters'] / dense['parameters']:.3f}",
+                f"{first['flops'] / dense['flops']:.3f}",
+                f"{row['faster']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
+                _span([each["at_once"] for each in row["seeds"]]),
+                _span([each["accuracy"] for each in row["seeds"]]),
+                f"{max(apart):.0e}" if apart else "",
+            )
         )
-        for name, row in arms.items()
-    ]
-    show_table(result["model"], "network, parameters, share, FLOPs, times as fast, apart", rows)
+    heads = "network, parameters, share, FLOPs, times as fast, accuracy at once, accuracy, apart"
+    show_table(result["asked"]["model"], heads, rows, 160)
 
 
 if __name__ == "__main__":
-    command(__doc__, compare, show, {"--model": "resnet18", "--rates": "0.3,0.5,0.7", "--repeat": 9})
+    settings = {"--model": "resnet18", "--dataset": "mnist", "--data": "", "--size": 16, "--flops": "0.5,0.25"}
+    lengths = {"--images": 2000, "--epochs": 3.0, "--tune": 1.0, "--seeds": 3, "--repeat": 9, "--threads": 2}
+    command(__doc__, compare, show, {**settings, **lengths})

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from prunella.deploy.cli import attestation, machines
+from prunella.deploy.cli import attestation, exporting, machines
 from prunella.deploy.cli.machines import Runs, Settings, Stock
 from prunella.deploy.console.terminal import EXIT, FAILED, INTERRUPTED, Consent, console, errors, explained, say
 from prunella.library import DEFAULT_ATTACK
@@ -39,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # they print local variables: keys, and whatever else a command holds
 )
 app.add_typer(attestation.app)
+app.add_typer(exporting.app)
 app.add_typer(machines.app)
 Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
 RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
@@ -276,31 +277,6 @@ def prior(
 
         for line in prior(kind, dataset, out, split=split, data=data, like=like, seed=seed).lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@app.command()
-def export(
-    run: Annotated[str, typer.Argument(help="Id or path of a run; 'latest' works.")] = "latest",
-    runs: Runs = Path("runs"),
-    out: Annotated[Path | None, typer.Option(help="Directory for the model; by default export/ in the run.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The round that clients scored highest, not the last.")] = False,
-) -> None:
-    """Write a run's model for use elsewhere, without the filters and neurons that are pruned entirely.
-
-    prunella run -c strategy=magnitude -c magnitude.granularity=filter -c rate=0.5
-
-    prunella export latest
-    """
-    with explained():
-        from prunella.deploy.runs import find
-        from prunella.deploy.tools.export import export
-        from prunella.server.report.build import write_report
-
-        found = find(runs, run)
-        for line in export(found, out, best).lines():
-            say(line)
-        if found.status():
-            say(f"report     {write_report(found.path)}")
 
 
 @app.command()

@@ -4,33 +4,61 @@ The model is checked and measured before it is written: its outputs on random im
 masked model, and both run on the same images in turn, on one thread, to compare their median times. If no filter or
 neuron is pruned entirely, the model keeps its size and the report says that nothing gets faster: a multiplication by
 zero takes as long as any other.
+
+Other forms (``deploy.tools.forms``) are made of the smaller model, run by their own runtime, and compared with the
+dense masked model before they are written (``deploy.tools.verified``): in float32 to ``FORM_TOLERANCE``; of int8 the
+difference is told, and what it does to the accuracy where the server's test examples are at hand. A quarter of these is
+set apart to calibrate int8 (``tasks.public``), and accuracy is of at most ``EXAMPLES`` of the others.
 """
 
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
 
-from prunella.core.config import parse_run
+from prunella.core.config import Run, parse_run
 from prunella.core.errors import PrunellaError
+from prunella.core.files import write_atomically
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.runs import RunDir
+from prunella.deploy.tools.forms import FORMS, Format
+from prunella.deploy.tools.verified import BATCH, PASSES, Original, Verified, verified
 from prunella.pruning.shrink import shrink
 from prunella.server.best import FOLDER as BEST
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.tasks.data import make_task
-from prunella.tasks.exported import fitted, write_exported
+from prunella.tasks.data import load_test, make_task
+from prunella.tasks.examples import Examples
+from prunella.tasks.exported import PROGRAM, fitted, write_exported, write_program
+from prunella.tasks.public import MINIMUM, SHARE, set_apart
 from prunella.tasks.task import Task
 
 FOLDER = "export"
 TOLERANCE = 1e-5  # of the largest output, or of 1 where all are smaller
-BATCH, PASSES = 64, 15
+FORM_TOLERANCE = 1e-4  # the same for another runtime's own arithmetic
+TURNS = 15
+EXAMPLES, CALIBRATION = 2000, 256
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to write beside PyTorch's files: ``formats``, each as int8 too, timed or not; ``data`` is where the server's
+    test examples lie."""
+
+    out: Path | None = None
+    best: bool = False
+    formats: tuple[Format, ...] = ()
+    int8: bool = False
+    bench: bool = False
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +71,9 @@ class Exported:
     units: tuple[int, int]
     difference: float
     speed_up: float
-    note: str = ""
+    notes: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
+    bench: tuple[str, ...] = ()
 
     @property
     def smaller(self) -> bool:
@@ -55,11 +85,13 @@ class Exported:
         units = f"{after} of {before} filters and neurons"
         size = f"model      {small:,} of {dense:,} parameters, {units}, round {self.round}"
         same = f"outputs    equal to the dense masked model's to {self.difference:.1e} on {BATCH} random images"
-        how = f"batch {BATCH}, median of {PASSES}, one thread"
+        how = f"batch {BATCH}, median of {TURNS}, one thread"
         faster = f"speed      {self.speed_up:.2f} times the dense model's ({how})"
         if not self.smaller:
             faster = "speed      no whole filter is pruned: nothing gets faster"
-        return [size, same, faster, *([f"note       {self.note}"] if self.note else []), f"files      {self.folder}"]
+        marked = (("form", self.forms), ("bench", self.bench), ("note", self.notes))
+        return [size, same, faster, *(f"{m:10} {text}" for m, texts in marked for text in texts),
+                f"files      {self.folder}"]  # fmt: skip
 
 
 def _checkpoint(run: RunDir, best: bool) -> Checkpoint:
@@ -85,19 +117,19 @@ def _size(module: nn.Module) -> int:
 
 
 def _seconds(work: Callable[[], Tensor]) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()  # of one thread: a busy machine takes none of it
     work()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def speed_up(dense: nn.Module, small: nn.Module, images: Tensor) -> float:
-    """Median time of a forward pass of ``dense`` over that of ``small``, taken in turn on one thread."""
+    """Median processor time of a forward pass of ``dense`` over that of ``small``, taken in turn on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
             dense(images), small(images)
-            pairs = [(_seconds(lambda: dense(images)), _seconds(lambda: small(images))) for _ in range(PASSES)]
+            pairs = [(_seconds(lambda: dense(images)), _seconds(lambda: small(images))) for _ in range(TURNS)]
     finally:
         torch.set_num_threads(threads)
     return median(p[0] for p in pairs) / median(p[1] for p in pairs)
@@ -110,34 +142,97 @@ def difference(dense: nn.Module, small: nn.Module, images: Tensor) -> float:
     return float((expected - got).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
-def _smaller(task: Task, tree: Tree) -> tuple[Tree, str]:
+def _smaller(task: Task, tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     try:
-        return shrink(task.build(), tree, task.shape), ""
+        return shrink(task.build(), tree, task.shape), ()
     except PrunellaError as error:
-        return tree, f"{error}, so every unit was left in place"
+        return tree, (f"{error}, so every unit was left in place",)
 
 
-def export(run: RunDir, out: Path | None, best: bool = False) -> Exported:
-    """Write the smaller model of a run's last checkpoint, or of the round clients scored ``best``, into ``out``, by
+def _test(task: Task, settings: Run, wanted: Wanted) -> tuple[Tensor | None, Examples | None, tuple[str, ...]]:
+    """Images to calibrate on and test examples, or None of both and the reason. Raises ``UsageError`` where int8 was
+    wanted and there are none."""
+    try:
+        test = load_test(settings.dataset, wanted.data)
+        why = "" if test is not None and len(test) >= SHARE * MINIMUM else "the server has too few test examples"
+    except PrunellaError as error:
+        test, why = None, str(error)
+    if why and wanted.int8:
+        raise UsageError(f"int8 is calibrated on the server's test images: name their directory with --data ({why})")
+    if why or test is None:
+        return None, None, (f"accuracy was not measured: {why}",)
+    public, rest = set_apart(task, test, settings.seed)
+    if rest is None:
+        return public.x[:CALIBRATION], None, ()
+    return public.x[:CALIBRATION], Examples(rest.x[:EXAMPLES], rest.y[:EXAMPLES]), ()
+
+
+@torch.no_grad()
+def _original(dense: nn.Module, images: Tensor, test: Examples | None) -> Original:
+    scored = None if test is None else torch.cat([dense(part) for part in torch.split(test.x, BATCH)])
+    return Original(images, dense(images), test, scored)
+
+
+def _forms(
+    small: nn.Module, wanted: Wanted, original: Original, calibration: Tensor | None, folder: Path
+) -> list[Verified]:
+    """Write every form that is wanted into ``folder``, and have it run."""
+    formats = wanted.formats or (("onnx",) if wanted.int8 else ())
+    found = []
+    for name in formats:
+        for int8 in (False, True)[: 1 + wanted.int8]:
+            form = FORMS[name, int8]
+            images = calibration if int8 and calibration is not None else original.images
+            form.write(small, images, folder / form.file)
+            checked = verified(folder / form.file, original, PASSES if wanted.bench else 0)
+            if not int8 and not checked.difference <= FORM_TOLERANCE:
+                raise LaunchError(f"{form.file}: outputs differ by {checked.difference:.1e}: nothing was written")
+            found.append(checked)
+    return found
+
+
+def _bench(dense: nn.Module, small: nn.Module, task: Task, original: Original, folder: Path) -> list[Verified]:
+    """PyTorch's own file of the smaller model, and what it would be of the dense one."""
+    rows = []
+    for name, module in (("dense.pt2", dense), (PROGRAM, small)):
+        write_program(folder / name, task, module)
+        rows.append(verified(folder / name, original, PASSES))
+    return rows
+
+
+def export(run: RunDir, wanted: Wanted) -> Exported:
+    """Write the smaller model of a run's last checkpoint, or of the round clients scored best, into ``wanted.out``, by
     default ``export/`` in the run."""
-    saved = _checkpoint(run, best)
+    saved = _checkpoint(run, wanted.best)
     settings = parse_run({name: value for name, value in saved.settings.items() if "." not in name})
     task = make_task(settings.model, settings.dataset, None)
     whole = _masked(saved)
-    tree, note = _smaller(task, whole)
+    tree, notes = _smaller(task, whole)
     dense, small = (fitted(task.build(), t).eval() for t in (whole, tree))
     images = torch.rand(BATCH, *task.shape, generator=stream(0, purpose="export"))
     apart = difference(dense, small, images)
     if not apart <= TOLERANCE:
         raise LaunchError(f"the smaller model's outputs differ by {apart:.1e}: nothing was written")
     gain = speed_up(dense, small, images) if tree is not whole and _size(small) < _size(dense) else 1.0
-    folder = out if out is not None else run.path / FOLDER
-    done = Exported(folder, saved.round, (_size(dense), _size(small)), (_units(whole), _units(tree)), apart, gain, note)
-    facts = {"round": done.round, "run": run.id, "dense_parameters": done.parameters[0], "dense_units": done.units[0],
-             "units": done.units[1], "largest_difference": apart, "speed_up": gain, "batch": BATCH}  # fmt: skip
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_exported(folder, task, small, facts)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder} ({error.strerror}): choose another directory with --out") from None
+    others = bool(wanted.formats or wanted.int8)
+    calibration, test, why = _test(task, settings, wanted) if others else (None, None, ())
+    original = _original(dense, images, test)
+    with TemporaryDirectory() as made:
+        forms = _forms(small, wanted, original, calibration, Path(made))
+        bench = [*_bench(dense, small, task, original, Path(made)), *forms] if wanted.bench else []
+        folder = wanted.out if wanted.out is not None else run.path / FOLDER
+        done = Exported(
+            folder, saved.round, (_size(dense), _size(small)), (_units(whole), _units(tree)), apart, gain,
+            notes + why, tuple(f.said(original) for f in forms), tuple(f.costs() for f in bench),
+        )  # fmt: skip
+        facts = {"round": done.round, "run": run.id, "dense_parameters": done.parameters[0], "speed_up": gain,
+                 "dense_units": done.units[0], "units": done.units[1], "largest_difference": apart, "batch": BATCH,
+                 "forms": [asdict(f) for f in forms], "bench": [asdict(f) for f in bench]}  # fmt: skip
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for form in forms:
+                write_atomically(folder / form.file, partial(shutil.copyfile, Path(made) / form.file))
+            write_exported(folder, task, small, facts)
+        except OSError as error:
+            raise UsageError(f"cannot write {folder} ({error.strerror}): choose another directory with --out") from None
     return done

@@ -1,10 +1,15 @@
-"""The model as the server knows it."""
+"""The model as the server knows it, and which of its weights a server-side scheme keeps."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
-from prunella.core.trees import Tree
+from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.trees import Mask, Tree
+from prunella.pruning.channels import Group, channel_groups
+from prunella.pruning.filters import keep_channels
+from prunella.pruning.selection import Granularity, Scope, below, keep_by_score
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task
 
@@ -28,3 +33,24 @@ class ServerModel:
         """Parameters and buffers of a dense tree."""
         params = {name: tree[name] for name in self.parameters}
         return params, {name: t for name, t in tree.items() if name not in params}
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The channels that can go. Raises ``ConfigError`` where the model's structure is not known."""
+        fix = "choose granularity=weight, which prunes single weights"
+        try:
+            found = channel_groups(self.module, self.shape)
+        except PrunellaError as error:
+            raise ConfigError(f"granularity=filter: {error}: {fix}") from None
+        if not found:
+            raise ConfigError(f"granularity=filter: no filter of this model can go: {fix}")
+        if not {f"{name}.weight" for group in found for name in group.writers} <= set(self.parameters):
+            raise ConfigError(f"granularity=filter: the arrays have other names than the model's layers: {fix}")
+        return found
+
+    def keep(self, scores: Tree, rate: float, how: tuple[Scope, Granularity], inside: Mask | None = None) -> Mask:
+        """The mask of the highest scores, which nothing outside of ``inside`` enters."""
+        scope, granularity = how
+        if granularity == "filter":
+            return keep_channels(scores, self.groups, self.prunable, rate, scope, inside)
+        return keep_by_score(scores if inside is None else below(scores, inside), self.prunable, rate, scope)

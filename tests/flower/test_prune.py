@@ -237,6 +237,7 @@ def test_what_is_not_prunable_is_left_alone() -> None:
         ("prunefl", {"cost": "flops"}, "counts multiply-adds in the model"),
         ("magnitud", {}, "did you mean 'magnitude'"),
         ("synflow", {}, "needs the model and the shape"),
+        ("random", {"granularity": "filter"}, "random of whole filters needs the model and the shape"),
         ("snip", {"model": Net(), "shape": (1, 8, 8)}, "nobody's secret"),
         ("magnitude", {"ramp": 3}, "unknown setting 'magnitude.ramp'"),
         ("magnitude", {"rate": 1.0}, "rate"),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunella.core.errors import KeyMismatch
-from prunella.pruning.selection import density, keep_by_score, keep_filters, kept_count
+from prunella.pruning.selection import below, density, keep_by_score, kept_count
 
 SCORES = {"a": torch.arange(10.0), "b": torch.ones(5, 2) * 3, "bias": torch.zeros(4)}
 PRUNABLE = frozenset({"a", "b"})
@@ -65,37 +65,7 @@ def test_nan_is_an_error_even_where_it_would_be_the_best() -> None:
                 keep_by_score({"w": scores}, frozenset({"w"}), 0.3, scope)
 
 
-def filters(seed: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    return {"conv": torch.rand(8, 3, 2, 2, generator=g), "fc": torch.rand(20, 6, generator=g), "b": torch.zeros(9),
-            "out": torch.zeros(5, 20)}  # fmt: skip
-
-
-@given(st.floats(0, 0.99), st.integers(0, 2**31))
-def test_filters_go_whole_lowest_first_until_the_next_would_pass_the_rate(rate: float, seed: int) -> None:
-    scores = filters(seed)
-    mask = keep_filters(scores, frozenset({"conv", "fc", "out"}), rate)
-    assert bool(mask["out"].all()) and bool(mask["b"].all())
-    rows = {n: mask[n].flatten(1).double().mean(1) for n in ("conv", "fc")}
-    assert all(set(r.tolist()) <= {0.0, 1.0} and r.sum() >= 1 for r in rows.values())
-    # the plain loop: one row after another, by mean, never the best of its layer
-    means = sorted((float(m), n, i) for n in rows for i, m in enumerate(scores[n].double().flatten(1).mean(1))
-                   if i != int(scores[n].double().flatten(1).mean(1).argmax()))  # fmt: skip
-    room, gone = 316 - kept_count(316, rate), set()
-    for _, name, row in means:
-        if scores[name][row].numel() > room:
-            break
-        room -= scores[name][row].numel()
-        gone.add((name, row))
-    assert gone == {(n, i) for n, r in rows.items() for i in range(len(r)) if not r[i]}
-
-
-def test_within_layers_every_layer_loses_the_rate() -> None:
-    mask = keep_filters(filters(0), frozenset({"conv", "fc", "out"}), 0.5, "layer")
-    assert density(mask, {"conv"}) == density(mask, {"fc"}) == 0.5
-
-
-def test_filters_of_nan_scores_are_refused() -> None:
-    scores = {**filters(0), "fc": torch.full((20, 6), float("nan"))}
-    with pytest.raises(ValueError, match="contain NaN"):
-        keep_filters(scores, frozenset({"conv", "fc", "out"}), 0.5)
+def test_what_is_out_ranks_below_a_kept_zero() -> None:
+    scores = below({"w": torch.tensor([5.0, 0.0, 1.0]), "b": torch.ones(1)}, {"w": torch.tensor([False, True, True]),
+                                                                              "b": torch.tensor([True])})  # fmt: skip
+    assert keep_by_score(scores, frozenset({"w"}), 0.3)["w"].tolist() == [False, True, True]

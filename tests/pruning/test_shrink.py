@@ -8,7 +8,8 @@ from torch.func import functional_call
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
-from prunella.pruning.shrink import paths, shrink
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.shrink import shrink
 from prunella.tasks.exported import fitted
 from prunella.tasks.task import Task, initial, prunable
 
@@ -75,15 +76,53 @@ def test_the_constants_of_dead_units_matter() -> None:
     assert (outputs(task, pruned) - outputs(task, silent)).abs().max() > 1e-2
 
 
-def test_a_residual_sum_keeps_its_channels_and_the_inside_of_a_block_shrinks() -> None:
+def rows_of(task: Task, tree: Tree, zeroed: dict[int, list[int]]) -> Tree:
+    """Rows of all that write a group's channels zeroed, by the group's number."""
+    groups, pruned = channel_groups(task.build(), task.shape), dict(tree)
+    for number, rows in zeroed.items():
+        for layer in groups[number].writers:
+            pruned[f"{layer}.weight"] = pruned[f"{layer}.weight"].index_fill(0, torch.tensor(rows), 0.0)
+    return pruned
+
+
+def test_channels_of_a_residual_sum_go_where_nothing_is_added_into_them() -> None:
     task = Task("resnet10", (3, 16, 16), 10)
-    pruned, alive = without_rows(task, trained(task), 0.5)
+    pruned = rows_of(task, trained(task), {0: list(range(20)), 3: [0, 1, 2]})
     small = shrink(task.build(), pruned, task.shape)
-    inside = {n for n in alive if n.endswith("body.0.0.weight")}
-    assert len(inside) == 4
-    for name in alive:
-        assert len(small[name]) == (alive[name] + 1 if name in inside else len(pruned[name])), name
+    # one of the twenty says what all say, as zeros are padded
+    assert len(small["0.0.weight"]) == len(small["2.body.2.0.weight"]) == len(small["0.1.running_var"]) == 45
+    assert small["2.body.0.0.weight"].shape[1] == small["3.shortcut.0.weight"].shape[1] == 45
+    assert len(small["2.body.0.0.weight"]) == 64 and len(small["3.shortcut.0.weight"]) == 128 - 2
     assert torch.allclose(outputs(task, pruned), outputs(task, small), atol=1e-5, rtol=1e-5)
+
+
+def test_a_channel_stays_where_one_of_the_layers_that_add_into_it_has_a_weight_left() -> None:
+    task = Task("resnet10", (3, 16, 16), 10)
+    pruned, _ = without_rows(task, trained(task), 0.2)
+    one = {**pruned, "0.0.weight": pruned["0.0.weight"].clone()}
+    small, expected = shrink(task.build(), one, task.shape), outputs(task, one)
+    gone = ~(one["0.0.weight"].flatten(1).any(1) | one["2.body.2.0.weight"].flatten(1).any(1))
+    assert 0 < int(gone.sum()) < 20 and len(small["0.0.weight"]) == 64 - int(gone.sum()) + 1
+    assert torch.allclose(expected, outputs(task, small), atol=1e-5, rtol=1e-5)
+
+
+def depthwise(padding: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=padding, groups=6), nn.ReLU(),
+                         nn.Conv2d(6, 4, 1), nn.Flatten(), nn.Linear(4 * (4 + 2 * padding) ** 2, 3))  # fmt: skip
+
+
+@pytest.mark.parametrize(("padding", "left"), [(0, 3), (1, 5)])
+def test_a_depthwise_filter_goes_with_its_channel_unless_the_borders_tell(padding: int, left: int) -> None:
+    """A constant is one behind a depthwise convolution, too; where zeros are padded around it, only if it is zero."""
+    net = depthwise(padding).eval()
+    tree = {n: torch.rand(p.shape, generator=stream(6, purpose=n)) for n, p in net.named_parameters()}
+    tree["0.weight"][:3] = 0  # what they say is their bias,
+    tree["0.bias"][0] = -1  # and the first one, behind its ReLU, nothing
+    small = shrink(net, tree, (2, 6, 6))
+    assert [tuple(small[f"{at}.weight"].shape[:2]) for at in (0, 2, 4)] == [(left, 2), (left, 1), (4, left)]
+    x = torch.rand(5, 2, 6, 6, generator=stream(7, purpose="images"))
+    expected = functional_call(net, tree, (x,))
+    assert torch.allclose(expected, fitted(depthwise(padding), small).eval()(x), atol=1e-4, rtol=1e-5)
 
 
 def test_a_dead_filter_speaks_through_its_batch_norm() -> None:
@@ -149,7 +188,7 @@ class Branches(nn.Module):
 
 def test_a_unit_with_two_readers_is_said_to_both() -> None:
     net = Branches().eval()
-    assert paths(net, (1, 6, 6)).keys() == {"first"}
+    assert [group.writers for group in channel_groups(net, (1, 6, 6))] == [("first",)]
     tree = {n: p.detach().clone() for n, p in net.named_parameters()}
     tree["first.weight"][1:] = 0
     small = shrink(net, tree, (1, 6, 6))

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from prunella.core.errors import PrunellaError
-from prunella.core.trees import full_mask
-from prunella.pruning.selection import density, kept_count
+from prunella.core.trees import Mask, Tree, full_mask
+from prunella.pruning.selection import below, density, keep_by_score, kept_count
 from prunella.pruning.synflow import flow, linear_copy, synflow_mask
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import prunable
@@ -14,6 +14,10 @@ def network(name: str = "conv-2", shape=(1, 16, 16)):
     torch.manual_seed(0)
     net = MODELS[name](shape, 10)
     return net, {n: p.detach().clone() for n, p in net.named_parameters()}, prunable(net), shape
+
+
+def best(scores: Tree, rate: float, inside: Mask) -> Mask:
+    return keep_by_score(below(scores, inside), frozenset(scores), rate)
 
 
 @pytest.mark.parametrize("name", ["conv-1", "cnn", "lenet-zhu"])
@@ -39,7 +43,7 @@ def test_scores_equal_the_sum_over_all_paths_on_a_small_net() -> None:
 def test_the_count_is_exact_nothing_changes_and_the_same_bits_come_twice() -> None:
     net, params, names, shape = network("cnn")
     before = {n: t.clone() for n, t in params.items()}
-    first, again = (synflow_mask(net, params, shape, names, 0.7, (20, "global")) for _ in range(2))
+    first, again = (synflow_mask(net, params, shape, names, 0.7, (20, best)) for _ in range(2))
     total = sum(params[n].numel() for n in names)
     assert sum(int(first[n].sum()) for n in names) == kept_count(total, 0.7)
     assert all(torch.equal(first[n], again[n]) and torch.equal(params[n], before[n]) for n in params)
@@ -53,7 +57,7 @@ def test_many_steps_keep_every_layer_alive_where_a_single_one_all_but_empties_on
     params, names = {n: p.detach() for n, p in wide.named_parameters()}, prunable(wide)
 
     def still_flows(steps: int) -> float:
-        mask = synflow_mask(wide, params, (1, 8, 8), names, 0.999, (steps, "global"))
+        mask = synflow_mask(wide, params, (1, 8, 8), names, 0.999, (steps, best))
         kept = {n: params[n] * mask[n] for n in params}
         return float(sum(s.sum() for s in flow(linear_copy(wide), kept, (1, 8, 8), names).values()))
 
@@ -62,8 +66,8 @@ def test_many_steps_keep_every_layer_alive_where_a_single_one_all_but_empties_on
 
 def test_a_residual_net_with_batch_norm_is_scored_and_rate_zero_is_the_identity() -> None:
     net, params, names, shape = network("resnet10", (3, 16, 16))
-    assert density(synflow_mask(net, params, shape, names, 0.5, (3, "global")), names) == pytest.approx(0.5, abs=1e-6)
-    whole = synflow_mask(net, params, shape, names, 0.0, (2, "global"))
+    assert density(synflow_mask(net, params, shape, names, 0.5, (3, best)), names) == pytest.approx(0.5, abs=1e-6)
+    whole = synflow_mask(net, params, shape, names, 0.0, (2, best))
     assert all(torch.equal(whole[n], full_mask(params)[n]) for n in params)
 
 

@@ -33,9 +33,15 @@ def test_what_is_out_stays_out_even_if_a_kept_weight_is_zero() -> None:
 
 
 def test_whole_neurons_go_on_request_and_stay_out() -> None:
-    strategy = Magnitude(Run(rate=0.4), MODEL, MagnitudeSettings(ramp_rounds=2, granularity="filter"))
-    mask = strategy.first_mask(PARAMS, None, [])
-    for round, rows in ((1, 4), (2, 8), (3, 8)):
-        before, mask = mask, strategy.revise_mask(round, PARAMS, mask)
-        assert mask["0.weight"].any(1).sum() == mask["0.weight"].all(1).sum() == 10 - rows
-        assert bool(mask["1.weight"].all()) and not bool((mask["0.weight"] & ~before["0.weight"]).any())
+    net = nn.Sequential(nn.Flatten(), *NET)
+    params = {n: p.detach() for n, p in net.named_parameters()}
+    model = ServerModel(net, (1, 1, 10), tuple(params), frozenset({"1.weight", "2.weight"}))
+    strategy = Magnitude(Run(rate=0.4), model, MagnitudeSettings(ramp_rounds=2, granularity="filter"))
+    mask = strategy.first_mask(params, None, [])
+    for round, gone in ((1, 2), (2, 4), (3, 4)):  # of ten, each with as many weights in as out
+        before, mask = mask, strategy.revise_mask(round, params, mask)
+        assert mask["1.weight"].any(1).sum() == mask["1.weight"].all(1).sum() == 10 - gone
+        assert torch.equal(mask["2.weight"], mask["1.weight"].all(1).expand(10, 10))
+        assert not bool((mask["1.weight"] & ~before["1.weight"]).any())
+        means = params["1.weight"].abs().mean(1)
+        assert means[~mask["1.weight"].any(1)].max() < means[mask["1.weight"].any(1)].min()

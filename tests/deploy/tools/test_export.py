@@ -1,5 +1,6 @@
 """From a checkpoint to files: smaller where filters are gone, the same size and said so where none is."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +8,31 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from prunella.core.trees import full_mask
+from prunella.core.errors import ConfigError
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 from prunella.deploy.cli import main as cli
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.runs import RunDir
 from prunella.deploy.tools import export
+from prunella.deploy.tools.export import Wanted
+from prunella.deploy.tools.forms import FORMS, write_onnx
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.filters import keep_channels
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import keep_by_score, keep_filters
+from prunella.pruning.selection import keep_by_score
 from prunella.server.checkpoint import Checkpoint, save
 from prunella.server.report.build import exported
+from prunella.tasks.data import Partition, batches, load_client
 from prunella.tasks.exported import fitted, load_exported
 from prunella.tasks.task import Task, initial, prunable
+from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 
 TASK = Task("cnn", (1, 8, 8), 10)
+
+
+def filters(scores: Tree, names: frozenset[str], rate: float) -> Mask:
+    return keep_channels(scores, channel_groups(TASK.build(), TASK.shape), names, rate, "global")
 
 
 def a_run(path: Path, select: Any, rate: float = 0.5) -> RunDir:
@@ -33,8 +46,8 @@ def a_run(path: Path, select: Any, rate: float = 0.5) -> RunDir:
 
 
 def test_whole_filters_make_a_smaller_model_that_says_the_same(tmp_path: Path) -> None:
-    run = a_run(tmp_path, keep_filters)
-    done = export.export(run, None)
+    run = a_run(tmp_path, filters)
+    done = export.export(run, Wanted())
     dense, small = done.parameters
     assert done.smaller and small < 0.7 * dense and done.round == 7 and done.difference <= 1e-5
     saved = export.load(tmp_path / "checkpoint")
@@ -56,11 +69,11 @@ def test_scattered_zeros_make_nothing_faster_and_the_command_says_so(tmp_path: P
 
 
 def test_a_model_that_says_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = a_run(tmp_path, keep_filters)
+    run = a_run(tmp_path, filters)
     wrong = lambda module, tree, shape: {name: t + 0.01 for name, t in tree.items()}  # noqa: E731
     monkeypatch.setattr(export, "shrink", wrong)
     with pytest.raises(LaunchError, match="nothing was written"):
-        export.export(run, None)
+        export.export(run, Wanted())
     assert not (tmp_path / "export").exists() and exported(tmp_path) == ""
 
 
@@ -72,16 +85,16 @@ def test_the_ratio_is_of_two_times() -> None:
 
 def test_a_run_without_a_checkpoint_and_a_place_that_takes_no_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint"):
-        export.export(RunDir(tmp_path), None)
+        export.export(RunDir(tmp_path), Wanted())
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
-        export.export(a_run(tmp_path, None), tmp_path / "file" / "x")
+        export.export(a_run(tmp_path, None), Wanted(tmp_path / "file" / "x"))
 
 
 def test_the_best_round_is_exported_when_asked_and_missed_when_there_is_none(tmp_path: Path) -> None:
     run = a_run(tmp_path, None)
     with pytest.raises(UsageError, match="evaluation=clients"):
-        export.export(run, None, best=True)
+        export.export(run, Wanted(best=True))
     last = export.load(tmp_path / "checkpoint")
     better = {name: t + 1 for name, t in last.tree.items()}
     save(tmp_path / "best", Checkpoint(3, better, last.mask, last.settings, {"validation_score": 0.9}))
@@ -89,3 +102,73 @@ def test_the_best_round_is_exported_when_asked_and_missed_when_there_is_none(tmp
     assert done.exit_code == 0 and "round 3" in done.output
     found = dict(load_exported(tmp_path / "export").named_parameters())
     assert all(torch.allclose(found[name], t) for name, t in better.items())
+
+
+def onnx() -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: it is in prunella[export]")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed: it is in prunella[export]")
+
+
+def learnt(path: Path) -> RunDir:
+    """A run whose pruned model tells the digits apart, after 300 steps on the images that train the main job."""
+    params, buffers = initial(TASK, 0)
+    mask, module = filters(magnitude(params), prunable(TASK.build()), 0.5), TASK.build()
+    train = load_client("digits", Partition("iid", 1), 0, None)
+    for batch in batches(train, 32, 300, rehearsal(0, purpose="learn")):
+        _, gradient, buffers = loss_and_gradient(module, apply_mask(params, mask), buffers, batch.x, batch.y)
+        params, _ = sgd_step(params, apply_mask(gradient, mask), {}, Sgd(0.25), None)
+    save(path / "checkpoint", Checkpoint(7, apply_mask(params, mask), mask, {"model": "cnn", "dataset": "digits"}))
+    return RunDir(path)
+
+
+def test_onnx_and_int8_say_what_the_checkpoint_says_of_real_images(tmp_path: Path) -> None:
+    onnx()
+    done = export.export(learnt(tmp_path), Wanted(formats=("onnx",), int8=True, bench=True))
+    facts = json.loads((done.folder / "model.json").read_text())
+    plain, rounded = facts["forms"]
+    assert plain["file"] == "model.onnx" and plain["difference"] < 1e-5 and plain["agreement"] == 1
+    assert plain["accuracy"] > 0.8 and rounded["accuracy"] > plain["accuracy"] - 0.05 and rounded["agreement"] > 0.95
+    assert 1e-4 < rounded["difference"]  # it is another computation, and the difference is seen
+    assert rounded["bytes"] < 0.6 * plain["bytes"] == 0.6 * (done.folder / "model.onnx").stat().st_size
+    assert [row["file"] for row in facts["bench"]] == ["dense.pt2", "model.pt2", "model.onnx", "model.int8.onnx"]
+    assert all(row["cost"]["median"] > 0 and row["difference"] < 0.5 for row in facts["bench"])
+    assert facts["bench"][0]["bytes"] > facts["bench"][1]["bytes"]
+    told = "\n".join(done.lines())
+    assert "of 270 test images in the same class" in told and "ms an image" in told and "dense.pt2" in told
+
+
+def test_a_form_that_says_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx()
+
+    def other(module: torch.nn.Module, images: torch.Tensor, path: Path) -> None:
+        with torch.no_grad():
+            next(module.parameters()).add_(0.05)
+        write_onnx(module, images, path)
+
+    monkeypatch.setitem(FORMS, ("onnx", False), FORMS["onnx", False]._replace(write=other))
+    with pytest.raises(LaunchError, match="model.onnx: outputs differ by .*: nothing was written"):
+        export.export(a_run(tmp_path, filters), Wanted(formats=("onnx",)))
+    assert not (tmp_path / "export").exists()
+
+
+def test_without_test_images_int8_is_refused_and_accuracy_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx()
+    monkeypatch.setattr(export, "load_test", lambda dataset, data: None)
+    run = a_run(tmp_path, filters)
+    with pytest.raises(UsageError, match="--data"):
+        export.export(run, Wanted(int8=True))
+    assert not (tmp_path / "export").exists()
+    done = export.export(run, Wanted(formats=("onnx",)))
+    assert "accuracy was not measured" in done.notes[-1] and (done.folder / "model.onnx").exists()
+    assert json.loads((done.folder / "model.json").read_text())["forms"][0]["accuracy"] is None
+
+
+def test_a_format_whose_packages_are_missing_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunella.core.extras.find_spec", lambda name: None)
+    run = a_run(tmp_path, filters)
+    for formats, extra in ((("onnx",), "export"), (("pte",), "executorch")):
+        with pytest.raises(ConfigError, match=rf'pip install "prunella\[{extra}\]"'):
+            export.export(run, Wanted(formats=formats))
+    assert not (tmp_path / "export").exists()
