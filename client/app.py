@@ -1,6 +1,7 @@
 """The ClientApp: receive, train under the defenses, reply; answer consented audits.
 
-Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``evaluate``, ``query.hello`` (who is
+Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``train.keys``, ``train.letters``,
+``train.vote`` and ``train.reveal`` (a masked sum: ``client.summing``), ``evaluate``, ``query.hello`` (who is
 this), ``query.audit`` (score a reconstruction), ``query.membership`` (can members be told from outsiders). What leaves
 is built field by field from an allow-list: arrays of the update, an example count, a time, the names of the defenses,
 the ledger line. An exception becomes an error reply whose text the server reads, so nothing below formats a value of a
@@ -17,6 +18,7 @@ from dataclasses import replace
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from prunella.client import summing
 from prunella.client.audit import answer
 from prunella.client.charging import (
     account,
@@ -48,6 +50,7 @@ from prunella.privacy.ledger.noisy_count import noisy_count
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
+from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.task import initial as initial_weights
 from prunella.tasks.task import prunable
@@ -196,6 +199,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
     require_coverable(session, received.buffers)
     names = _importance_names(session, content)
     request = _asked(session, "train", round, received, memory)
+    pending = summing.begin(session, content, round, received) if summing.summed(session) else None
     price, ledger = account(session, request, session.run.local_steps)
     begin = time.perf_counter()
     with charged(session):
@@ -213,8 +217,11 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         session.store.save_mask(result.base)
         keep(session, round, received, result)
         keep_model(session.store, session.procedure.chain, result.state, received.params)
-        reply = _reply(session, round, result, mask, names, seconds)
-        reply.update(proposal(session.procedure.chain, result.state, content, mask))
+        if pending is not None:
+            reply = summing.masked_reply(session, round, pending, received, result, mask)
+        else:
+            reply = _reply(session, round, result, mask, names, seconds)
+            reply.update(proposal(session.procedure.chain, result.state, content, mask))
     reply["ledger"] = ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
     return reply
 
@@ -238,6 +245,34 @@ def initial(content: RecordDict, session: Session) -> RecordDict:
         confirm(session, request, price, [mask])
         session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, first.steps)))
         return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})
+
+
+@app.train("keys")
+@alone
+def sum_keys(content: RecordDict, session: Session) -> RecordDict:
+    """A masked sum begins: this client's keys for one round."""
+    return summing.keys(session, _round_of(content, RECORD))
+
+
+@app.train("letters")
+@alone
+def sum_letters(content: RecordDict, session: Session) -> RecordDict:
+    """Shares of this client's secrets, sealed for each other client."""
+    return summing.letters(session, content, _round_of(content, RECORD))
+
+
+@app.train("vote")
+@alone
+def sum_vote(content: RecordDict, session: Session) -> RecordDict:
+    """Whose updates came, and which model they are of, signed."""
+    return summing.vote(session, content, _round_of(content, RECORD))
+
+
+@app.train("reveal")
+@alone
+def sum_reveal(content: RecordDict, session: Session) -> RecordDict:
+    """What opens the sum, and nothing else."""
+    return summing.reveal(session, content, _round_of(content, RECORD))
 
 
 @app.evaluate()

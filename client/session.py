@@ -4,7 +4,8 @@ Everything comes from the node's own configuration and the run's settings; nothi
 lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
-``require``, ``epsilon-budget`` and ``delta`` (``client.policy``) and, for reproducible experiments only,
+``require``, ``epsilon-budget`` and ``delta`` (``client.policy``), ``sum-least``, ``sum-key`` and ``sum-peers``
+(``client.trust``) and, for reproducible experiments only,
 ``client-seed``: noise that others can draw again promises nothing, so no ε and no nats are printed with one. The
 virtual clients of a simulation have no configuration of their own: for them ``PRUNELLA_STATE_DIR`` and
 ``PRUNELLA_AUDIT`` in the environment stand in.
@@ -25,6 +26,7 @@ from torch import Tensor
 from prunella.client.accounts import Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.client.state import ClientStore
+from prunella.client.trust import Trust, read_trust
 from prunella.core.config import Raw, Run, parse_run, parse_section
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
@@ -33,7 +35,7 @@ from prunella.core.trees import Tree
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.ledger.ledger import digest
-from prunella.strategies import Scheme, find, scheme_settings, validates
+from prunella.strategies import Scheme, find, require_summable, scheme_settings, validates
 from prunella.strategies.round.local import Procedure
 from prunella.strategies.round.roster import CONSENTS, Consent
 from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
@@ -60,6 +62,7 @@ class NodeSettings:
     consent: Consent
     seed: int | None
     policy: Policy = Policy()
+    trust: Trust = Trust()
 
 
 def state_directory(config: Mapping[str, object], client: int) -> Path:
@@ -90,6 +93,7 @@ def read_node(config: Mapping[str, object]) -> NodeSettings:
         consent=consent,
         seed=int(str(seed)) if seed is not None else None,
         policy=read_policy(config),
+        trust=read_trust(config),
     )
 
 
@@ -158,6 +162,7 @@ class Session:
         self.raw: Raw = settled(given)
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
+        require_summable(self.run)
         check_run(self.node.policy, self.run, self.raw, self._privacy)
         self.name = self.run.name(context.run_id)
         self.device = pick_device(self.run.device)

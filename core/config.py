@@ -60,8 +60,9 @@ class Run(BaseModel):
     registered_keys: bool = False
     fraction: Share = 1.0  #: share of the clients that take part in a round
     round_seconds: Positive = 600.0  #: a reply that takes longer counts as a timeout and is left out
-    #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero
-    aggregation: Literal["holders", "as_printed"] = "holders"
+    #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero;
+    #: secure-sum: masked updates, of which the server learns the sum alone
+    aggregation: Literal["holders", "as_printed", "secure-sum"] = "holders"
     #: none: one malicious client decides the mean; median, trimmed-mean: tolerate `liars` of them; norm-bound: bounds
     #: their damage
     robust: str = "none"
