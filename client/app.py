@@ -199,7 +199,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
     require_coverable(session, received.buffers)
     names = _importance_names(session, content)
     request = _asked(session, "train", round, received, memory)
-    pending = summing.begin(session, content, round, received) if summing.summed(session) else None
+    pending = summing.begin(session, content, round, received, request.digest) if summing.summed(session) else None
     price, ledger = account(session, request, session.run.local_steps)
     begin = time.perf_counter()
     with charged(session):

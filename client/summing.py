@@ -1,14 +1,14 @@
 """A client's part in masked sums: which stage comes next, and what must never be answered twice.
 
-The secrets of a sum are in one file of the run's folder, readable by the owner only; it is written before the answer
+The secrets of a sum are in one file of the state directory, readable by the owner only; it is written before the answer
 that it belongs to leaves, replaced by the next sum, and removed once the shares are told. A stage is answered once and
 in its order:
 
 * Two answers of masked words under one set of masks would tell their difference, so a sum takes one, and the file says
   so before training starts.
-* A round is opened for one set of survivors. If a server, resumed or lying, repeats a round, this client votes for the
-  same survivors and the same model again and for no others: two sums of one round that differ by a client are that
-  client's update. ``opened.json`` keeps them for the run.
+* A round is opened for one set of survivors, and so is an update, which the same question makes again whatever the run
+  is called. A server that repeats one, resumed or lying, gets this client's vote for the same survivors and the same
+  model and for no others: two sums that differ by a client are that client's update. ``opened`` keeps what was voted.
 * Who is in a sum, and which model all of it trained, is signed (``strategies.secure_sum.participant``).
 
 In the place of an update leaves: masked words, and what says which question they answer. No example count (it is in the
@@ -49,7 +49,7 @@ from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 from prunella.strategies.secure_sum.vector import SecureSum, form_of, to_words
 from prunella.wire.encode import fingerprint
 
-FILE, OPENED = "sum.json", "opened.json"
+FILE, OPENED = "sum.json", "opened"
 ADVERTISED, SHARED, SENT, VOTED = "advertised", "shared", "sent", "voted"
 
 
@@ -63,6 +63,7 @@ class Pending:
     party: Party | None = None
     letters: Mapping[int, bytes] | None = None
     model: str = ""
+    request: str = ""  # the digest that names the update
     survivors: tuple[int, ...] = ()
 
     @property
@@ -77,8 +78,13 @@ def summed(session: Session) -> bool:
 
 
 # the file ------------------------------------------------------------------------------------------------------------
+def _folder(session: Session) -> Path:
+    """Not the run's own: a file there says that an account of the examples must exist (``client.accounts``)."""
+    return session.store.home / "sums" / session.store.folder.name
+
+
 def _path(session: Session) -> Path:
-    return session.store.folder / FILE
+    return _folder(session) / FILE
 
 
 def _write(session: Session, pending: Pending) -> None:
@@ -90,6 +96,7 @@ def _write(session: Session, pending: Pending) -> None:
         "adverts": [[a.client, *(part.hex() for part in astuple(a)[1:])] for a in adverts],
         "letters": {str(client): letter.hex() for client, letter in (pending.letters or {}).items()},
         "model": pending.model,
+        "request": pending.request,
         "survivors": list(pending.survivors),
     }
     write_json(_path(session), value, mode=0o600)
@@ -110,21 +117,23 @@ def _after(session: Session, stage: str, round: int) -> Pending:
         party=Party(value["about"], adverts) if adverts else None,
         letters={int(client): bytes.fromhex(letter) for client, letter in value["letters"].items()},
         model=value["model"],
+        request=value["request"],
         survivors=tuple(value["survivors"]),
     )
 
 
-def _require_same_opening(session: Session, round: int, survivors: frozenset[int], model: str) -> None:
-    """Refuse to open a round for other survivors, or of another model, than before; note it for ever."""
-    path = session.store.folder / OPENED
-    opened = json.loads(path.read_text()) if path.exists() else {}
-    now = {"survivors": sorted(survivors), "model": model}
-    if opened.setdefault(str(round), now) != now:
+def _require_same_opening(session: Session, pending: Pending, survivors: frozenset[int]) -> None:
+    """Refuse to open a round, or an update, for other survivors or of another model than before; note it for ever."""
+    now = {"survivors": sorted(survivors), "model": pending.model}
+    names = [digest([], f"opened {about}") for about in (pending.about, pending.request)]
+    paths = [session.store.home / "sums" / OPENED / f"{name}.json" for name in names]
+    if any(path.exists() and json.loads(path.read_text()) != now for path in paths):
         raise DefenseError(
-            "this round's sum was opened before, for other clients or another model: two sums that differ by a client "
-            "are its update, so this client opens no second one"
+            "this update was opened before, in a sum of other clients or of another model: two sums that differ by a "
+            "client are its update, so this client opens no second one"
         )
-    write_json(path, opened, mode=0o600)
+    for path in paths:
+        write_json(path, now, mode=0o600)
 
 
 # the stages ----------------------------------------------------------------------------------------------------------
@@ -147,13 +156,13 @@ def letters(session: Session, content: RecordDict, round: int) -> RecordDict:
     return wrap(write_parts(sealed))
 
 
-def begin(session: Session, content: RecordDict, round: int, received: Received) -> Pending:
+def begin(session: Session, content: RecordDict, round: int, received: Received, request: str) -> Pending:
     """Before training: the letters open, and this sum takes no other update from now on."""
     pending = _after(session, SHARED, round)
     came = read_mapping(record_of(content))
     participant.require_letters(pending.own, pending.whole, session.node.client, came)
     model = digest([received.params, received.mask, received.buffers], "the model of a masked sum")
-    now = replace(pending, stage=SENT, letters=came, model=model)
+    now = replace(pending, stage=SENT, letters=came, model=model, request=request)
     _write(session, now)
     return now
 
@@ -185,7 +194,7 @@ def vote(session: Session, content: RecordDict, round: int) -> RecordDict:
     _require_enough(session, survivors)
     client, peers = session.node.client, frozenset(pending.letters or {})
     signature = participant.vote(pending.own, pending.whole, client, peers, survivors, pending.model)
-    _require_same_opening(session, round, survivors, pending.model)
+    _require_same_opening(session, pending, survivors)
     _write(session, replace(pending, stage=VOTED, survivors=tuple(sorted(survivors))))
     return wrap(ConfigRecord({"vote": signature}))
 
