@@ -27,7 +27,7 @@ from prunella.client.accounts import Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.client.state import ClientStore
 from prunella.client.trust import Trust, read_trust
-from prunella.core.config import Raw, Run, parse_run, parse_section
+from prunella.core.config import PLACES, Raw, Run, parse_run, parse_section
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
@@ -46,9 +46,6 @@ from prunella.tasks.training import Sgd
 
 Loader = Callable[[str, Partition, int, Path | None], Examples]
 HELD_OUT = 5  # every fifth example, when clients evaluate
-# Settings that no answer depends on: where the server keeps what, how it waits, and how many rounds there will be.
-PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
-PLACES |= {"evaluate_every", "evaluate_examples"}
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from prunella.core.trees import Mask, apply_mask, map_trees, to_device
 from prunella.privacy.ledger.ledger import digest
 from prunella.strategies.round.local import LocalResult, Received
 from prunella.strategies.secure_sum import participant
-from prunella.strategies.secure_sum.exchange import about
+from prunella.strategies.secure_sum.exchange import about, model_of
 from prunella.strategies.secure_sum.fixed_point import pack
 from prunella.strategies.secure_sum.letters import (
     MASKED,
+    RECORD,
     pack_masked,
     read_adverts,
-    read_clients,
     read_mapping,
     record_of,
     wrap,
@@ -77,6 +77,10 @@ def summed(session: Session) -> bool:
     return session.run.aggregation == SECURE_SUM
 
 
+def _about(session: Session, round: int) -> str:
+    return about(session.run, session.raw, session.name, round)
+
+
 # the file ------------------------------------------------------------------------------------------------------------
 def _folder(session: Session) -> Path:
     """Not the run's own: a file there says that an account of the examples must exist (``client.accounts``)."""
@@ -107,7 +111,7 @@ def _after(session: Session, stage: str, round: int) -> Pending:
     known, value = _path(session), None
     if known.exists():
         value = json.loads(known.read_text())
-    if value is None or value["stage"] != stage or value["about"] != about(session.name, round):
+    if value is None or value["stage"] != stage or value["about"] != _about(session, round):
         raise DefenseError("this is not the next stage of the masked sum that this client is in: it is not answered")
     adverts = tuple(Advert(client, *map(bytes.fromhex, parts)) for client, *parts in value["adverts"])
     return Pending(
@@ -140,8 +144,8 @@ def _require_same_opening(session: Session, pending: Pending, survivors: frozens
 def keys(session: Session, round: int) -> RecordDict:
     """Fresh keys; what was left of an earlier sum is forgotten."""
     _require_summed(session)
-    own, advert = participant.fresh(about(session.name, round), session.node.client, session.node.trust.signer)
-    _write(session, Pending(ADVERTISED, about(session.name, round), own))
+    own, advert = participant.fresh(_about(session, round), session.node.client, session.node.trust.signer)
+    _write(session, Pending(ADVERTISED, _about(session, round), own))
     return wrap(write_adverts((advert,)))
 
 
@@ -161,7 +165,7 @@ def begin(session: Session, content: RecordDict, round: int, received: Received,
     pending = _after(session, SHARED, round)
     came = read_mapping(record_of(content))
     participant.require_letters(pending.own, pending.whole, session.node.client, came)
-    model = digest([received.params, received.mask, received.buffers], "the model of a masked sum")
+    model = model_of(received.params, received.mask, received.buffers)
     now = replace(pending, stage=SENT, letters=came, model=model, request=request)
     _write(session, now)
     return now
@@ -179,7 +183,8 @@ def masked_reply(
     client, peers = session.node.client, frozenset(pending.letters or {})
     hidden = participant.masked(pending.own, pending.whole, client, peers, words, form)
     told = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
-    return RecordDict({MASKED: pack_masked(pack(hidden, form)), "provenance": told})
+    signed = ConfigRecord({"model": participant.attest(pending.own, pending.whole, pending.model)})
+    return RecordDict({MASKED: pack_masked(pack(hidden, form)), "provenance": told, RECORD: signed})
 
 
 def settings_of(session: Session) -> SecureSum:
@@ -190,10 +195,11 @@ def settings_of(session: Session) -> SecureSum:
 def vote(session: Session, content: RecordDict, round: int) -> RecordDict:
     """A signature on who survived and which model all of them trained."""
     pending = _after(session, SENT, round)
-    survivors = frozenset(read_clients(record_of(content), "survivors"))
+    attested = read_mapping(record_of(content))
+    survivors = frozenset(attested)
     _require_enough(session, survivors)
     client, peers = session.node.client, frozenset(pending.letters or {})
-    signature = participant.vote(pending.own, pending.whole, client, peers, survivors, pending.model)
+    signature = participant.vote(pending.own, pending.whole, client, peers, attested, pending.model)
     _require_same_opening(session, pending, survivors)
     _write(session, replace(pending, stage=VOTED, survivors=tuple(sorted(survivors))))
     return wrap(ConfigRecord({"vote": signature}))

@@ -26,6 +26,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
+# Settings that no answer of a client depends on: where the server keeps what, how it waits, how many rounds there are.
+PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
+PLACES |= {"evaluate_every", "evaluate_examples"}
 RATE, AUTO = "learning-rate", "auto"  # settled before it is parsed here: tasks.recommended
 
 

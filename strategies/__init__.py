@@ -128,7 +128,7 @@ def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     require_summable(run)
     made.aggregator = build_aggregator(run, raw)
     if run.aggregation == SECURE_SUM:
-        made.exchange = Exchange(run, parse_section(raw, SECURE_SUM, SecureSum))
+        made.exchange = Exchange(run, raw)
     if ADGP in run.defense_names:
         if scheme.client.plan is not None or scheme.personal:
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")

@@ -177,6 +177,8 @@ def supernode(
     delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
     approve: Approved = None,
     metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
+    sum_peers: Annotated[Path | None, typer.Option(help="Keys of the sites that masked sums may be with.")] = None,
+    sum_least: Annotated[int, typer.Option(help="Fewest clients in a masked sum; 3 by default.")] = 0,
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
@@ -216,6 +218,8 @@ def supernode(
             delta=delta,
             approve=tuple(read_approval(given) for given in approve or ()),
             metrics=metrics,
+            sum_peers=sum_peers.absolute() if sum_peers else None,
+            sum_least=sum_least,
         )
         machines.check_node(node)
         machines.check_certificate(node)

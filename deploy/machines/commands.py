@@ -63,11 +63,13 @@ class SuperNode:
     delta: float = 1e-5
     approve: tuple[str, ...] = ()
     metrics: str = ""
+    sum_peers: Path | None = None
+    sum_least: int = 0
 
     @property
     def conditions(self) -> bool:
-        """Whether its owner sets any (``client.policy``)."""
-        return bool(self.require or self.epsilon_budget)
+        """Whether its owner sets any (``client.policy``, ``client.trust``)."""
+        return bool(self.require or self.epsilon_budget or self.sum_peers or self.sum_least)
 
 
 def must_be_safe(address: Address, insecure: bool, anyway: bool) -> None:
@@ -123,10 +125,14 @@ def check_node(node: SuperNode) -> None:
         raise UsageError("--stock runs whatever code a run brings, which could ignore the conditions: leave it out")
     if node.metrics and not node.approve:
         raise UsageError("--metrics lists what an approved app may tell: add --approve, or leave it out")
+    if node.sum_peers and not node.key:
+        raise UsageError("--sum-peers needs this SuperNode's own key to sign with: leave --insecure out")
     if node.conditions:
         from prunella.client.policy import read_policy  # two seconds of importing that others need not wait for
+        from prunella.client.trust import read_trust
 
         policy = read_policy(node_config(node))
+        read_trust(node_config(node))
         if node.approve:
             from prunella.flower.site import check_conditions
 
@@ -165,6 +171,8 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     config |= {"data": str(node.data)} if node.data else {}
     config |= {"require": node.require} if node.require else {}
     config |= {"metrics": node.metrics} if node.metrics else {}
+    config |= {"sum-peers": str(node.sum_peers), "sum-key": str(node.key)} if node.sum_peers else {}
+    config |= {"sum-least": node.sum_least} if node.sum_least else {}
     return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 

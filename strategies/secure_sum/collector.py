@@ -22,8 +22,9 @@ from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.replies import Expected, ReplyError, require_answer, require_round
 from prunella.strategies.round.replies import read_ledger as ledger_of
 from prunella.strategies.round.stats import RoundStats
-from prunella.strategies.secure_sum.exchange import Exchange
-from prunella.strategies.secure_sum.letters import unpack_masked
+from prunella.strategies.secure_sum.exchange import Exchange, model_of
+from prunella.strategies.secure_sum.letters import read_bytes, record_of, unpack_masked
+from prunella.strategies.secure_sum.participant import attested_by
 from prunella.strategies.secure_sum.summation import Summation
 from prunella.strategies.secure_sum.vector import form_of, from_sum, length
 
@@ -34,7 +35,7 @@ class SumCollector:
     def __init__(self, run: Run, downlink: Downlink, exchange: Exchange, stats: RoundStats) -> None:
         self._run, self._downlink, self._exchange, self._stats = run, downlink, exchange, stats
         self.mean: tuple[Tree, Tree] | None = None
-        self.survivors: frozenset[int] = frozenset()
+        self.attested: dict[int, bytes] = {}  # by client, its signature on the model it trained
         self.ledgers: dict[int, dict[str, float | int | str]] = {}
 
     def collect(self, replies: Iterable[Message]) -> None:
@@ -45,12 +46,13 @@ class SumCollector:
         form = form_of(self._exchange.settings, len(party.clients))
         count = length(whole.mask, whole.buffers)
         summation = Summation(party, self._exchange.peers, count, form)
+        model = model_of(whole.params, whole.mask, whole.buffers)
         missing = set(self._downlink.asked)
         for reply in replies:
             begin = time.perf_counter()
             node = self._downlink.node_of(reply)
             missing.discard(node)
-            self._add(reply, node, whole, summation)
+            self._add(reply, node, whole, model, summation)
             self._stats.aggregate_seconds += time.perf_counter() - begin
         for node in missing:
             self._downlink.record_mask(node, None)
@@ -60,16 +62,16 @@ class SumCollector:
                 whole.round, len(summation.survivors), max(party.threshold, self._run.min_clients))  # fmt: skip
             return
         try:
-            total = summation.result(self._exchange.open(summation.survivors))
+            total = summation.result(self._exchange.open(self.attested))
             update, change, _ = from_sum(total, whole.mask, whole.buffers, len(summation.survivors), form)
         except PrunellaError as error:
             self._stats.fail(error.reason if isinstance(error, WireError) else "malformed")
             log(WARNING, "round %d: the sum was not opened, so the round does not count: %s", whole.round, error)
             return
-        self.mean, self.survivors = (update, change), summation.survivors
+        self.mean = update, change
         self._stats.replies = len(summation.survivors)
 
-    def _add(self, reply: Message, node: int, whole: Expected, summation: Summation) -> None:
+    def _add(self, reply: Message, node: int, whole: Expected, model: str, summation: Summation) -> None:
         """One client's masked words, where they fit."""
         member = self._downlink.asked.get(node)
         try:
@@ -79,7 +81,11 @@ class SumCollector:
             provenance = reply.content.config_records.get("provenance", ConfigRecord())
             require_round(provenance, whole)
             ledger, data = ledger_of(reply.content), unpack_masked(reply.content)
+            signature = read_bytes(record_of(reply.content), "model")
+            if not attested_by(summation.party, member.client, signature, model):
+                raise WireError("stale", "the update is not of the model that was sent")
             summation.add(member.client, data)
+            self.attested[member.client] = signature
         except (ReplyError, WireError) as error:
             self._downlink.record_mask(node, None)
             self._stats.fail(error.reason)

@@ -4,6 +4,7 @@ A client that does not answer a stage, or answers with what is none, is left out
 failure; it may be asked again in the next round. Where fewer than the threshold are left the round does not count.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from typing import TypeVar
@@ -12,9 +13,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from prunella.core.config import Run
+from prunella.core.config import PLACES, Raw, Run, parse_section
 from prunella.core.errors import PrunellaError, WireError
+from prunella.core.trees import Mask, Tree
 from prunella.core.untrusted import clean
+from prunella.privacy.ledger.ledger import digest
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.stats import RoundStats
 from prunella.strategies.secure_sum.letters import (
@@ -24,6 +27,7 @@ from prunella.strategies.secure_sum.letters import (
     REVEAL,
     VOTE,
     read_adverts,
+    read_bytes,
     read_mapping,
     record_of,
     wrap,
@@ -33,21 +37,30 @@ from prunella.strategies.secure_sum.letters import (
 from prunella.strategies.secure_sum.party import FEWEST, MOST, Advert, Party
 from prunella.strategies.secure_sum.primitives import SHARE
 from prunella.strategies.secure_sum.summation import Revealed
-from prunella.strategies.secure_sum.vector import SecureSum
+from prunella.strategies.secure_sum.vector import NAME, SecureSum
 
 T = TypeVar("T")
 
 
-def about(name: str, round: int) -> str:
-    """What keys are made for: a run and a round of it."""
-    return f"{name}|{round}"
+def about(run: Run, raw: Raw, name: str, round: int) -> str:
+    """What keys are made for: a run, its settings and a round of it. Clients that are told other settings than the rest,
+    say a learning rate at which their updates are zero, are in no sum with them."""
+    sections = {key: value for key, value in raw.items() if "." in key}
+    settings = json.dumps([run.model_dump(exclude=PLACES), sections], sort_keys=True)
+    return f"{name}|{round}|{digest([], settings)}"
+
+
+def model_of(params: Tree, mask: Mask, buffers: Tree) -> str:
+    """Names the model that all clients of a sum train."""
+    return digest([params, mask, buffers], "the model of a masked sum")
 
 
 class Exchange:
     """The masked sum of one round at a time. ``party`` is None where too few clients came for one."""
 
-    def __init__(self, run: Run, settings: SecureSum) -> None:
-        self.run, self.settings = run, settings
+    def __init__(self, run: Run, raw: Raw) -> None:
+        self.run, self.raw = run, raw
+        self.settings = parse_section(raw, NAME, SecureSum)
         self.party: Party | None = None
         self.letters: dict[int, dict[int, bytes]] = {}  # by sender, by receiver
         self._round, self._members = 0, dict[int, Member]()
@@ -67,7 +80,9 @@ class Exchange:
         adverts = self._ask(KEYS, {client: ConfigRecord({}) for client in self._members}, self._advert)
         if not self._enough(len(adverts), FEWEST, "keys"):
             return []
-        self.party = Party(about(self.run.name(0), round), tuple(adverts[client] for client in sorted(adverts)))
+        self.party = Party(
+            about(self.run, self.raw, self.run.name(0), round), tuple(adverts[client] for client in sorted(adverts))
+        )
         told = write_adverts(self.party.adverts)
         self.letters = self._ask(LETTERS, dict.fromkeys(adverts, told), self._letters)
         if not self._enough(len(self.letters), self.party.threshold, "letters"):
@@ -81,10 +96,10 @@ class Exchange:
             letters = {sender: self.letters[sender][to] for sender in self.letters}
             message.content[RECORD] = write_parts(letters)
 
-    def open(self, survivors: frozenset[int]) -> Revealed:
-        """Votes, then shares, of the survivors."""
-        ballot = {client: ConfigRecord({"survivors": sorted(survivors)}) for client in sorted(survivors)}
-        votes = self._ask(VOTE, ballot, lambda client, record: _bytes(record, "vote"))
+    def open(self, attested: Mapping[int, bytes]) -> Revealed:
+        """Votes, then shares, of the survivors. ``attested`` are their signatures on the model they trained."""
+        ballot = write_parts(attested)
+        votes = self._ask(VOTE, dict.fromkeys(sorted(attested), ballot), lambda _, record: read_bytes(record, "vote"))
         told = write_parts(votes)
         return self._ask(REVEAL, dict.fromkeys(sorted(votes), told), self._shares)
 
@@ -143,10 +158,3 @@ class Exchange:
         if shares.keys() != self.peers or any(len(share) != SHARE for share in shares.values()):
             raise WireError("malformed", "the shares are not one about every client")
         return shares
-
-
-def _bytes(record: ConfigRecord, name: str) -> bytes:
-    found = record.get(name)
-    if not isinstance(found, bytes):
-        raise WireError("malformed", f"the answer has no {name}")
-    return found

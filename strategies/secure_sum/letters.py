@@ -5,8 +5,9 @@ message            the server sends, in the record ``sum``      a client answers
 =================  ===========================================  =============================================
 ``train.keys``     the round                                    its ``Advert``
 ``train.letters``  the adverts of all                           a sealed letter to every client
-``train``          the letters to this client, beside the model the masked words, in the array ``masked``
-``train.vote``     who survived                                 its vote on that, and on the model it trained
+``train``          the letters to this client, beside the model the masked words, in the array ``masked``, and
+                                                                its signature on the model
+``train.vote``     the survivors' signatures on the model       its vote on the survivors and the model
 ``train.reveal``   the survivors' votes                         one share about every client
 =================  ===========================================  =============================================
 
@@ -58,6 +59,14 @@ def read_mapping(record: ConfigRecord) -> dict[int, bytes]:
     """The inverse of ``write_parts``."""
     clients = read_clients(record, "clients")
     return dict(zip(clients, read_parts(record, "parts", len(clients)), strict=True))
+
+
+def read_bytes(record: ConfigRecord, name: str) -> bytes:
+    """One short byte string."""
+    found = record.get(name)
+    if not isinstance(found, bytes) or len(found) > LARGEST:
+        raise WireError("malformed", f"the answer has no {name}")
+    return found
 
 
 def read_clients(record: ConfigRecord, name: str) -> list[int]:

@@ -4,9 +4,9 @@
 2. ``share``: to every client a letter that only it can open, with a share of this client's secret for its own mask and
    one of its key for masks with others.
 3. ``masked``: words + own mask ± a mask for every client whose letters arrived. Each is uniform, and their sum is too
-   while one of them is unknown to the server.
-4. ``vote``: a signature on who survived and on the model that was trained. A client that was sent another model than
-   the others signs another ballot, and then nobody reveals anything.
+   while one of them is unknown to the server. ``attest``: a signature on the model that was trained, beside them.
+4. ``vote``: a signature on who survived, if each of the survivors signed the same model. (A threshold would not do: of
+   four clients, three that were sent zeros agree with each other, and the sum is the fourth one's update.)
 5. ``reveal``: after a threshold of such votes, for every client *either* the share of its own mask, where its words
    arrived, *or* the share of its key, where they did not. Never both.
 
@@ -124,14 +124,28 @@ def pair_mask(private: bytes, party: Party, client: int, peer: int, count: int, 
     return mask_words(agree(private, party.of(peer).masks, context), count, form)
 
 
+def attest(own: Secrets, party: Party, model: str) -> bytes:
+    """A signature on the model that was trained. It is not in Bonawitz et al."""
+    return sign(own.voice, party.trained(model))
+
+
+def attested_by(party: Party, client: int, signature: bytes, model: str) -> bool:
+    """Whether a client says that it trained this model."""
+    return signed_by(party.of(client).voice, signature, party.trained(model))
+
+
 def vote(
-    own: Secrets, party: Party, client: int, peers: frozenset[int], survivors: frozenset[int], model: str
+    own: Secrets, party: Party, client: int, peers: frozenset[int], attested: Mapping[int, bytes], model: str
 ) -> bytes:
-    """A signature on the survivors and the model. Raises ``DefenseError`` where too few are left for a sum."""
+    """A signature on the survivors, who are those in ``attested``, and the model. Raises ``DefenseError`` where too few
+    are left for a sum, and where one of them trained another model than this client."""
+    survivors = frozenset(attested)
     if client not in survivors or not survivors <= peers:
         raise WireError("malformed", "survivors that sent no letters, or not this client")
     if len(survivors) < party.threshold:
         raise DefenseError(f"{len(survivors)} clients are left in the sum, and {party.threshold} must be")
+    if not all(attested_by(party, who, signature, model) for who, signature in attested.items()):
+        raise DefenseError("not every client of this sum trained the same model: it is not opened")
     return sign(own.voice, party.ballot(survivors, model))
 
 

@@ -95,6 +95,10 @@ class Party:
         """What a key or a letter is for: this sum, a purpose, and who to whom."""
         return self.digest + f"|{purpose}|{sender}|{receiver}".encode()
 
+    def trained(self, model: str) -> bytes:
+        """What a client signs beside its masked words: the model that they are an update of."""
+        return self.digest + json.dumps(["trained", model]).encode()
+
     def ballot(self, survivors: frozenset[int], model: str) -> bytes:
         """What clients sign before a mask is removed: whose updates arrived, and which model all of them trained."""
         return self.digest + json.dumps(["survivors", sorted(survivors), model]).encode()

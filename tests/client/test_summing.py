@@ -5,14 +5,19 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
+from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError, WireError
 from prunella.strategies.secure_sum import letters as wire
 from prunella.strategies.secure_sum import participant
+from prunella.strategies.secure_sum.exchange import about, model_of
 from prunella.strategies.secure_sum.fixed_point import decode, reduced, unpack
 from prunella.strategies.secure_sum.participant import Secrets
 from prunella.strategies.secure_sum.party import Advert, Party
 from prunella.strategies.secure_sum.vector import SecureSum, form_of
-from tests.client.test_app import model, send
+from prunella.tasks.task import initial
+from prunella.wire.records import from_coded
+from tests.client.test_app import TASK, model, send
+from tests.local_grid import settings
 
 RUN = {"strategy": "fedavg", "defenses": "none", "aggregation": "secure-sum", "audit_every": 0, "min_clients": 3}
 OTHERS = (1, 2, 3)
@@ -23,7 +28,9 @@ class Server:
 
     def __init__(self, state: Path, round: int = 1, **overrides: object) -> None:
         self.state, self.round, self.overrides = state, round, {**RUN, **overrides}
-        self.about = f"{Path(str(self.overrides.get('run_dir', 'run'))).name}|{round}"
+        raw = settings(**{"run_dir": "/x/run", **self.overrides})
+        run = parse_run({k: v for k, v in raw.items() if "." not in k})
+        self.about = about(run, raw, run.name(0), round)
         made = {c: participant.fresh(self.about, c, None) for c in OTHERS}
         self.own: dict[int, Secrets] = {c: own for c, (own, _) in made.items()}
         self.adverts: dict[int, Advert] = {c: advert for c, (_, advert) in made.items()}
@@ -44,10 +51,15 @@ class Server:
     def train(self) -> bytes:
         content = model(self.round)
         content["sum"] = wire.write_parts(self.to_client)
-        return wire.unpack_masked(send(self.state, "train", content, **self.overrides).content)
+        params, mask = from_coded(content["model"], initial(TASK, 0)[0])  # type: ignore[arg-type]
+        self.model = model_of(params, mask, {})
+        reply = send(self.state, "train", content, **self.overrides).content
+        self.attested = wire.read_bytes(wire.record_of(reply), "model")
+        return wire.unpack_masked(reply)
 
     def vote(self, survivors: set[int]) -> bytes:
-        found = self.ask("train.vote", survivors=sorted(survivors))["vote"]
+        attested = {c: participant.attest(self.own[c], self.party, self.model) for c in OTHERS} | {0: self.attested}
+        found = self.ask("train.vote", **wire.write_parts({c: attested[c] for c in survivors}))["vote"]
         assert isinstance(found, bytes)
         return found
 
@@ -61,9 +73,9 @@ class Server:
 def test_a_stage_comes_after_the_one_before_and_once(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.keys()
-    for early in (lambda: server.vote({0, 1, 2}), lambda: server.ask("train.reveal", clients=[], parts=[])):
+    for early in ("train.vote", "train.reveal"):
         with pytest.raises(DefenseError, match="not the next stage"):
-            early()
+            server.ask(early, **wire.write_parts({}))
     server.letters()
     with pytest.raises(DefenseError, match="not the next stage"):
         server.letters()

@@ -45,7 +45,12 @@ def lost(kind: str, *clients: int, rounds: tuple[int, ...] = (1, 2, 3)) -> Route
 
 
 def go(
-    folder: Path, route: Route = lambda message: message, clients: int = 4, tamper: Any = None, **overrides: Any
+    folder: Path,
+    route: Route = lambda message: message,
+    clients: int = 4,
+    tamper: Any = None,
+    seen: Any = None,
+    **overrides: Any,
 ) -> tuple[Federation, LocalGrid]:
     """The federation after its run, and its grid. ``tamper`` sees every reply and may change it."""
 
@@ -59,6 +64,8 @@ def go(
     describe(federation)
     grid = Lossy(prunella.client.app.app, clients, raw, folder / "nodes", keep)
     grid.through = route
+    if seen is not None:
+        seen(grid)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
         federate(federation, OrderedGrid(grid, 0.01))

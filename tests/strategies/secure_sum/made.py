@@ -1,5 +1,6 @@
 """A party of clients that follow the protocol, for the tests of every part of it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +38,11 @@ class Honest:
         return participant.masked(self.own[client], self.party, client, self.peers, self.inputs[client], self.form)
 
     def votes(self, survivors: frozenset[int], model: str = MODEL) -> dict[int, bytes]:
-        return {c: participant.vote(self.own[c], self.party, c, self.peers, survivors, model) for c in survivors}
+        attested = self.attested(survivors, model)
+        return {c: participant.vote(self.own[c], self.party, c, self.peers, attested, model) for c in survivors}
+
+    def attested(self, clients: Iterable[int], model: str = MODEL) -> dict[int, bytes]:
+        return {c: participant.attest(self.own[c], self.party, model) for c in clients if c in self.own}
 
     def reveal(self, client: int, survivors: frozenset[int], votes: dict[int, bytes]) -> dict[int, bytes]:
         own, letters = self.own[client], self.letters[client]

@@ -14,7 +14,7 @@ from prunella.server import checkpoint
 from prunella.strategies.round.local import LocalResult
 from prunella.strategies.secure_sum.fixed_point import GRID
 from prunella.tasks.task import Task, initial
-from tests.strategies.secure_sum.federated import Route, client_of, go, lost
+from tests.strategies.secure_sum.federated import Lossy, Route, client_of, go, lost
 
 STAGES = ("train.keys", "train.letters", "train", "train.vote", "train.reveal")
 Sent = dict[int, tuple[Tree, int]]
@@ -104,6 +104,7 @@ def test_nothing_of_one_client_travels_in_clear(tmp_path: Path) -> None:
         "train": {
             "masked": {"masked"},
             "provenance": {"round", "mask", "applied"},
+            "sum": {"model"},
             "ledger": {"rounds", "steps", "claims"},
         },
         "train.vote": {"sum": {"vote"}},
@@ -142,8 +143,23 @@ def other_model_for(client: int) -> Route:
 
 
 def test_a_server_that_sends_one_client_another_model_gets_no_sum(tmp_path: Path) -> None:
-    """Two of three signed one ballot, one another: three must sign the same."""
-    federation, _ = go(tmp_path, other_model_for(2), clients=3, strategy="fedavg")
+    """The server's own half leaves that client out; three of four go on, two of three are too few."""
+    for clients, replies in ((3, 0), (4, 3)):
+        federation, _ = go(tmp_path / str(clients), other_model_for(2), clients=clients)
+        assert federation.strategy.stats.replies == replies
+        assert federation.counters["client_failures_total|stale"] == 1
+
+
+def test_a_client_that_is_told_other_settings_is_in_no_sum(tmp_path: Path) -> None:
+    """Say, a learning rate at which its update is zero: what is left would be of fewer than it says."""
+
+    def route(message: Message) -> Message:
+        context = grids[0].contexts[102]
+        context.run_config = {**context.run_config, "learning-rate": 1e-30}
+        return message
+
+    grids: list[Lossy] = []
+    federation, _ = go(tmp_path, route, seen=grids.append)
     assert federation.strategy.stats.replies == 0
 
 

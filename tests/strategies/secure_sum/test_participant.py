@@ -84,10 +84,10 @@ def test_for_every_client_one_share_is_revealed_and_never_both() -> None:
 def test_too_few_survivors_get_no_vote() -> None:
     honest = Honest(4)
     with pytest.raises(DefenseError, match="3 must be"):
-        participant.vote(honest.own[3], honest.party, 3, honest.peers, frozenset({3, 4}), MODEL)
+        participant.vote(honest.own[3], honest.party, 3, honest.peers, honest.attested({3, 4}), MODEL)
     for survivors in ({4, 5, 6}, {3, 4, 5, 99}):
         with pytest.raises(WireError):
-            participant.vote(honest.own[3], honest.party, 3, honest.peers, frozenset(survivors), MODEL)
+            participant.vote(honest.own[3], honest.party, 3, honest.peers, dict.fromkeys(survivors, b""), MODEL)
 
 
 def test_a_server_that_tells_clients_of_different_survivors_gets_nothing() -> None:
@@ -106,6 +106,17 @@ def test_a_server_that_sends_one_client_another_model_gets_nothing() -> None:
     votes = honest.votes(everybody, "the model of the others") | {3: honest.votes(everybody)[3]}
     with pytest.raises(DefenseError, match="same model"):
         honest.reveal(3, everybody, votes)
+
+
+@pytest.mark.parametrize("other", [3, 4])
+def test_one_client_with_another_model_is_enough_to_open_nothing(other: int) -> None:
+    """Three of four that were sent zeros are a threshold, and the sum would be the fourth one's update."""
+    honest = Honest(4)
+    for attested in (honest.attested({other}, "another"), {other: honest.attested({5})[5]}, {other: b""}):
+        with pytest.raises(DefenseError, match="same model"):
+            participant.vote(
+                honest.own[3], honest.party, 3, honest.peers, honest.attested(honest.peers) | attested, MODEL
+            )
 
 
 def test_votes_that_are_forged_copied_or_of_another_sum_do_not_count() -> None:
