@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 
 def about(run: Run, raw: Raw, name: str, round: int) -> str:
-    """What keys are made for: a run, its settings and a round of it. Clients that are told other settings than the rest,
-    say a learning rate at which their updates are zero, are in no sum with them."""
+    """What keys are made for: a run, its settings and a round of it. Clients that are told other settings than the
+    rest, say a learning rate at which their updates are zero, are in no sum with them."""
     sections = {key: value for key, value in raw.items() if "." in key}
     settings = json.dumps([run.model_dump(exclude=PLACES), sections], sort_keys=True)
     return f"{name}|{round}|{digest([], settings)}"

@@ -52,10 +52,10 @@ def test_loki_takes_the_first_site_s_image_out_of_the_sum_as_if_it_were_alone() 
 
 
 def test_the_judgement_compares_numbers_of_sites_and_servers() -> None:
-    def points(eight: float) -> list[Point]:
-        honest = dict(zip(map(str, bench.SITES), (30.0, 25.0, 20.0, eight), strict=True))
+    def points(last: float) -> list[Point]:
+        honest = dict(zip(map(str, bench.SITES), (30.0, 25.0, 22.0, 20.0, 18.0, last), strict=True))
         rows = {("mnist", sites, bench.HONEST): value for sites, value in honest.items()}
-        rows |= {("mnist", "8", server): 30.0 for server in (bench.SILENCED, bench.LOKI)}
+        rows |= {("mnist", str(bench.SITES[-1]), server): 30.0 for server in (bench.SILENCED, bench.LOKI)}
         return [Point(label, {"psnr": (v, v + 0.1, v)}) for label, v in rows.items()]
 
     assert bench.judge(points(12.0)).word == "holds" and bench.judge(points(29.0)).word != "holds"
