@@ -197,8 +197,7 @@ def supernode(
         from prunella.deploy.machines.keys import Keys
         from prunella.deploy.machines.supervisor import serve
         from prunella.deploy.ports import Address, free_ports
-        from prunella.deploy.runtime import patches
-        from prunella.deploy.runtime.approved import read_approval
+        from prunella.deploy.runtime import approved, patches
 
         name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
         machines.must_be_safe(link, plain, insecure_anyway)
@@ -216,10 +215,9 @@ def supernode(
             require=require,
             epsilon_budget=epsilon_budget,
             delta=delta,
-            approve=tuple(read_approval(given) for given in approve or ()),
+            approve=tuple(approved.read_approval(given) for given in approve or ()),
             metrics=metrics,
-            sum_peers=sum_peers.absolute() if sum_peers else None,
-            sum_least=sum_least,
+            sums=(sum_peers.absolute() if sum_peers else None, sum_least),
         )
         machines.check_node(node)
         machines.check_certificate(node)

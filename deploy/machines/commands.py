@@ -63,13 +63,12 @@ class SuperNode:
     delta: float = 1e-5
     approve: tuple[str, ...] = ()
     metrics: str = ""
-    sum_peers: Path | None = None
-    sum_least: int = 0
+    sums: tuple[Path | None, int] = (None, 0)  # file of peers' keys, and fewest clients, of masked sums
 
     @property
     def conditions(self) -> bool:
         """Whether its owner sets any (``client.policy``, ``client.trust``)."""
-        return bool(self.require or self.epsilon_budget or self.sum_peers or self.sum_least)
+        return bool(self.require or self.epsilon_budget or any(self.sums))
 
 
 def must_be_safe(address: Address, insecure: bool, anyway: bool) -> None:
@@ -125,7 +124,7 @@ def check_node(node: SuperNode) -> None:
         raise UsageError("--stock runs whatever code a run brings, which could ignore the conditions: leave it out")
     if node.metrics and not node.approve:
         raise UsageError("--metrics lists what an approved app may tell: add --approve, or leave it out")
-    if node.sum_peers and not node.key:
+    if node.sums[0] and not node.key:
         raise UsageError("--sum-peers needs this SuperNode's own key to sign with: leave --insecure out")
     if node.conditions:
         from prunella.client.policy import read_policy  # two seconds of importing that others need not wait for
@@ -171,8 +170,9 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     config |= {"data": str(node.data)} if node.data else {}
     config |= {"require": node.require} if node.require else {}
     config |= {"metrics": node.metrics} if node.metrics else {}
-    config |= {"sum-peers": str(node.sum_peers), "sum-key": str(node.key)} if node.sum_peers else {}
-    config |= {"sum-least": node.sum_least} if node.sum_least else {}
+    peers, least = node.sums
+    config |= {"sum-peers": str(peers), "sum-key": str(node.key)} if peers else {}
+    config |= {"sum-least": least} if least else {}
     return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 

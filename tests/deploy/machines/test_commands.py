@@ -92,7 +92,7 @@ def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, no
 
 
 def test_a_site_signs_for_masked_sums_with_its_own_key(node: SuperNode, tmp_path: Path) -> None:
-    known = replace(node, sum_peers=tmp_path / "peers", sum_least=4, key=tmp_path / "north")
+    known = replace(node, sums=(tmp_path / "peers", 4), key=tmp_path / "north")
     config = machines.node_config(known)
     assert config["sum-key"] == str(known.key) and config["sum-least"] == 4 and known.conditions
     with pytest.raises(UsageError, match="own key"):
