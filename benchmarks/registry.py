@@ -6,6 +6,7 @@ from prunella.benchmarks.papers.adapted_attacks import ADAPTED, ORDERINGS, PUBLI
 from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
 from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
 from prunella.benchmarks.papers.every_round import EVERY_ROUND
+from prunella.benchmarks.papers.masked_sums import MASKED_SUMS
 from prunella.benchmarks.papers.norm_modes import NORM_MODES
 from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 from prunella.benchmarks.papers.strongest import STRONGEST
@@ -14,6 +15,6 @@ from prunella.benchmarks.scenarios.board import BOARD
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
 CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
-_AUDITS = (ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST, NORM_MODES)
+_AUDITS = (ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST, NORM_MODES, MASKED_SUMS)
 _TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, WIDTH_TABLE, *_AUDITS, BOARD)
 TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}

@@ -1,10 +1,11 @@
 """The ClientApp: receive, train under the defenses, reply; answer consented audits.
 
 Message types: ``train`` (a round), ``train.initial`` (the run's first mask), ``train.select`` (how good candidates for
-it are), ``evaluate``, ``query.hello`` (who is this), ``query.audit`` (score a reconstruction), ``query.membership``
-(can members be told from outsiders). What leaves is built field by field from an allow-list: arrays of the update, an
-example count, a time, the names of the defenses, the ledger line. An exception becomes an error reply whose text the
-server reads, so nothing below formats a value of a tensor.
+it are), ``train.keys``, ``train.letters``, ``train.vote`` and ``train.reveal`` (a masked sum: ``client.summing``),
+``evaluate``, ``query.hello`` (who is this), ``query.audit`` (score a reconstruction), ``query.membership`` (can members
+be told from outsiders). What leaves is built field by field from an allow-list: arrays of the update, an example count,
+a time, the names of the defenses, the ledger line. An exception becomes an error reply whose text the server reads, so
+nothing below formats a value of a tensor.
 """
 
 import functools
@@ -17,6 +18,7 @@ from dataclasses import replace
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from prunella.client import summing
 from prunella.client.audit import answer
 from prunella.client.charging import (
     account,
@@ -39,10 +41,10 @@ from prunella.client.selection import read_pool, score
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
+from prunella.client.widths import require_held, require_plain
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
-from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, line, tallied
@@ -50,6 +52,7 @@ from prunella.privacy.ledger.noisy_count import noisy_count
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
+from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.task import initial as initial_weights
 from prunella.tasks.task import layers, prunable
@@ -108,23 +111,6 @@ def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     refuse_planted_in(session, params, buffers)
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask
-
-
-def require_held(session: Session, mask: Mask) -> None:
-    """Refuse a model that is wider than this client's owner lets it train."""
-    held = session.data.held
-    if held is not None and any(bool((mask[name] & ~inside).any()) for name, inside in held.items()):
-        raise ConfigError(f"this client trains sub-models of width {session.node.width:g}, and was sent more")
-
-
-def require_plain(session: Session) -> None:
-    """Refuse a run whose clients have masks of their own, or location sets, where this client has a width."""
-    scheme, names = session.scheme, session.run.defense_names
-    if session.node.width < 1 and (scheme.personal or scheme.client.plan is not None or ADGP in names):
-        raise ConfigError(
-            f"a client with a width takes part where all share one mask: choose another strategy than "
-            f"{session.run.strategy}, no {ADGP}, or width=1"
-        )
 
 
 def refuse_planted_in(session: Session, params: Tree, buffers: Tree) -> None:
@@ -228,6 +214,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
     require_coverable(session, received.buffers)
     names = _importance_names(session, content)
     request = _asked(session, "train", round, received, memory)
+    pending = summing.begin(session, content, round, received, request.digest) if summing.summed(session) else None
     price, ledger = account(session, request, session.run.local_steps)
     begin = time.perf_counter()
     with charged(session):
@@ -245,8 +232,11 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         session.store.save_mask(result.base)
         keep(session, round, received, result)
         keep_model(session.store, session.procedure.chain, result.state, received.params)
-        reply = _reply(session, round, result, mask, names, seconds)
-        reply.update(proposal(session.procedure.chain, result.state, content, mask))
+        if pending is not None:
+            reply = summing.masked_reply(session, round, pending, received, result, mask)
+        else:
+            reply = _reply(session, round, result, mask, names, seconds)
+            reply.update(proposal(session.procedure.chain, result.state, content, mask))
     reply["ledger"] = ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
     return reply
 
@@ -299,6 +289,34 @@ def select(content: RecordDict, session: Session) -> RecordDict:
         session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, steps * pool.times)))
     metrics = MetricRecord({"num-examples": len(session.data.examples.y), **answer.losses})
     return RecordDict({**answer.records, "metrics": metrics})
+
+
+@app.train("keys")
+@alone
+def sum_keys(content: RecordDict, session: Session) -> RecordDict:
+    """A masked sum begins: this client's keys for one round."""
+    return summing.keys(session, _round_of(content, RECORD))
+
+
+@app.train("letters")
+@alone
+def sum_letters(content: RecordDict, session: Session) -> RecordDict:
+    """Shares of this client's secrets, sealed for each other client."""
+    return summing.letters(session, content, _round_of(content, RECORD))
+
+
+@app.train("vote")
+@alone
+def sum_vote(content: RecordDict, session: Session) -> RecordDict:
+    """Whose updates came, and which model they are of, signed."""
+    return summing.vote(session, content, _round_of(content, RECORD))
+
+
+@app.train("reveal")
+@alone
+def sum_reveal(content: RecordDict, session: Session) -> RecordDict:
+    """What opens the sum, and nothing else."""
+    return summing.reveal(session, content, _round_of(content, RECORD))
 
 
 @app.evaluate()

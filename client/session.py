@@ -5,9 +5,10 @@ lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
 ``width`` (the share of every layer's channels that this node trains, ``pruning.widths``), ``require``,
-``epsilon-budget`` and ``delta`` (``client.policy``) and, for reproducible experiments only, ``client-seed``: noise that
-others can draw again promises nothing, so no ε and no nats are printed with one. The virtual clients of a simulation
-have no configuration of their own: for them ``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
+``epsilon-budget`` and ``delta`` (``client.policy``), ``sum-least``, ``sum-key`` and ``sum-peers`` (``client.trust``)
+and, for reproducible experiments only, ``client-seed``: noise that others can draw again promises nothing, so no ε and
+no nats are printed with one. The virtual clients of a simulation have no configuration of their own: for them
+``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
 """
 
 import json
@@ -25,7 +26,8 @@ from torch import Tensor
 from prunella.client.accounts import Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.client.state import ClientStore
-from prunella.core.config import Raw, Run, parse_run, parse_section
+from prunella.client.trust import Trust, read_trust
+from prunella.core.config import PLACES, Raw, Run, parse_run, parse_section
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
@@ -35,7 +37,7 @@ from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, build_chain
 from prunella.privacy.ledger.ledger import digest
 from prunella.pruning.widths import sub_mask
-from prunella.strategies import Scheme, find, scheme_settings, validates
+from prunella.strategies import Scheme, find, require_summable, scheme_settings, validates
 from prunella.strategies.round.local import Procedure
 from prunella.strategies.round.roster import CONSENTS, MIN_WIDTH, Consent
 from prunella.tasks.data import Examples, Partition, batches, load_client, make_task
@@ -46,9 +48,6 @@ from prunella.tasks.training import Sgd
 
 Loader = Callable[[str, Partition, int, Path | None], Examples]
 HELD_OUT = 5  # every fifth example, when clients evaluate
-# Settings that no answer depends on: where the server keeps what, how it waits, and how many rounds there will be.
-PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
-PLACES |= {"evaluate_every", "evaluate_examples"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class NodeSettings:
     seed: int | None
     policy: Policy = Policy()
     width: float = 1.0
+    trust: Trust = Trust()
 
 
 def state_directory(config: Mapping[str, object], client: int) -> Path:
@@ -94,6 +94,7 @@ def read_node(config: Mapping[str, object]) -> NodeSettings:
         seed=int(str(seed)) if seed is not None else None,
         policy=read_policy(config),
         width=read_width(config),
+        trust=read_trust(config),
     )
 
 
@@ -180,6 +181,7 @@ class Session:
         self.raw: Raw = settled(given)
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
+        require_summable(self.run)
         check_run(self.node.policy, self.run, self.raw, self._privacy)
         self.name = self.run.name(context.run_id)
         self.device = pick_device(self.run.device)

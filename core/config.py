@@ -26,6 +26,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
+# Settings that no answer of a client depends on: where the server keeps what, how it waits, how many rounds there are.
+PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
+PLACES |= {"evaluate_every", "evaluate_examples"}
 RATE, AUTO = "learning-rate", "auto"  # settled before it is parsed here: tasks.recommended
 
 
@@ -60,8 +63,9 @@ class Run(BaseModel):
     registered_keys: bool = False
     fraction: Share = 1.0  #: share of the clients that take part in a round
     round_seconds: Positive = 600.0  #: a reply that takes longer counts as a timeout and is left out
-    #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero
-    aggregation: Literal["holders", "as_printed"] = "holders"
+    #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero;
+    #: secure-sum: masked updates, of which the server learns the sum alone
+    aggregation: Literal["holders", "as_printed", "secure-sum"] = "holders"
     #: none: one malicious client decides the mean; median, trimmed-mean: tolerate `liars` of them; norm-bound: bounds
     #: their damage
     robust: str = "none"

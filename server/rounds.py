@@ -238,6 +238,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
     silent: dict[int, str] = {}
     aggregated, _ = strategy.aggregate_train(round, noting(replies, silent, strategy.downlink.node_of))
+    federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}
     if federation.auditor.due(round):
         federation.auditor.file_controls(strategy.downlink.expected(), strategy.importance_names(round))
         federation.auditor.miss(round, strategy.downlink.asked, silent)

@@ -32,6 +32,9 @@ from prunella.strategies.round.robust import SECTIONS as ROBUST_SECTIONS
 from prunella.strategies.round.robust import build_aggregator
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
+from prunella.strategies.secure_sum.exchange import Exchange
+from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
+from prunella.strategies.secure_sum.vector import SecureSum
 
 
 class Scheme(NamedTuple):
@@ -70,7 +73,9 @@ STRATEGIES: dict[str, Scheme] = {
 SECTIONS: dict[str, type] = {
     **{s.section or name: s.settings for name, s in STRATEGIES.items() if s.settings is not None},
     **ROBUST_SECTIONS,
+    SECURE_SUM: SecureSum,
 }
+LEAST_SUMMED = 3  # in a sum of two, each client's update is the other's to read
 
 
 def uses_public(name: str) -> bool:
@@ -96,10 +101,36 @@ def scheme_settings(name: str, raw: Raw) -> Any:
     return None if scheme.settings is None else parse_section(raw, scheme.section or name, scheme.settings)
 
 
+def one_public_mask(name: str) -> bool:
+    """Whether all clients of the strategy train under one mask that no client's data chose, and send updates alone."""
+    scheme = find(name)
+    return not scheme.personal and scheme.client == ClientPart()
+
+
+def require_summable(run: Run) -> None:
+    """Refuse masked sums of a run in which something of one client's own would leave beside the sum, or has to be
+    looked at alone. Raises one ``ConfigError`` with all that must change."""
+    if run.aggregation != SECURE_SUM:
+        return
+    wanted = {
+        f"strategy={'|'.join(name for name in STRATEGIES if one_public_mask(name))}": one_public_mask(run.strategy),
+        f"defenses without {ADGP}": ADGP not in run.defense_names,
+        "robust=none": run.robust == "none",
+        "values=float32": run.values == "float32",
+        "evaluation=server": run.evaluation == "server",
+        "audit-every=0": run.audit_every == 0,
+        f"min-clients={LEAST_SUMMED} or more": run.min_clients >= LEAST_SUMMED,
+    }
+    if missing := [what for what, there in wanted.items() if not there]:
+        raise ConfigError(f"aggregation={SECURE_SUM} shows the server one sum and nothing of a client: set "
+                          f"{', '.join(missing)}")  # fmt: skip
+
+
 def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
     scheme = find(run.strategy)
     made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
+    require_summable(run)
     made.aggregator = build_aggregator(run, raw)
     if scheme.client.undone is not None and (
         guards := [n for n in run.defense_names if n in DEFENSES and DEFENSES[n].guards]
@@ -107,6 +138,8 @@ def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
         raise ConfigError(f"{guards[0]} attacks plain SGD only: choose another strategy than {run.strategy}")
     if getattr(made.settings, "granularity", "weight") == "filter":
         _ = model.groups  # which raises before the run, where it would in its first round
+    if run.aggregation == SECURE_SUM:
+        made.exchange = Exchange(run, raw)
     if ADGP in run.defense_names:
         if scheme.client.plan is not None or scheme.personal:
             raise ConfigError(f"{ADGP} needs one mask for all clients: choose another strategy than {run.strategy}")

@@ -157,6 +157,8 @@ Budget = Annotated[
     float,
     typer.Option(min=0, envvar="PRUNELLA_EPSILON_BUDGET", help="The most ε, over all runs together; 0: no limit."),
 ]
+SumPeers = Annotated[Path | None, typer.Option(help="Keys of the sites that masked sums may be with.")]
+SumLeast = Annotated[int, typer.Option(help="Fewest clients in a masked sum; 3 by default.")]
 Approved = Annotated[
     list[str] | None,
     typer.Option(metavar="FAB", help="Run this app only, behind these conditions; a file or SHA-256; repeatable."),
@@ -178,6 +180,8 @@ def supernode(
     approve: Approved = None,
     metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
     width: Annotated[float, typer.Option(min=0.01, max=1, help="Share of each layer's channels it trains.")] = 1.0,
+    sum_peers: SumPeers = None,
+    sum_least: SumLeast = 0,
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
@@ -196,8 +200,7 @@ def supernode(
         from prunella.deploy.machines.keys import Keys
         from prunella.deploy.machines.supervisor import serve
         from prunella.deploy.ports import Address, free_ports
-        from prunella.deploy.runtime import patches
-        from prunella.deploy.runtime.approved import read_approval
+        from prunella.deploy.runtime import approved, patches
 
         name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
         machines.must_be_safe(link, plain, insecure_anyway)
@@ -215,15 +218,12 @@ def supernode(
             require=require,
             epsilon_budget=epsilon_budget,
             delta=delta,
-            approve=tuple(read_approval(given) for given in approve or ()),
+            approve=tuple(approved.read_approval(given) for given in approve or ()),
             metrics=metrics,
             width=width,
+            sums=(sum_peers.absolute() if sum_peers else None, sum_least),
         )
-        machines.check_node(node)
-        machines.check_certificate(node)
-        machines.make_home(node.home, "state")
-        processes = machines.node_processes(node, machines.write_node_config(node))
-        serve(processes, stock, say, patience, patches.poll_for(clients))
+        serve(machines.prepared(node), stock, say, patience, patches.poll_for(clients))
 
 
 @app.command()

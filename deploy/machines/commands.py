@@ -64,11 +64,12 @@ class SuperNode:
     approve: tuple[str, ...] = ()
     metrics: str = ""
     width: float = 1.0
+    sums: tuple[Path | None, int] = (None, 0)  # file of peers' keys, and fewest clients, of masked sums
 
     @property
     def conditions(self) -> bool:
-        """Whether its owner sets any (``client.policy``)."""
-        return bool(self.require or self.epsilon_budget)
+        """Whether its owner sets any (``client.policy``, ``client.trust``)."""
+        return bool(self.require or self.epsilon_budget or any(self.sums))
 
 
 def must_be_safe(address: Address, insecure: bool, anyway: bool) -> None:
@@ -124,10 +125,14 @@ def check_node(node: SuperNode) -> None:
         raise UsageError("--stock runs whatever code a run brings, which could ignore the conditions: leave it out")
     if node.metrics and not node.approve:
         raise UsageError("--metrics lists what an approved app may tell: add --approve, or leave it out")
+    if node.sums[0] and not node.key:
+        raise UsageError("--sum-peers needs this SuperNode's own key to sign with: leave --insecure out")
     if node.conditions:
         from prunella.client.policy import read_policy  # two seconds of importing that others need not wait for
+        from prunella.client.trust import read_trust
 
         policy = read_policy(node_config(node))
+        read_trust(node_config(node))
         if node.approve:
             from prunella.flower.site import check_conditions
 
@@ -167,6 +172,9 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     config |= {"require": node.require} if node.require else {}
     config |= {"metrics": node.metrics} if node.metrics else {}
     config |= {"width": node.width} if node.width < 1 else {}
+    peers, least = node.sums
+    config |= {"sum-peers": str(peers), "sum-key": str(node.key)} if peers else {}
+    config |= {"sum-least": least} if least else {}
     return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 
@@ -199,6 +207,14 @@ def link_processes(link: SuperLink) -> list[Process]:
 def executor(home: Path, control: Address, ca: Path | None) -> Process:
     """What starts the ServerApps of the SuperLink whose Control and Runtime API is at ``control``."""
     return services.server_exec(_folders(home), EXECUTOR, control, ca)
+
+
+def prepared(node: SuperNode) -> list[Process]:
+    """A SuperNode's processes, once its options fit together and its home is there. Raises ``UsageError``."""
+    check_node(node)
+    check_certificate(node)
+    make_home(node.home, "state")
+    return node_processes(node, write_node_config(node))
 
 
 def node_processes(node: SuperNode, config: Path) -> list[Process]:

@@ -11,6 +11,7 @@ from prunella.core.config import Run
 from prunella.core.trees import Tree, count, full_mask, size, subtract
 from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.locations import coded_set
+from prunella.strategies.round.masked_mean import Aggregation
 from prunella.strategies.round.replies import Contribution, Expected, ReplyError, read_reply
 from prunella.strategies.round.robust import Aggregator
 from prunella.strategies.round.stats import RoundStats
@@ -99,5 +100,6 @@ class Collector:
                 self._run.robust,
                 least,
             )
-        params = self._params.result(whole.params, self._run.aggregation)
+        rule: Aggregation = "as_printed" if self._run.aggregation == "as_printed" else "holders"
+        params = self._params.result(whole.params, rule)
         return params, self._buffers.result(whole.buffers, "holders")

@@ -199,7 +199,7 @@ def _examples(value: object) -> int:
     return count
 
 
-def _ledger(content: RecordDict) -> dict[str, float | int | str]:
+def read_ledger(content: RecordDict) -> dict[str, float | int | str]:
     """The ledger line, field by field: numbers within ``LEDGER_BOUNDS``, and one text of bounded length."""
     line: dict[str, float | int | str] = {}
     for name, value in content.config_records.get("ledger", ConfigRecord()).items():
@@ -245,21 +245,28 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
     return update, participation, _importance(content, expected, names)
 
 
-def answered(reply: Message) -> None:
-    """Raise ``ReplyError`` for an error in the place of an answer."""
+def require_answer(reply: Message) -> None:
+    """Refuse what is an error and no answer."""
     if reply.has_error():
         reason = UNANSWERED.get(reply.error.code, "client-error")
         words = RAISED.sub(r"\1: \2", (reply.error.reason or "")[:4_000])
         raise ReplyError(reason, f"Flower error {reply.error.code}: {words}")
 
 
-def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
-    """The contribution in a reply, or ``ReplyError``."""
-    answered(reply)
-    content = reply.content
-    provenance = content.config_records.get("provenance", ConfigRecord())
+def require_round(provenance: ConfigRecord, expected: Expected) -> None:
+    """Refuse a reply to another question: another round, another mask, other defenses."""
     _check(provenance.get("round") == expected.round, "stale", "the reply belongs to another round")
     _check(provenance.get("mask") == expected.mark, "stale", "the reply was trained on another mask")
+    applied = provenance.get("applied") == list(expected.defenses)
+    _check(applied, "metrics", "other defenses were applied than the run's")
+
+
+def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str] = frozenset()) -> Contribution:
+    """The contribution in a reply, or ``ReplyError``."""
+    require_answer(reply)
+    content = reply.content
+    provenance = content.config_records.get("provenance", ConfigRecord())
+    require_round(provenance, expected)
     try:
         update, participation, importance = _decode(content, expected, importance_of)
         base = _base(content, expected)
@@ -271,9 +278,6 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
     _check(inside, "mask", "the reply's mask is not inside the model's")
     inside = expected.locations is None or _inside(update.mask, expected.locations)
     _check(inside, "mask", "values outside the location set")
-    _check(
-        provenance.get("applied") == list(expected.defenses), "metrics", "other defenses were applied than the run's"
-    )
     examples, seconds = _numbers(content)
     return Contribution(
         node=reply.metadata.src_node_id,
@@ -286,14 +290,14 @@ def read_reply(reply: Message, expected: Expected, importance_of: frozenset[str]
         importance=importance,
         buffers=buffers,
         applied=expected.defenses,
-        ledger=_ledger(content),
+        ledger=read_ledger(content),
     )
 
 
 def read_evaluation(reply: Message) -> Evaluation:
     """What a client measured on its held-out examples, or ``ReplyError``. The loss is NaN where it told none, as under
     an epsilon."""
-    answered(reply)
+    require_answer(reply)
     metrics = reply.content.metric_records.get("metrics", MetricRecord())
     examples = _examples(metrics.get("num-examples"))
     accuracy = _figure(metrics.get("accuracy"), 0.0, 1.0, "the accuracy is not a share")

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, all_finite, full_mask, subtract
 from prunella.core.untrusted import figure, whole
-from prunella.strategies.round.replies import MAX_EXAMPLES, MAX_LOSS, ReplyError, answered
+from prunella.strategies.round.replies import MAX_EXAMPLES, MAX_LOSS, ReplyError, require_answer
 from prunella.strategies.round.robust import Aggregator, pooled
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.stats import RoundStats
@@ -80,7 +80,7 @@ class Selection:
             if reply is None:
                 continue
             try:
-                answered(reply)
+                require_answer(reply)
             except ReplyError as error:
                 self._leave_out(error)
                 continue

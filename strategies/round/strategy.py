@@ -26,6 +26,8 @@ from prunella.strategies.round.robust import MEAN, Aggregator, pooled
 from prunella.strategies.round.roster import Member, Roster, sample
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.stats import RoundStats
+from prunella.strategies.secure_sum.collector import SumCollector
+from prunella.strategies.secure_sum.exchange import Exchange
 from prunella.wire.encode import dense_bytes
 from prunella.wire.records import from_dense, to_dense
 
@@ -42,8 +44,10 @@ class MaskedMean(FedAvg):
         self.roster = Roster()
         self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))
         self.aggregator: Aggregator = MEAN
+        self.exchange: Exchange | None = None  # of masked sums
         self.mask: Mask | None = None
         self.buffers: Tree = {}
+        self.ledgers: dict[int, dict[str, float | int | str]] = {}  # of clients whose replies nobody is told of
         self.stats = RoundStats()
 
     # what a scheme decides -------------------------------------------------------------------------------------------
@@ -101,28 +105,48 @@ class MaskedMean(FedAvg):
             params, self.mask = self.first_model(params, grid, members)
         chosen = sample(members, self.run.fraction, self.run.min_clients, self.run.seed, server_round)
         self.stats.selected = len(chosen)
+        if self.exchange is not None:
+            chosen = self.exchange.gather(grid, server_round, chosen, self.stats)
         self.downlink.begin(server_round, params, self.mask, self.buffers)
         self.assign(server_round, chosen)
         wanted = sorted(self.importance_names(server_round))
         told = ConfigRecord({**config, "round": server_round, "importance": wanted})
-        return self.downlink.train(chosen, told, self.stats)
+        messages = self.downlink.train(chosen, told, self.stats)
+        if self.exchange is not None:
+            self.exchange.enclose(messages, self.downlink.asked)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the valid replies up, then revise the mask."""
         sent = self.downlink.expected()
+        if self.exchange is not None:
+            return self._open_sum(server_round, replies, self.exchange)
         names = self.importance_names(sent.round)
         collector = Collector(self.run, self.downlink, self.aggregator, self.stats, names)
         for contribution in collector.collect(replies):
             self.note(contribution)
             if self.listener is not None:
                 self.listener(contribution)
+        return self._merged(server_round, collector)
+
+    def _open_sum(
+        self, server_round: int, replies: Iterable[Message], exchange: Exchange
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """Add masked replies up. No reply can be looked at alone: nothing is noted, nobody is told of one."""
+        collector = SumCollector(self.run, self.downlink, exchange, self.stats)
+        collector.collect(replies)
+        self.ledgers = collector.ledgers
+        return self._merged(server_round, collector)
+
+    def _merged(self, server_round: int, collector: Collector | SumCollector) -> tuple[ArrayRecord, MetricRecord]:
+        mask = self.downlink.expected().mask
         params, buffers = collector.merged()
         if collector.counts:
             params = self.revise_params(server_round, params)
-        revised = self.revise_mask(server_round, params, sent.mask)  # which also forgets what the round collected
-        self.mask = revised if collector.counts else sent.mask
+        revised = self.revise_mask(server_round, params, mask)  # which also forgets what the round collected
+        self.mask = revised if collector.counts else mask
         return to_dense({**apply_mask(params, self.mask), **buffers}), MetricRecord({"clients": self.stats.replies})
 
     def configure_evaluate(

@@ -91,6 +91,14 @@ def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, no
     assert _parse_args_run_supernode().parse_args(plain.args).insecure
 
 
+def test_a_site_signs_for_masked_sums_with_its_own_key(node: SuperNode, tmp_path: Path) -> None:
+    known = replace(node, sums=(tmp_path / "peers", 4), key=tmp_path / "north")
+    config = machines.node_config(known)
+    assert config["sum-key"] == str(known.key) and config["sum-least"] == 4 and known.conditions
+    with pytest.raises(UsageError, match="own key"):
+        machines.check_node(replace(known, key=None))
+
+
 def test_the_client_reads_the_node_config_and_denies_audits(node: SuperNode, tmp_path: Path) -> None:
     machines.make_home(node.home, "state")
     read = read_node(tomllib.loads(machines.write_node_config(replace(node, data=tmp_path)).read_text()))

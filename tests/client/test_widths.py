@@ -136,6 +136,9 @@ def test_a_width_needs_one_mask_for_all(tmp_path: Path, strategy: str) -> None:
         send(tmp_path, "query.hello", hello, {"width": 0.5}, strategy=strategy)
     with pytest.raises(ConfigError, match="where all share one mask"):
         send(tmp_path, "query.hello", hello, {"width": 0.5}, strategy="random", defenses="adgp")
+    summed = {"strategy": "random", "aggregation": "secure-sum", "audit_every": 0, "min_clients": 3}
+    with pytest.raises(ConfigError, match="no secure-sum"):
+        send(tmp_path, "query.hello", hello, {"width": 0.5}, **summed)
     with pytest.raises(ConfigError, match="no model with batch norm"):
         send(tmp_path, "query.hello", hello, {"width": 0.5}, strategy="random", model="resnet10")
 

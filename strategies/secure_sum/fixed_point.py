@@ -1,0 +1,95 @@
+"""Numbers as masked sums need them: whole numbers modulo 2^(8·width), wide enough that no sum wraps.
+
+Client i has the weight n_i (its example count, at most ``weight``) and values v_i. It sends n_i·round(v_i / GRID). What
+lies outside ±``range`` stops the update: a value that was cut would be another update than the one the defenses made.
+The width in bytes is the smallest in which the sum over ``clients`` fits, sign included. So the sum of the words, read
+back, is exactly the sum of the rounded products, and a round's mean differs from that of the exact values by at most
+half a grid step, 2^-21.
+
+Rounding is to the nearest, ties to even. Flower's ``quantize`` draws from NumPy's global generator, clips in silence
+and keeps 22 bits of the range.
+
+>>> form = FixedPoint(range=16.0, weight=65536, clients=10)
+>>> form.width, decode(encode(np.array([0.5, -2.0]), 3, form), form).tolist() == [3 * 2**19, -3 * 2**21]
+(6, True)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunella.core.errors import ConfigError, DefenseError
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+GRID = 2.0**-20  # of an update's values: a millionth; an update of float32 values near 1 has steps of 2^-23
+WIDEST = 7  # bytes: 64-bit words then hold a sum and its sign with room
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """What all clients of a round and the server agree on. Raises ``ConfigError`` where 56 bits do not hold a sum."""
+
+    range: float
+    weight: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        if self.width > WIDEST:
+            raise ConfigError(
+                f"sums of {self.clients} clients within ±{self.range:g} and {self.weight} examples need "
+                f"{8 * self.width} bits: lower secure-sum.range or secure-sum.examples"
+            )
+
+    @property
+    def most(self) -> int:
+        """The largest magnitude of one client's value, in grid steps."""
+        return int(self.range / GRID)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a word."""
+        largest = self.clients * self.weight * max(self.most, 1)
+        return ((2 * largest + 1).bit_length() + 7) // 8
+
+    @property
+    def ones(self) -> int:
+        """The modulus less one."""
+        return (1 << 8 * self.width) - 1
+
+
+def encode(values: NDArray[np.float64], weight: int, form: FixedPoint) -> Words:
+    """``weight`` · round(values / GRID) as words. Raises ``DefenseError``: nothing leaves."""
+    if not 1 <= weight <= form.weight:
+        raise DefenseError("the weight of a masked update is not within its bound")
+    if values.size and not float(np.abs(values).max()) <= form.range:  # NaN is not, either
+        raise DefenseError(f"the update has values outside ±{form.range:g}: raise secure-sum.range, or train slower")
+    steps: Integers = np.rint(values / GRID).astype(np.int64)
+    steps *= weight
+    return reduced(steps.view(np.uint64), form)
+
+
+def reduced(words: Words, form: FixedPoint) -> Words:
+    """Words modulo 2^(8·width)."""
+    kept: Words = words & np.uint64(form.ones)
+    return kept
+
+
+def decode(words: Words, form: FixedPoint) -> Integers:
+    """The signed whole numbers that words stand for: those above half the modulus are negative."""
+    shift = np.uint64(64 - 8 * form.width)
+    signed: Integers = (words << shift).view(np.int64) >> shift.astype(np.int64)
+    return signed
+
+
+def pack(words: Words, form: FixedPoint) -> bytes:
+    """The low ``width`` bytes of every word, little endian."""
+    return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : form.width].tobytes()
+
+
+def unpack(data: bytes, form: FixedPoint) -> Words:
+    """The inverse of ``pack``, of a length that the caller has checked."""
+    padded = np.zeros((len(data) // form.width, 8), np.uint8)
+    padded[:, : form.width] = np.frombuffer(data, np.uint8).reshape(-1, form.width)
+    return padded.view("<u8").reshape(-1).astype(np.uint64)

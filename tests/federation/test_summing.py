@@ -1,0 +1,57 @@
+"""Masked sums over real processes and gRPC: a client that is killed, and a server that is killed and resumed."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunella.server.store.read import read_metrics, read_run
+from tests.federation.running import final, find, finish, rounds, series, start, wait_for
+
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
+SUMMED = "aggregation=secure-sum,strategy=random,audit-every=0,min-clients=3,rounds=5".split(",")
+FOUR = [*(part for setting in SUMMED for part in ("-c", setting)), "--client-seed", "5", "--supernodes", "4"]
+
+
+def test_a_client_that_is_killed_leaves_a_sum_of_the_others(tmp_path: Path) -> None:
+    process = start(tmp_path, *FOUR)
+    wait_for(lambda: rounds(tmp_path) >= 2 or process.poll() is not None, "round 2")
+    find(process, "supernode-1").send_signal(signal.SIGKILL)
+    code, output = finish(process)
+    assert code == 0, output
+    path = tmp_path / "runs" / "latest"
+    assert read_run(path)["status"] == "completed"
+    rows = read_metrics(path)
+    assert [r["value"] for r in rows if r["metric"] == "round"] == [1, 2, 3, 4, 5]
+    assert {r["labels"]["reason"] for r in rows if r["metric"] == "client_failures_total"} <= {
+        "unreachable",
+        "timeout",
+        "client-error",
+    }
+    accuracy = series(path, "accuracy_ratio")
+    assert accuracy[-1] > max(0.5, accuracy[1]), "the three that are left go on to train the model"
+    log = (path / "logs" / "server.log").read_text()
+    assert "the round does not count" not in log and "the sum was not opened" not in log
+
+
+def test_a_server_that_is_killed_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    code, output = finish(start(tmp_path / "whole", *FOUR))
+    assert code == 0, output
+    parts = tmp_path / "parts"
+    process = start(parts, *FOUR)
+    wait_for(lambda: rounds(parts) >= 2 or process.poll() is not None, "round 2")
+    find(process, "flwr-serverapp").send_signal(signal.SIGKILL)
+    assert finish(process)[0] == 1 and 2 <= final(parts).round < 5
+    code, output = finish(start(parts, "--resume", "latest"))
+    assert code == 0, output
+    whole, resumed = final(tmp_path / "whole"), final(parts)
+    assert resumed.round == whole.round == 5
+    assert all(torch.equal(resumed.tree[n], whole.tree[n]) for n in whole.tree)
+
+
+def test_what_does_not_fit_masked_sums_ends_before_anything_starts(tmp_path: Path) -> None:
+    code, output = finish(start(tmp_path, "-c", "aggregation=secure-sum"))
+    assert code == 2 and "strategy=fedavg|" in output and "audit-every=0, min-clients=3 or more" in output

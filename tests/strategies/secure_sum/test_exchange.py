@@ -1,0 +1,185 @@
+"""Masked sums between real server and client code: who is lost where, and what the server is sent."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from prunella.client.session import Session
+from prunella.core.trees import Tree
+from prunella.server import checkpoint
+from prunella.strategies.round.local import LocalResult
+from prunella.strategies.secure_sum.fixed_point import GRID
+from prunella.tasks.task import Task, initial
+from tests.strategies.secure_sum.federated import Lossy, Route, client_of, go, lost
+
+STAGES = ("train.keys", "train.letters", "train", "train.vote", "train.reveal")
+Sent = dict[int, tuple[Tree, int]]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """By client, the update and the example count that it put under its masks, as the last round had them."""
+    import prunella.client.summing as summing
+
+    kept: Sent = {}
+    real = summing.masked_reply
+
+    def masked_reply(session: Session, *rest: Any) -> RecordDict:
+        result = next(part for part in rest if isinstance(part, LocalResult))
+        kept[session.node.client] = (result.outgoing.update, len(session.data.examples.y))
+        return real(session, *rest)
+
+    monkeypatch.setattr(summing, "masked_reply", masked_reply)
+    return kept
+
+
+def final(folder: Path) -> Tree:
+    saved = checkpoint.load(folder / "run" / "checkpoint")
+    assert saved is not None
+    return saved.tree
+
+
+def start() -> Tree:
+    return initial(Task("cnn", (1, 8, 8), 10), 0)[0]
+
+
+def mean_of(sent: Sent, clients: set[int]) -> Tree:
+    """The plain weighted mean, of exact values, in float64."""
+    weight = sum(sent[c][1] for c in clients)
+    return {name: sum(sent[c][1] * sent[c][0][name].double() for c in clients) / weight for name in start()}  # type: ignore[misc]
+
+
+def moved_by(folder: Path, clients: set[int], sent: Sent) -> bool:
+    """Whether the model moved by the mean of these clients' updates, up to half a grid step."""
+    saved = checkpoint.load(folder / "run" / "checkpoint")
+    assert saved is not None
+    wanted = mean_of(sent, clients)
+    return all(
+        torch.allclose(
+            saved.tree[name].double(), (start()[name].double() * saved.mask[name]) + wanted[name], rtol=0, atol=GRID
+        )
+        for name in wanted
+    )
+
+
+def test_the_model_moves_by_the_mean_of_all(tmp_path: Path, sent: Sent) -> None:
+    federation, _ = go(tmp_path)
+    assert federation.strategy.stats.replies == 4 and moved_by(tmp_path, {0, 1, 2, 3}, sent)
+    assert not moved_by(tmp_path, {0, 1, 2}, sent), "the test tells sums apart"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_client_of_five_is_lost_at_any_stage(tmp_path: Path, sent: Sent, stage: str) -> None:
+    federation, _ = go(tmp_path, lost(stage, 2), clients=5)
+    # Who is lost after its update came is in the sum all the same.
+    inside = {0, 1, 3, 4} | ({2} if stage in ("train.vote", "train.reveal") else set())
+    assert federation.strategy.stats.replies == len(inside) and moved_by(tmp_path, inside, sent)
+    assert federation.counters["client_failures_total|timeout"] == 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_below_the_threshold_the_round_does_not_count_and_the_next_one_does(
+    tmp_path: Path, sent: Sent, stage: str
+) -> None:
+    """Keys of two of four clients are no sum, since clients want three; elsewhere two of four are under t = 3."""
+    federation, _ = go(tmp_path, lost(stage, 1, 2, rounds=(1,)))
+    assert federation.strategy.stats.replies == 0
+    assert all(torch.equal(final(tmp_path)[n], start()[n]) for n in start())
+    federation, _ = go(tmp_path / "on", lost(stage, 1, 2, rounds=(1,)), rounds=2)
+    assert federation.strategy.stats.replies == 4
+
+
+def test_nothing_of_one_client_travels_in_clear(tmp_path: Path) -> None:
+    """Every reply of every stage, against the list of what it may hold."""
+    replies: list[Message] = []
+    federation, grid = go(tmp_path, model="resnet10", local_steps=1, batch_size=4, clients=3, tamper=replies.append)
+    assert federation.strategy.stats.replies == 3
+    allowed = {
+        "train.keys": {"sum": {"clients", "letters", "masks", "voice", "mark", "signature", "round"}},
+        "train.letters": {"sum": {"clients", "parts"}},
+        "train": {
+            "masked": {"masked"},
+            "provenance": {"round", "mask", "applied"},
+            "sum": {"model"},
+            "ledger": {"rounds", "steps", "claims"},
+        },
+        "train.vote": {"sum": {"vote"}},
+        "train.reveal": {"sum": {"clients", "parts"}},
+        "query.hello": {"hello": {"client", "audit"}},
+    }
+    assert {reply.metadata.message_type for reply in replies} == allowed.keys()
+    for reply in replies:
+        records = {name: set(reply.content[name]) for name in reply.content}
+        assert records.keys() == allowed[reply.metadata.message_type].keys()
+        assert all(keys <= allowed[reply.metadata.message_type][name] for name, keys in records.items())
+
+
+def test_a_model_with_buffers_moves_them_by_their_mean(tmp_path: Path) -> None:
+    go(tmp_path, model="resnet10", local_steps=2, batch_size=4, clients=3)
+    saved, start = final(tmp_path), initial(Task("resnet10", (1, 8, 8), 10), 0)[1]
+    assert start and all(bool((saved[name] > 0).all()) for name in start if name.endswith("running_var"))
+    assert not any(torch.equal(saved[name], before) for name, before in start.items())
+
+
+def other_model_for(client: int) -> Route:
+    """A server that sends one client another model: its last bias moved."""
+
+    def route(message: Message) -> Message:
+        if message.metadata.message_type == "train" and client_of(message) == client:
+            from prunella.core.trees import full_mask
+            from prunella.wire.records import to_coded
+
+            params = start()
+            name = list(params)[-1]
+            moved = {**params, name: params[name] + 1.0}
+            message.content["model"] = to_coded(moved, full_mask(moved))
+        return message
+
+    return route
+
+
+def test_a_server_that_sends_one_client_another_model_gets_no_sum(tmp_path: Path) -> None:
+    """The server's own half leaves that client out; three of four go on, two of three are too few."""
+    for clients, replies in ((3, 0), (4, 3)):
+        federation, _ = go(tmp_path / str(clients), other_model_for(2), clients=clients)
+        assert federation.strategy.stats.replies == replies
+        assert federation.counters["client_failures_total|stale"] == 1
+
+
+def test_a_client_that_is_told_other_settings_is_in_no_sum(tmp_path: Path) -> None:
+    """Its keys are for another matter, so its letters do not open, and nobody sends an update."""
+
+    def route(message: Message) -> Message:
+        context = grids[0].contexts[102]
+        context.run_config = {**context.run_config, "momentum": 0.5}
+        return message
+
+    grids: list[Lossy] = []
+    federation, _ = go(tmp_path, route, seen=grids.append)
+    assert federation.strategy.stats.replies == 0
+
+
+def test_shares_that_are_wrong_spoil_the_round_and_no_more(tmp_path: Path) -> None:
+    def spoil(reply: Message) -> Message:
+        if reply.metadata.message_type == "train.reveal" and reply.metadata.src_node_id == 101:
+            record = reply.content.config_records["sum"]
+            parts = record["parts"]
+            assert isinstance(parts, list)
+            record["parts"] = [part[:-1] + bytes([part[-1] ^ 1]) for part in parts]  # type: ignore[index,operator]
+        return reply
+
+    federation, _ = go(tmp_path, tamper=spoil)
+    assert federation.strategy.stats.replies == 0 and federation.counters["client_failures_total|malformed"] >= 1
+
+
+def test_masked_words_of_two_rounds_have_nothing_in_common(tmp_path: Path) -> None:
+    replies: list[Message] = []
+    go(tmp_path, rounds=2, tamper=replies.append)
+    words = [r.content.array_records["masked"]["masked"].data for r in replies if r.metadata.message_type == "train"]
+    arrays = [np.frombuffer(data, np.uint8) for data in words]
+    agreeing = [float((a == b).mean()) for i, a in enumerate(arrays) for b in arrays[:i]]
+    assert max(agreeing) < 0.01  # one byte of 256 by chance

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunella.core.errors import ConfigError, DefenseError
+from prunella.strategies.secure_sum.fixed_point import GRID, FixedPoint, decode, encode, pack, reduced, unpack
+
+
+@pytest.mark.parametrize("clients", [2, 10, 200])
+@pytest.mark.parametrize(("range", "weight"), [(16.0, 65536), (1.0, 1), (0.5, 7)])
+def test_the_largest_sum_there_can_be_does_not_wrap(clients: int, range: float, weight: int) -> None:
+    form = FixedPoint(range, weight, clients)
+    for end in (range, -range):
+        total = sum(encode(np.array([end]), weight, form) for _ in [None] * clients)
+        assert decode(reduced(np.asarray(total, np.uint64), form), form).tolist() == [
+            int(end / GRID) * weight * clients
+        ]
+
+
+def test_a_width_is_no_larger_than_it_must_be() -> None:
+    form = FixedPoint(16.0, 65536, 10)
+    assert 2 ** (8 * form.width) > 2 * 10 * 65536 * 2**24 >= 2 ** (8 * (form.width - 1))
+
+
+@given(st.lists(st.floats(-16, 16), max_size=30), st.integers(1, 65536))
+def test_what_is_read_back_is_the_rounded_value_times_its_weight(values: list[float], weight: int) -> None:
+    form = FixedPoint(16.0, 65536, 10)
+    found = decode(unpack(pack(encode(np.array(values), weight, form), form), form), form)
+    assert found.tolist() == [round(v / GRID) * weight for v in values]
+
+
+@pytest.mark.parametrize("value", [16.1, -17.0, np.nan, np.inf, -np.inf])
+def test_a_value_outside_the_range_stops_the_update(value: float) -> None:
+    with pytest.raises(DefenseError, match="secure-sum.range"):
+        encode(np.array([0.0, value]), 1, FixedPoint(16.0, 65536, 10))
+
+
+@pytest.mark.parametrize("weight", [0, -1, 65537])
+def test_a_weight_outside_its_bound_stops_the_update(weight: int) -> None:
+    with pytest.raises(DefenseError):
+        encode(np.zeros(1), weight, FixedPoint(16.0, 65536, 10))
+
+
+def test_sums_that_no_word_holds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="lower secure-sum.range"):
+        FixedPoint(1e9, 65536, 200)
