@@ -1,8 +1,9 @@
 """The audit queue: which views are attacked, and what becomes of the reconstructions. It never holds up training.
 
 Every ``audit-every`` rounds, and after the last one, the server files jobs, in this order: the control that matches the
-round's first audited client (``canary``), the views of up to ``audit-clients`` consenting clients, exactly as received,
-and the other canaries. An audit passes through these modules, in this order:
+round's first audited client (``canary``), the views of up to ``audit-clients`` consenting clients as received (under
+SparsyFed, as plain SGD would have sent them: ``shadow.attacked``), and the other canaries. An audit passes through
+these modules, in this order:
 
 1. ``queue`` writes the view, or the pattern of a canary's, into a folder (``job``); ``process`` keeps the worker alive;
 2. ``worker`` makes a canary's view (``canary``, ``shadow``), runs the attack that ``attacks.ATTACKS`` names, built on
