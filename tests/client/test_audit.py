@@ -115,7 +115,7 @@ def test_answers_are_rationed_over_runs_rounds_and_settings(tmp_path: Path, monk
 def test_numbers_stand_beside_images_that_are_anybody_s(tmp_path: Path) -> None:
     here = session(tmp_path, "numbers")
     private = used(here)
-    asked = Reconstruction(private.x.flip(0) * 0.7, private.y, 0.0, 1)
+    asked = Reconstruction(private.x.flip(0) * 0.8, private.y, 0.0, 1)  # which images these are, the settings decide
     told = ask(here, question(asked.x, asked.y))["scores"]
     mine = score(asked, private, gallery=load_public("digits", None))
     assert {**told} == {k: float(f"{v:.3g}") for k, v in flatten(mine.to_dict()).items()}
@@ -154,9 +154,12 @@ def test_own_images_decide_the_word_and_leave_no_mark_on_the_numbers(
 
 
 def test_a_single_image_is_judged_beside_others(tmp_path: Path) -> None:
-    here = session(tmp_path, "scores", batch_size=1, local_steps=1)
-    noise = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))  # one in a hundred beats its look-alikes
-    assert ask(here, question(noise))["audit"]["level"] == "baseline"
+    levels = []
+    for seed in range(5):
+        here = session(tmp_path / str(seed), "scores", batch_size=1, local_steps=1)
+        noise = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+        levels.append(ask(here, question(noise))["audit"]["level"])
+    assert levels.count("baseline") >= 4  # of a hundred noises one is nearer than all look-alikes
     assert ask(here, question(0.5 - 0.2 * used(here).x))["audit"]["level"] == "rebuilt"
 
 
