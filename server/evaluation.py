@@ -8,8 +8,7 @@ once (``PATIENCE`` of the round's training, at least ``LEAST`` seconds), and tol
 
 import copy
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 
 import torch
 
@@ -69,12 +68,8 @@ class Evaluator:
         if self._pending is None:
             return None
         round, found = self._pending
-        try:
-            result = found.result(seconds)
-        except NotYet:
-            if not found.done():
-                return None
-            raise  # the evaluation's own
-        finally:
-            self._pending = None if found.done() else self._pending
-        return round, result
+        wait([found], seconds)
+        if not found.done():
+            return None
+        self._pending = None
+        return round, found.result()
