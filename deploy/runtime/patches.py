@@ -18,6 +18,7 @@ from prunella.deploy.runtime import flower_release
 from prunella.deploy.runtime.approved import Bundles
 from prunella.deploy.runtime.fleet_port import TwoPorts
 from prunella.deploy.runtime.own_code import checked, loading_own
+from prunella.deploy.runtime.templates import Apps
 
 POLL = 0.1
 SHARE = 0.05  # of the time without work: the longest pause before the next request
@@ -27,7 +28,7 @@ TASK_STARTS = 90  # seconds a task may take from being claimed to its first hear
 TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
 _TASKS = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
 
-Spawn = Callable[[list[str]], None]
+Spawn = Callable[[list[str], str], None]
 Entry = Callable[[], Any]
 
 
@@ -108,17 +109,25 @@ class PatientTime:
 class ForkedPopen:
     """Stands in for the module ``subprocess`` in Flower's executor: ``Popen`` asks the zygote for a fork.
 
-    The command line is the one Flower's own executor wrote. ``clock`` is told that there was work.
+    The command line is the one Flower's own executor wrote. ``clock`` is told that there was work. ``launching`` wraps
+    the executor's ``launch``, the only place that knows which bundle the task is of.
     """
 
     DEVNULL = None
 
     def __init__(self, spawn: Spawn, clock: PatientTime) -> None:
-        self._spawn, self._clock = spawn, clock
+        self._spawn, self._clock, self._bundle = spawn, clock, ""
 
     def Popen(self, command: list[str], **_: Any) -> None:  # noqa: N802 - the name it replaces
         self._clock.work()
-        self._spawn(command)
+        self._spawn(command, self._bundle)
+
+    def launching(self, launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def launch_of(executor: Any, spec: Any) -> Any:
+            self._bundle = str(getattr(spec, "fab_hash", None) or "")
+            return launch(executor, spec)
+
+        return launch_of
 
 
 def faster_supernode(poll: float) -> None:
@@ -165,7 +174,9 @@ def forked_tasks(spawn: Spawn, poll: float) -> None:
         raise PatchError("starts its tasks in another way")
     clock = PatientTime(poll)
     replace("flwr.supercore.superexec.run_superexec", "time", clock)
-    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", ForkedPopen(spawn, clock))
+    popen = ForkedPopen(spawn, clock)
+    replace("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", popen)
+    executor.launch = popen.launching(executor.launch)
 
 
 def quiet_superlink() -> None:
@@ -186,21 +197,25 @@ def fleet_port() -> None:
         replace("flwr.superlink.cli.flower_superlink", "uvicorn", TwoPorts())
 
 
-def own_code() -> None:
+def client_apps() -> Apps:
     """If its SuperNode's owner asks for it, a ClientApp runs the installed release and nothing of a run's bundle, or
-    an approved bundle behind the site's gate and no other."""
+    an approved bundle behind the site's gate and no other. In a fork of a template it is loaded already."""
     module = "flwr.supernode.runtime.run_clientapp"
     bundles = Bundles(_attribute(module, "install_from_fab"), _attribute(module, "get_load_client_app_fn"))
-    replace(module, "install_from_fab", checked(bundles.install))
-    replace(module, "get_load_client_app_fn", loading_own(bundles.get_loader))
+    apps = Apps(checked(bundles.install), loading_own(bundles.get_loader))
+    replace(module, "install_from_fab", apps.install)
+    replace(module, "get_load_client_app_fn", apps.get_loader)
+    return apps
 
 
-def apply(spawn: Spawn, poll: float = POLL) -> None:
-    """All of the above but the entry point. ``spawn`` receives the command line of a task. Raises ``PatchError``."""
-    own_code()
+def apply(spawn: Spawn, poll: float = POLL) -> Apps:
+    """All of the above but the entry point. ``spawn`` receives the command line of a task and the SHA-256 of the bundle
+    it is of, or "". Raises ``PatchError``."""
+    apps = client_apps()
     faster_supernode(poll)
     patient_start()
     faster_objects()
     forked_tasks(spawn, poll)
     quiet_superlink()
     fleet_port()
+    return apps

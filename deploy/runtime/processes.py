@@ -55,7 +55,8 @@ class Process:
     """One process: a console script of Flower (or ``CONTROL``) with its arguments, environment and log file.
 
     ``wait_for`` are loopback ports that must be open before it starts. ``after`` is the number of modules the zygote
-    must have preloaded first; ``task_log`` is where the tasks a SuperExec starts write.
+    must have preloaded first; ``task_log`` is where the tasks a SuperExec starts write. ``bundle`` is the SHA-256 of
+    the app's bundle that a ClientApp will load, where that is known.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Process:
     wait_for: tuple[int, ...] = ()
     after: int = 0
     task_log: str = ""
+    bundle: str = ""
 
 
 @dataclass(frozen=True)

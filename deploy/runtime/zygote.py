@@ -3,11 +3,13 @@
 Starting Python, Flower and PyTorch takes 4 to 6 s of processor time, and stock Flower spends it on every message to
 every client. A fork of this process takes milliseconds: the SuperLink, the SuperNodes, the SuperExecs, and each
 ClientApp and ServerApp task are forks. Only third-party modules are preloaded, never the app's own (its bundle may
-change between runs), and nothing here touches CUDA or starts a thread, so that a fork is safe.
+change between runs), and nothing here touches CUDA or starts a thread, so that a fork is safe. Messages to clients of
+Prunella's own app are forked from a template instead, which is a zygote of one bundle (``deploy.runtime.templates``).
 
 Protocol, one JSON object per packet: the launcher sends ``Process``; the zygote sends ``{"name", "code"}`` when one
 has ended and ``{"error"}`` before giving up. SuperExecs send the ``Process`` of a task over a second socket that they
-inherit. When the launcher closes its end, the zygote ends everything.
+inherit, and the first ClientApp of a bundle ``{"loaded", "env"}``. A template takes and sends the same as the zygote,
+which is its launcher, and ``{"ready"}``. When the launcher closes its end, the zygote ends everything.
 """
 
 import gc
@@ -31,6 +33,7 @@ from prunella.deploy.ports import LOOPBACK, wait_open
 from prunella.deploy.runtime import control_api, patches
 from prunella.deploy.runtime.processes import CONTROL, GRACE, START, Process, die_with_parent, set_process_name
 from prunella.deploy.runtime.services import SUPERNODE
+from prunella.deploy.runtime.templates import Apps, Loaded, Template, Templates
 
 # What Flower's processes import on first use; imported once, before the first fork.
 FLOWER = (
@@ -53,7 +56,7 @@ FLOWER = (
     "h11",
     "encodings.idna",
 )
-SUPERNODE_COMMAND = "flower-supernode"
+SUPERNODE_COMMAND, CLIENT_APP, TEMPLATE = "flower-supernode", "flwr-clientapp", "template"
 Entry = Callable[[], Any]
 
 
@@ -114,25 +117,89 @@ class Zygote:
         self.preloaded = 0
         self.origin = Process("zygote", "")  # in a child: the request it was forked for
         self.entries: dict[str, Entry] = {}
+        self.apps: Apps | None = None
+        self.templates = Templates()
+        self.is_template = False
 
-    def request_task(self, command: list[str]) -> None:
+    def request_task(self, command: list[str], bundle: str = "") -> None:
         """Called in a SuperExec: have the zygote fork a task that inherits this SuperExec's environment."""
         name = f"{command[0]} of {self.origin.name}"
-        task = Process(name, command[0], tuple(command[1:]), self.origin.task_log, self.origin.env)
+        bundle = bundle if command[0] == CLIENT_APP else ""
+        task = Process(name, command[0], tuple(command[1:]), self.origin.task_log, self.origin.env, bundle=bundle)
         self.ask.send(json.dumps(asdict(task)).encode())
 
+    def report_loaded(self, loaded: Loaded) -> None:
+        """Called in a ClientApp: have the zygote make a template that has loaded the same."""
+        self.ask.send(json.dumps({"loaded": asdict(loaded), "env": self.origin.env}).encode())
+
     def fork(self, process: Process) -> None:
+        template = self.templates.find(process.bundle, process.env)
+        if template and template.send(json.dumps(asdict(process)).encode()):
+            return
         if pid := os.fork():
             self.children[pid] = process.name
         else:
             run_and_exit(lambda: self.child(process))
 
+    def fork_template(self, loaded: Loaded, env: dict[str, str]) -> None:
+        if not self.templates.wants(loaded.bundle, env):
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if pid := os.fork():
+            theirs.close()
+            self.children[pid] = f"{TEMPLATE} {loaded.bundle[:8]}"
+            self.templates.add(loaded.bundle, env, Template(ours))
+        else:
+            ours.close()
+            run_and_exit(lambda: self.template(theirs, loaded, env))
+
+    def template(self, launcher: socket.socket, loaded: Loaded, env: dict[str, str]) -> None:
+        """Become a template: load the app, then fork what the zygote sends, until it closes its end."""
+        die_with_parent(self.pid)
+        self.leave()
+        self.launcher, self.pid, self.waiting = launcher, os.getpid(), []
+        self.tasks, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        set_process_name(TEMPLATE)
+        os.environ.update(env)
+        sys.dont_write_bytecode = False  # the next run of this bundle need not compile it again
+        forget_prunella()
+        try:
+            assert self.apps is not None
+            self.apps.preload(loaded)
+        except Exception as error:  # noqa: BLE001 - whatever a bundle's import raises, messages go on without a template
+            launcher.send(json.dumps({"unfit": f"{type(error).__name__}: {error}"}).encode())
+            return
+        self.is_template = True
+        gc.freeze()
+        signal.signal(signal.SIGTERM, self.end_tasks)
+        launcher.send(json.dumps({"ready": loaded.bundle}).encode())
+        try:
+            while True:
+                self.serve(0.05)
+        except (EOFError, ConnectionError):
+            nobody.close()
+        while self.children:
+            self.reap()
+            time.sleep(0.02)
+
+    def end_tasks(self, *_: object) -> NoReturn:
+        """A template's handler of SIGTERM: to those it has forked, and take no more."""
+        for pid in self.children:
+            os.kill(pid, signal.SIGTERM)
+        raise EOFError
+
+    def leave(self) -> None:
+        """In a fork: nothing of the zygote's but the socket over which tasks are asked for."""
+        self.launcher.close()
+        self.tasks.close()
+        self.templates.close()
+        self.children = {}
+
     def child(self, process: Process) -> None:
         """Become ``process``: its own log, environment, signals and randomness; then its entry point."""
         die_with_parent(self.pid)
-        self.launcher.close()
-        self.tasks.close()
-        self.origin, self.children = process, {}
+        self.leave()
+        self.origin = process
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         gc.enable()
@@ -146,14 +213,17 @@ class Zygote:
                 sys.exit(f"nothing listens on {LOOPBACK}:{port} after {START:.0f} s")
         sys.argv = [process.command, *process.args]
         entry = self.entries[process.command]
-        if process.command != CONTROL:
+        if process.command != CONTROL and not self.is_template:
             forget_prunella()
         entry()
 
     def serve(self, seconds: float) -> None:
         """Take requests for up to ``seconds``, fork what may be forked, report what has ended."""
-        while ready := select.select([self.launcher, self.tasks], [], [], seconds)[0]:
-            for source in ready:
+        sources = [self.launcher, self.tasks]
+        while ready := select.select([*sources, *self.templates.channels()], [], [], seconds)[0]:
+            for template in [each for channel, each in self.templates.channels().items() if channel in ready]:
+                self.hear(template)
+            for source in [source for source in sources if source in ready]:
                 self.take(source)
             seconds = 0
         for process in [p for p in self.waiting if p.after <= self.preloaded]:
@@ -167,7 +237,23 @@ class Zygote:
         if not packet:
             raise EOFError
         request = json.loads(packet)
-        self.waiting.append(Process(**{**request, **{k: tuple(request[k]) for k in ("args", "wait_for")}}))
+        if "loaded" in request:
+            self.fork_template(Loaded(**request["loaded"]), request["env"])
+        else:
+            self.waiting.append(Process(**{**request, **{k: tuple(request[k]) for k in ("args", "wait_for")}}))
+
+    def hear(self, template: Template) -> None:
+        """What a template says: that it is ready or cannot be, or what has ended, which the launcher is told."""
+        packet = template.receive()
+        said = json.loads(packet) if packet else {"unfit": "its template has ended"}
+        if "name" in said:
+            self.launcher.send(packet)
+        elif "ready" in said:
+            print(f"messages of bundle {said['ready'][:8]} are forked from a template", flush=True)
+            template.ready = True
+        else:
+            print(f"every message imports its app again: {said['unfit']}", flush=True)
+            self.templates.give_up(template)
 
     def reap(self) -> list[tuple[str, int]]:
         """Names and exit codes of the children that have ended since the last look."""
@@ -185,7 +271,7 @@ class Zygote:
         Flower's own processes keep their state in memory and have nothing to clean up, except a SuperNode whose
         federation outlives it: it signs off, so that its key may come back at once.
         """
-        apps = [pid for pid, name in self.children.items() if name.startswith("flwr-") or name == SUPERNODE]
+        apps = [pid for pid, name in self.children.items() if name.startswith(("flwr-", TEMPLATE)) or name == SUPERNODE]
         for pid in apps:
             os.kill(pid, signal.SIGTERM)
         limit = time.monotonic() + GRACE
@@ -242,7 +328,8 @@ def import_flower(zygote: Zygote, poll: float) -> None:
             importlib.import_module(module)
         zygote.entries = entry_points()
         zygote.entries[SUPERNODE_COMMAND] = patches.supernode_entry(zygote.entries[SUPERNODE_COMMAND])
-        patches.apply(zygote.request_task, poll)
+        zygote.apps = patches.apply(zygote.request_task, poll)
+        zygote.apps.tell = zygote.report_loaded
     except (ImportError, patches.PatchError) as error:
         zygote.launcher.send(json.dumps({"error": str(error)}).encode())
         sys.exit(1)

@@ -92,6 +92,7 @@ def test_the_transport_was_that_of_the_installed_flower_and_nothing_private_lies
     assert f"Starting Fleet API ({said}) on 127.0.0.1:" in (job.path / "logs" / "superlink.log").read_text()
     warm = (job.path / "logs" / "zygote.log").read_text()
     assert "ready, single-threaded" in warm, "every process was forked from one that had imported Flower and PyTorch"
+    assert "are forked from a template" in warm and "imports its app again" not in warm
     for node in (job.path / "nodes").iterdir():
         assert stat.S_IMODE(node.stat().st_mode) == 0o700
         assert list((node / "state").rglob("round-*.safetensors"))

@@ -57,12 +57,12 @@ def test_who_finds_no_work_asks_less_and_less_often_and_never_misses_more_than_a
 def test_a_task_started_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(patches.time, "sleep", slept.append)
-    clock, started = PatientTime(0.1), list[list[str]]()
+    clock, started = PatientTime(0.1), list[object]()
     for _ in range(300):
         clock.sleep(3)
-    ForkedPopen(started.append, clock).Popen(["flwr-clientapp"])
+    ForkedPopen(lambda *task: started.append(task), clock).Popen(["flwr-clientapp"])
     clock.sleep(3)
-    assert slept[-2:] == [3, 0.1] and started == [["flwr-clientapp"]]
+    assert slept[-2:] == [3, 0.1] and started == [(["flwr-clientapp"], "")]
 
 
 def test_apply_reaches_every_process_of_flower() -> None:
@@ -70,7 +70,7 @@ def test_apply_reaches_every_process_of_flower() -> None:
 import inspect
 from prunella.deploy.runtime import patches
 commands = []
-patches.apply(commands.append, 0.1)
+patches.apply(lambda *task: commands.append(task), 0.1)
 import flwr.supernode.start_client_internal as node
 import flwr.supercore.heartbeat as heartbeat
 import flwr.supercore.inflatable.inflatable_utils as objects
@@ -98,7 +98,11 @@ for quiet in (False, True):
     spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "tok", True, None, False, 7, quiet, 1)
     assert SubprocessExecutor().launch(spec).status == LaunchResultStatus.ACCEPTED
 assert commands[0] == commands[1]
-print(*commands[0])
+assert commands[0][1] == ""
+spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "tok", True, None, False, 7, True, 1, fab_hash="ab")
+SubprocessExecutor().launch(spec)
+assert commands[2] == (commands[0][0], "ab")
+print(*commands[0][0])
 """
     done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -117,6 +121,9 @@ def test_the_slowest_sleeps_are_still_the_ones_we_cap() -> None:
 
 
 def test_popen_passes_the_command_on() -> None:
-    seen: list[list[str]] = []
-    ForkedPopen(seen.append, PatientTime(0.1)).Popen(["flwr-clientapp", "x"], stdout=ForkedPopen.DEVNULL)
-    assert seen == [["flwr-clientapp", "x"]]
+    seen: list[tuple[list[str], str]] = []
+    popen = ForkedPopen(lambda *task: seen.append(task), PatientTime(0.1))
+    launch = popen.launching(lambda _, spec: popen.Popen([spec.command, "x"], stdout=ForkedPopen.DEVNULL))
+    launch(None, types.SimpleNamespace(command="flwr-clientapp", fab_hash="ab"))
+    launch(None, types.SimpleNamespace(command="flwr-serverapp", fab_hash=None))
+    assert seen == [(["flwr-clientapp", "x"], "ab"), (["flwr-serverapp", "x"], "")]
