@@ -259,10 +259,14 @@ class Zygote:
         """Names and exit codes of the children that have ended since the last look."""
         ended = []
         while self.children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
             if not pid:
                 break
-            ended.append((self.children.pop(pid, "?"), os.waitstatus_to_exitcode(status)))
+            name = self.children.pop(pid, "?")
+            if name.startswith(CLIENT_APP):
+                seconds, source = usage.ru_utime + usage.ru_stime, TEMPLATE if self.is_template else "zygote"
+                print(f"{name}, of the {source}: {seconds:.3f} s, {usage.ru_maxrss // 1024} MiB at most", flush=True)
+            ended.append((name, os.waitstatus_to_exitcode(status)))
         return ended
 
     def end(self) -> NoReturn:
