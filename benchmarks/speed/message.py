@@ -1,10 +1,10 @@
 """What a message costs its client: processor time and memory of a ClientApp's process, forked from a template or not.
 
-A real federation of the main app: digits, `dgp`, no audits. Each client's first message is forked from the zygote, where
-Flower unpacks the bundle and the app is imported, as it does for every message of other people's apps. The next ones
-are forked from the template, which has done both. Both hold the work itself, some steps of training; the kernel's count
-of each process when it has ended (wait4), from its fork on. "above torch" is the largest resident size over that of a
-Python that has imported torch alone.
+A real federation of the main app: digits, the default settings, no audits. Each client's first message is forked from
+the zygote, where Flower unpacks the bundle and the app is imported, as it does for every message of other people's
+apps. The next ones are forked from the template, which has done both. Both hold the work itself, some steps of
+training. Counted by the kernel when a process has ended (wait4), from its fork on. "above torch" is the largest
+resident size over that of a Python that has imported torch alone.
 
     python -m prunella.benchmarks.speed.message [--rounds 10] [--supernodes 4] [--json]
 """
