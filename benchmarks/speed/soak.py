@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,23 @@ def kind_of(process: psutil.Process) -> str:
 
 
 def look() -> Sample:
-    """MB by kind of process: the mean RSS, and PSS over all of our descendants; their number and open files."""
+    """MB by kind of process: the mean RSS, and PSS over all of our descendants; their number, open files and the
+    processor seconds that they and those they outlived have used."""
     resident: dict[str, list[int]] = {}
     whole = files = count = 0
+    spent = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
             memory, kind = process.memory_full_info(), kind_of(process)
             files += process.num_fds()
+            spent += sum(process.cpu_times()[:4])  # its own and those of children that have ended
         except psutil.Error:  # it has ended meanwhile
             continue
         count, whole = count + 1, whole + memory.pss
         if kind:
             resident.setdefault(kind, []).append(memory.rss)
     found = {kind: statistics.mean(values) / 1e6 for kind, values in resident.items()}
-    return {"memory": found | {ALL: whole / 1e6}, "files": files, "processes": count}
+    return {"memory": found | {ALL: whole / 1e6}, "files": files, "processes": count, "processor": spent}
 
 
 class Watcher(RecordingView):
@@ -112,11 +116,12 @@ def summary(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
     return rows
 
 
-def soak(supernodes: int, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def soak(supernodes: int, given: Mapping[str, Any], folder: Path, simulate: bool = False) -> dict[str, Any]:
     """A run to its end; its samples, its rows, and how the rounds went. What a failed run had come to is not lost."""
     address = f"{LOOPBACK}:{free_ports(1)[0]}"
     watcher = Watcher(address)
     request = RunRequest(settings.app_directory(), folder, {**given, "metrics-address": address}, supernodes)
+    request = replace(request, simulate=simulate)
     outcome = launch(request, watcher)
     samples = watcher.samples
     if not samples:

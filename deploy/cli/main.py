@@ -41,7 +41,7 @@ app = typer.Typer(
 app.add_typer(attestation.app)
 app.add_typer(exporting.app)
 app.add_typer(machines.app)
-Supernodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of clients.")]
+Supernodes = Annotated[int, typer.Option(min=1, max=10_000, help="Number of clients.")]
 RunId = Annotated[str, typer.Option(help="Name of the new run; by default its start time and four letters.")]
 AppDir = Annotated[Path | None, typer.Option("--app", help="Directory of another Flower app than Prunella's own.")]
 Audit = Annotated[Consent, typer.Option(help="What clients consent to. Pictures are for demonstrations.")]

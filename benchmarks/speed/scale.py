@@ -1,0 +1,83 @@
+"""What another client costs: seconds, processor time and memory of a round, by the number of clients on this machine.
+
+The app of ``prunella run``, one federation for each of ``--sizes``, without audits: a SuperLink, a SuperNode and an
+executor for every client, over gRPC on loopback; with ``--simulate`` virtual clients on Flower's simulation engine
+(Ray), of which ``-c fraction=0.01`` takes one in a hundred each round. Processor seconds are those of all processes
+together, from the end of the first round to that of the last, a round. Memory is PSS, each shared page counted once,
+the most seen at the end of a round. The last row is the straight line through the sizes: what one more client costs.
+
+    python -m prunella.benchmarks.speed.scale [--sizes 5,10,20] [--rounds 4] [--simulate] [-c KEY=VALUE] [--json FILE]
+"""
+
+import os
+import statistics
+import tempfile
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prunella.benchmarks.speed.bench import command, show_table
+from prunella.benchmarks.speed.soak import ALL, soak
+from prunella.deploy.runtime import settings
+
+COLUMNS = {"seconds": "{:.1f}", "processor": "{:.2f}", "memory": "{:.0f}", "processes": "{:.0f}", "failures": "{:.0f}"}
+
+
+def row(result: Mapping[str, Any]) -> dict[str, float]:
+    """A federation's figures, of a result of ``soak``."""
+    samples = result["samples"]
+    times = [sample["time"] for sample in samples]
+    return {
+        "clients": result["supernodes"],
+        "seconds": statistics.median(later - before for before, later in zip(times, times[1:], strict=False)),
+        "processor": (samples[-1]["processor"] - samples[0]["processor"]) / (len(samples) - 1),
+        "memory": max(sample["memory"][ALL] for sample in samples),
+        "processes": result["processes"],
+        "failures": result["failures"],
+    }
+
+
+def another(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The slope of every column over the number of clients.
+
+    >>> another([{"clients": n, **dict.fromkeys(COLUMNS, 3.0 * n)} for n in (1, 2, 4)])["memory"]
+    3.0
+    """
+    clients = [each["clients"] for each in rows]
+    return {name: round(float(np.polyfit(clients, [each[name] for each in rows], 1)[0]), 4) for name in COLUMNS}
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
+    sizes = sorted({int(size) for size in options.sizes.split(",") if size.isdigit()})
+    if len(sizes) < 2 or options.rounds < 2:
+        raise ArgumentTypeError("at least two --sizes, as in 5,10,20, and two --rounds: the first one is left out")
+    app = settings.read_app(settings.app_directory())
+    given = settings.parse([f"rounds={options.rounds}", "audit-every=0", *options.given], settings.defaults(app))
+    settings.check(app, given)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(row(soak(size, given, Path(folder), options.simulate)))
+        print({name: round(value, 2) for name, value in rows[-1].items()}, flush=True)
+    return {"simulate": options.simulate, "rounds": options.rounds, "rows": rows, "another": another(rows)}
+
+
+def show(result: Mapping[str, Any]) -> None:
+    kind = "virtual clients" if result["simulate"] else "SuperNodes"
+    rows = [(f"{each['clients']:.0f}", *(form.format(each[name]) for name, form in COLUMNS.items()))
+            for each in result["rows"]]  # fmt: skip
+    rows.append(("one more", *(f"{result['another'][name]:+.3f}" for name in COLUMNS)))
+    heads = f"{kind}, seconds a round, processor s a round, MB (PSS), processes, replies left out"
+    show_table(f"{result['rounds']} rounds", heads, rows, 110)
+
+
+if __name__ == "__main__":
+    given = {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"}
+    virtual = {"action": "store_true", "help": "virtual clients on Ray instead of SuperNodes"}
+    options = {"--sizes": "5,10,20", "--rounds": 4, "--simulate": virtual, "-c": given, "--json": {"type": Path}}
+    command(__doc__, measure, show, options)
