@@ -27,6 +27,7 @@ Consent = Literal["deny", "scores", "numbers", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
 HELLO = "query.hello"
 HELLO_SECONDS = 20.0  # a round waits for the answer of a node that is new
+HELLO_AT_ONCE = 100  # nodes asked that may still answer in time; the next are asked as these do
 HELLO_LIFE = 120.0  # a first question stays open; every further one twice as long
 MAX_DOUBLINGS = 5
 POLL_SECONDS = 0.2
@@ -65,7 +66,9 @@ class Roster:
     client number; ``impostors`` is, by node, why its client number was not accepted.
 
     A question stays open however late its answer comes: where many clients start on one machine, the last answers after
-    minutes, and if it were asked again every time the server stopped waiting, it would always be late.
+    minutes, and if it were asked again every time the server stopped waiting, it would always be late. Not all are
+    asked at once: Flower's simulation engine looks through all open messages for every client, over and over, and a
+    thousand first questions keep it from handing out any.
     """
 
     def __init__(self) -> None:
@@ -77,32 +80,41 @@ class Roster:
         self.classes: tuple[str, ...] = ()
         self.learning_rate: float | None = None
         self._open: dict[str, tuple[int, float]] = {}  # question -> node, given up at
+        self._asked: dict[str, float] = {}  # question -> when
         self._unanswered: dict[int, tuple[int, float]] = {}  # node -> times asked, not again before
 
     def refresh(self, grid: Grid, timeout: float = HELLO_SECONDS) -> list[Member]:
         """Members online now, ordered by client number. New nodes are asked who they are and given ``timeout`` seconds;
         a node that answers later is a member from the next call on."""
         online = list(grid.get_node_ids())
-        asked = self._ask(grid, online)
         end = time.monotonic() + timeout
-        self._collect(grid, online)
-        while asked & self._open.keys() and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
+        asked: dict[str, int] = {}
+        while True:
+            new = self._ask(grid, [node for node in online if node not in asked.values()])
+            asked |= new
             self._collect(grid, online)
+            if time.monotonic() > end or not (new or asked.keys() & self._open.keys()):
+                break
+            time.sleep(0.0 if new else POLL_SECONDS)
         there = (self.members[node] for node in online if node in self.members)
         return sorted(member for member in there if member.client not in self.spent)
 
-    def _ask(self, grid: Grid, online: list[int]) -> set[str]:
-        """Send a question to every node that has none open and is not put off; returns those sent."""
+    def _ask(self, grid: Grid, online: list[int]) -> dict[str, int]:
+        """Send a question to the nodes that have none open and are not put off, so many at once; returns their nodes by
+        question."""
         now = time.monotonic()
+        self._asked = {id: since for id, since in self._asked.items() if id in self._open}
+        pending = sum(now - since < HELLO_SECONDS for since in self._asked.values())
         waiting = {node for node, _ in self._open.values()} | self.members.keys()
         fresh = [node for node in online if node not in waiting and self._unanswered.get(node, (0, now))[1] <= now]
+        fresh = fresh[: max(HELLO_AT_ONCE - pending, 0)]
         lives = [HELLO_LIFE * 2.0 ** min(self._unanswered.get(node, (0, 0.0))[0], MAX_DOUBLINGS) for node in fresh]
         questions = [self._hello(node, life) for node, life in zip(fresh, lives, strict=True)]
         ids = grid.push_messages(questions) if questions else ()
         sent = {id: (node, now + life) for id, node, life in zip(ids, fresh, lives, strict=True) if id is not None}
         self._open |= sent
-        return set(sent)
+        self._asked |= dict.fromkeys(sent, now)
+        return {id: node for id, (node, *_) in sent.items()}
 
     def _hello(self, node: int, life: float) -> Message:
         record = ConfigRecord({"classes": list(self.classes)} if self.classes else {})

@@ -127,3 +127,44 @@ def test_popen_passes_the_command_on() -> None:
     launch(None, types.SimpleNamespace(command="flwr-clientapp", fab_hash="ab"))
     launch(None, types.SimpleNamespace(command="flwr-serverapp", fab_hash=None))
     assert seen == [(["flwr-clientapp", "x"], "ab"), (["flwr-serverapp", "x"], "")]
+
+
+def test_virtual_clients_get_the_messages_that_flower_itself_would_hand_out() -> None:
+    """In Flower's own state; a client without a message costs nothing, where Flower asks for each of them."""
+    import inspect
+    import queue
+    import threading
+
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.server.superlink.linkstate import InMemoryLinkState
+
+    class State:
+        """Flower's store of messages and its search, without the runs and federations around it."""
+
+        def __init__(self) -> None:
+            self.lock, self.asked = threading.RLock(), 0
+            metadata = [types.SimpleNamespace(dst_node_id=node, run_id=1, delivered_at="") for node in (3, 5, 5, 77)]
+            metadata.append(types.SimpleNamespace(dst_node_id=4, run_id=1, delivered_at="before"))
+            self.message_ins_store = {f"m{i}": types.SimpleNamespace(metadata=each) for i, each in enumerate(metadata)}
+
+        def _check_stored_messages(self, _: object) -> None:
+            return
+
+        def get_message_ins(self, node_id: int, limit: int) -> object:
+            self.asked += 1
+            return InMemoryLinkState.get_message_ins(self, node_id, limit)  # type: ignore[arg-type]
+
+    def handed_out(hand_out: object, rounds: int) -> tuple[list[str], int]:
+        state, got = State(), queue.Queue[object]()
+        passes = iter([False] * rounds + [True])
+        stop = types.SimpleNamespace(wait=lambda _: None, is_set=lambda: next(passes))
+        hand_out(state, got, dict.fromkeys(range(50)), stop)  # type: ignore[operator]
+        names = {id(message): name for name, message in state.message_ins_store.items()}
+        return sorted(names[id(message)] for message in list(got.queue)), state.asked
+
+    theirs, often = handed_out(vce_api.add_messages_to_queue, 2)
+    ours, seldom = handed_out(patches.addressed, 2)
+    assert ours == theirs == ["m0", "m1", "m2"]  # two of them for one client, and none for whom this run does not have
+    assert (often, seldom) == (100, 3)
+    source = inspect.getsource(InMemoryLinkState)
+    assert "self.message_ins_store: dict[str, Message]" in source and "with self.lock:" in source
