@@ -17,6 +17,7 @@ these modules, in this order:
 import json
 import math
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from logging import WARNING
@@ -149,6 +150,7 @@ class Auditor:
         self.finished: list[Outcome] = []
         self.worker = WorkerProcess(self.queue, run.audit_workers)
         self.took: list[float] = []  # seconds of the attacks that are over
+        self.since = time.monotonic()  # the last of them was over, or the first began
         self._audited: dict[int, set[int]] = {}
         self._pattern: tuple[int, ServerView, Mask | None] | None = None
 
@@ -232,6 +234,7 @@ class Auditor:
         order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + expected.round}
         limits = {"device": self.run.attack_device, "seconds": self.run.audit_seconds}
         write_json(folder / JOB, {**order, **limits, "job": asdict(job)})
+        self.since = self.since if self.jobs else time.monotonic()
         self.jobs.append(job)
         self._start_worker()
 
@@ -263,10 +266,12 @@ class Auditor:
         return ANSWERING + self.run.audit_seconds * math.ceil(self.pending / self.run.audit_workers)
 
     def estimate(self) -> float | None:
-        """Seconds that the audits under way will take if they are as long as those before; None before the first."""
+        """Seconds that the audits under way will take if they are as long as those before; None before the first, and
+        once the present one takes longer than that."""
         if not self.took:
             return None
-        return sum(self.took) / len(self.took) * math.ceil(len(self.jobs) / self.run.audit_workers)
+        each, elapsed = sum(self.took) / len(self.took), time.monotonic() - self.since if self.jobs else 0.0
+        return None if elapsed > each else each * math.ceil(len(self.jobs) / self.run.audit_workers) - elapsed
 
     def _result(self, job: Job) -> Outcome:
         found: Outcome = json.loads((self.queue / job.name / RESULT).read_text())
@@ -274,6 +279,7 @@ class Auditor:
 
     def _answered(self, job: Job, result: Outcome, grid: Grid) -> None:
         self.took.append(result["seconds"])
+        self.since = time.monotonic()
         if result["error"] is not None:
             log(WARNING, "audit %s failed: %s", job.name, clean(result["error"]))
             self._finish(job, result, "failed", reason=result["reason"])

@@ -387,13 +387,19 @@ def test_the_end_of_a_run_says_how_many_audits_are_left_and_how_long_they_take(
     assert left[0] > 0 and left[-1] == 0
 
 
-def test_a_run_waits_for_as_many_audit_seconds_as_its_workers_have_audits(tmp_path: Path) -> None:
+def test_a_run_waits_for_as_many_audit_seconds_as_its_workers_have_audits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation, _ = go(tmp_path, None, audit_every=0, audit_workers=2, audit_seconds=100.0)
     auditor = federation.auditor
     assert auditor.estimate() is None and auditor.at_most() == ANSWERING
     auditor.jobs = [Job(1, "control", None, "", "none")] * 3
-    auditor.took = [10.0, 30.0]
-    assert auditor.estimate() == 40.0 and auditor.at_most() == 200.0 + ANSWERING
+    auditor.took, now = [10.0, 30.0], time.monotonic()
+    monkeypatch.setattr("prunella.server.audit.queue.time.monotonic", lambda: now)
+    for elapsed, left in ((0.0, 40.0), (15.0, 25.0), (21.0, None)):  # no number where it takes longer than any before
+        auditor.since = now - elapsed
+        assert auditor.estimate() == (left if left is None else pytest.approx(left))
+    assert auditor.at_most() == 200.0 + ANSWERING
 
 
 def test_a_worker_that_hangs_costs_its_audits_and_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
