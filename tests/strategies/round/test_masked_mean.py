@@ -134,3 +134,42 @@ def test_a_dense_and_a_kept_update_add_up() -> None:
     assert total.result(PREVIOUS, "holders")["w"].tolist() == [3.0, 2.0, 6.0, 9.0]
     with pytest.raises(KeyMismatch):
         total.add_sparse(SparseTree({"v": mask["w"]}, {"v": torch.zeros(2)}), mask, 1)
+
+
+def in_groups(items: list, size: int) -> list[list]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def mean_of_means(updates: list[Tree], masks: list[Tree], weights: list[int]) -> Tree:
+    """Aggregators of three sites each, whose means go on as one update with the sum of their sites' weights."""
+    groups = [list(zip(*group, strict=True)) for group in in_groups(list(zip(updates, masks, weights, strict=True)), 3)]
+    means = [mean_of(list(u), list(m), list(n), "holders") for u, m, n in groups]
+    shared = [{"w": torch.stack([each["w"] for each in m]).any(0)} for _, m, _ in groups]
+    moved = [{"w": mean["w"] - PREVIOUS["w"]} for mean in means]
+    return mean_of(moved, shared, [sum(n) for _, _, n in groups], "holders")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mean_of_means_is_the_mean_of_all_under_one_global_mask(seed: int) -> None:
+    """docs/scale.md: several federations under one aggregation tree."""
+    updates, masks, weights = clients(8, 0.6, seed)
+    masks = [masks[0]] * len(masks)
+    updates = [apply_mask(update, masks[0]) for update in updates]
+    whole = mean_of(updates, masks, weights, "holders")
+    assert torch.allclose(mean_of_means(updates, masks, weights)["w"], whole["w"], rtol=1e-6, atol=1e-6)
+
+
+def test_under_masks_of_their_own_it_is_not_unless_every_coordinate_has_its_weight() -> None:
+    updates, masks, weights = clients(8, 0.5, seed=3)
+    whole = mean_of(updates, masks, weights, "holders")
+    assert (mean_of_means(updates, masks, weights)["w"] - whole["w"]).abs().max() > 0.05
+    sums = (
+        [torch.zeros(4, dtype=torch.float64) for _ in range(3)],
+        [torch.zeros(4, dtype=torch.float64) for _ in range(3)],
+    )
+    for i, (update, mask, weight) in enumerate(zip(updates, masks, weights, strict=True)):
+        sums[0][i // 3] += weight * update["w"].double()
+        sums[1][i // 3] += weight * mask["w"]
+    total, weight_at = sum(sums[0]), sum(sums[1])
+    expected = torch.where(weight_at > 0, PREVIOUS["w"] + total / weight_at.clamp(min=1), PREVIOUS["w"].double())
+    assert torch.allclose(whole["w"].double(), expected, rtol=1e-6)
