@@ -2,9 +2,10 @@
 
 The app of ``prunella run``, one federation for each of ``--sizes``, without audits: a SuperLink, a SuperNode and an
 executor for every client, over gRPC on loopback; with ``--simulate`` virtual clients on Flower's simulation engine
-(Ray), of which ``-c fraction=0.01`` takes one in a hundred each round. Processor seconds are those of all processes
-together, from the end of the first round to that of the last, a round. Memory is PSS, each shared page counted once,
-the most seen at the end of a round. The last row is the straight line through the sizes: what one more client costs.
+(Ray), of which ``-c fraction=0.01`` takes one in a hundred each round. Processor seconds of a round are those of all
+processes together, and of the two in the middle, from the end of the first round to that of the last. Memory is PSS,
+each shared page counted once, the most seen at the end of a round. The last row is the straight line through the
+sizes: what one more client costs.
 
     python -m prunella.benchmarks.speed.scale [--sizes 5,10,20] [--rounds 4] [--simulate] [-c KEY=VALUE] [--json FILE]
 """
@@ -23,17 +24,28 @@ from prunella.benchmarks.speed.bench import command, show_table
 from prunella.benchmarks.speed.soak import ALL, soak
 from prunella.deploy.runtime import settings
 
-COLUMNS = {"seconds": "{:.1f}", "processor": "{:.2f}", "memory": "{:.0f}", "processes": "{:.0f}", "failures": "{:.0f}"}
+COLUMNS = {
+    "seconds": "{:.1f}",
+    "processor": "{:.2f}",
+    "SuperLink": "{:.2f}",
+    "ServerApp": "{:.2f}",
+    "memory": "{:.0f}",
+    "processes": "{:.0f}",
+    "failures": "{:.0f}",
+}
+SERVER = {"SuperLink": "SuperLink", "ServerApp": "ServerApp and exporter", "processor": ALL}
 
 
 def row(result: Mapping[str, Any]) -> dict[str, float]:
     """A federation's figures, of a result of ``soak``."""
     samples = result["samples"]
+    first, last = (samples[at]["processor"] for at in (0, -1))
+    spent = {name: (last.get(kind, 0) - first.get(kind, 0)) / (len(samples) - 1) for name, kind in SERVER.items()}
     times = [sample["time"] for sample in samples]
     return {
         "clients": result["supernodes"],
         "seconds": statistics.median(later - before for before, later in zip(times, times[1:], strict=False)),
-        "processor": (samples[-1]["processor"] - samples[0]["processor"]) / (len(samples) - 1),
+        **spent,
         "memory": max(sample["memory"][ALL] for sample in samples),
         "processes": result["processes"],
         "failures": result["failures"],
@@ -72,8 +84,8 @@ def show(result: Mapping[str, Any]) -> None:
     rows = [(f"{each['clients']:.0f}", *(form.format(each[name]) for name, form in COLUMNS.items()))
             for each in result["rows"]]  # fmt: skip
     rows.append(("one more", *(f"{result['another'][name]:+.3f}" for name in COLUMNS)))
-    heads = f"{kind}, seconds a round, processor s a round, MB (PSS), processes, replies left out"
-    show_table(f"{result['rounds']} rounds", heads, rows, 110)
+    heads = "clients, seconds a round, processor s, of the SuperLink, of the ServerApp, MB (PSS), processes, left out"
+    show_table(f"{kind}, {result['rounds']} rounds", heads, rows, 110)
 
 
 if __name__ == "__main__":

@@ -52,19 +52,21 @@ def kind_of(process: psutil.Process) -> str:
 
 def look() -> Sample:
     """MB by kind of process: the mean RSS, and PSS over all of our descendants; their number, open files and the
-    processor seconds that they and those they outlived have used."""
+    processor seconds, by kind and in all, that they and those they outlived have used."""
     resident: dict[str, list[int]] = {}
+    spent = {ALL: 0.0}
     whole = files = count = 0
-    spent = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
             memory, kind = process.memory_full_info(), kind_of(process)
             files += process.num_fds()
-            spent += sum(process.cpu_times()[:4])  # its own and those of children that have ended
+            used = sum(process.cpu_times()[:4])  # its own and those of children that have ended
         except psutil.Error:  # it has ended meanwhile
             continue
         count, whole = count + 1, whole + memory.pss
+        spent[ALL] += used
         if kind:
+            spent[kind] = spent.get(kind, 0.0) + used
             resident.setdefault(kind, []).append(memory.rss)
     found = {kind: statistics.mean(values) / 1e6 for kind, values in resident.items()}
     return {"memory": found | {ALL: whole / 1e6}, "files": files, "processes": count, "processor": spent}

@@ -9,15 +9,21 @@ from prunella.benchmarks.speed.soak import ALL
 def result(clients: int) -> dict:
     """Rounds of 2 s that use a second of processor time for every client; 100 MB and 50 for each."""
     samples = [
-        {"time": 2.0 * k, "processor": 7.0 + clients * k, "memory": {ALL: 100.0 + 50 * clients - k}} for k in range(4)
+        {
+            "time": 2.0 * k,
+            "processor": {ALL: 7.0 + clients * k, "SuperLink": 3 + 0.5 * k, "ServerApp and exporter": 1.0},
+            "memory": {ALL: 100.0 + 50 * clients - k},
+        }
+        for k in range(4)
     ]
     return {"supernodes": clients, "samples": samples, "processes": 3 + 2 * clients, "failures": 0.0}
 
 
 def test_a_row_is_of_the_rounds_after_the_first_and_the_slope_of_one_more_client() -> None:
     rows = [row(result(clients)) for clients in (2, 5, 11)]
-    assert rows[1] == {"clients": 5, "seconds": 2, "processor": 5, "memory": 350, "processes": 13, "failures": 0}
-    slopes = {"seconds": 0, "processor": 1, "memory": 50, "processes": 2, "failures": 0}
+    counted = {"seconds": 2, "processor": 5, "SuperLink": 0.5, "ServerApp": 0}
+    assert rows[1] == {"clients": 5, **counted, "memory": 350, "processes": 13, "failures": 0}
+    slopes = {"seconds": 0, "processor": 1, "SuperLink": 0, "ServerApp": 0, "memory": 50, "processes": 2, "failures": 0}
     assert another(rows) == pytest.approx(slopes, abs=1e-9)
 
 
