@@ -12,7 +12,7 @@ from tests.benchmarks.advise.test_proposals import question
 
 @pytest.mark.slow
 def test_without_a_defense_an_image_comes_back_and_behind_an_epsilon_it_does_not() -> None:
-    asked = question(rounds=3, audit_seconds=60.0, private_rate=0.25)
+    asked = question(rounds=3, audit_seconds=600.0, private_rate=0.25)
     asked = asked.__class__(**{**vars(asked), "short": 3})
     plain, private = Proposal("none", 0.3), Proposal("dp-sgd", 0.3, 4.0)
     rows = {one: try_out(overrides(asked, one, 0), 2) for one in (plain, private)}
