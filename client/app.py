@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -45,7 +46,7 @@ from prunella.client.widths import require_held, require_plain
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
-from prunella.privacy.chain import flatten_state, present, start
+from prunella.privacy.chain import fits, flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
@@ -54,6 +55,7 @@ from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
 from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import initial as initial_weights
 from prunella.tasks.task import layers, prunable
 from prunella.tasks.training import evaluate as evaluate_model
@@ -134,7 +136,8 @@ def _remember(session: Session, round: int) -> Memory:
     channels = any(isinstance(link.settings, ChannelSettings) for link in session.procedure.chain.links)
     if channels and not memory.state and (warning := few_images(session.data.examples.x)):
         logger.warning("%s", warning)
-    state = start(session.procedure.chain, session.data.examples.x, like, memory.state, fitting)
+    images = session.data.examples.x if fits(session.procedure.chain, memory.state) else torch.empty(0)
+    state = start(session.procedure.chain, images, like, memory.state, fitting)
     return Memory(state, memory.tally, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
 
 
@@ -284,7 +287,7 @@ def select(content: RecordDict, session: Session) -> RecordDict:
     account_for_scores(session)
     with charged(session):
         batches, draws = session.batches(request, steps), request.generator("defense")
-        shown = [replace(b, x=present(session.procedure.chain, b.x, memory.state, draws)) for b in batches]
+        shown = [Examples(present(session.procedure.chain, b.x, memory.state, draws), b.y) for b in batches]
         answer = score(pool, session.procedure.module, shown)
         session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, steps * pool.times)))
     metrics = MetricRecord({"num-examples": len(session.data.examples.y), **answer.losses})
@@ -369,6 +372,7 @@ def hello(message: Message, context: Context) -> Message:
             f"as in -c learning-rate={own:g}"
         )
     record = ConfigRecord({"client": node.client, "audit": node.consent})
+    session.data.all.check()
     if session.data.held is not None:
         record["width"] = node.width
     return Message(RecordDict({"hello": record}), reply_to=message)

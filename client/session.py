@@ -170,7 +170,9 @@ class LocalData:
     @cached_property
     def digest(self) -> str:
         """A digest of all examples and their order."""
-        return digest([{"x": self.all.x, "y": self.all.y}], "")
+        if self.all.pictures is None:
+            return digest([{"x": self.all.x, "y": self.all.y}], "")
+        return digest([{"y": self.all.y}], self.all.pictures.digest())
 
 
 class Session:

@@ -174,6 +174,11 @@ def start(chain: Chain, x: Tensor, like: Tree, state: ChainState, generator: Pri
     return {link.name: _start_link(link, x, like, state.get(link.name), generator) for link in chain.links}
 
 
+def fits(chain: Chain, state: ChainState) -> bool:
+    """Whether ``start`` would look at the images."""
+    return any(isinstance(link.defense, DataDefense) and link.name not in state for link in chain.links)
+
+
 def flatten_state(state: ChainState) -> Tree:
     """One tree for ``core.files.write_tree``; names are ``defense/tree/parameter``.
 

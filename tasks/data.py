@@ -82,7 +82,10 @@ def load_client(dataset: str, partition: Partition, client: int, root: Path | No
 def load_test(dataset: str, root: Path | None) -> Examples | None:
     """The examples held out for the server, or None where the dataset has none."""
     entry, path = _find(dataset, root)
-    return entry.test(path)
+    found = entry.test(path)
+    if found is not None:
+        found.x  # noqa: B018 - what cannot be read shows now, and not after a round
+    return found
 
 
 def load_public(dataset: str, root: Path | None) -> Examples | None:

@@ -9,18 +9,20 @@ the server evaluates elsewhere. A picture that cannot be read stops the client w
 reaches the server and a file's name can name a patient, so how many they are and which goes to this machine's log only.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from prunella.core.errors import ConfigError, DataError, of_data
 from prunella.core.extras import require
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.images import open_image, pixels, to_tensor
-from prunella.tasks.examples import Examples, raw_digests
+from prunella.tasks.examples import Examples, Pictures
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.partition import Indices, Partition, members
 
@@ -60,16 +62,24 @@ def _readable(file: str, shape: Shape) -> bool:
     return True
 
 
-def load(path: Path, folder: "ImageFolder", chosen: Indices, shape: Shape) -> Examples:
-    """The chosen pictures of an opened folder. Raises ``DataError`` when some cannot be read."""
-    files = [folder.samples[index][0] for index in chosen]
+def _decode(files: Sequence[str], path: Path, shape: Shape) -> Tensor:
+    """Raises ``DataError``, which names the pictures in this machine's log, when some cannot be read."""
     try:
-        images = to_tensor((Path(file).read_bytes() for file in files), shape, resize=True)
-        raw = raw_digests(Path(file).read_bytes() for file in files)
+        return to_tensor((_read(file) for file in files), shape, resize=True)
     except (OSError, DataError):
         bad = [str(Path(file).relative_to(path)) for file in files if not _readable(file, shape)]
         raise of_data("pictures cannot be read: remove or repair them", ", ".join(bad)) from None
-    return Examples(images, torch.tensor(folder.targets)[torch.from_numpy(chosen)], raw)
+
+
+def _read(file: str) -> bytes:
+    return Path(file).read_bytes()
+
+
+def load(path: Path, folder: "ImageFolder", chosen: Indices, shape: Shape) -> Examples:
+    """The chosen pictures of an opened folder, read and decoded when they are used."""
+    files = [folder.samples[index][0] for index in chosen]
+    pictures = Pictures(files, partial(_decode, path=path, shape=shape), shape, _read)
+    return Examples(pictures, torch.tensor(folder.targets)[torch.from_numpy(chosen)])
 
 
 def names(path: Path | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ each hold their own files must therefore agree on the size, and should keep the 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from prunella.core.errors import ConfigError, of_data
 from prunella.core.extras import require
 from prunella.tasks.datasets.dataset import Dataset
 from prunella.tasks.datasets.images import open_image, shape_of, to_tensor
-from prunella.tasks.examples import Examples, raw_digests
+from prunella.tasks.examples import Examples, Pictures
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.partition import Indices, Partition, members
 
@@ -104,9 +105,10 @@ def encoded(cells: Iterable[Any]) -> Iterable[bytes]:
 
 
 def decoded(pictures: Sequence[bytes], table: Table, labels: Indices) -> Examples:
-    """Examples from their encoded pictures and labels."""
-    images = to_tensor(pictures, table.shape, table.resize)
-    return Examples(images, torch.from_numpy(labels), raw_digests(pictures))
+    """Examples from their encoded pictures and labels. Pictures that cannot be read raise ``DataError`` when they are
+    used, or by ``Examples.check``."""
+    decode = partial(to_tensor, shape=table.shape, resize=table.resize)
+    return Examples(Pictures(pictures, decode, (*table.shape, table.resize)), torch.from_numpy(labels))
 
 
 def rows(source: "pads.Dataset", table: Table, chosen: Indices, labels: Indices) -> Examples:

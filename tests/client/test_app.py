@@ -7,6 +7,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from PIL import Image
 
 from prunella.attacks.fishing import plant
 from prunella.client.app import app
@@ -107,8 +108,9 @@ def test_hello_tells_number_and_consent(tmp_path: Path) -> None:
 
 
 def test_hello_raises_where_model_or_data_are_missing_or_the_classes_are_others(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "cats").mkdir(parents=True)
-    (tmp_path / "mine" / "dogs").mkdir()
+    for name in ("cats", "dogs"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "mine" / name / "1.png")
     own = {"node": {"data": str(tmp_path / "mine")}, "dataset": "imagefolder:/centre"}
 
     def asked(*classes: str) -> RecordDict:
@@ -117,6 +119,9 @@ def test_hello_raises_where_model_or_data_are_missing_or_the_classes_are_others(
     assert "hello" in send(tmp_path, "query.hello", asked("cats", "dogs"), **own).content
     with pytest.raises(DataError, match="classes are not the server's"):
         send(tmp_path, "query.hello", asked("cats", "dogs", "emus"), **own)
+    (tmp_path / "mine" / "dogs" / "1.png").write_bytes(b"broken")
+    with pytest.raises(DataError, match="pictures cannot be read"):
+        send(tmp_path, "query.hello", asked("cats", "dogs"), **own)
     with pytest.raises(DataError, match="no readable folder"):
         send(tmp_path, "query.hello", asked(), node={"data": str(tmp_path / "typo")}, dataset="imagefolder")
     with pytest.raises(ConfigError, match="cannot be imported here"):

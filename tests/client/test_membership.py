@@ -80,7 +80,7 @@ def test_a_client_that_learned_its_examples_by_heart_says_found(
 
     def scrambled(*asked: Any) -> Examples:
         data = load_client(*asked)
-        return replace(data, y=torch.randint(10, (len(data),), generator=torch.Generator().manual_seed(0)))
+        return Examples(data.x, torch.randint(10, (len(data),), generator=torch.Generator().manual_seed(0)), data.raw)
 
     run = {"local_steps": 250, "batch_size": 64, "evaluation": "clients"}
     monkeypatch.setattr("prunella.client.session.load_client", scrambled)

@@ -88,7 +88,7 @@ def test_an_error_says_the_same_of_any_private_data(
         make(folder)
         with pytest.raises(DataError) as caught:
             describe(dataset, folder)
-            load_client(dataset, Partition("iid", 1), 0, folder)
+            load_client(dataset, Partition("iid", 1), 0, folder).check()
         told.append(str(caught.value))
     assert told[0] == told[1] and not any(word in told[0] for word in ("ward", "hiv", "oncology"))
     assert caplog.text, "this machine's log says more"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prunella.core.errors import ConfigError, DataError
 from prunella.core.randomness import rehearsal
-from prunella.tasks.examples import Examples, batches, poisson_batches
+from prunella.tasks.examples import Examples, Pictures, batches, poisson_batches, raw_digests
 
 
 def _examples(count):
@@ -87,3 +87,74 @@ def test_batches_of_a_fixed_size_are_not_poisson_s() -> None:
     for step in range(4000):
         taken[step, next(batches(_examples(10), 5, 1, _generator(step))).y] = 1
     assert float(torch.corrcoef(taken.T).fill_diagonal_(0).mean()) < -0.05
+
+
+class Camera:
+    """Pictures of one byte, of which 255 is broken; it counts what was decoded."""
+
+    def __init__(self, cells: bytes) -> None:
+        self.cells, self.developed = [bytes([cell]) for cell in cells], []
+
+    def decode(self, cells):
+        self.developed.append(len(cells))
+        if broken := sum(cell == b"\xff" for cell in cells):
+            raise DataError(f"{broken} are broken")
+        return torch.tensor([cell[0] / 255 for cell in cells]).reshape(-1, 1, 1, 1)
+
+    def examples(self) -> Examples:
+        return Examples(Pictures(self.cells, self.decode, (1, 1, 1)), torch.arange(len(self.cells)))
+
+
+@pytest.mark.parametrize("draw", [batches, poisson_batches])
+def test_a_few_steps_decode_the_pictures_they_use_and_no_other(draw):
+    camera = Camera(bytes(range(200)))
+    whole = Examples(torch.arange(200.0).reshape(-1, 1, 1, 1) / 255, torch.arange(200), raw_digests(camera.cells))
+    lazy, eager = list(draw(camera.examples(), 5, 4, _generator())), list(draw(whole, 5, 4, _generator()))
+    for one, other in zip(lazy, eager, strict=True):
+        assert torch.equal(one.x, other.x) and torch.equal(one.y, other.y) and torch.equal(one.raw, other.raw)
+    assert camera.developed == [len(batch) for batch in eager]
+    for batch in lazy:
+        _ = batch.x
+    assert len(camera.developed) == 4  # each once
+
+
+def test_whole_epochs_decode_every_picture_once():
+    camera = Camera(bytes(range(20)))
+    for batch in batches(camera.examples(), 5, 12, _generator()):
+        assert torch.equal((batch.x.flatten() * 255).round().long(), batch.y)
+    assert camera.developed == [20]
+
+
+def test_parts_of_parts_are_the_right_pictures():
+    camera = Camera(bytes(range(50)))
+    some = camera.examples().take(torch.arange(50) % 2 == 1)
+    assert torch.equal((some.take(torch.tensor([3, 0])).x.flatten() * 255).round(), torch.tensor([7.0, 1.0]))
+    assert some.raw.tolist() == raw_digests(camera.cells[1::2]).tolist() and camera.developed == [2]
+    _ = some.x
+    assert torch.equal(some.take(torch.tensor([3])).x, some.x[3:4]) and camera.developed == [2, 25]
+
+
+def test_a_check_counts_all_that_are_broken_and_keeps_none(monkeypatch):
+    monkeypatch.setattr("prunella.tasks.examples.TOGETHER", 4)
+    with pytest.raises(DataError, match="3 are broken"):
+        Camera(b"\xff" + bytes(8) + b"\xff\xff").examples().check()
+    camera = Camera(bytes(10))
+    camera.examples().check()
+    assert camera.developed == [4, 4, 2]
+    _examples(3).check()
+
+
+def test_a_digest_covers_every_picture_their_order_and_their_size():
+    def of(*cells, shape=(1, 1, 1)):
+        return Pictures(list(cells), lambda _: torch.empty(0), shape).digest()
+
+    assert of(b"a", b"b") == of(b"a", b"b")
+    others = [
+        of(b"a", b"b"),
+        of(b"b", b"a"),
+        of(b"ab"),
+        of(b"ab", b""),
+        of(b"a", b"b", shape=(3, 1, 1)),
+        of(b"a", b"c"),
+    ]
+    assert len(set(others)) == len(others)

@@ -101,7 +101,7 @@ def test_unreadable_pictures_are_counted_and_named_in_the_log_only(tmp_path, cap
     (tmp_path / "cats" / "1.png").write_bytes(b"secret")
     (tmp_path / "dogs" / "b.png").write_bytes(b"")
     with pytest.raises(DataError) as caught:
-        IMAGEFOLDER.train(tmp_path, ANY, 0)
+        IMAGEFOLDER.train(tmp_path, ANY, 0).check()
     assert str(caught.value).startswith("pictures cannot be read") and "2" not in str(caught.value)
     assert "1.png" not in str(caught.value) and "cats" not in str(caught.value)
     assert "cats/1.png, dogs/b.png" in caplog.text

@@ -102,7 +102,7 @@ BAD = [
 def test_data_not_as_described(change, message, tmp_path):
     _write(tmp_path, **_cells(**change))
     with pytest.raises(DataError, match=message):
-        train(TABLE, tmp_path, Partition("iid", 1), 0)
+        train(TABLE, tmp_path, Partition("iid", 1), 0).check()
 
 
 def test_missing_columns_name_those_there_are_in_the_log(tmp_path, caplog):
