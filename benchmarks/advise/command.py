@@ -24,7 +24,7 @@ from prunella.benchmarks.advise.proposals import NONE, PRIVATE, Proposal, Questi
 from prunella.benchmarks.advise.search import SEEDS, Standing, Standings, add, advise, next_trial
 from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
 from prunella.benchmarks.advise.words import command as command_of
-from prunella.benchmarks.advise.words import headline, limits, reasons, unanswered
+from prunella.benchmarks.advise.words import headline, limits, reasons, unanswered, untried
 from prunella.benchmarks.engine.cells import Cache, Row
 from prunella.benchmarks.engine.images import cached_client
 from prunella.benchmarks.reproduce import EPILOG, INTERRUPTED, USAGE, seconds
@@ -228,7 +228,8 @@ def answer(chosen: Any) -> None:
     if said is None:
         print(unanswered(list(standings.values())))
     else:
-        print("\n".join([headline(said, chosen.may_lose), *reasons(said, question)]))
+        left = untried(list(standings.values()), question)
+        print("\n".join([headline(said, chosen.may_lose), *left, *reasons(said, question)]))
     if said is not None and said.answered:
         print(f"\n{command_of(said.recommended, question)}\n\nIt does not protect against everything:")
         print("\n".join(f"  {text}" for text in limits(said.recommended, question)))

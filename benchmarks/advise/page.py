@@ -12,7 +12,7 @@ from markupsafe import Markup
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.advise.proposals import Question
 from prunella.benchmarks.advise.search import TIERS, Advice, Standing, front, lost, lost_interval
-from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered
+from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered, untried
 from prunella.benchmarks.scenarios.standing import MOST, WITH_EPSILON, WITHOUT
 from prunella.core.files import write_json
 
@@ -154,7 +154,7 @@ def as_json(advice: Advice | None, found: Sequence[Standing], question: Question
         chosen = advice.recommended
         said = {
             "headline": headline(advice, may_lose),
-            "reasons": reasons(advice, question),
+            "reasons": [*untried(found, question), *reasons(advice, question)],
             "recommended": chosen.proposal.name if advice.answered else None,
             "tier": chosen.tier,
             "does_not_protect_against": limits(chosen, question) if advice.answered else None,
@@ -183,7 +183,7 @@ def write(
     shown: Mapping[str, Any] = {
         "about": f"{question.settings['model']} on {question.settings['dataset']}, {question.sites} sites",
         "headline": headline(advice, may_lose) if advice else unanswered(found),
-        "reasons": reasons(advice, question) if advice else [],
+        "reasons": [*untried(found, question), *(reasons(advice, question) if advice else [])],
         "command": command(chosen, question) if chosen else "",
         "limits": limits(chosen, question) if chosen else [],
         "reference": reference.proposal.name if reference else "none",

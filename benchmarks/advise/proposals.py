@@ -18,8 +18,13 @@ from prunella.privacy.accounting import NOISE, Accountant, Charge, Privacy, epsi
 NONE, PRIVATE = "none", "dp-sgd"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 CHAINS: tuple[tuple[str, float | None], ...] = (
-    *((NONE, None), ("dgp", None), ("priprune", None), ("channel-natural", None), ("channel-white", None)),
-    *((PRIVATE, 16.0), (PRIVATE, 4.0), (PRIVATE, 1.0)),
+    *(
+        (NONE, None),
+        (PRIVATE, 16.0),
+        (PRIVATE, 4.0),
+        (PRIVATE, 1.0),
+    ),  # first: a short budget is to know what an ε costs
+    *(("dgp", None), ("priprune", None), ("channel-natural", None), ("channel-white", None)),
     *(("dgp,mask-hiding", None), ("channel-natural,dgp", None), ("channel-natural,priprune", None)),
     (f"{PRIVATE},dgp", 4.0),
 )

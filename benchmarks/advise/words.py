@@ -4,7 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from prunella.benchmarks.advise.proposals import Question, settings_of
+from prunella.benchmarks.advise.proposals import Question, settings_of, shortlist
 from prunella.benchmarks.advise.search import SETTLED, Advice, Standing, Tier, lost, lost_interval
 from prunella.library import DEFAULT_ATTACK
 from prunella.privacy import find_defense
@@ -89,6 +89,16 @@ def reasons(advice: Advice, question: Question) -> list[str]:
             "command with more time goes on."
         )
     return found
+
+
+def untried(found: Sequence[Standing], question: Question) -> list[str]:
+    """Which chains the budget left out, as a sentence; nothing where each was tried once."""
+    listed, tried = shortlist(question, question.rates[0]), {each.proposal for each in found}
+    missing = [each.name for each in listed if each not in tried]
+    if not missing:
+        return []
+    of = f"{len(listed) - len(missing)} of {len(listed)} chains were tried"
+    return [f"Only {of} within the budget, so this is no comparison yet; left out: {'; '.join(missing)}."]
 
 
 def limits(one: Standing, question: Question) -> list[str]:

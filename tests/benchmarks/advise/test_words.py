@@ -2,9 +2,9 @@
 
 import shlex
 
-from prunella.benchmarks.advise.proposals import Proposal
+from prunella.benchmarks.advise.proposals import Proposal, shortlist
 from prunella.benchmarks.advise.search import advise
-from prunella.benchmarks.advise.words import command, headline, leaked, limits, reasons, unanswered
+from prunella.benchmarks.advise.words import command, headline, leaked, limits, reasons, unanswered, untried
 from prunella.benchmarks.engine.inprocess import settings
 from prunella.core.config import parse_run
 from prunella.deploy.runtime.settings import parse
@@ -51,6 +51,14 @@ def test_an_epsilon_of_the_users_own_chain_is_of_the_rounds_that_were_tried() ->
     own = standing(Proposal("dp-fed", 0.3), row(0.94, "baseline", epsilon=3.0))
     said = advise([standing(NONE, row(0.95)), own], 2.0)
     assert said is not None and any("what 10 rounds spent" in text for text in reasons(said, question(rounds=100)))
+
+
+def test_chains_that_the_budget_left_out_are_named() -> None:
+    listed = shortlist(question(), question().rates[0])
+    (said,) = untried([standing(NONE, row(0.95)), standing(DGP, row(0.94))], question())
+    assert f"2 of {len(listed)} chains" in said and "no comparison yet" in said
+    assert "dp-sgd at ε 1, " in said and " none" not in said
+    assert not untried([standing(each, row(0.9)) for each in listed], question())
 
 
 def test_a_failed_control_is_not_called_harmless() -> None:
