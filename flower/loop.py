@@ -24,31 +24,27 @@ of PyTorch's is seen by hooks: it needs a ``guard.gradients()`` of its own. An u
 (``p -= rate * p.grad``) is not.
 """
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.trees import Tree, to_device
+from prunella.flower.charged import Batch, ChargedSteps
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
+from prunella.flower.moved import MovedBy
 from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.scheme import Settled
 from prunella.privacy.chain import observe, present
 from prunella.privacy.defense import DataDefense, Step, StepDefense
-from prunella.privacy.ledger.ledger import charge
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
 Loss = Callable[[Any, Tensor], Tensor]
-Batch = Tensor | Mapping[str, Tensor]
-BLOCK = 8  # steps charged at a time where nobody says how many there will be
 TOKENS = "for token ids choose a defense of gradients or updates, such as priprune or dgp"
 FAILED = "a step under an ε failed; this client's own log says why"
 
@@ -72,20 +68,9 @@ def images_of(batch: Any) -> Tensor:
     return found[0]
 
 
-def rows_of(x: Batch) -> int:
-    return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
-
-
 def answer_of(model: nn.Module, x: Batch) -> Any:
     """What the model answers to images, or to a batch of named tensors."""
     return model(**x) if isinstance(x, Mapping) else model(x)
-
-
-def emptied(batch: Any) -> Any:
-    """A batch like this one with nothing in it."""
-    return (
-        {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
-    )
 
 
 class Guard:
@@ -107,18 +92,11 @@ class Guard:
         self._draws = work.site.generator(work.question, "loop")
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
-        self._credit: Counter[float] = Counter()  # steps charged and not yet taken, by sampling rate
-        self._charges, self._poisson, self._charged, self._shown = 0, 0.0, False, False
-        self._expected: int | None = None
-        self._rows = 0  # of the batch that the guard's loader drew last
+        self._steps, self._shown = ChargedSteps(work), False
         self._number = 0  # of the next step since the mask moved
-        self._left: Tree | None = self._copy()  # the parameters as the last step left them; None before a step is seen
         self._failed = False  # in the middle of a step, or out of a with
-        self._hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
-        self._statistics: Tree | None = self._buffers()  # None between a batch and its step
-        self._fresh = set[int]()  # parameters whose gradients are defended and not yet used
-        before, after = self._before_optimizer, self._after_optimizer
-        self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
+        self._moved = MovedBy(work, model, self._params, hides_images, self._stepped)
 
     def __enter__(self) -> "Guard":
         return self
@@ -148,47 +126,6 @@ class Guard:
                 fix = "load the message's arrays, then train inside"
                 raise self._work.refuse(DefenseError(f"protected: {name} is not as received: {fix}"))
 
-    def _copy(self) -> Tree:
-        return {name: p.detach().clone() for name, p in self._params.items()}
-
-    def _require_unmoved(self) -> None:
-        left = self._left
-        if left is not None and not all(torch.equal(left[n].to(p.device), p) for n, p in self._params.items()):
-            what = "the model moved outside guard.step and outside an optimizer of PyTorch's"
-            raise self._work.refuse(DefenseError(f"protected: {what}"))
-
-    def _buffers(self) -> Tree:
-        """Batch norm's statistics, which leave beside the update where a defense of images covers them."""
-        return {name: b.detach().clone() for name, b in self._model.named_buffers()} if self._hides_images else {}
-
-    def _require_statistics(self) -> None:
-        held = self._statistics
-        if held is not None and not all(torch.equal(held[n], b) for n, b in self._buffers().items()):
-            what = "batch norm has seen images outside the loop: call model.eval() before, and train() after"
-            raise self._work.refuse(DefenseError(f"protected: {what}"))
-
-    # ---- the optimiser
-
-    def _mine(self, optimizer: torch.optim.Optimizer) -> set[int]:
-        own = {id(p) for p in self._params.values()}
-        return {id(p) for group in optimizer.param_groups for p in group["params"]} & own
-
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Refuse a step on gradients that no defense has seen. Called for every optimiser of the process."""
-        if not (mine := self._mine(optimizer)):
-            return
-        if any(callable(given) for given in [*args[1:], *kwargs.values()]):
-            what = "optimizer.step(closure) takes gradients of its own: choose another optimizer"
-            raise self._work.refuse(ConfigError(f"protected: {what}"))
-        if not mine <= self._fresh:
-            what = "an optimizer.step() without guard.gradients() before it: call it there, or write guard.step"
-            raise self._work.refuse(DefenseError(f"protected: {what}"))
-
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if mine := self._mine(optimizer):
-            self._fresh -= mine
-            self._stepped(optimizer)
-
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Pruned weights are zero again, and the scheme has its turn."""
         with torch.no_grad():
@@ -202,46 +139,19 @@ class Guard:
                 self._work.mask = {**self._work.mask, **to_device(self._mask, "cpu")}
                 optimizer.state.clear()  # no velocity of weights that are gone
                 self._number = 0
-        self._left, self._statistics = self._copy(), self._buffers()
+        self._moved.settled()
         if self._work.local.done:
             raise Settled("the first mask is made: leave this to Defend")
 
-    # ---- the loop
-
     def loader(self, loader: Any) -> Iterator[Any]:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
-        data, count = loader.dataset, len(loader.dataset)
-        self._expected = int(loader.batch_size)
-        rate, drawn = min(1.0, self._expected / count), self._work.site.generator(self._work.question, "batches")
-        self._pay(len(loader), rate)
-        for _ in range(len(loader)):
-            chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
-            batch = loader.collate_fn([data[i] for i in chosen or [0]])
-            self._poisson, self._rows = rate, len(chosen)
-            yield batch if chosen else emptied(batch)
-
-    def _pay(self, steps: int, rate: float) -> None:
-        """Charge steps before their batches are looked at. Raises ``DefenseError`` past the budget."""
-        name = f"{self._work.question}-{self._charges}"
-        self._work.pay(charge(self._chain, name, steps, 10**9, math.ceil(rate * 10**9)))
-        self._charges += 1
-        self._credit[rate] += steps
-
-    def _use(self) -> None:
-        """Take one charged step, of the sampling that its batch was drawn by."""
-        rate = self._poisson or 1.0
-        if not self._credit[rate]:
-            self._pay(BLOCK, rate)
-        self._credit[rate] -= 1
-        self._charged = True
+        return self._steps.loader(loader)
 
     def images(self, x: Any) -> Any:
         """The batch [B, C, H, W] as training may see it. One of named tensors has no images: no defense changes it."""
-        if self._poisson and rows_of(x) != self._rows:
-            raise DefenseError("guard.loader: a step takes a batch as it was drawn; joined or split ones cost more")
-        self._require_statistics()
-        self._statistics = None
-        self._use()
+        self._steps.require_as_drawn(x)
+        self._moved.shows_images()
+        self._steps.take()
         self._shown = True
         if isinstance(x, Mapping):
             if changing := [link.name for link in self._chain.links if isinstance(link.defense, DataDefense)]:
@@ -251,20 +161,20 @@ class Guard:
 
     def gradients(self) -> None:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
-        self._require_unmoved()
-        if not self._shown and self._hides_images:
+        self._moved.require_unmoved()
+        if not self._shown and self._moved.hides_images:
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
         if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
             raise ConfigError(f"{single[0]} works on single examples: write guard.step(x, y, loss, optimizer)")
-        if not self._charged:
-            self._use()
+        if not self._steps.taken:
+            self._steps.take()
         self._observe(None)
-        self._left = None
+        self._moved.takes_gradients()
 
     def step(self, x: Batch, y: Tensor, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """One local step on the batch x [B, ...], or tensors by the names that the model takes them under, and y [B]:
         ``loss(model(x), y)``. Returns its loss, or None under an ε, which covers no loss."""
-        self._require_unmoved()
+        self._moved.require_unmoved()
         if self._failed and self._chain.private is not None:  # to leave out those that fail would tell which do
             raise DefenseError(FAILED)
         self._failed = True
@@ -275,10 +185,9 @@ class Guard:
             if self._chain.private is None:
                 raise
             raise DefenseError(FAILED) from error
-        self._poisson = 0.0
+        self._steps.poisson = 0.0
         optimizer.step()
-        if self._fresh:  # no optimiser of PyTorch's, or not of all parameters
-            self._fresh.clear()
+        if not self._moved.used():  # no optimiser of PyTorch's, or not of all parameters
             self._stepped(optimizer)
         self._failed = False
         return value
@@ -294,7 +203,7 @@ class Guard:
 
     def _step_of(self, x: Batch, y: Tensor, loss: Loss) -> Step:
         params = {name: wide(p.detach()) for name, p in self._params.items()}
-        expected, model = (self._expected if self._poisson else None) or max(1, rows_of(x)), self._model
+        expected, model = self._steps.expected(x), self._model
         own = {name: params[came] for name, came in self._names.items() if came in params}
 
         def per_example() -> Iterator[Tree]:
@@ -327,8 +236,8 @@ class Guard:
         self._work.local.observe(defended)
         self._work.steps += 1
         self._number += 1
-        self._fresh = {id(p) for p in self._params.values()}
-        self._shown = self._charged = False
+        self._moved.defended()
+        self._shown = self._steps.taken = False
 
     def close(self) -> None:
         """Note the model as it is, once."""
@@ -337,11 +246,11 @@ class Guard:
         self.release()
         if self._failed:
             raise DefenseError("protected: the loop failed, and the app answered all the same")
-        self._require_unmoved()
-        self._require_statistics()
+        self._moved.require_unmoved()
+        self._moved.require_statistics()
         state = self._model.state_dict()  # tied weights under all their names
         own = {p.data_ptr() for p in self._params.values()}
-        own |= {b.data_ptr() for b in self._model.buffers()} if self._hides_images else set()
+        own |= {b.data_ptr() for b in self._model.buffers()} if self._moved.hides_images else set()
         held = {self._names.get(name, name): t for name, t in state.items() if t.data_ptr() in own}
         self._work.left = {name: t.detach().cpu().clone() for name, t in held.items()}
         self._work.state = {
@@ -350,8 +259,7 @@ class Guard:
 
     def release(self) -> None:
         """Look at no optimiser any more."""
-        for hook in self._hooks:
-            hook.remove()
+        self._moved.release()
 
 
 def protected(

@@ -1,0 +1,78 @@
+"""The steps of one guarded loop, charged to the site's account before their batches are looked at.
+
+A batch of a loader of one's own is no Poisson sample: its step is charged without amplification, ``BLOCK`` at a time,
+since nobody says how many will come. ``ChargedSteps.loader`` draws Poisson batches itself and charges all of them.
+
+Errors: ``DefenseError`` past the budget, or for a batch that is not as it was drawn.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from prunella.core.errors import DefenseError
+from prunella.flower.handled import Handled
+from prunella.privacy.ledger.ledger import charge
+
+Batch = Tensor | Mapping[str, Tensor]
+BLOCK = 8  # steps charged at a time where nobody says how many there will be
+
+
+def rows_of(x: Batch) -> int:
+    return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+
+
+def emptied(batch: Any) -> Any:
+    """A batch like this one with nothing in it."""
+    return (
+        {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
+    )
+
+
+class ChargedSteps:
+    """Steps that were charged and not yet taken, and how the batch at hand was drawn: ``poisson`` is its sampling rate,
+    0 for a loader's of one's own, and ``taken`` says whether its step was taken from what was charged."""
+
+    def __init__(self, work: Handled) -> None:
+        self._work = work
+        self._credit: Counter[float] = Counter()  # steps, by sampling rate
+        self._charges = 0
+        self._expected, self._rows = 0, 0  # rows of a Poisson batch: on average, and of the one at hand
+        self.poisson, self.taken = 0.0, False
+
+    def loader(self, loader: Any) -> Iterator[Any]:
+        """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
+        data, count = loader.dataset, len(loader.dataset)
+        self._expected = int(loader.batch_size)
+        rate, drawn = min(1.0, self._expected / count), self._work.site.generator(self._work.question, "batches")
+        self._pay(len(loader), rate)
+        for _ in range(len(loader)):
+            chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
+            batch = loader.collate_fn([data[i] for i in chosen or [0]])
+            self.poisson, self._rows = rate, len(chosen)
+            yield batch if chosen else emptied(batch)
+
+    def _pay(self, steps: int, rate: float) -> None:
+        name = f"{self._work.question}-{self._charges}"
+        self._work.pay(charge(self._work.site.chain, name, steps, 10**9, math.ceil(rate * 10**9)))
+        self._charges += 1
+        self._credit[rate] += steps
+
+    def take(self) -> None:
+        """One charged step, of the sampling that its batch was drawn by."""
+        rate = self.poisson or 1.0
+        if not self._credit[rate]:
+            self._pay(BLOCK, rate)
+        self._credit[rate] -= 1
+        self.taken = True
+
+    def require_as_drawn(self, x: Any) -> None:
+        if self.poisson and rows_of(x) != self._rows:
+            raise DefenseError("guard.loader: a step takes a batch as it was drawn; joined or split ones cost more")
+
+    def expected(self, x: Batch) -> int:
+        """Rows that a batch drawn as this one has on average."""
+        return (self._expected if self.poisson else 0) or max(1, rows_of(x))

@@ -1,0 +1,90 @@
+"""What is charged, and when, for the steps of a loop; on real accounts in tests/flower/test_loop.py."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunella.core.errors import DefenseError
+from prunella.core.randomness import PrivateGenerator
+from prunella.flower.charged import BLOCK, ChargedSteps, emptied, rows_of
+from prunella.privacy.chain import build_chain
+
+ROWS, BATCH = 40, 10
+
+
+class Site:
+    chain = build_chain(["dp-sgd"], {"dp-sgd.noise-multiplier": 2.0})
+
+    def generator(self, *_: str) -> PrivateGenerator:
+        return PrivateGenerator(bytes(32))
+
+
+class Work:
+    """Notes charges, and may refuse to pay."""
+
+    def __init__(self, most: int = 10**6) -> None:
+        self.site, self.question, self.paid, self.most = Site(), "asked", list[Any](), most
+
+    def pay(self, new: Any) -> None:
+        if len(self.paid) == self.most:
+            raise DefenseError("past the budget")
+        self.paid.append(new)
+
+
+def made(most: int = 10**6) -> tuple[ChargedSteps, Work]:
+    work = Work(most)
+    return ChargedSteps(work), work  # type: ignore[arg-type]
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(float(ROWS)).reshape(ROWS, 1), torch.zeros(ROWS)), batch_size=BATCH)
+
+
+def test_steps_of_a_loader_of_one_s_own_are_charged_by_the_block_without_amplification() -> None:
+    steps, work = made()
+    for _ in range(BLOCK + 1):
+        steps.take()
+    assert [(c.steps, c.sampling) for c in work.paid] == [(BLOCK, 1.0)] * 2
+    assert len({c.digest for c in work.paid}) == 2
+
+
+def test_poisson_batches_are_charged_before_the_first_is_drawn_and_have_the_rate_of_each_row() -> None:
+    steps, work = made()
+    drawn = steps.loader(loader())
+    assert not work.paid
+    counts, total = torch.zeros(ROWS), 0
+    for x, _ in drawn:
+        assert [(c.steps, c.sampling) for c in work.paid] == [(ROWS // BATCH, BATCH / ROWS)]
+        steps.require_as_drawn(x)
+        steps.take()
+        assert steps.expected(x) == BATCH and len(set(x.flatten().tolist())) == len(x)
+        counts[x.flatten().long()] += 1
+        total += len(x)
+    assert len(work.paid) == 1 and total == counts.sum() and 20 < total < 60
+    steps.poisson = 0.0
+    steps.take()
+    assert work.paid[-1].sampling == 1.0, "a batch of one's own is not paid by Poisson steps"
+
+
+def test_a_batch_that_is_not_as_drawn_is_refused_and_one_past_the_budget_is_not_drawn() -> None:
+    steps, _ = made()
+    x, _ = next(steps.loader(loader()))
+    with pytest.raises(DefenseError, match="as it was drawn"):
+        steps.require_as_drawn(torch.cat([x, x[:1]]))
+    poor, work = made(most=0)
+    with pytest.raises(DefenseError, match="past the budget"):
+        next(poor.loader(loader()))
+    with pytest.raises(DefenseError, match="past the budget"):
+        poor.take()
+    assert not poor.taken and not work.paid
+
+
+def test_rows_and_nothing_of_pairs_and_of_named_tensors() -> None:
+    x = torch.zeros(3, 1, 8, 8)
+    assert rows_of(x) == rows_of(types.MappingProxyType({"img": x})) == 3
+    assert emptied({"img": x})["img"].shape == (0, 1, 8, 8) and emptied([x, x[:, 0]])[1].shape == (0, 8, 8)
+    steps, _ = made()
+    assert steps.expected(x) == 3 and steps.expected(x[:0]) == 1
