@@ -6,8 +6,7 @@ All arms train the same batches of CIFAR-10 from the same initial weights, witho
 * ``weights``: the largest weights (the strategy ``magnitude``), as many as the arm below keeps;
 * ``filters, masked``: half of every layer's filters (``granularity=filter``, ``scope=layer``), in the dense network;
 * ``filters``: the same mask, the small network (``strategies.round.small``); ``apart`` is how far the two updates lie
-  apart after one step, the largest difference over the largest entry. (Rounding grows with the steps: ResNet18 from
-  initial weights makes of a nudge of 6e-8 an update that is 0.9 apart after eight.)
+  apart after one step, the largest difference over the largest entry; later steps enlarge what rounding leaves.
 
 Time is of whole rounds of ``--steps`` steps, with all that finds the small network, cuts it out and puts it back; a
 thread, arms in turns, processor seconds, the median of an arm's over the dense one's in the same turn. Bytes are the
