@@ -5,6 +5,8 @@ masks of whole filters (``pruning.filters``) and of sub-models (``pruning.widths
 at least. Places are positions in the flattened tensors, int64, by name, in the shape of what they leave;
 tensors that no group has a part in are not among them, and are left whole.
 
+>>> from torch import nn
+>>> from prunella.pruning.channels import channel_groups
 >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
 >>> mask = {"0.weight": torch.tensor([[1, 1], [0, 0], [1, 0]]) > 0, "0.bias": torch.ones(3) > 0,
 ...         "2.weight": torch.tensor([[1, 0, 0]]) > 0, "2.bias": torch.ones(1) > 0}
