@@ -42,7 +42,7 @@ from prunella.client.selection import read_pool, score
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
-from prunella.client.widths import require_held, require_plain
+from prunella.client.widths import require_held, require_plain, tell_small
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
@@ -181,7 +181,7 @@ def _to_cpu(result: LocalResult) -> LocalResult:
     moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.participates, out.local)))
     buffers, importance = to_device(result.buffers, "cpu"), to_device(result.importance, "cpu")
     base = to_device(result.base, "cpu")
-    return LocalResult(moved, base, buffers, importance, result.state, result.applied, result.steps)
+    return replace(result, outgoing=moved, base=base, buffers=buffers, importance=importance)
 
 
 def _reply(
@@ -227,6 +227,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         result = local_update(session.procedure, received, batches, state, draws, plan)
         result = _to_cpu(after_training(session, request, received, result))
         seconds = time.perf_counter() - begin
+        tell_small(session, result)
         require_charged(session, result.steps, session.run.local_steps)
         confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
         tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, caveats(session))

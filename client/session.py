@@ -228,9 +228,9 @@ class Session:
         run = self.run
         chain: Chain = build_chain(run.defense_names, self.raw)
         sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
-        return Procedure(
-            self.data.task.build().to(self.device), sgd, chain, min(run.batch_size, len(self.data.examples))
-        )
+        task, expected = self.data.task, min(run.batch_size, len(self.data.examples))
+        shape = task.shape if self.scheme.client.sends_importance is None else None
+        return Procedure(task.build().to(self.device), sgd, chain, expected, shape=shape)
 
     @cached_property
     def settings(self) -> str:

@@ -1,12 +1,18 @@
-"""A client that trains a sub-model (``pruning.widths``): what it may be sent, and the runs that it has no place in.
+"""A client that trains a sub-model (``pruning.widths``): what it may be sent, and the runs that it has no place in;
+and what any client says in its log when it trains a smaller network than the model.
 
 Errors: ``ConfigError``, with the fix.
 """
 
+import logging
+
+from flwr.common.logger import log
+
 from prunella.client.session import Session
 from prunella.core.errors import ConfigError
-from prunella.core.trees import Mask
+from prunella.core.trees import Mask, count, same_masks, size
 from prunella.privacy.adgp import NAME as ADGP
+from prunella.strategies.round.local import LocalResult
 from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 
 
@@ -27,3 +33,11 @@ def require_plain(session: Session) -> None:
             f"a client with a width takes part where all share one mask and each reply is read alone: choose another "
             f"strategy than {run.strategy}, no {ADGP}, no {SECURE_SUM}, or width=1"
         )
+
+
+def tell_small(session: Session, result: LocalResult) -> None:
+    """Say that the network without its pruned channels was trained (``strategies.round.small``), once for each mask."""
+    before = session.store.mask() if result.small else None
+    if result.small and (before is None or not same_masks(before, result.base)):
+        kept, whole = count(result.base), size(result.base)
+        log(logging.INFO, "training without the pruned channels: the mask keeps %d of %d parameters", kept, whole)

@@ -36,6 +36,7 @@ from prunella.privacy.defense import (
     Step,
     StepDefense,
     UpdateDefense,
+    ignore_gradient,
 )
 
 ChainState = dict[str, State]
@@ -79,6 +80,13 @@ class Chain:
     def guard(self) -> Any:
         """The settings of the defense that an attack on the outgoing update controls, or None."""
         return next((link.settings for link in self.links if link.entry.guards), None)
+
+    @property
+    def watches(self) -> bool:
+        """Whether a defense sees the local steps' gradients, those of pruned weights among them."""
+        quiet = [defense.observe is ignore_gradient for _, defense in self.updates()]
+        others = [link for link in self.links if not isinstance(link.defense, DataDefense | UpdateDefense)]
+        return bool(others) or not all(quiet)
 
     def updates(self) -> list[tuple[str, UpdateDefense]]:
         return [(link.name, link.defense) for link in self.links if isinstance(link.defense, UpdateDefense)]

@@ -45,11 +45,13 @@ Constants = Callable[..., Tensor]  # (tree, values of the inputs) to a value: on
 
 @dataclass(frozen=True)
 class ChannelStep:
-    """One operation on the channels of a group: what becomes of constants. ``inputs`` are earlier steps' names."""
+    """One operation on the channels of a group: what becomes of constants. ``inputs`` are earlier steps' names, and
+    ``norm`` is the module's name where the step is a batch norm."""
 
     name: str
     inputs: tuple[str, ...]
     constants: Constants
+    norm: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,19 @@ class Group:
             values[step.name] = step.constants(tree, *(values[name] for name in step.inputs))
         return {reader.layer: values[reader.source] for reader in self.readers}
 
+    def means(self, tree: Tree) -> Tree:
+        """By batch norm: the mean over a batch of each channel that no input changes, [U] float64, or NaN, where batch
+        norm normalises by the batch. Such a channel leaves it as its bias."""
+        values: Tree = {}
+        found: Tree = {}
+        for step in self.steps:
+            inputs = [values[name] for name in step.inputs]
+            if step.norm:
+                found[step.norm] = inputs[0]
+                tree = {**tree, f"{step.norm}.running_mean": inputs[0]}
+            values[step.name] = step.constants(tree, *inputs)
+        return found
+
 
 def columns(weight: Tensor, units: int) -> Tensor:
     """A reader's weights as [outputs, units, what it reads of a unit]: a kernel's pixels, or a flat channel's."""
@@ -100,7 +115,7 @@ def traced(module: nn.Module, shape: tuple[int, ...]) -> fx.GraphModule:
     try:
         graph = fx.symbolic_trace(module.eval())
         with torch.no_grad():
-            ShapeProp(graph).propagate(torch.zeros(2, *shape, dtype=next(module.parameters()).dtype))
+            ShapeProp(graph).propagate(next(module.parameters()).new_zeros(2, *shape))
     except Exception as error:  # noqa: BLE001 - a network of somebody else's may do anything while it is traced
         raise PrunellaError(f"this network's structure cannot be followed ({type(error).__name__})") from None
     finally:
@@ -144,8 +159,8 @@ class _Groups:
         group = self.of[node.all_input_nodes[0].name]
         self._step(group, node, made)
 
-    def _step(self, group: Group, node: fx.Node, constants: Constants) -> None:
-        group.steps.append(ChannelStep(node.name, tuple(each.name for each in node.all_input_nodes), constants))
+    def _step(self, group: Group, node: fx.Node, constants: Constants, norm: str = "") -> None:
+        group.steps.append(ChannelStep(node.name, tuple(each.name for each in node.all_input_nodes), constants, norm))
         self.of[node.name] = group
 
     def _pin(self, node: fx.Node) -> None:
@@ -175,7 +190,8 @@ class _Groups:
         group = self.of[source.name]
         if _is_norm(layer, group, source) or _is_depthwise(layer):
             group.carriers += (name,)
-            self._step(group, node, _normalised(name, layer) if _is_norm(layer, group, source) else _dw(name, layer))
+            norm = _is_norm(layer, group, source)
+            self._step(group, node, _normalised(name, layer) if norm else _dw(name, layer), name if norm else "")
         elif _is_layer(layer) and len(_shape(source)) == (4 if isinstance(layer, nn.Conv2d) else 2):
             group.readers += (ChannelReader(name, source.name, _folds(layer)),)
             written = Group(len(layer.weight), (name,))  # type: ignore[arg-type]

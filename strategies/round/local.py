@@ -17,6 +17,7 @@ from prunella.privacy.chain import Chain, ChainState, check_model, compose, obse
 from prunella.privacy.defense import Outgoing, Step
 from prunella.pruning.powerprop import Power
 from prunella.strategies.round.plan import LocalPlan
+from prunella.strategies.round.small import Small, small_network
 from prunella.tasks.data import Examples
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
@@ -38,7 +39,8 @@ class Received:
 class LocalResult:
     """What one round of local work gives: what may leave, and the defense state that stays.
 
-    ``base`` is the mask the local weights ended under: the received one, unless the scheme moves it.
+    ``base`` is the mask the local weights ended under: the received one, unless the scheme moves it. ``small``: the
+    network without dead channels was trained, so that ``importance`` is zero outside it.
     """
 
     outgoing: Outgoing
@@ -48,6 +50,7 @@ class LocalResult:
     state: ChainState
     applied: tuple[str, ...]
     steps: int
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Trained:
     squares: Tree
     state: ChainState
     steps: int
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,9 @@ class Procedure:
     """What does not change during a run: the model's structure, the optimiser's settings, the defense chain.
 
     ``expected_batch`` is what a defense with an epsilon divides by under Poisson sampling; None: the batch's own size.
-    ``power`` is the scheme's, where it has one (``LocalPlan.power``).
+    ``power`` is the scheme's, where it has one (``LocalPlan.power``). With ``shape``, one image's, the network is
+    trained without its dead channels where the result is the same (``strategies.round.small``); it is not given where
+    somebody wants the squared gradients of pruned weights.
     """
 
     module: nn.Module
@@ -74,6 +80,7 @@ class Procedure:
     chain: Chain
     expected_batch: int | None = None
     power: Power | None = None
+    shape: tuple[int, ...] | None = None
 
     def descend(self, hidden: Tree, gradient: Tree, velocity: Tree, mask: Mask) -> tuple[Tree, Tree]:
         """SGD's step and velocity; ``hidden`` are the weights, or those of the power."""
@@ -123,6 +130,33 @@ def train(
     return Trained(params, buffers, scale(squares, 1 / max(steps, 1)), state, steps)
 
 
+def _small(procedure: Procedure, start: Tree, received: Received) -> Small | None:
+    """The network to train in place of the dense one, if there is one: no defense and no power may want the rest."""
+    if procedure.shape is None or procedure.power is not None or procedure.chain.watches:
+        return None
+    return small_network(procedure.module, procedure.shape, start, received.buffers, received.mask)
+
+
+def _train_what_lives(
+    procedure: Procedure,
+    start: Tree,
+    received: Received,
+    batches: Iterator[Examples],
+    state: ChainState,
+    generator: PrivateGenerator,
+) -> Trained:
+    """``train`` without the dead channels of the mask, where that is the same."""
+    small = _small(procedure, start, received)
+    if small is None:
+        return train(procedure, start, received, batches, state, generator)
+    begin = small.cut(start)
+    inside = Received(begin, small.cut(received.mask), small.cut(received.buffers))
+    done = train(replace(procedure, module=small.module), begin, inside, batches, state, generator)
+    params, buffers = small.aged(start, received.buffers, received.mask, procedure.sgd, done.steps)
+    params, buffers = small.back(params, done.params), small.back(buffers, done.buffers)
+    return Trained(params, buffers, small.back(zeros_like(start), done.squares), done.state, done.steps, True)
+
+
 def _train_as_planned(
     procedure: Procedure,
     received: Received,
@@ -138,7 +172,7 @@ def _train_as_planned(
     composed, state = compose(procedure.chain, begin, state, generator)
     start, under = apply_mask(composed, mask), replace(received, mask=mask)
     if plan.readjust is None:
-        return train(procedure, start, under, batches, state, generator), mask
+        return _train_what_lives(procedure, start, under, batches, state, generator), mask
     first = train(procedure, start, under, islice(batches, plan.before), state, generator)
     params, mask = plan.readjust(first.params, first.squares, mask)
     under = Received(received.params, mask, first.buffers)
@@ -171,4 +205,4 @@ def local_update(
     outgoing = Outgoing(update=update, shared=base, participates=base, local=local)
     outgoing, state, applied = release(procedure.chain, outgoing, done.state, generator)
     importance = importance_that_leaves(procedure.chain, done.squares, outgoing.shared, base)
-    return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps)
+    return LocalResult(outgoing, base, done.buffers, importance, state, applied, done.steps, done.small)

@@ -1,5 +1,6 @@
 """Clients of unequal strength under one global mask: whole rounds beside small networks in slow loops."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import prunella.client.app
+import prunella.client.widths
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, intersect, same_masks
 from prunella.pruning.widths import sub_mask
@@ -127,6 +129,54 @@ def test_a_client_that_is_sent_more_than_its_width_refuses(tmp_path: Path) -> No
     content = model()
     content["model"] = to_coded(apply_mask(params, mask), mask)
     assert "update" in send(tmp_path, "train", content, {"width": 0.5}, defenses="none").content
+
+
+def test_a_client_says_once_for_each_mask_that_it_trains_the_small_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(prunella.client.widths, "log", lambda level, text, kept, whole: said.append((kept, whole)))
+
+    def trained(folder: str, round: int, width: float, **overrides: Any) -> None:
+        params, mask = initial(TASK, 0)[0], sub_mask(TASK.build(), TASK.shape, width)
+        content = model(round)
+        content["model"] = to_coded(apply_mask(params, mask), mask)
+        send(tmp_path / folder, "train", content, **{"strategy": "random", "defenses": "none", **overrides})
+
+    for round, width in enumerate([0.5, 0.5, 0.25, 1.0], 1):
+        trained("plain", round, width)
+    sizes = [sum(int(m.sum()) for m in sub_mask(TASK.build(), TASK.shape, width).values()) for width in (0.5, 0.25)]
+    assert said == [(kept, 21_882) for kept in sizes]
+    trained("wanted", 1, 0.5, strategy="prunefl")  # whose server is told the gradients of pruned weights
+    trained("watched", 1, 0.5, defenses="priprune")
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("defenses", ["none", "dgp"])
+def test_a_federation_under_masks_of_filters_ends_as_that_of_dense_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defenses: str
+) -> None:
+    """Widths, batch norm's statistics, wire and server included; the first run's clients never train the small one."""
+    run = {"strategy": "magnitude", "magnitude__granularity": "filter", "magnitude__ramp_rounds": 1, "rate": 0.6,
+           "rounds": 2, "defenses": defenses, "momentum": 0.9, "weight_decay": 0.01}  # fmt: skip
+    same_draws(monkeypatch)
+    trained: list[bool] = []
+    before = prunella.client.app.local_update
+
+    def told(*asked: Any) -> Any:
+        result = before(*asked)
+        trained.append(result.small)
+        return result
+
+    monkeypatch.setattr(prunella.client.app, "local_update", told)
+    small, _ = went(tmp_path / "small", WIDTHS, **run)
+    monkeypatch.setattr(prunella.client.app, "local_update", lambda procedure, *rest: told(
+        replace(procedure, shape=None), *rest))  # fmt: skip
+    dense, _ = went(tmp_path / "dense", WIDTHS, **run)
+    assert trained == [True, True, False, True, True, True] + [False] * 6  # the global mask comes after round 1
+    a, b = final(tmp_path / "small"), final(tmp_path / "dense")
+    assert same_masks(a.mask, b.mask) and all(torch.allclose(a.tree[n], b.tree[n], atol=1e-5) for n in a.tree)
+    assert small.counters["wire_bytes_total|down"] == dense.counters["wire_bytes_total|down"]
 
 
 @pytest.mark.parametrize("strategy", ["feddst", "lotteryfl", "sparsyfed", "fed-ltp-iterative"])

@@ -148,6 +148,13 @@ def test_what_comes_in_nonzero_outside_the_base_mask_is_stopped() -> None:
         release(build_chain(["none"], {}), Outgoing(LIKE, base, base, LIKE), {"none": {}}, rehearsal(0, purpose="test"))
 
 
+def test_a_chain_watches_steps_where_a_defense_of_it_sees_gradients() -> None:
+    watching = {name for name in privacy.DEFENSES if build_chain([name], {}).watches}
+    gradient = {name for name, entry in privacy.DEFENSES.items() if entry.stage == "gradient"}
+    assert watching == gradient | {"priprune"} and "dp-sgd" in gradient
+    assert build_chain(["channel-white", "dgp"], {}).watches is False and build_chain(["dgp", "priprune"], {}).watches
+
+
 def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytest.MonkeyPatch) -> None:
     def halve(gradient: Tree, state: State, g: PrivateGenerator) -> tuple[Tree, State]:
         return map_trees(lambda t: t / 2, gradient), {"calls": {"n": state["calls"]["n"] + 1}}

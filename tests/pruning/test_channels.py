@@ -31,6 +31,18 @@ class Mobile(nn.Module):
         return self.last(x.mean((2, 3)))
 
 
+class Summed(nn.Module):
+    """Batch norm of one layer, and of its sum with another."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, third: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.third = first, second, third
+        self.after, self.last = nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.after(self.second(self.first(x)) + self.third(x)).mean((2, 3)))
+
+
 def test_a_residual_sum_makes_one_group_of_all_that_is_added_into_it() -> None:
     found = groups(MODELS["resnet10"]((3, 16, 16), 10))
     assert len(found) == 8
@@ -129,3 +141,22 @@ def test_constants_are_those_that_the_network_computes(model: Any) -> None:
             assert torch.allclose(read[:, fixed].double(), same, atol=1e-5)
             assert not bool(fixed[3::2].any()) and bool((read.amax((0, 2)) > read.amin((0, 2)))[3::2].any())
     assert known >= sum(g.units * len(g.readers) for g in found) // 4
+
+
+def test_means_are_those_that_batch_norm_meets_in_training() -> None:
+    """Of a sum of two layers without weights: what enters the second norm is a bias and the first norm's."""
+    first, second, third = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(3, 4, 1)
+    net = Summed(first, second, third)
+    for layer in (first, third):
+        nn.init.zeros_(layer.weight)
+    nn.init.normal_(second.bias, generator=stream(0, purpose="bias"))
+    (group,) = channel_groups(net, (3, 4, 4))
+    tree = {name: t.detach() for name, t in net.state_dict().items() if t.is_floating_point()}
+    means = group.means(tree)
+    net.train()(torch.rand(2, 3, 4, 4, generator=stream(0, purpose="x")))
+    assert set(means) == {"second", "after"}
+    for name, mean in means.items():
+        assert torch.allclose(net.get_submodule(name).running_mean.double(), 0.1 * mean, atol=1e-6)
+        assert float(mean.abs().min()) > 1e-3, "zero would prove nothing"
+    nn.init.ones_(first.weight)
+    assert group.means({**tree, "first.weight": first.weight.detach()})["second"].isnan().all()

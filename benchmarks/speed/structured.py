@@ -1,0 +1,198 @@
+"""A client's round under masks of whole filters: time of a local step and bytes of its messages, over the dense ones.
+
+All arms train the same batches of CIFAR-10 from the same initial weights, without a defense, as a client does:
+
+* ``dense``: a full mask;
+* ``weights``: the largest weights (the strategy ``magnitude``), as many as the arm below keeps;
+* ``filters, masked``: half of every layer's filters (``granularity=filter``, ``scope=layer``), in the dense network;
+* ``filters``: the same mask, the small network (``strategies.round.small``); ``apart`` is how far the two updates lie
+  apart after one step, the largest difference over the largest entry; later steps enlarge what rounding leaves.
+
+Time is of whole rounds of ``--steps`` steps, with all that finds the small network, cuts it out and puts it back; a
+thread, arms in turns, processor seconds, the median of an arm's over the dense one's in the same turn. Bytes are the
+coded model and the coded update, batch norm's statistics with both; masks are known, as they are after the first round.
+``idle`` is the share of a message of ``filters`` that is about channels it has lost: float32 biases, norms, statistics.
+
+With ``--rounds`` whole federations follow, in one process, ``--clients`` clients (Dirichlet partition, alpha 1), all in
+every round: ``dense`` and the two ways to prune at that rate, reached in a third of the rounds. Accuracy is of the last
+round, on all test images, for each of ``--seeds``.
+
+    python -m prunella.benchmarks.speed.structured --data DIR [--models cnn,vgg11-bn,resnet18] [--rounds 30] [--json]
+"""
+
+import statistics
+import tempfile
+from argparse import ArgumentTypeError
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, failures, run_in_process
+from prunella.benchmarks.engine.views import NONE
+from prunella.benchmarks.speed.bench import Work, command, show_table, turns
+from prunella.benchmarks.speed.updates import CLASSES, SHAPE, examples
+from prunella.core.randomness import rehearsal
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.privacy.chain import build_chain, start
+from prunella.pruning.channels import Group, channel_groups
+from prunella.pruning.compact import living, places
+from prunella.pruning.filters import keep_channels
+from prunella.pruning.scores import magnitude
+from prunella.pruning.selection import density, keep_by_score
+from prunella.strategies.round.local import LocalResult, Procedure, Received, local_update
+from prunella.strategies.round.replies import build_reply
+from prunella.tasks.data import Examples, batches
+from prunella.tasks.task import Task, initial, prunable
+from prunella.tasks.training import Sgd
+from prunella.wire.encode import dense_bytes
+from prunella.wire.records import record_bytes, to_coded, to_dense
+
+DENSE, WEIGHTS, MASKED, FILTERS = "dense", "weights", "filters, masked", "filters"
+BATCH, SGD, HALVINGS = 16, Sgd(0.05), 10
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One client: how it trains, and what it is sent."""
+
+    procedure: Procedure
+    received: Received
+
+    def trained(self, data: list[Examples]) -> LocalResult:
+        """Its round."""
+        chain, params = self.procedure.chain, self.received.params
+        state = start(chain, data[0].x, params, {}, rehearsal(0, purpose="fit"))
+        return local_update(self.procedure, self.received, iter(data), state, rehearsal(0, purpose="defense"))
+
+    def sent(self, result: LocalResult) -> dict[str, int]:
+        """Bytes of the message to it, and of its reply."""
+        mask, buffers = self.received.mask, self.received.buffers
+        model = [to_coded(self.received.params, mask, mask), *([to_dense(buffers)] if buffers else [])]
+        reply = build_reply(result, mask, frozenset())
+        return {"down": sum(map(record_bytes, model)), "up": sum(map(record_bytes, reply.values()))}
+
+
+def half_of_filters(params: Tree, groups: list[Group], names: frozenset[str]) -> Mask:
+    """The mask of the smallest rate, to 1 in 2^``HALVINGS``, at which no more than half of all channels are left."""
+    low, high, scores = 0.0, 1.0, magnitude(params)
+    mask = full_mask(params)
+    for _ in range(HALVINGS):
+        rate = (low + high) / 2
+        kept = keep_channels(scores, groups, names, rate, "layer")
+        alive = torch.cat(living(groups, kept))
+        if int(alive.sum()) > len(alive) // 2:
+            low = rate
+        else:
+            high, mask = rate, kept
+    return mask
+
+
+def arms(model: str) -> tuple[float, dict[str, Arm], float]:
+    """The rate, the arms, and the float32 bytes of what is about lost channels in a message of ``FILTERS``."""
+    task = Task(model, SHAPE, CLASSES)
+    module, (params, buffers) = task.build(), initial(task, 0)
+    groups, names = channel_groups(module, SHAPE), prunable(module)
+    mask = half_of_filters(params, groups, names)
+    rate = 1 - density(mask, names)
+    weights = keep_by_score(magnitude(params), names, rate)
+    dense = Procedure(module, SGD, build_chain([NONE], {}))
+    small = replace(dense, shape=SHAPE)
+    made = {DENSE: (dense, full_mask(params)), WEIGHTS: (small, weights), MASKED: (dense, mask), FILTERS: (small, mask)}
+    dead = [~alive for alive in living(groups, mask)]
+    lost = places(groups, dead, {name: t for name, t in (params | buffers).items() if t.ndim == 1})
+    idle = 4.0 * sum(at.numel() for at in lost.values())
+    named = {name: Arm(how, Received(apply_mask(params, kept), kept, buffers)) for name, (how, kept) in made.items()}
+    return rate, named, idle
+
+
+def _apart(a: Tree, b: Tree) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in a) / max(float(t.abs().max()) for t in b.values())
+
+
+def measure(model: str, images: Examples, options: Any) -> dict[str, Any]:
+    """One model's rows."""
+    rate, made, idle = arms(model)
+    data = list(batches(images, BATCH, options.steps, rehearsal(0, purpose="batches")))
+    done = {name: arm.trained(data) for name, arm in made.items()}
+    first = {name: made[name].trained(data[:1]).outgoing.update for name in (MASKED, FILTERS)}
+    if [result.small for result in done.values()] != [False, False, False, True]:
+        raise RuntimeError(f"{model}: the small network was not trained where it should be, or where it should not")
+    sent = {name: arm.sent(done[name]) for name, arm in made.items()}
+    work: dict[str, Work] = {name: lambda arm=arm: arm.trained(data) for name, arm in made.items()}  # type: ignore[misc]
+    times = turns(work, DENSE, options.repeat)
+    rows = {
+        name: {
+            **times[name],
+            "seconds": times[name]["seconds"] / options.steps,
+            **sent[name],
+            **{f"{way} ratio": sent[name][way] / sent[DENSE][way] for way in ("down", "up")},
+        }
+        for name in made
+    }
+    return {
+        "rate": rate,
+        "bare": dense_bytes(made[DENSE].received.params | made[DENSE].received.buffers),
+        "apart": _apart(first[FILTERS], first[MASKED]),
+        "idle": {way: idle / sent[FILTERS][way] for way in ("down", "up")},
+        "arms": rows,
+    }
+
+
+def accuracy(model: str, rate: float, options: Any, seed: int) -> dict[str, float]:
+    """One seed's, of the global models after the last round."""
+    dataset = f"cifar10:{options.data}" if options.data else "digits"
+    same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": NONE, "seed": seed, "rounds": options.rounds}
+    same |= {"learning_rate": options.rate, "momentum": 0.9, "evaluate_every": options.rounds}
+    pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": max(1, options.rounds // 3)}
+    filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
+    found = {}
+    for name, own in ((DENSE, {}), (WEIGHTS, pruned), (FILTERS, pruned | filters)):
+        with tempfile.TemporaryDirectory() as folder:
+            done = run_in_process(Path(folder), options.clients, **{**same, **own})
+            if failures(done):
+                raise RuntimeError(f"{model}, {name}: a client failed")
+            found[name] = accuracies(done)[options.rounds]
+    return found
+
+
+def compare(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
+    if options.repeat < 1 or options.steps < 1:
+        raise ArgumentTypeError("--repeat and --steps must be at least 1")
+    torch.set_num_threads(1)
+    images, source = examples(Path(options.data) if options.data else None, 0)
+    models = {name: measure(name, images, options) for name in options.models.split(",")}
+    seeds = range(options.seeds if options.rounds else 0)
+    learnt = {name: [accuracy(name, row["rate"], options, seed) for seed in seeds] for name, row in models.items()}
+    asked = {key: value for key, value in vars(options).items() if key not in ("data", "json")}
+    return {"models": models, "accuracy": learnt, "images": source, "asked": asked, "torch": torch.__version__}
+
+
+def show(result: dict[str, Any]) -> None:
+    rows = [
+        (
+            model,
+            name,
+            f"{row['seconds']:.3f}",
+            f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
+            f"{row['down']:,} ({row['down ratio']:.3f})",
+            f"{row['up']:,} ({row['up ratio']:.3f})",
+        )
+        for model, found in result["models"].items()
+        for name, row in found["arms"].items()
+    ]
+    heads = "model, arm, s a step, over dense (range), bytes down (over dense), bytes up (over dense)"
+    show_table("a client's round", heads, rows, 130)
+    for model, found in result["models"].items():
+        lost = ", ".join(f"{share:.2%} {way}" for way, share in found["idle"].items())
+        print(f"{model}: rate {found['rate']:.3f}, updates {found['apart']:.0e} apart, idle {lost}")
+        for name in result["accuracy"][model][0] if result["accuracy"][model] else ():
+            values = [seed[name] for seed in result["accuracy"][model]]
+            print(f"  accuracy, {name}: {statistics.mean(values):.3f} ({', '.join(f'{v:.3f}' for v in values)})")
+
+
+if __name__ == "__main__":
+    lengths = {"--steps": 8, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--rate": 0.05}
+    command(__doc__, compare, show, {"--data": "", "--models": "cnn,vgg11-bn,resnet18", **lengths})

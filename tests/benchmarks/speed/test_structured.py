@@ -1,0 +1,66 @@
+"""The benchmark compares what it says: half of the filters, as many single weights, one update; no time is."""
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from prunella.benchmarks.speed import structured as bench
+from prunella.core.trees import count
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.compact import living
+from prunella.tasks.task import Task, prunable
+
+OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "repeat": 1, "rounds": 0, "seeds": 1, "clients": 2,
+                           "rate": 0.05}  # fmt: skip
+
+
+def test_half_of_the_filters_go_and_as_many_single_weights() -> None:
+    rate, arms, idle = bench.arms("resnet10")
+    masks = {name: arm.received.mask for name, arm in arms.items()}
+    module = Task("resnet10", bench.SHAPE, 10).build()
+    alive = torch.cat(living(channel_groups(module, bench.SHAPE), masks[bench.FILTERS]))
+    assert 0.48 < float(alive.double().mean()) <= 0.5 and 0.7 < rate < 0.76  # in and out: a quarter of most weights
+    assert masks[bench.FILTERS] is masks[bench.MASKED] and count(masks[bench.DENSE]) == 4_903_242
+    kept = {name: sum(int(mask[n].sum()) for n in prunable(module)) for name, mask in masks.items()}
+    assert abs(kept[bench.WEIGHTS] - kept[bench.FILTERS]) <= 1
+    dead = sum(group.units * len(group.carriers) for group in channel_groups(module, bench.SHAPE)) / 2
+    assert idle == pytest.approx(4 * 4 * dead, rel=0.05)  # weight, bias, mean and variance of dead norms, four bytes
+
+
+def test_the_command_prints_one_json_object_and_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(bench, "BATCH", 2)
+    result = json.loads(json.dumps(bench.compare(SimpleNamespace(**OPTIONS))))
+    torch.set_num_threads(threads)
+    found = result["models"]["cnn"]
+    assert set(found["arms"]) == {"dense", "weights", "filters, masked", "filters"} and found["apart"] < 1e-4
+    rows = found["arms"]
+    assert rows["filters"]["up"] == pytest.approx(rows["filters, masked"]["up"], rel=0.01)
+    assert rows["filters"]["down"] == rows["filters, masked"]["down"] < 0.6 * rows["dense"]["down"]
+    assert rows["dense"]["ratio"] == rows["dense"]["up ratio"] == 1 and result["images"] == "synthetic"
+    bench.show(result)
+    assert "filters, masked" in capsys.readouterr().out
+
+
+def test_it_stops_where_the_small_network_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "half_of_filters", lambda params, *_: bench.full_mask(params))
+    images, _ = bench.examples(None, 0)
+    with pytest.raises(RuntimeError, match="the small network was not trained where it should be"):
+        bench.measure("cnn", images, SimpleNamespace(**OPTIONS))
+
+
+def test_federations_learn_with_either_mask() -> None:
+    found = bench.accuracy("cnn", 0.5, SimpleNamespace(**{**OPTIONS, "rounds": 6, "clients": 3}), 0)
+    assert set(found) == {"dense", "weights", "filters"} and all(0.4 < each <= 1 for each in found.values())
+
+
+def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["structured", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        bench.command(bench.__doc__, bench.compare, bench.show, {"--steps": 8, "--repeat": 9})
