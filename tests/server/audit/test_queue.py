@@ -36,7 +36,7 @@ from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
 from prunella.server.audit.queue import ANSWERING, ready_settings
 from prunella.server.audit.shadow import alike
-from prunella.server.audit.worker import preload, serve
+from prunella.server.audit.worker import Jobs, preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.report.evidence import controls_of
 from prunella.server.rounds import Federation, federate
@@ -56,7 +56,7 @@ class Forked:
     def __init__(self, command: list[str], **_: Any) -> None:
         queue, parent, limit = command[-3:]
         fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=serve, args=(Path(queue), int(parent), int(limit)))
+        self.process = fork.Process(target=serve, args=(Path(queue), int(parent), Jobs(int(limit))))
         self.process.start()
         self.poll, self.terminate, self.wait = lambda: self.process.exitcode, self.process.terminate, self.process.join
 
