@@ -266,6 +266,12 @@ def test_audits_of_rounds_done_again_are_forgotten(scored, tmp_path: Path) -> No
     assert not federation.auditor.jobs and not list((tmp_path / "run" / "traces").glob("*/job.json"))
 
 
+def test_a_cluster_that_updates_would_reach_in_clear_is_refused_where_there_are_audits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="RAY_USE_TLS=1"):
+        assembled(tmp_path, audit_cluster="ray://gpu.example:10001")
+    assembled(tmp_path, audit_cluster="ray://gpu.example:10001", audit_every=0)
+
+
 def test_an_attack_that_cannot_judge_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be judged by it"):
         go(tmp_path, None, attack="label")
