@@ -75,11 +75,12 @@ class ClusterJobs:
             return
         for folder in waiting:
             try:
-                self.running[folder] = self._submit(folder)
-            except ConfigError as error:
-                answer_failed(folder, str(error))
+                files = pack(folder)
+                device = str(json.loads(files[JOB])["device"])
             except (OSError, ValueError, KeyError) as error:
                 answer_failed(folder, f"the job cannot be read: {type(error).__name__}")
+                continue
+            self._submit(folder, files, device)
 
     def reap(self) -> None:
         """Write the answers that have arrived."""
@@ -124,15 +125,18 @@ class ClusterJobs:
         require_answer(address)
         import ray
 
+        ray.shutdown()  # of an attempt that failed halfway
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
-        self._ray = ray
         self._public = ray.put(public.read_bytes()) if public.exists() else None
+        self._ray = ray
 
-    def _submit(self, folder: Path) -> Any:
-        files = pack(folder)
-        gpus = with_gpu(str(json.loads(files[JOB])["device"]), self._ray.cluster_resources().get("GPU", 0))
-        asked = self._ray.remote(num_cpus=1, num_gpus=int(gpus), max_retries=RETRIES)
-        return asked(travelling()).remote(files, self._public, release())
+    def _submit(self, folder: Path, files: Mapping[str, bytes], device: str) -> None:
+        try:
+            gpu = with_gpu(device, self._ray.cluster_resources().get("GPU", 0))
+        except ConfigError as error:
+            return answer_failed(folder, str(error))
+        asked = self._ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES)
+        self.running[folder] = asked(travelling()).remote(files, self._public, release())
 
     def _take(self, folder: Path, task: Any) -> None:
         try:

@@ -38,7 +38,7 @@ def deliver(folder: Path, answer: Parcel) -> None:
         raise AttackError("the answer of the Ray cluster has no reconstruction")
     for name in (name for name in BACK if name in answer):
         _write(folder / name, answer[name])
-    if TRUTH in answer:
+    if VIEW in answer:
         (folder / PATTERN).unlink(missing_ok=True)  # its view is made
     _write(folder / RESULT, answer[RESULT])
 

@@ -38,10 +38,9 @@ class WorkerProcess:
             "OMP_NUM_THREADS": "1",
         }
         arguments = str(self.queue), str(os.getpid()), str(self.parallel)
-        worker = ["prunella.server.audit.cluster", *arguments, self.cluster]
-        if not self.cluster:
-            worker = ["prunella.server.audit.worker", *arguments]
-        command = [sys.executable, "-m", *worker]
+        command = [sys.executable, "-m", "prunella.server.audit.worker", *arguments]
+        if self.cluster:
+            command = [sys.executable, "-m", "prunella.server.audit.cluster", *arguments, self.cluster]
         self._process = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
         return True
 

@@ -16,7 +16,7 @@ import pytest
 from prunella.core.errors import ConfigError
 from prunella.server.audit import cluster
 from prunella.server.audit.cluster import ClusterJobs, travelling, with_gpu
-from prunella.server.audit.job import JOB, REBUILT, RESULT
+from prunella.server.audit.job import JOB, PUBLIC, REBUILT, RESULT
 from prunella.server.audit.process import WorkerProcess
 from prunella.server.audit.remote import release
 from prunella.server.audit.worker import open_jobs, preload, work
@@ -41,6 +41,7 @@ class StandIn(types.ModuleType):
         self.__spec__ = importlib.machinery.ModuleSpec("ray", None)
         self.answer, self.refusal, self.gpus = answer, refusal, gpus
         self.asked: list[dict[str, Any]] = []
+        self.away: list[Exception] = []
         self.exceptions = types.SimpleNamespace(RayError=Stuck)
 
     def init(self, address: str, **_: Any) -> None:
@@ -57,6 +58,8 @@ class StandIn(types.ModuleType):
         return self.answer
 
     def put(self, content: bytes) -> bytes:
+        if self.away:
+            raise self.away.pop()
         return content
 
     def cluster_resources(self) -> dict[str, float]:
@@ -158,6 +161,42 @@ def test_a_job_that_cannot_be_read_is_answered_and_costs_no_other(
     (folders[0] / JOB).write_text("{")
     jobs.start(folders)
     assert "cannot be read" in result(folders[0])["reason"] and list(jobs.running) == folders[1:]
+
+
+def test_without_a_gpu_there_the_job_for_one_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, folders = connected(monkeypatch, StandIn()), [job(tmp_path, "a"), job(tmp_path, "b")]
+    (folders[0] / JOB).write_text(json.dumps(json.loads((folders[0] / JOB).read_text()) | {"device": "cuda"}))
+    jobs.start(folders)
+    assert "has a GPU" in result(folders[0])["reason"] and list(jobs.running) == folders[1:]
+
+
+def test_a_connection_that_breaks_while_it_is_made_is_made_again_with_the_public_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "PAUSE", 0.0)
+    ray, folder = StandIn(), job(tmp_path, "a")
+    (tmp_path / PUBLIC).write_bytes(b"public")
+    jobs = connected(monkeypatch, ray)
+    ray.away.append(ConnectionError("gone"))
+    jobs.start([folder])
+    assert not jobs.running and open_jobs(tmp_path) == [folder]
+    jobs.start([folder])
+    assert list(jobs.running) == [folder] and jobs._public == b"public"
+
+
+def test_a_cluster_that_is_lost_while_jobs_are_sent_is_no_fault_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, folder = StandIn(), job(tmp_path, "a")
+    jobs = connected(monkeypatch, ray)
+
+    def lost() -> dict[str, float]:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(ray, "cluster_resources", lost)
+    with pytest.raises(ConnectionError):
+        jobs.start([folder])
+    assert open_jobs(tmp_path) == [folder]
 
 
 def test_which_jobs_ask_for_a_gpu() -> None:
