@@ -28,7 +28,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
 # Settings that no answer of a client depends on: where the server keeps what, how it waits, how many rounds there are.
 PLACES = {"run_dir", "resume", "metrics_address", "poll_seconds", "round_seconds", "rounds"}
-PLACES |= {"evaluate_every", "evaluate_examples"}
+PLACES |= {"evaluate_every", "evaluate_examples", "audit_cluster"}
 RATE, AUTO = "learning-rate", "auto"  # settled before it is parsed here: tasks.recommended
 
 
@@ -99,6 +99,9 @@ class Run(BaseModel):
     audit_every: Annotated[int, Field(ge=0)] = 5  #: rounds between audits; 0: none
     audit_clients: Count = 1  #: most consenting clients whose update is attacked in an audited round
     audit_workers: Count = 2  #: audits that run at the same time, each a process of its own
+    #: `ray://host:10001`, a Ray cluster that runs the audits, or `auto`: what the server's `RAY_ADDRESS` says; empty:
+    #: the server's machine
+    audit_cluster: str = ""
     #: most seconds of one audit's attack, which then ends with what it has; the run's end waits as long for each left
     audit_seconds: Positive = 600.0
     #: whether audited clients are asked, at the end of the run, if their examples can be told from others of theirs

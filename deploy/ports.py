@@ -8,12 +8,12 @@ connection that opens between our check and Flower's bind can take one.
 (3, True)
 """
 
-import ipaddress
 import random
 import socket
 import time
 from dataclasses import dataclass
 
+from prunella.core.hosts import is_loopback
 from prunella.deploy.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -45,10 +45,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def near(self) -> "Address":

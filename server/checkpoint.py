@@ -25,7 +25,7 @@ from prunella.core.trees import Mask, Tree
 KEPT = 2
 MAY_CHANGE = (
     *("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients"),
-    *("evaluate-every", "evaluate-examples"),
+    *("evaluate-every", "evaluate-examples", "audit-cluster"),
 )
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 

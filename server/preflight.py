@@ -12,6 +12,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.foreign import is_foreign
 from prunella.privacy.chain import build_chain, check_model
 from prunella.privacy.defense import DataDefense
+from prunella.server.audit.address import check_cluster
 from prunella.server.audit.queue import judging, ready_settings
 from prunella.strategies import build_strategy, uses_public
 from prunella.strategies.round.robust import build_aggregator
@@ -30,9 +31,12 @@ def require_test(run: Run, there: bool) -> None:
 
 def check_together(run: Run, raw: Raw, here: bool) -> None:
     """Refuse a chain in the wrong order, a model that does not take the images or that a defense cannot train, an
-    attack that cannot judge a run and, where the run takes place ``here``, folders and devices that are not there.
+    attack that cannot judge a run and, where the run takes place ``here``, folders, devices and a cluster that are not
+    there.
     Raises ``PrunellaError`` with the fix.
     """
+    if run.audit_cluster and run.audit_every:
+        check_cluster(run.audit_cluster, here)
     if not here and any(map(is_foreign, run.defense_names)):
         return  # somebody's own code lies on the machines that run it
     build_chain(run.defense_names, raw)
@@ -40,7 +44,8 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
     name, _, place = run.dataset.partition(":")
     if here:
         pick_device(run.device)
-        pick_device(run.attack_device)
+        if not run.audit_cluster:
+            pick_device(run.attack_device)
         if place and not Path(place).is_dir():
             raise ConfigError(f"dataset {run.dataset!r}: there is no folder {place} on this machine")
     elif place or is_foreign(run.model) or is_foreign(run.attack):

@@ -25,7 +25,8 @@ NAME = "prunella"
 # Settings whose values are names in other packages' registries; to check them those packages are imported.
 NAMED = ("strategy", "defenses", "attack", "model", "dataset")
 DEVICES = ("device", "attack-device")
-TOGETHER = (*NAMED, *DEVICES, "robust", "aggregation", "min-clients", "evaluation")  # what may not fit the rest
+# What may not fit the rest.
+TOGETHER = (*NAMED, *DEVICES, "robust", "aggregation", "min-clients", "evaluation", "audit-cluster")
 RATE, AUTO = "learning-rate", "auto"  # as in core.config, which is slow to import
 # Set by the launcher.
 RESERVED = ("run-dir", "resume")

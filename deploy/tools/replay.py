@@ -40,7 +40,8 @@ from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership
 from prunella.deploy.tools.client_rounds import VIEW, check_one_client, earlier_rounds, last_round
 from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt
-from prunella.server.audit.shadow import PUBLIC, RunShadow, read_public, shadow_beside
+from prunella.server.audit.job import PUBLIC
+from prunella.server.audit.shadow import RunShadow, read_public, shadow_beside
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 

@@ -40,7 +40,8 @@ from prunella.library.audit import learned
 from prunella.library.pace import Tell, estimate
 from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, judged
 from prunella.server.audit.canary import load_pool
-from prunella.server.audit.shadow import PUBLIC, SentRound, read_public, round_of
+from prunella.server.audit.job import PUBLIC
+from prunella.server.audit.shadow import SentRound, read_public, round_of
 from prunella.server.report.evidence import KINDS, in_words
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import duration, plural

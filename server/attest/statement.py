@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import prunella
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.level import baseline, level, value
 from prunella.core.errors import ConfigError
+from prunella.core.installation import BUNDLED, digest_of_code
 from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
 from prunella.server.checkpoint import load
 from prunella.server.report.evidence import (
@@ -108,15 +108,6 @@ class Evidence:
 
 def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def digest_of_code() -> str:
-    """Of every Python file of this release, by name, so that two installations of one release agree."""
-    root, found = Path(prunella.__path__[-1]), hashlib.sha256()
-    packages = ("attacks", "client", "core", "flower", "library", "privacy", "pruning", "server", "strategies", "tasks")
-    for path in sorted(file for package in (*packages, "wire") for file in (root / package).rglob("*.py")):
-        found.update(f"{path.relative_to(root).as_posix()}\0{digest_of(path)}\n".encode())
-    return found.hexdigest()
 
 
 def canonical(found: Any) -> bytes:
@@ -312,6 +303,6 @@ def statement(folder: Path) -> dict[str, Any]:
         "digests": {
             **{name: digest_of(folder / name) for name in there},
             "settings": hashlib.sha256(canonical(dict(found.settings))).hexdigest(),
-            "code": digest_of_code(),
+            "code": digest_of_code((*BUNDLED, "flower", "library")),
         },
     }

@@ -21,8 +21,8 @@ from prunella.attacks.trace import load_trace, recorded_task, save_trace
 from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
-from prunella.server.audit.job import PATTERN, TRUTH, VIEW
-from prunella.server.audit.shadow import PUBLIC, RunShadow, Sent, read_public, round_of
+from prunella.server.audit.job import PATTERN, PUBLIC, TRUTH, VIEW
+from prunella.server.audit.shadow import RunShadow, Sent, read_public, round_of
 from prunella.tasks.data import Examples
 from prunella.tasks.public import digits, in_shape
 from prunella.tasks.task import Task

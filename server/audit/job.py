@@ -8,6 +8,9 @@ JOB, RESULT, STOP = "job.json", "result.json", "stop"
 DESCENTS = "descents"
 VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
 PATTERN = "pattern.safetensors"  # of a canary's view, until the worker has made that
+SENT = "sent.safetensors"  # what else a view's client was sent
+PRIOR = "prior.safetensors"  # a network that the attack learnt before, where the job travels
+PUBLIC = "public.safetensors"  # beside the folders: what all canaries and shadows of a run need
 
 
 @dataclass(frozen=True)

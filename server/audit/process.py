@@ -1,4 +1,7 @@
-"""The audit worker's process, seen from the server: started for work, restarted if it dies, ended with the run."""
+"""The audit worker's process, seen from the server: started for work, restarted if it dies, ended with the run.
+
+It attacks on this machine (``server.audit.worker``), or has a Ray cluster attack (``server.audit.cluster``).
+"""
 
 import os
 import subprocess
@@ -13,10 +16,10 @@ ENDING = 60.0  # seconds
 
 
 class WorkerProcess:
-    """The process that serves ``queue``, up to ``parallel`` jobs at a time."""
+    """The process that serves ``queue``, up to ``parallel`` jobs at a time, on the Ray ``cluster`` if one is named."""
 
-    def __init__(self, queue: Path, parallel: int) -> None:
-        self.queue, self.parallel = queue, parallel
+    def __init__(self, queue: Path, parallel: int, cluster: str = "") -> None:
+        self.queue, self.parallel, self.cluster = queue, parallel, cluster
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
@@ -36,6 +39,8 @@ class WorkerProcess:
         }
         arguments = str(self.queue), str(os.getpid()), str(self.parallel)
         command = [sys.executable, "-m", "prunella.server.audit.worker", *arguments]
+        if self.cluster:
+            command = [sys.executable, "-m", "prunella.server.audit.cluster", *arguments, self.cluster]
         self._process = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
         return True
 

@@ -5,7 +5,8 @@ round's first audited client (``canary``), the views of up to ``audit-clients`` 
 SparsyFed, as plain SGD would have sent them: ``shadow.attacked``), and the other canaries. An audit passes through
 these modules, in this order:
 
-1. ``queue`` writes the view, or the pattern of a canary's, into a folder (``job``); ``process`` keeps the worker alive;
+1. ``queue`` writes the view, or the pattern of a canary's, into a folder (``job``); ``process`` keeps the worker alive,
+   or the one that hands jobs to a Ray cluster (``cluster``, ``address``, ``parcel``; ``remote`` over there);
 2. ``worker`` makes a canary's view (``canary``, ``shadow``), runs the attack that ``attacks.ATTACKS`` names, built on
    ``attacks.engine``, and scores a canary itself (``attacks.score``), since the truth behind a canary is public;
 3. ``queue`` sends a client's reconstruction to that client, which alone can score it, and ``answers`` checks the reply;
@@ -38,6 +39,7 @@ from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
 from prunella.core.types import ServerView
 from prunella.core.untrusted import clean
+from prunella.server.audit.address import cluster_address
 from prunella.server.audit.answers import read_pictures, read_scores
 from prunella.server.audit.attempt import canary_outcome, client_evidence
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED
@@ -143,12 +145,14 @@ class Auditor:
         self.attack = judging(run)
         self.run, self.raw, self.task, self.pool, self.roster = run, raw, task, pool, roster
         self.settings = ready_settings(run.attack, raw, task)
+        if run.audit_cluster and run.audit_every:
+            cluster_address(run.audit_cluster)
         self.queue = folder / "traces"
         self.pictures = folder / "pictures"
         self.jobs: list[Job] = []
         self.asked: dict[str, Job] = {}
         self.finished: list[Outcome] = []
-        self.worker = WorkerProcess(self.queue, run.audit_workers)
+        self.worker = WorkerProcess(self.queue, run.audit_workers, run.audit_cluster)
         self.took: list[float] = []  # seconds of the attacks that are over
         self.since = time.monotonic()  # the last of them was over, or the first began
         self._audited: dict[int, set[int]] = {}

@@ -30,6 +30,7 @@ from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, to_devi
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import ChainState, build_chain, start
+from prunella.server.audit.job import PUBLIC, SENT
 from prunella.strategies import find, scheme_settings
 from prunella.strategies.round.local import PLAIN, LocalResult, Procedure, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
@@ -42,7 +43,6 @@ from prunella.wire.records import sparse_from_coded, to_coded
 
 DEFENSE_ROUNDS = 5
 LEARNT_FROM = 64  # public images that a learning defense is trained on
-PUBLIC, SENT = "public.safetensors", "sent.safetensors"
 _STATES, _KEPT = 16, 2**26  # trained defenses that the shadows share, and values in all: each may be a model's size
 
 

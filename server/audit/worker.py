@@ -25,12 +25,14 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Sized
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -47,8 +49,8 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.canary import make_canary
-from prunella.server.audit.job import DESCENTS, JOB, REBUILT, RESULT, STOP, TRUTH, VIEW
-from prunella.server.audit.shadow import PUBLIC, read_public, shadow_beside
+from prunella.server.audit.job import DESCENTS, JOB, PUBLIC, REBUILT, RESULT, STOP, TRUTH, VIEW
+from prunella.server.audit.shadow import read_public, shadow_beside
 
 POLL = 0.1
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -158,11 +160,6 @@ class Jobs:
         self.limit = limit
         self.running: dict[Path, ForkProcess] = {}
         self.ends: dict[Path, float] = {}  # when a job's process is killed, of ``time.monotonic``
-        self.told_to_end = False
-
-    def end(self, *_: object) -> None:
-        """Handle SIGTERM: ``serve`` obeys it later, since an exception raised here could be lost inside an import."""
-        self.told_to_end = True
 
     def start(self, folders: list[Path]) -> None:
         """Start as many of ``folders`` as the limit allows."""
@@ -193,12 +190,22 @@ class Jobs:
             process.kill()
 
 
-def serve(queue: Path, parent: int, limit: int) -> None:
+class UnderWay(Protocol):
+    """The jobs that are being attacked: here in ``Jobs``, on other machines in ``cluster.ClusterJobs``."""
+
+    @property
+    def running(self) -> Sized: ...
+    def start(self, folders: list[Path]) -> None: ...
+    def reap(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def serve(queue: Path, parent: int, jobs: UnderWay) -> None:
     """Work until told to stop or until the parent is gone. No job outlives its worker."""
-    jobs = Jobs(limit)
-    before = signal.signal(signal.SIGTERM, jobs.end)
+    told = threading.Event()  # obeyed later, since an exception raised by SIGTERM could be lost inside an import
+    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
     try:
-        while os.getppid() == parent and not jobs.told_to_end:
+        while os.getppid() == parent and not told.is_set():
             jobs.reap()
             jobs.start(open_jobs(queue))
             if not jobs.running and (queue / STOP).exists():
@@ -220,7 +227,7 @@ def main(queue: str, parent: str, limit: str) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # of the forks' descents; a fork gives all of it back when it ends
     preload()
-    serve(Path(queue), int(parent), int(limit))
+    serve(Path(queue), int(parent), Jobs(int(limit)))
 
 
 if __name__ == "__main__":

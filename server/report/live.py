@@ -11,7 +11,6 @@ A port that was opened to others is reached by names that are not known here, so
 
 import base64
 import hashlib
-import ipaddress
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from logging import WARNING
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from flwr.common.logger import log
 from markupsafe import Markup
 
+from prunella.core.hosts import is_loopback
 from prunella.server.report.build import context, render
 from prunella.server.report.page import SCRIPT
 from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN
@@ -44,17 +44,6 @@ HEADERS = (
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 )
-
-
-def is_loopback(host: str) -> bool:
-    """
-    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("localhost.example.org")
-    (True, True, False, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Live:

@@ -15,7 +15,7 @@ from prunella.core.errors import PrunellaError, unknown
 from prunella.core.metrics import METRICS
 from prunella.core.untrusted import MAX_COUNT
 
-LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address")  # of one place, not of the experiment
+LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address", "audit-cluster")  # of one place, not of the experiment
 RUN, METRIC_LINES, AUDIT_LINES = "run.json", "metrics.jsonl", "audits.jsonl"
 StoreLine = dict[str, Any]
 

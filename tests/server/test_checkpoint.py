@@ -75,7 +75,7 @@ def test_a_write_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: py
 
 
 def test_settings_that_matter_must_not_change_and_are_named() -> None:
-    require_same_settings(checkpoint(1), {"seed": 1, "rounds": 99, "resume": True})
+    require_same_settings(checkpoint(1), {"seed": 1, "rounds": 99, "resume": True, "audit-cluster": "auto"})
     with pytest.raises(ConfigError, match="seed"):
         require_same_settings(checkpoint(1), {"seed": 2})
     with pytest.raises(ConfigError, match="rate"):

@@ -30,6 +30,8 @@ def check(here: bool = True, **changed: object) -> None:
         ({"defenses": "precode"}, "set model=precode-cnn"),
         ({"attack": "label"}, "a run cannot be judged by it"),
         ({"attack": "ggl"}, "prunella prior"),
+        ({"audit_cluster": "gpu"}, "not ray://HOST:PORT"),
+        ({"audit_cluster": "ray://gpu.example:10001"}, "RAY_USE_TLS=1"),
         ({"robust": "mean"}, "did you mean 'median'"),
         ({"robust": "median", "min_clients": 2}, "min-clients=3"),
     ],
@@ -59,6 +61,15 @@ def test_what_lies_elsewhere_is_left_to_the_machines_that_have_it() -> None:
     check(here=False, device="cuda:7")
     with pytest.raises(PrunellaError, match="write defenses"):
         check(here=False, defenses="dgp,channel-natural", dataset="mnist:/nowhere")
+
+
+def test_with_audits_on_a_cluster_its_devices_are_not_looked_for_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr("prunella.server.preflight.check_cluster", lambda *what: asked.append(what))
+    check(audit_cluster="auto", attack_device="cuda:7")
+    check(here=False, audit_cluster="auto")
+    check(audit_cluster="auto", audit_every=0)
+    assert asked == [("auto", True), ("auto", False)]
 
 
 def test_the_main_job_and_a_model_with_a_bottleneck_are_fine() -> None:

@@ -110,6 +110,7 @@ def test_an_installed_app_is_found_by_its_files(tmp_path: Path, monkeypatch: pyt
         ({"defenses": "dgp,mine"}, "package.module:NAME"),
         ({"attack": "magic"}, "unknown attack"),
         ({"model": "cn"}, "unknown model"),
+        ({"audit-cluster": "gpu"}, "ray://HOST:PORT"),
         ({"dgp.top": 7.0}, "dgp.top"),
     ],
 )

@@ -45,3 +45,17 @@ def test_a_worker_that_cannot_start_is_given_up_unless_an_answer_came_in_between
     assert starts() == MAX_STARTS
     worker.answered()
     assert starts() == MAX_STARTS
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"), [("", ["worker", "{}", "1"]), ("ray://[::1]:9", ["cluster", "{}", "1", "ray://[::1]:9"])]
+)
+def test_jobs_are_attacked_here_or_handed_to_the_cluster_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, expected: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    assert WorkerProcess(tmp_path, 1, cluster).ensure()
+    module, *arguments = started[0][2:]
+    arguments[1] = "{}"  # the number of this process
+    assert [module, *arguments] == [f"prunella.server.audit.{expected[0]}", str(tmp_path), *expected[1:]]

@@ -36,7 +36,7 @@ from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
 from prunella.server.audit.queue import ANSWERING, ready_settings
 from prunella.server.audit.shadow import alike
-from prunella.server.audit.worker import preload, serve
+from prunella.server.audit.worker import Jobs, preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.report.evidence import controls_of
 from prunella.server.rounds import Federation, federate
@@ -56,7 +56,7 @@ class Forked:
     def __init__(self, command: list[str], **_: Any) -> None:
         queue, parent, limit = command[-3:]
         fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=serve, args=(Path(queue), int(parent), int(limit)))
+        self.process = fork.Process(target=serve, args=(Path(queue), int(parent), Jobs(int(limit))))
         self.process.start()
         self.poll, self.terminate, self.wait = lambda: self.process.exitcode, self.process.terminate, self.process.join
 
@@ -264,6 +264,12 @@ def test_audits_of_rounds_done_again_are_forgotten(scored, tmp_path: Path) -> No
     assert len(list((tmp_path / "run" / "traces").glob("*/job.json"))) == 5
     federation.auditor.recover(1, [])
     assert not federation.auditor.jobs and not list((tmp_path / "run" / "traces").glob("*/job.json"))
+
+
+def test_a_cluster_that_updates_would_reach_in_clear_is_refused_where_there_are_audits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="RAY_USE_TLS=1"):
+        assembled(tmp_path, audit_cluster="ray://gpu.example:10001")
+    assembled(tmp_path, audit_cluster="ray://gpu.example:10001", audit_every=0)
 
 
 def test_an_attack_that_cannot_judge_a_run_is_refused(tmp_path: Path) -> None:

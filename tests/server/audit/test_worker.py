@@ -201,13 +201,13 @@ def test_it_works_all_jobs_and_stops_when_told(tmp_path: Path) -> None:
     job(tmp_path, "a", iterations=2)
     job(tmp_path, "b", iterations=2)
     (tmp_path / STOP).touch()
-    serve(tmp_path, os.getppid(), 2)
+    serve(tmp_path, os.getppid(), Jobs(2))
     assert open_jobs(tmp_path) == []
 
 
 def test_a_killed_worker_takes_its_attack_along_and_the_next_one_does_the_job(tmp_path: Path) -> None:
     folder = job(tmp_path, "a", iterations=10**9, patience=10**9, tolerance=0.0)
-    process = multiprocessing.get_context("fork").Process(target=serve, args=(tmp_path, os.getpid(), 1))
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(tmp_path, os.getpid(), Jobs(1)))
     process.start()
     worker = psutil.Process(process.pid)
     try:
@@ -224,7 +224,7 @@ def test_a_killed_worker_takes_its_attack_along_and_the_next_one_does_the_job(tm
     assert open_jobs(tmp_path) == [folder]
     job(tmp_path, "a", iterations=2)  # the same job, shorter
     (tmp_path / STOP).touch()
-    serve(tmp_path, os.getppid(), 1)
+    serve(tmp_path, os.getppid(), Jobs(1))
     assert json.loads((folder / RESULT).read_text())["error"] is None
 
 
