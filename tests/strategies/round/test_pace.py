@@ -3,16 +3,20 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from prunella.benchmarks.engine.inprocess import run_in_process
 from prunella.core.config import Run
 from prunella.core.errors import ConfigError
+from prunella.privacy.accounting import Charge, epsilon
 from prunella.strategies import require_summable
 from prunella.strategies.round.pace import LEAST, SLACK, Pace, tiers
 from prunella.strategies.round.roster import Member, sample
+from prunella.tasks.data import Partition, load_client
 
 MEMBERS = [Member(client, 100 + client) for client in range(11)]
 ROUNDS = 6000
@@ -59,18 +63,20 @@ def test_times_that_move_with_what_was_drawn_change_nothing() -> None:
 
 def test_a_round_asks_clients_of_like_speed() -> None:
     pace = Pace(RUN)
-    pace.seconds = {client: float(client // 4) for client in range(11)}
-    tier_of = [{m.client for m in tier} for tier in tiers(MEMBERS, pace.seconds, 3)]
-    assert all(any(set(chosen) <= tier for tier in tier_of) for chosen in taking_part(pace, 50))
+    pace.seconds = {client: (7.0 * client) % 11 for client in range(10)}  # 10 was never measured
+    of_like_speed = [{0, 8, 5}, {2, 7, 4, 1}, {9, 6, 3, 10}]
+    found = taking_part(pace, 50)
+    assert all(any(set(chosen) <= tier for tier in of_like_speed) for chosen in found)
+    assert all(any(set(chosen) <= tier for chosen in found) for tier in of_like_speed)
 
 
-@pytest.mark.parametrize("run", [RUN.model_copy(update={"speed_tiers": 1}), Run(fraction=1.0, speed_tiers=3)], ids=str)
-def test_one_tier_or_no_room_for_two_is_plain_sampling(run: Run) -> None:
-    pace, asked = Pace(run), 3 if run.fraction < 1 else 11
-    pace.seconds = {client: 2.0**client for client in range(11)}
+@pytest.mark.parametrize(("fraction", "count", "waits"), [(0.27, 1, 300.0), (0.55, 3, SLACK + LEAST)])
+def test_one_tier_or_no_room_for_two_is_plain_sampling(fraction: float, count: int, waits: float) -> None:
+    pace = Pace(RUN.model_copy(update={"fraction": fraction, "speed_tiers": count}))
+    pace.seconds = dict.fromkeys(range(11), 1.0)
     for round in range(1, 20):
-        assert pace.choose(MEMBERS, round) == sample(MEMBERS, asked, run.seed, round)
-    assert pace.deadline == run.round_seconds
+        assert pace.choose(MEMBERS, round) == sample(MEMBERS, 3 if count == 1 else 6, RUN.seed, round)
+        assert pace.deadline == waits
 
 
 def test_a_round_waits_as_long_as_those_it_asks_need() -> None:
@@ -154,3 +160,15 @@ def test_an_error_is_no_measurement_and_no_miss() -> None:
 def test_a_masked_sum_is_refused() -> None:
     with pytest.raises(ConfigError, match="speed-tiers=1"):
         require_summable(Run(aggregation="secure-sum", speed_tiers=2))
+
+
+def test_an_account_counts_every_round_a_client_was_asked_in_whole(tmp_path: Path) -> None:
+    """Six rounds ask two of six clients. The sampling that an account amplifies by is that of examples alone: asking a
+    client in some rounds, of any tier, must not make its ε smaller than that of those rounds in a row."""
+    asked = {"rounds": 6, "fraction": 0.34, "speed_tiers": 3, "local_steps": 2, "batch_size": 16}
+    made = run_in_process(tmp_path, 6, strategy="fedavg", partition="iid", defenses="dp-sgd", audit_every=0, **asked)
+    assert sum(float(line["rounds"]) for line in made.ledgers.values()) == 12
+    for client, line in made.ledgers.items():
+        examples = len(load_client("digits", Partition("iid", 6), int(client), None))
+        alone = Charge("all", noise=1.0, sampling=16 / examples, steps=2 * int(line["rounds"]))
+        assert line["epsilon"] == pytest.approx(epsilon([alone], 1e-5, "rdp"))
