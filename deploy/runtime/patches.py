@@ -24,7 +24,6 @@ from prunella.deploy.runtime.templates import Apps
 POLL = 0.1
 SHARE = 0.05  # of the time without work: the longest pause before the next request
 OBJECT_BACKOFF = 0.05
-OBJECT_BACKOFF_CAP = 1.0  # over a thin link an upload takes long, and a pause of Flower's 10 s comes after it
 HEARTBEAT = 10  # the least the SuperLink accepts; a SuperNode counts as dead after two
 TASK_STARTS = 90  # seconds a task may take from being claimed to its first heartbeat; Flower gives it 30
 TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
@@ -163,11 +162,9 @@ def patient_start() -> None:
 
 
 def faster_objects() -> None:
-    """A tensor that its sender has not uploaded yet is asked for again after 0.05 s and then at least every second, not
-    after 1 s and then every 10 s."""
+    """A tensor that its sender has not uploaded yet is asked for again after 0.05 s, not after 1 s."""
     for function in ("pull_objects", "pull_and_inflate_object_from_tree"):
         set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
-        set_default("flwr.supercore.inflatable.inflatable_utils", function, "backoff_cap", OBJECT_BACKOFF_CAP)
 
 
 def forked_tasks(spawn: Spawn, poll: float) -> None:

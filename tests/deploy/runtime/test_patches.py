@@ -90,9 +90,7 @@ on_disk = importlib.import_module('flwr.supercore.corestate.sql_corestate')
 assert on_disk.HEARTBEAT_PATIENCE * on_disk.HEARTBEAT_DEFAULT_INTERVAL == 60
 assert on_disk.HEARTBEAT_DEFAULT_INTERVAL == tasks.HEARTBEAT_DEFAULT_INTERVAL == patches.TASK_STARTS
 assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
-for function in (objects.pull_objects, objects.pull_and_inflate_object_from_tree):
-    pauses = [inspect.signature(function).parameters[name].default for name in ("initial_backoff", "backoff_cap")]
-    assert pauses == [patches.OBJECT_BACKOFF, patches.OBJECT_BACKOFF_CAP]
+assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
 assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
 from prunella.deploy.runtime.fleet_port import TwoPorts
 assert isinstance(superlink.uvicorn, TwoPorts) is not flower_release.speaks_grpc()
