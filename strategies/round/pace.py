@@ -44,7 +44,7 @@ def tiers(members: Sequence[Member], seconds: Mapping[int, float], count: int) -
     return [ordered[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
 
 
-class Pace:
+class SpeedTiers:
     """The times of a run's clients. ``seconds`` are by client number; ``deadline`` is what the round waits at most."""
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,7 +21,7 @@ from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 from prunella.pruning.widths import sub_mask
 from prunella.strategies.round.collector import Collector
 from prunella.strategies.round.downlink import Downlink
-from prunella.strategies.round.pace import Pace
+from prunella.strategies.round.pace import SpeedTiers
 from prunella.strategies.round.replies import Contribution, Expected, Listener, ReplyError, read_evaluation
 from prunella.strategies.round.robust import MEAN, Aggregator, pooled
 from prunella.strategies.round.roster import Member, Roster
@@ -43,7 +43,7 @@ class MaskedMean(FedAvg):
         self.run, self.model, self.settings = run, model, settings
         self.listener: Listener | None = None  # told of every valid reply
         self.roster = Roster()
-        self.pace = Pace(run)
+        self.pace = SpeedTiers(run)
         self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))
         self.aggregator: Aggregator = MEAN
         self.exchange: Exchange | None = None  # of masked sums

@@ -14,7 +14,7 @@ from prunella.core.config import Run
 from prunella.core.errors import ConfigError
 from prunella.privacy.accounting import Charge, epsilon
 from prunella.strategies import require_summable
-from prunella.strategies.round.pace import LEAST, SLACK, Pace, tiers
+from prunella.strategies.round.pace import LEAST, SLACK, SpeedTiers, tiers
 from prunella.strategies.round.roster import Member, sample
 from prunella.tasks.data import Partition, load_client
 
@@ -23,7 +23,7 @@ ROUNDS = 6000
 RUN = Run(fraction=0.27, speed_tiers=3, round_seconds=300.0)  # 3 of 11, in tiers of 3, 4 and 4
 
 
-def taking_part(pace: Pace, rounds: int = ROUNDS) -> list[list[int]]:
+def taking_part(pace: SpeedTiers, rounds: int = ROUNDS) -> list[list[int]]:
     return [[member.client for member in pace.choose(MEMBERS, round)] for round in range(1, rounds + 1)]
 
 
@@ -36,7 +36,7 @@ def within_chance(counts: Counter[int], share: float, rounds: int) -> bool:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("known", [0, 5, 11], ids="{} known".format)
 def test_every_member_takes_part_equally_often_in_rounds_of_equal_size(count: int, known: int) -> None:
-    pace = Pace(RUN.model_copy(update={"speed_tiers": count}))
+    pace = SpeedTiers(RUN.model_copy(update={"speed_tiers": count}))
     pace.seconds = {client: 2.0**client for client in range(known)}
     rounds = taking_part(pace)
     assert {len(chosen) for chosen in rounds} == {3}
@@ -53,7 +53,7 @@ def test_that_is_not_so_where_tiers_are_drawn_alike_or_the_slow_are_left_out() -
 
 def test_times_that_move_with_what_was_drawn_change_nothing() -> None:
     """A client that claims to be fast after each round it was in, and slow after each it was not, gains nothing."""
-    pace, counts = Pace(RUN), Counter[int]()
+    pace, counts = SpeedTiers(RUN), Counter[int]()
     for round in range(1, ROUNDS + 1):
         chosen = pace.choose(MEMBERS, round)
         counts.update(member.client for member in chosen)
@@ -62,7 +62,7 @@ def test_times_that_move_with_what_was_drawn_change_nothing() -> None:
 
 
 def test_a_round_asks_clients_of_like_speed() -> None:
-    pace = Pace(RUN)
+    pace = SpeedTiers(RUN)
     pace.seconds = {client: (7.0 * client) % 11 for client in range(10)}  # 10 was never measured
     of_like_speed = [{0, 8, 5}, {2, 7, 4, 1}, {9, 6, 3, 10}]
     found = taking_part(pace, 50)
@@ -72,7 +72,7 @@ def test_a_round_asks_clients_of_like_speed() -> None:
 
 @pytest.mark.parametrize(("fraction", "count", "waits"), [(0.27, 1, 300.0), (0.55, 3, SLACK + LEAST)])
 def test_one_tier_or_no_room_for_two_is_plain_sampling(fraction: float, count: int, waits: float) -> None:
-    pace = Pace(RUN.model_copy(update={"fraction": fraction, "speed_tiers": count}))
+    pace = SpeedTiers(RUN.model_copy(update={"fraction": fraction, "speed_tiers": count}))
     pace.seconds = dict.fromkeys(range(11), 1.0)
     for round in range(1, 20):
         assert pace.choose(MEMBERS, round) == sample(MEMBERS, 3 if count == 1 else 6, RUN.seed, round)
@@ -80,7 +80,7 @@ def test_one_tier_or_no_room_for_two_is_plain_sampling(fraction: float, count: i
 
 
 def test_a_round_waits_as_long_as_those_it_asks_need() -> None:
-    pace = Pace(RUN)
+    pace = SpeedTiers(RUN)
     pace.choose(MEMBERS, 1)
     assert pace.deadline == RUN.round_seconds  # nobody was measured
     pace.seconds = {client: 1.0 + client for client in range(11)}
@@ -120,7 +120,7 @@ class Clock:
             yield answer(100 + client, client in wrong)
 
 
-def listen(pace: Pace, clock: Clock, at: dict[int, float], wrong: tuple[int, ...] = ()) -> list[int]:
+def listen(pace: SpeedTiers, clock: Clock, at: dict[int, float], wrong: tuple[int, ...] = ()) -> list[int]:
     asked = {member.node: member for member in MEMBERS[:4]}
     replies = pace.timed(clock.replies(at, wrong), asked, lambda reply: reply.metadata.src_node_id)
     return [reply.metadata.src_node_id for reply in replies]
@@ -128,7 +128,7 @@ def listen(pace: Pace, clock: Clock, at: dict[int, float], wrong: tuple[int, ...
 
 def test_the_seconds_until_a_reply_are_remembered_and_smoothed() -> None:
     clock = Clock()
-    pace = Pace(RUN, clock)
+    pace = SpeedTiers(RUN, clock)
     assert listen(pace, clock, {2: 1.0, 0: 4.0, 3: 8.0, 1: 8.5}) == [102, 100, 103, 101]
     assert pace.seconds == {2: 1.0, 0: 4.0, 3: 8.0, 1: 8.5}
     listen(pace, clock, {2: 3.0, 0: 4.0, 3: 4.0, 1: 8.5})
@@ -137,7 +137,7 @@ def test_the_seconds_until_a_reply_are_remembered_and_smoothed() -> None:
 
 def test_who_misses_a_deadline_is_given_a_longer_one_until_it_suffices() -> None:
     clock = Clock()
-    pace = Pace(RUN, clock)
+    pace = SpeedTiers(RUN, clock)
     pace.seconds = dict.fromkeys(range(11), 1.0)
     waits = []
     while pace.deadline < 100.0 or not waits:  # client 3 takes 100 s
@@ -151,7 +151,7 @@ def test_who_misses_a_deadline_is_given_a_longer_one_until_it_suffices() -> None
 
 def test_an_error_is_no_measurement_and_no_miss() -> None:
     clock = Clock()
-    pace = Pace(RUN, clock)
+    pace = SpeedTiers(RUN, clock)
     pace.seconds = {0: 6.0}
     listen(pace, clock, {0: 0.1, 1: 0.1, 2: 2.0, 3: 2.0}, wrong=(0, 1))
     assert pace.seconds == {0: 6.0, 2: 2.0, 3: 2.0}
