@@ -62,6 +62,9 @@ class Run(BaseModel):
     #: SuperNodes prove who they are and a client number stays with its key; `prunella submit` sets it
     registered_keys: bool = False
     fraction: Share = 1.0  #: share of the clients that take part in a round
+    #: a round asks clients of like speed, each client as often as the others: into so many parts they are sorted by the
+    #: time they take; 1: not at all
+    speed_tiers: Count = 1
     round_seconds: Positive = 600.0  #: a reply that takes longer counts as a timeout and is left out
     #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero;
     #: secure-sum: masked updates, of which the server learns the sum alone

@@ -164,11 +164,12 @@ def stopped(store: RunStore) -> None:
 
 def run_to_end(federation: Federation, grid: Grid) -> None:
     """Run the federation and record whether it completed, failed or was stopped."""
+    run = federation.run
     describe(federation)
     if threading.current_thread() is not threading.main_thread():
         add_exit_handler(lambda: stopped(federation.store))
     try:
-        federate(federation, OrderedGrid(grid, federation.run.poll_seconds))
+        federate(federation, OrderedGrid(grid, run.poll_seconds, arriving=run.speed_tiers > 1))
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
             federation.store.finish("stopped")

@@ -235,7 +235,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     begin_time = time.perf_counter()
     strategy = federation.strategy
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
-    replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
+    replies = grid.send_and_receive(messages, timeout=strategy.pace.deadline)
     silent: dict[int, str] = {}
     aggregated, _ = strategy.aggregate_train(round, noting(replies, silent, strategy.downlink.node_of))
     federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}

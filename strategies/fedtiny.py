@@ -36,7 +36,7 @@ from prunella.pruning.feddst import decayed
 from prunella.pruning.fedtiny import block, candidate_masks, grow_and_prune, moved, reported
 from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.replies import Contribution
-from prunella.strategies.round.roster import Member, sample
+from prunella.strategies.round.roster import Member, sample, selected
 from prunella.strategies.round.selection import MAX_CANDIDATES, Selection
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
@@ -98,7 +98,7 @@ class FedTiny(MaskedMean):
         if all(same_masks(masks[0], mask) for mask in masks):
             return masks[0]
         selection = Selection(params, masks, self.buffers, self.aggregator, self.stats)
-        asked = sample(members, run.fraction, run.min_clients, run.seed, 0)
+        asked = sample(members, selected(len(members), run.fraction, run.min_clients), run.seed, 0)
         best = selection.choose(grid, asked, run.round_seconds)
         if best is None:
             log(WARNING, "no client scored the candidates for the first mask: the first of them is taken")

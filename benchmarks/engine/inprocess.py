@@ -214,12 +214,17 @@ def run_in_process(
     for number, width in widths.items():
         grid.contexts[FIRST_NODE + number].node_config["width"] = width
     grid.offline = {FIRST_NODE + number for number, width in widths.items() if not width}
+    carry_out(federation, OrderedGrid(grid, 0.0), look)
+    return federation
+
+
+def carry_out(federation: Federation, grid: Grid, look: Look | None = None) -> None:
+    """The whole run of an assembled federation, over clients in this process."""
     try:
         with quiet(), built_once(), watched(look):
-            federate(federation, OrderedGrid(grid, 0.0))
+            federate(federation, grid)
     finally:
         federation.auditor.close()
-    return federation
 
 
 @contextmanager

@@ -226,10 +226,9 @@ def selected(members: int, fraction: float, minimum: int) -> int:
     return min(members, max(minimum, round_half_up(fraction * members)))
 
 
-def sample(members: Iterable[Member], fraction: float, minimum: int, seed: int, round: int) -> list[Member]:
-    """``fraction`` of the members, at least ``minimum``, drawn by seed and round, in client order."""
+def sample(members: Iterable[Member], count: int, seed: int, round: int) -> list[Member]:
+    """So many of the members, drawn by seed and round, in client order."""
     ordered = sorted(members)
-    count = selected(len(ordered), fraction, minimum)
     picks = torch.randperm(len(ordered), generator=stream(seed, round=round, purpose="sample"))[:count]
     return [ordered[i] for i in sorted(picks.tolist())]
 

@@ -21,9 +21,10 @@ from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 from prunella.pruning.widths import sub_mask
 from prunella.strategies.round.collector import Collector
 from prunella.strategies.round.downlink import Downlink
+from prunella.strategies.round.pace import SpeedTiers
 from prunella.strategies.round.replies import Contribution, Expected, Listener, ReplyError, read_evaluation
 from prunella.strategies.round.robust import MEAN, Aggregator, pooled
-from prunella.strategies.round.roster import Member, Roster, sample
+from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.stats import RoundStats
 from prunella.strategies.secure_sum.collector import SumCollector
@@ -42,6 +43,7 @@ class MaskedMean(FedAvg):
         self.run, self.model, self.settings = run, model, settings
         self.listener: Listener | None = None  # told of every valid reply
         self.roster = Roster()
+        self.pace = SpeedTiers(run)
         self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))
         self.aggregator: Aggregator = MEAN
         self.exchange: Exchange | None = None  # of masked sums
@@ -103,7 +105,7 @@ class MaskedMean(FedAvg):
         self.stats = RoundStats(available=len(members), dense=dense_bytes(params))
         if self.mask is None:
             params, self.mask = self.first_model(params, grid, members)
-        chosen = sample(members, self.run.fraction, self.run.min_clients, self.run.seed, server_round)
+        chosen = self.pace.choose(members, server_round)
         self.stats.selected = len(chosen)
         if self.exchange is not None:
             chosen = self.exchange.gather(grid, server_round, chosen, self.stats)
@@ -125,7 +127,8 @@ class MaskedMean(FedAvg):
             return self._open_sum(server_round, replies, self.exchange)
         names = self.importance_names(sent.round)
         collector = Collector(self.run, self.downlink, self.aggregator, self.stats, names)
-        for contribution in collector.collect(replies):
+        timed = self.pace.timed(replies, self.downlink.asked, self.downlink.node_of)
+        for contribution in collector.collect(timed):
             self.note(contribution)
             if self.listener is not None:
                 self.listener(contribution)

@@ -60,6 +60,31 @@ def test_after_the_deadline_the_order_is_still_that_of_the_messages() -> None:
     assert [r.metadata.dst_node_id for r in replies] == [2, 3, 4] and inner.polls == 1
 
 
+def test_replies_come_as_they_arrive_where_that_is_asked_for_and_one_at_a_time() -> None:
+    inner = Slow({"m1": 7, "m2": 0, "m3": 4, "m4": 0})
+    replies = iter(OrderedGrid(inner, poll=0.001, arriving=True).send_and_receive([], timeout=5))
+    assert next(replies).metadata.dst_node_id == 2 and inner.pulled == ["m2"]
+    assert [r.metadata.dst_node_id for r in replies] == [4, 3, 1]
+
+
+def test_every_look_begins_with_another_message() -> None:
+    """One that pulls wait long for is not always in front of the same others."""
+    inner = Slow({"m1": 10**9, "m2": 10**9, "m3": 10**9})
+    asked: list[str] = []
+    pull = inner.pull_messages
+    inner.pull_messages = lambda ids: [asked.extend(ids), *pull(ids)][1:]  # type: ignore[method-assign]
+    assert list(OrderedGrid(inner, poll=0.001, arriving=True).send_and_receive([], timeout=0.5)) == []
+    assert asked[:9:3] == ["m1", "m2", "m3"]
+
+
+def test_after_the_deadline_what_is_there_is_taken_at_once_as_they_arrive_too() -> None:
+    inner = Slow({"m1": 10**9, "m2": 0, "m3": 0})
+    replies = list(OrderedGrid(inner, poll=0.001, arriving=True).send_and_receive([], timeout=0.0))
+    assert [r.metadata.dst_node_id for r in replies] == [2, 3] and inner.polls == 1
+    replies = list(OrderedGrid(inner, poll=0.001, arriving=True).send_and_receive([], timeout=0.05))
+    assert [r.metadata.dst_node_id for r in replies] == [2, 3]
+
+
 def test_a_message_expires_soon_after_nobody_waits_for_it() -> None:
     inner, started = Slow({}), time.time()
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
