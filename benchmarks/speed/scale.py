@@ -11,9 +11,12 @@ the most seen at the end of a round. What it takes to begin, the first round inc
 straight line through the sizes: what one more client costs.
 
     python -m prunella.benchmarks.speed.scale [--sizes 5,10,20] [--rounds 4] [--simulate] [--stock] [-c KEY=VALUE]
-        [--json FILE]
+        [--json FILE] [--read FILE ...] [--plot FILE]
+
+``--read`` measures nothing: it shows, and with ``--plot`` draws, what is in files of ``--json``.
 """
 
+import json
 import os
 import statistics
 import tempfile
@@ -85,12 +88,46 @@ def measure(options: Any) -> dict[str, Any]:
             settings.check(app, given)
             rows.append(row(soak(size, given, Path(folder), options.simulate, stock)))
         print({name: round(value, 2) for name, value in rows[-1].items()}, flush=True)
-    asked = {"simulate": options.simulate, "stock": options.stock, "rounds": options.rounds, "given": options.given}
-    return {**asked, "rows": rows, "another": another(rows)}
+    how = {"simulate": options.simulate, "stock": options.stock, "rounds": options.rounds}
+    return {**how, "rows": rows, "another": another(rows)}
 
 
-def show(result: Mapping[str, Any]) -> None:
-    kind = f"{'virtual clients' if result['simulate'] else 'SuperNodes'}{' of stock Flower' if result['stock'] else ''}"
+def asked(options: Any) -> dict[str, Any]:
+    """The result of a command line."""
+    if not options.read:
+        found = [measure(options)]
+    else:
+        found = [each for file in options.read for each in json.loads(file.read_text(encoding="utf-8"))["measured"]]
+    if options.plot:
+        plot(found, options.plot)
+    return {"measured": found}
+
+
+def name_of(result: Mapping[str, Any]) -> str:
+    return f"{'virtual clients' if result['simulate'] else 'SuperNodes'}{' of stock Flower' if result['stock'] else ''}"
+
+
+def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Processor seconds of a round, and memory, over the number of clients; one line a measurement."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    panels = {"processor": "processor seconds a round", "memory": "memory, MB"}
+    for axes, (column, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for each in results:
+            points = [(row["clients"], row[column]) for row in each["rows"]]
+            axes.plot(*zip(*points, strict=True), marker="o", label=each.get("name", name_of(each)), linewidth=1)
+        axes.set(xlabel="clients", ylabel=label, xscale="log", yscale="log")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def show(found: Mapping[str, Any]) -> None:
+    for result in found["measured"]:
+        show_one(result)
+
+
+def show_one(result: Mapping[str, Any]) -> None:
     rows = [(f"{each['clients']:.0f}", *(form.format(each[name]) for name, form in COLUMNS.items()))
             for each in result["rows"]]  # fmt: skip
     rows.append(("one more", *(f"{result['another'][name]:+.3f}" for name in COLUMNS)))
@@ -98,7 +135,7 @@ def show(result: Mapping[str, Any]) -> None:
         "clients, processor s to begin, seconds a round, processor s of a round, of the SuperLink, of the ServerApp, "
         "MB (PSS), processes, left out"
     )
-    show_table(f"{kind}, {result['rounds']} rounds", heads, rows, 110)
+    show_table(f"{name_of(result)}, {result['rounds']} rounds", heads, rows, 110)
 
 
 if __name__ == "__main__":
@@ -106,5 +143,5 @@ if __name__ == "__main__":
     virtual = {"action": "store_true", "help": "virtual clients on Ray instead of SuperNodes"}
     peer = {"action": "store_true", "help": "Flower's own FedAvg, under Flower's own commands"}
     options = {"--sizes": "5,10,20", "--rounds": 4, "--simulate": virtual, "--stock": peer, "-c": given}
-    options["--json"] = {"type": Path}
-    command(__doc__, measure, show, options)
+    options |= {"--json": {"type": Path}, "--read": {"type": Path, "nargs": "+"}, "--plot": {"type": Path}}
+    command(__doc__, asked, show, options)
