@@ -17,6 +17,7 @@ straight line through the sizes: what one more client costs.
 """
 
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -128,9 +129,9 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def show_one(result: Mapping[str, Any]) -> None:
-    rows = [(f"{each['clients']:.0f}", *(form.format(each[name]) for name, form in COLUMNS.items()))
+    rows = [(f"{each['clients']:.0f}", *(form.format(each.get(name, math.nan)) for name, form in COLUMNS.items()))
             for each in result["rows"]]  # fmt: skip
-    rows.append(("one more", *(f"{result['another'][name]:+.3f}" for name in COLUMNS)))
+    rows.append(("one more", *(f"{result['another'].get(name, math.nan):+.3f}" for name in COLUMNS)))
     heads = (
         "clients, processor s to begin, seconds a round, processor s of a round, of the SuperLink, of the ServerApp, "
         "MB (PSS), processes, left out"

@@ -218,7 +218,7 @@ class ZygoteBackend:
     def spawn(self, process: Process) -> None:
         packet = json.dumps(asdict(process)).encode()
         try:
-            with suppress(BlockingIOError):  # the channel holds about 150 until the zygote has imported Flower
+            with suppress(BlockingIOError):  # full until the zygote has imported Flower and reads
                 self._channel.send(packet)
                 return
             select.select([], [self._channel], [], START)
