@@ -117,12 +117,18 @@ def train(message, context):
 """
 
 
-def write_app(directory: Path) -> Path:
-    """The smallest app that trains, as files in ``directory``."""
+def write_files(directory: Path, texts: Mapping[str, str]) -> Path:
+    """An app's files by name, in ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in (("pyproject.toml", PYPROJECT), ("smallest_server.py", SERVER), ("smallest_client.py", CLIENT)):
+    for name, text in texts.items():
         (directory / name).write_text(text)
     return directory
+
+
+def write_app(directory: Path) -> Path:
+    """The smallest app that trains, as files in ``directory``."""
+    texts = {"pyproject.toml": PYPROJECT, "smallest_server.py": SERVER, "smallest_client.py": CLIENT}
+    return write_files(directory, texts)
 
 
 class RecordingView:

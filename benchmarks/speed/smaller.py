@@ -11,9 +11,9 @@ A network is trained, cut to a share of its FLOPs in every way there is, and tra
 
 Each is given the rate at which its FLOPs are the nearest below the share that was asked, found by bisection. FLOPs are
 PyTorch's count (two a multiplication with addition) for one image. Accuracy is of the whole test set, over seeds of
-weights and batches; ``at once`` is before training on. With ``--epochs 0`` nothing is trained, and none is measured.
-Time is a forward pass of ``BATCH`` images, evaluation mode, one thread, arms in turns, processor seconds, the median of
-the dense network's over the arm's own; the first seed's.
+weights and batches, or of its first ``--tested``; ``at once`` is before training on. With ``--epochs 0`` nothing is
+trained, and none is measured. Time is a forward pass of ``BATCH`` images, evaluation mode, one thread, arms in
+turns, processor seconds, the median of the dense network's over the arm's own; the first seed's.
 
     pip install torch-pruning==1.6.1    # into an environment of its own
     python -m prunella.benchmarks.speed.smaller --data DIR [--model resnet18] [--size 16] [--flops 0.5,0.25] [--json]
@@ -187,14 +187,14 @@ def _data(options: Any) -> tuple[Task, Examples, Examples]:
     (channels, *_), classes = describe(options.dataset, root)
     task = Task(options.model, (channels, options.size, options.size), classes)
 
-    def sized(found: Examples) -> Examples:
-        return Examples(interpolate(found.x, task.shape[1:], mode="bilinear", antialias=True), found.y)
+    def sized(found: Examples, most: int) -> Examples:
+        return Examples(interpolate(found.x[:most], task.shape[1:], mode="bilinear", antialias=True), found.y[:most])
 
     test = load_test(options.dataset, root)
     learn = load_client(options.dataset, Partition("iid", 1), 0, root)
     if test is None:
         raise SystemExit(f"{options.dataset} has no test examples")
-    return task, sized(Examples(learn.x[: options.images], learn.y[: options.images])), sized(test)
+    return task, sized(learn, options.images), sized(test, options.tested or len(test))
 
 
 def compare(options: Any) -> dict[str, Any]:
@@ -256,5 +256,6 @@ def show(result: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     settings = {"--model": "resnet18", "--dataset": "mnist", "--data": "", "--size": 16, "--flops": "0.5,0.25"}
-    lengths = {"--images": 2000, "--epochs": 3.0, "--tune": 1.0, "--seeds": 3, "--repeat": 9, "--threads": 2}
+    lengths = {"--images": 2000, "--tested": 0, "--epochs": 3.0, "--tune": 1.0, "--seeds": 3, "--repeat": 9}
+    lengths["--threads"] = 2
     command(__doc__, compare, show, {**settings, **lengths})

@@ -34,7 +34,7 @@ from prunella.deploy.runtime.request import RunRequest
 
 # A process by the name it gives itself; the audit worker and the one all are forked from by their command lines.
 KINDS = {
-    "SuperLink": "superlink",
+    "SuperLink": ("superlink", "flower-superlin"),  # as Linux cuts the name of Flower's own command
     "ServerApp and exporter": "flwr-serverapp",
     "SuperNodes": "supernode-",
     "executors": ("client-exec", "server-exec"),
@@ -118,12 +118,16 @@ def summary(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
     return rows
 
 
-def soak(supernodes: int, given: Mapping[str, Any], folder: Path, simulate: bool = False) -> dict[str, Any]:
-    """A run to its end; its samples, its rows, and how the rounds went. What a failed run had come to is not lost."""
+def soak(
+    supernodes: int, given: Mapping[str, Any], folder: Path, simulate: bool = False, stock: Path | None = None
+) -> dict[str, Any]:
+    """A run to its end; its samples, its rows, and how the rounds went. What a failed run had come to is not lost.
+    ``stock`` is an app to run with Flower's own commands in the place of ours."""
     address = f"{LOOPBACK}:{free_ports(1)[0]}"
     watcher = Watcher(address)
-    request = RunRequest(settings.app_directory(), folder, {**given, "metrics-address": address}, supernodes)
-    request = replace(request, simulate=simulate)
+    app = stock or settings.app_directory()
+    request = RunRequest(app, folder, {**given, "metrics-address": address}, supernodes)
+    request = replace(request, simulate=simulate, stock=stock is not None)
     outcome = launch(request, watcher)
     samples = watcher.samples
     if not samples:

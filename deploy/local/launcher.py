@@ -65,7 +65,7 @@ def start_processes(request: RunRequest, run: RunDir, backend: Backend, resume: 
     """Start every process of the federation; the last one submits the app."""
     metrics_port, *rest = free_ports(3 + _supernodes(request))
     ports = Ports.of(rest)
-    processes = simulation(run, ports) if request.simulate else deployment(run, ports, request)
+    processes = simulation(run, ports, request.stock) if request.simulate else deployment(run, ports, request)
     config = run_config(request, run, metrics_port, resume)
     address = f"{LOOPBACK}:{ports.control}"
     processes.append(submission(request, run, config, address=address, simulation=simulation_config(request)))

@@ -67,9 +67,11 @@ def deployment(run: RunDir, ports: Ports, request: RunRequest) -> list[Process]:
     return [*processes, _server_exec(run, ports), *clients]
 
 
-def simulation(run: RunDir, ports: Ports) -> list[Process]:
-    """A SuperLink that simulates, and the SuperExec that starts Flower's simulation (Ray)."""
-    return [superlink(_folders(run, "superlink"), _control(ports), None), _server_exec(run, ports)]
+def simulation(run: RunDir, ports: Ports, stock: bool = False) -> list[Process]:
+    """A SuperLink that simulates, and the SuperExec that starts Flower's simulation (Ray), which with ``stock`` the
+    SuperLink starts by itself."""
+    link = superlink(_folders(run, "superlink"), _control(ports), None, isolated=not stock)
+    return [link] if stock else [link, _server_exec(run, ports)]
 
 
 def _control(ports: Ports) -> Address:

@@ -24,7 +24,7 @@ from prunella.deploy.runtime.templates import Apps
 POLL = 0.1
 SHARE = 0.05  # of the time without work: the longest pause before the next request
 OBJECT_BACKOFF = 0.05
-HEARTBEAT = 10  # the least the SuperLink accepts; a SuperNode counts as dead after two
+HEARTBEAT, PATIENT_HEARTBEAT = 10, 30  # the least the SuperLink accepts, and Flower's; dead is who is silent for two
 TASK_STARTS = 90  # seconds a task may take from being claimed to its first heartbeat; Flower gives it 30
 TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
 _TASKS = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
@@ -43,6 +43,18 @@ def poll_for(supernodes: int) -> float:
     (0.1, 1.0)
     """
     return max(POLL, 0.02 * supernodes)
+
+
+def heartbeat_for(poll: float) -> int:
+    """Seconds between two heartbeats that a SuperNode promises; it counts as dead after twice as many.
+
+    The more SuperNodes a machine has, the longer a heartbeat waits for its turn: of a hundred on two busy processors
+    three counted as dead in a round, after 20 s of silence.
+
+    >>> heartbeat_for(poll_for(4)), heartbeat_for(poll_for(50)), heartbeat_for(poll_for(100))
+    (10, 15, 30)
+    """
+    return min(PATIENT_HEARTBEAT, max(HEARTBEAT, int(15 * poll)))
 
 
 class PatchError(Exception):
@@ -132,10 +144,12 @@ class ForkedPopen:
 
 
 def faster_supernode(poll: float) -> None:
-    """The SuperNode checks for replies every ``poll`` seconds, for work patiently, and its death shows sooner."""
+    """The SuperNode checks for replies every ``poll`` seconds, for work patiently, and its death shows sooner, unless
+    the machine has many of them."""
     replace("flwr.supernode.start_client_internal", "time", PatientTime(poll))
-    for module in (flower_release.connection(), "flwr.supercore.heartbeat"):
-        replace(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
+    # What it promises, and what it and a ClientApp keep to.
+    replace(flower_release.connection(), "HEARTBEAT_DEFAULT_INTERVAL", heartbeat_for(poll))
+    replace("flwr.supercore.heartbeat", "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
 
 def supernode_entry(entry: Entry) -> Entry:

@@ -9,12 +9,14 @@ when the launcher ends, even by SIGKILL: the kernel delivers SIGKILL to every ch
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -214,8 +216,15 @@ class ZygoteBackend:
         self._stopped = False
 
     def spawn(self, process: Process) -> None:
+        packet = json.dumps(asdict(process)).encode()
         try:
-            self._channel.send(json.dumps(asdict(process)).encode())
+            with suppress(BlockingIOError):  # full until the zygote has imported Flower and reads
+                self._channel.send(packet)
+                return
+            select.select([], [self._channel], [], START)
+            self._channel.send(packet)
+        except BlockingIOError:
+            raise LaunchError(f"the zygote starts nothing more after {START:.0f} s: see {self._log}") from None
         except OSError:
             raise LaunchError(f"the zygote, which starts all processes, has ended: see {self._log}") from None
 

@@ -15,7 +15,7 @@ from prunella.tasks.task import Task
 
 TASK = Task("resnet10", (1, 8, 8), 10)
 OPTIONS = SimpleNamespace(model="resnet10", dataset="digits", data="", size=8, flops="0.4", images=320, epochs=2.0,
-                          tune=1.0, seeds=1, repeat=1, threads=1)  # fmt: skip
+                          tune=1.0, seeds=1, repeat=1, threads=1, tested=0)  # fmt: skip
 
 
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

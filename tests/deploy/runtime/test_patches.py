@@ -65,6 +65,20 @@ def test_a_task_started_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slept[-2:] == [3, 0.1] and started == [(["flwr-clientapp"], "")]
 
 
+def test_a_supernode_among_a_hundred_may_be_silent_as_long_as_flower_lets_it() -> None:
+    code = """
+import importlib
+from prunella.deploy.runtime import flower_release, patches
+connection, heartbeat = (importlib.import_module(n) for n in (flower_release.connection(), 'flwr.supercore.heartbeat'))
+flowers = connection.HEARTBEAT_DEFAULT_INTERVAL
+patches.faster_supernode(patches.poll_for(100))
+assert connection.HEARTBEAT_DEFAULT_INTERVAL == flowers
+assert heartbeat.HEARTBEAT_DEFAULT_INTERVAL == patches.HEARTBEAT < flowers
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=importable(environment()), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_apply_reaches_every_process_of_flower() -> None:
     code = """
 import inspect

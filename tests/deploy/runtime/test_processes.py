@@ -95,3 +95,13 @@ def test_a_dead_zygote_is_an_error_that_names_its_log(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="zygote.log"):
         zygote.spawn(Process("a", "flower-superexec"))
     zygote.stop()
+
+
+def test_a_zygote_that_is_still_importing_is_waited_for(tmp_path: Path) -> None:
+    zygote = ZygoteBackend(tmp_path / "zygote.log", 0.1, preload=())
+    try:
+        for number in range(600):  # two for each of 300 SuperNodes; never started: ``after`` more modules than it has
+            zygote.spawn(Process(f"client-{number}", "flower-superexec", after=1))
+        assert zygote.exits() == []
+    finally:
+        zygote.stop()
