@@ -180,9 +180,9 @@ def test_the_runs_cover_what_the_issue_asks_for() -> None:
 
 
 def assert_as_small_as_our_own(log: str, views: list[ServerView]) -> None:
-    """The second round's messages are as large as our own server's and client's for what was recorded of it: down within
-    1 %, up within 3 %, since an answer also has the values that a sum of floats does not give back bit for bit
-    (``arrays.EXACT``), and how many these are is chance: about one coordinate in a hundred. Nobody held the mask yet."""
+    """The second round's messages are as large as our own server's and client's for what was recorded of it: down
+    within 1 %, up within 3 %. An answer also has the values that a sum of floats does not give back bit for bit
+    (``arrays.EXACT``); how many these are is chance, about one coordinate in a hundred. Nobody held the mask yet."""
     (found,) = re.findall(r"Prune: arrays of (\d+) bytes sent and (\d+) received in round 2", log)
     down, up = 0, 0
     for view in views:
