@@ -1,6 +1,7 @@
 """Flower's own app is a whole Flower app whose client trains what it was sent, and whose settings are those of ours."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from prunella.tasks.data import make_task
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     app = write_stock_app(tmp_path / "app")
     monkeypatch.syspath_prepend(app)
     yield app

@@ -62,3 +62,10 @@ def test_each_client_has_its_own_state_and_consent(run: RunDir, request_: RunReq
     assert configs[0]["state-dir"] != configs[1]["state-dir"]
     assert all(c["audit"] == "deny" and "client-seed" not in c for c in configs)
     assert node_config(replace(request_, client_seed=0), run, 1)["client-seed"] == 0
+
+
+def test_a_stock_superlink_that_simulates_starts_its_executor_itself(run: RunDir) -> None:
+    [link] = simulation(run, PORTS, stock=True)
+    ours = simulation(run, PORTS)
+    assert "--simulation" in link.args and "--isolation" not in link.args
+    assert "--isolation" in ours[0].args and [each.command for each in ours[1:]] == ["flower-superexec"]
