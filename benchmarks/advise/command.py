@@ -31,6 +31,7 @@ from prunella.benchmarks.reproduce import EPILOG, INTERRUPTED, USAGE, seconds
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.deploy.runtime import settings as app_settings
+from prunella.server.report.units import duration
 from prunella.tasks.data import Partition, describe
 from prunella.tasks.recommended import settled
 
@@ -79,15 +80,29 @@ def question_of(typed: Sequence[str], sites: int) -> tuple[Question, int]:
     return Question(given, raw, sites, run.rounds, examples, math.prod(shape), rate, rate), classes
 
 
+def probed_rounds(question: Question) -> int:
+    return min(PROBED, int(question.settings["rounds"]))
+
+
+def probe(question: Question, lab: Laboratory, data: str, rate: float, private: bool) -> Row:
+    """A few rounds at a learning rate, of which nothing is pruned and nothing audited."""
+    chain = Proposal(PRIVATE, 0.0, PROBE_EPSILON) if private else Proposal(NONE, 0.0)
+    own = {"learning-rate": rate, "rounds": probed_rounds(question), "audit-every": 0, "strategy": "fedavg"}
+    return lab.trial({**overrides(question, chain, 0), **own}, question.sites, data)
+
+
+def training_seconds(question: Question, lab: Laboratory, data: str) -> float:
+    """What training every chain once takes, by the rounds that were probed without noise."""
+    row = probe(question, lab, data, question.learning_rate, private=False)
+    return float(row["seconds"]) / probed_rounds(question) * question.short * len(question.chains)
+
+
 def learning_rate(question: Question, lab: Laboratory, data: str, private: bool) -> float:
     """The rate to train at: the setting's, unless another one is clearly better in a few rounds."""
-    chain = Proposal(PRIVATE, 0.0, PROBE_EPSILON) if private else Proposal(NONE, 0.0)
-    rounds = min(PROBED, question.short)
-    found = dict[float, float]()
+    rounds, found = probed_rounds(question), dict[float, float]()
     for factor in FASTER:
         rate = float(f"{question.learning_rate * factor:.3g}")
-        asked = {**overrides(question, chain, 0), "learning-rate": rate, "rounds": rounds, "audit-every": 0}
-        row = lab.trial(asked | {"strategy": "fedavg"}, question.sites, data)
+        row = probe(question, lab, data, rate, private)
         found[rate] = 0.0 if "failed" in row else float(row["accuracy"])
         lab.say(f"learning rate {rate:g}{', with noise' * private}: accuracy {found[rate]:.1%} after {rounds} rounds")
     own = next(iter(found))
@@ -141,6 +156,8 @@ def search(question: Question, lab: Laboratory, may_lose: float, tell: Callable[
     data, taken = data_digest(str(question.settings["dataset"])), list[float]()
     chains = len(question.chains)
     lab.say(f"{chains} federations, one for every chain, and then more where they decide")
+    training = duration(training_seconds(question, lab, data))
+    lab.say(f"training these takes about {training}, and attacking each as a run is takes most of the time besides")
     while (trial := next_trial(question, standings, may_lose)) is not None:
         proposal, seed = trial
         asked = overrides(question, proposal, int(question.settings["seed"]) + seed)
