@@ -53,7 +53,7 @@ def test_a_stopped_search_goes_on_and_runs_nothing_twice(
     assert "kept from before" in told.err and told.out.splitlines()[-1].endswith("advice.html")
     numbers = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert numbers["tier"] == "promised" and "-c defenses=dp-sgd -c rate=0.3" in told.out
-    assert "training these takes about 6.67\u202fs" in told.err  # 3 rounds took 1 s: 2 chains of 10 rounds
+    assert "training these takes about 6.7\u202fs" in told.err  # 3 rounds took 1 s: 2 chains of 10 rounds
     runs = len(world.ran)
     assert ask(tmp_path, world, monkeypatch, *FEW) == 0 and len(world.ran) == runs
 
