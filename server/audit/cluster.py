@@ -57,6 +57,11 @@ def with_gpu(device: str, gpus: float) -> bool:
     return bool(gpus) and device != "cpu"
 
 
+def away(how: str, error: Exception) -> str:
+    """A reason for everybody. Ray's own words may name the host."""
+    return f"the Ray cluster of audit-cluster cannot be {how} ({type(error).__name__}): the server's log says more"
+
+
 class ClusterJobs:
     """The jobs under way on the cluster, up to ``limit`` at a time."""
 
@@ -107,17 +112,17 @@ class ClusterJobs:
             self._away = now if self._away is None else self._away
             if now < self._away + CONNECTING:
                 return False
-            why = f"the Ray cluster of audit-cluster cannot be reached: {clean(str(error))}"
+            reason, why = away("reached", error), str(error)
         except ConfigError as error:
-            why = str(error)
+            reason, why = str(error), ""
         except Exception as error:  # noqa: BLE001 - Ray's own, of another release or of a certificate; nothing was sent
-            why = f"the Ray cluster of audit-cluster cannot be used: {clean(str(error))}"
+            reason, why = away("used", error), str(error)
         else:
             self._away = None
             return True
         self._away = None
         for folder in folders:
-            answer_failed(folder, why)
+            answer_failed(folder, reason, why)
         return False
 
     def _connect(self, public: Path) -> None:

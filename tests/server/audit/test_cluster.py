@@ -96,9 +96,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_then_fails_its_jobs_an
     jobs.start(folders)
     for folder in folders:
         assert result(folder)["scores"] is None and result(folder)["error"] is not None
-        assert result(folder)["reason"].startswith(
-            "the Ray cluster of audit-cluster cannot be reached: nothing answers"
-        )
+        assert "cannot be reached (ConnectionError): the server's log" in result(folder)["reason"]
     late = job(tmp_path, "c")
     clock[0] += 5
     jobs.start([late])
@@ -108,11 +106,12 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_then_fails_its_jobs_an
 def test_a_ray_of_another_release_or_without_our_certificate_fails_its_jobs_at_once_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = connected(monkeypatch, StandIn(refusal=RuntimeError("Version mismatch: The cluster\n  has:\n Ray: 1.0")))
+    jobs = connected(monkeypatch, StandIn(refusal=RuntimeError("Version mismatch: gpu.example has\n Ray: 1.0")))
     folder = job(tmp_path, "a")
     jobs.start([folder])
-    reason = "the Ray cluster of audit-cluster cannot be used: Version mismatch: The cluster has: Ray: 1.0"
-    assert result(folder)["reason"] == reason and not jobs.running
+    reason = "the Ray cluster of audit-cluster cannot be used (RuntimeError): the server's log says more"
+    assert result(folder)["reason"] == reason and not jobs.running, "a report names no host"
+    assert "Ray: 1.0" in result(folder)["error"]
 
 
 def test_without_tls_nothing_is_sent_to_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
