@@ -28,17 +28,18 @@ unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flow
 
 federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two at a time. Then the slow tests.
 	$(BIN)/pytest -n 2 $(TOGETHER) -m "federation or slow" tests || \
-	  { $(AGAIN); $(BIN)/pytest $(FAILED) -m "federation or slow" tests; }
+	  { $(AGAIN) && $(BIN)/pytest $(FAILED) -m "federation or slow" tests; }
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
 	tests=$$($(BIN)/python -m tests.of_flower $(FLOWER_ROOMS)) && \
 	  { $(NEWEST)/bin/python -m pytest -n 2 $(TOGETHER) -m $(OF_NEWEST) $$tests || \
-	  { $(AGAIN); $(NEWEST)/bin/python -m pytest $(FAILED) -m $(OF_NEWEST) $$tests; }; }
+	  { $(AGAIN) && $(NEWEST)/bin/python -m pytest $(FAILED) -m $(OF_NEWEST) $$tests; }; }
 
 # Tests that share a federation on one worker, all other tests on whichever is free (tests/conftest.py).
 TOGETHER := --dist loadfile --no-loadscope-reorder
-# Hundreds of real processes on shared cores: what failed is asked once more, alone, and both outcomes are printed.
-AGAIN := echo "once more, one at a time: what failed"
+# Hundreds of real processes on shared cores: tests that failed are asked once more, alone, and both outcomes are printed.
+# pytest's exit code 1 says that tests failed, and no other one that all tests were there.
+AGAIN := [ $$? -eq 1 ] && echo "once more, one at a time: what failed"
 FAILED := --last-failed --last-failed-no-failures none
 OF_NEWEST := "not slow and (not federation or newest)"
 FLOWER_ROOMS := tests/flower tests/client tests/deploy tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round tests/federation

@@ -62,8 +62,8 @@ class Run(BaseModel):
     #: SuperNodes prove who they are and a client number stays with its key; `prunella submit` sets it
     registered_keys: bool = False
     fraction: Share = 1.0  #: share of the clients that take part in a round
-    #: a round asks clients of like speed, each client as often as the others: into so many parts they are sorted by the
-    #: time they take; 1: not at all
+    #: number of parts into which clients are sorted by the time they take; a round asks clients of one part, and every
+    #: client equally often over the run; 1: off
     speed_tiers: Count = 1
     round_seconds: Positive = 600.0  #: a reply that takes longer counts as a timeout and is left out
     #: holders: the mean over the clients that shared a coordinate; as_printed: a withheld coordinate counts as zero;

@@ -38,7 +38,7 @@ def words(name: str, given: Mapping[str, str]) -> list[str]:
     """The command line, with %i and the variables filled in. One that is not given stays."""
     (line,) = service(name)["ExecStart"]
     line = re.sub(r"\$\{(\w+)\}", lambda found: shlex.quote(given.get(found[1], found[0])), line.replace("%i", "north"))
-    return shlex.split(line)
+    return shlex.split(line.replace("$OPTIONS", given["OPTIONS"]))  # systemd splits it into words
 
 
 def parse(command: list[str]) -> dict[str, object]:
@@ -62,10 +62,12 @@ def test_the_command_is_one_that_prunella_takes_and_writes_to_the_state_director
 
 def test_the_site_s_own_file_has_every_variable_and_denies_audits() -> None:
     (line,) = service(SUPERNODE)["ExecStart"]
-    read = set(re.findall(r"\$\{(\w+)\}", line))
+    read = set(re.findall(r"\$\{?(\w+)", line))
     assert read == {name for name in form() if not name.startswith("PRUNELLA_")}
     said = parse(words(SUPERNODE, form())[1:])
     assert str(said["audit"]) == "deny" and said["superlink"] == form()["SUPERLINK"]
+    plain = parse(words(SUPERNODE, form() | {"OPTIONS": ""})[1:])
+    assert str(said["data"]) == "/srv/prunella/data" and plain["data"] is None and str(plain["audit"]) == "deny"
     assert not re.search(r"\$\{", " ".join(words(SUPERNODE, form())))
 
 

@@ -94,7 +94,10 @@ def test_it_begins_nothing_that_does_not_fit_into_the_budget(
 ) -> None:
     late = World(seconds=7e6)  # the next one would take as long
     assert ask(tmp_path, late, monkeypatch, "--budget", "1000h") == 0 and len(late.ran) == 7
-    assert "budget left" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "budget left" in told.err and "Only 1 of 12 chains were tried" in told.out
+    page = json.loads((tmp_path / "out" / "advice.json").read_text())
+    assert any("no comparison yet" in text for text in page["reasons"])
     assert ask(tmp_path / "none", World(), monkeypatch, "--budget", "0s") == 2
 
 
