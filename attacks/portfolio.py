@@ -16,7 +16,8 @@ coordinates that arrived. Scouts do not descend on these, so that an image fitte
 full has the whole update. TV decides between equals. An update that nobody can explain is also met by images that
 nobody has, so there a shadow decides: the same steps are rehearsed on public images behind the same chain, where the
 truth is known, and what has the highest mean PSNR there is taken: whose answer, and whether as a scout, gone on or
-polished. A learnt attack's own figure on public images that it did not learn from is compared with that.
+polished. A learnt attack's own figure on public images that it did not learn from is compared with that. What was far
+better explained there than here says nothing of here: there the descent got to the bottom, and here it did not.
 ``Reconstruction.found_by`` names what won; ``objective`` is one minus the cosine on that tenth or, where the gradient
 cannot be matched, the winner's own.
 
@@ -56,6 +57,8 @@ _PLAYING = 0.4  # of the time that is left goes into that, at most
 _LEAST = 20  # iterations of a scout
 _EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
 _GO_ON = 2  # scouts that go on
+_AS_WELL = 3.0  # times as much may be missed as was on public images
+_WELL = 0.01  # what may be missed anyway
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ class Portfolio:
     max_images: Count = 16  #: images in memory at a time
 
 
-Gains = Mapping[Key, float]  # mean PSNR on public images, of who found something at a stage
 PLAIN = Candidate("sgi", matchable)
 CANDIDATES = (
     Candidate("representation", lambda s: s.has(nn.Linear) and (len(s.target.plan.batches) == 1 or not matchable(s))),
@@ -95,6 +97,16 @@ LEARNT = (
 """Those that learn from a shadow, asked where no candidate explains the update. Their objective is the mean squared
 error on public images that they did not learn from."""
 WEAK = (Candidate("sgi", lambda setting: True),)
+
+
+class Gain(NamedTuple):
+    """What an attack made of public images at a stage: mean PSNR, and how far it missed their updates."""
+
+    psnr: float
+    missed: float = math.inf
+
+
+Gains = Mapping[Key, Gain]
 
 
 class Play(NamedTuple):
@@ -124,12 +136,18 @@ def explains(found: Sequence[Found]) -> bool:
     return bool(found) and best_of(found).missed <= EXPLAINED
 
 
+def expected(each: Found, gains: Gains) -> float:
+    """The PSNR that it had on public images; 0 where it was not asked there or explained far more there."""
+    gain = gains.get(each.key)
+    return gain.psnr if gain is not None and each.missed <= _AS_WELL * gain.missed + _WELL else 0.0
+
+
 def chosen(found: Sequence[Found], gains: Gains) -> Found:
     """The best answer: of what is best on public images, unless one explains the update."""
-    if explains(found) or not any(each.key in gains for each in found):
+    most = max(expected(each, gains) for each in found)
+    if explains(found) or not most:
         return best_of(found)
-    leader = max((each.key for each in found), key=lambda key: gains.get(key, 0.0))
-    return best_of([each for each in found if each.key == leader])
+    return best_of([each for each in found if expected(each, gains) == most])
 
 
 def descends(candidate: Candidate) -> bool:
@@ -181,18 +199,25 @@ def played(case: Case, shadow: Shadow, views: int) -> list[Play]:
     return made
 
 
-def scored(plays: Sequence[Play]) -> dict[Key, float]:
-    """The mean PSNR of everything that was found in every play, of each the best."""
+def scored(plays: Sequence[Play]) -> dict[Key, Gain]:
+    """The gains of everything that was found in every play: means over plays, in each of which the best counts."""
     each = [
-        {key: max(mean_psnr(p.shown, f.answer) for f in p.found if f.key == key) for key in {f.key for f in p.found}}
+        {
+            key: max(Gain(mean_psnr(p.shown, f.answer), f.missed) for f in p.found if f.key == key)
+            for key in {f.key for f in p.found}
+        }
         for p in plays
     ]
-    return {key: sum(one[key] for one in each) / len(each) for key in each[0] if all(key in one for one in each)}
+    return {
+        key: Gain(*(sum(values) / len(each) for values in zip(*(one[key] for one in each), strict=True)))
+        for key in each[0]
+        if all(key in one for one in each)
+    }
 
 
-def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[Key, float]:
-    """The mean PSNR on public images of every candidate, of those that lead when they have gone on, and of the best
-    of these when it is polished."""
+def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[Key, Gain]:
+    """The gains of every candidate, of those that lead when they have gone on, and of the best of these when it is
+    polished."""
     late, end = case.budget.late, time.monotonic() + _PLAYING * (case.end - time.monotonic())
     case.budget.late = lambda: late() or time.monotonic() >= end
     plays = played(case, shadow, max(1, _PLAYED // case.images))
@@ -204,7 +229,7 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
         play.found.extend(further(play.case, play.found, gains, 0.4 / (len(plays) - 0.4 * number)))
     gains = scored(plays) if plays else {}
     if gains:
-        best = max(gains, key=lambda key: gains[key])
+        best = max(gains, key=lambda key: gains[key].psnr)
         for number, play in enumerate(plays):
             mine = [each for each in play.found if each.key == best]
             play.found.extend(polished(play.case, best_of(mine), 0.3 / (len(plays) - 0.3 * number)))
@@ -213,12 +238,12 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
     return gains
 
 
-def learnt(case: Case, shadow: Shadow, gains: dict[Key, float]) -> list[Found]:
+def learnt(case: Case, shadow: Shadow, gains: dict[Key, Gain]) -> list[Found]:
     """What the attacks that learn make of the view; ``gains`` gets their PSNR on public images."""
     found: list[Found] = []
     for candidate in (each for each in LEARNT if each.applies(case.setting) and not case.budget.late()):
         for each in attempted(lambda c=candidate: case.solve(c, shadow)):  # type: ignore[misc]
-            gains[each.key] = -10 * math.log10(max(each.answer.objective, 1e-10))
+            gains[each.key] = Gain(-10 * math.log10(max(each.answer.objective, 1e-10)))
             found.append(each)
     return found
 
@@ -228,7 +253,7 @@ def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> l
     leading: dict[str, Found] = {}  # the best of each, best first
     for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
         leading.setdefault(each.by, each)
-    order = sorted(leading.values(), key=lambda each: -gains.get(each.key, 0.0))
+    order = sorted(leading.values(), key=lambda each: -expected(each, gains))
     going = order[:1] if explains(found) else [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]
     went = list[Found]()
     for place, each in enumerate(going):
@@ -266,7 +291,7 @@ def finish(case: Case, found: list[Found], gains: Gains) -> Found:
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
     """The best answer of all, by the steps that the module names."""
     several = case.setting.open_labels and matchable(case.setting)
-    found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, float]()
+    found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, Gain]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
     if found and shadow is not None and not explains(found) and not case.budget.late():

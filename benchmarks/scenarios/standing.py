@@ -28,14 +28,14 @@ class Best(NamedTuple):
     point: Point
 
     @property
-    def capped(self) -> list[float]:
-        """The PSNR of every image, no higher than ``MOST``."""
+    def by_seed(self) -> tuple[float, ...]:
+        """The mean PSNR over the images of every seed, of each no higher than ``MOST``."""
         images = [values for key, values in self.point.values.items() if key.startswith("psnr.")]
-        return [min(MOST, value) for seeds in images for value in seeds]
+        return tuple(statistics.fmean(min(MOST, value) for value in row) for row in zip(*images, strict=True))
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.capped)
+        return statistics.fmean(self.by_seed)
 
     @property
     def text(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from prunella.attacks import ATTACKS, find_attack, portfolio
 from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Found, Key, ViewSetting
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Portfolio, chosen
+from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Gain, Portfolio, chosen
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
 from prunella.core.errors import AttackError
@@ -123,12 +123,17 @@ def test_public_images_decide_where_nothing_explains_the_update() -> None:
 
     fitted, true, learnt = found("fitted", 0.2), found("true", 0.4), found("learnt", float("inf"))
     further = found("true", 0.3, WENT_ON)
-    gains = {("fitted", ASKED): 9.0, ("true", ASKED): 15.0, ("true", WENT_ON): 14.0, ("learnt", ASKED): 20.0}
+    psnr = {("fitted", ASKED): 9.0, ("true", ASKED): 15.0, ("true", WENT_ON): 14.0, ("learnt", ASKED): 20.0}
+    gains = {key: Gain(value) for key, value in psnr.items()}
     assert chosen([fitted, true], {}) is fitted and chosen([fitted, true], gains) is true
     assert chosen([fitted, true, further], gains) is true  # who went on fits better, and is worse on public images
     assert chosen([fitted, true, learnt], gains) is learnt
     explaining = found("fitted", 1e-6)
     assert chosen([explaining, true, learnt], gains) is explaining
+    solved = {**gains, true.key: Gain(15.0, 0.1)}  # who got to the bottom there, and did not here
+    assert chosen([fitted, true], solved) is fitted and chosen([fitted, found("true", 0.3)], solved) is not fitted
+    nearly = {**gains, true.key: Gain(15.0, 1e-9)}
+    assert chosen([fitted, found("true", 0.005)], nearly).by == "true"  # both are as good as solved
 
 
 def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digits, monkeypatch) -> None:
@@ -141,8 +146,10 @@ def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digit
     gains = portfolio.rehearsed(case, some, shadow)
     stages = {(by, stage) for by in ("sgi", "sgi tv=0.2") for stage in (ASKED, WENT_ON)}
     assert set(gains) == stages | {("sgi", POLISHED)}
-    assert gains["sgi", POLISHED] > gains["sgi", WENT_ON] + 3 > gains["sgi tv=0.2", ASKED] + 10
-    assert gains["sgi tv=0.2", WENT_ON] != gains["sgi tv=0.2", ASKED]
+    psnr, missed = ({key: gain[i] for key, gain in gains.items()} for i in (0, 1))
+    assert psnr["sgi", POLISHED] > psnr["sgi", WENT_ON] + 3 > psnr["sgi tv=0.2", ASKED] + 10
+    assert psnr["sgi tv=0.2", WENT_ON] != psnr["sgi tv=0.2", ASKED]
+    assert missed["sgi", POLISHED] < missed["sgi", WENT_ON] < missed["sgi tv=0.2", ASKED]
 
 
 def test_learnt_attacks_are_asked_behind_a_defense_and_of_several_images(task, view, fresh, batch) -> None:
@@ -161,12 +168,12 @@ def test_what_learnt_attacks_rebuild_of_public_images_is_compared(task, digits, 
     short = {"inverter": {"shadows": 24, "epochs": 1, "polish": 0}, "denoise": {"shadows": 8, "match": 10}}
     monkeypatch.setattr(portfolio, "LEARNT", tuple(each._replace(changes=short[each.attack]) for each in LEARNT))
     view = dataclasses.replace(shadow.send(Examples(batch(0, 1).x, batch(0, 1).y), 99), defenses=("channel-white",))
-    case, gains = Case(view, task, QUICK, stream(0, purpose="attack"), float("inf")), dict[Key, float]()
+    case, gains = Case(view, task, QUICK, stream(0, purpose="attack"), float("inf")), dict[Key, Gain]()
     found = {each.by: each for each in portfolio.learnt(case, shadow, gains)}
     assert {each.key for each in found.values()} == set(gains) and set(found) == {"inverter", "denoise"}
     for name, each in found.items():
-        assert gains[name, ASKED] == pytest.approx(-10 * math.log10(each.answer.objective))
-        assert 5 < gains[name, ASKED] < 30
+        assert gains[name, ASKED].psnr == pytest.approx(-10 * math.log10(each.answer.objective))
+        assert 5 < gains[name, ASKED].psnr < 30
     open_view = dataclasses.replace(view, defenses=())
     assert not portfolio.learnt(Case(open_view, task, QUICK, stream(0, purpose="attack"), 1e9), shadow, gains)
     late = Case(view, task, QUICK, stream(0, purpose="attack"), 0.0)
