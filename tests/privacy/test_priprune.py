@@ -73,7 +73,8 @@ def test_the_closed_form_equals_autograd_on_the_printed_loss(seed: int, temperat
     expected = torch.autograd.grad(printed_loss(alpha, state, received, setting), list(alpha.values()))
     for k, slope in zip(alpha, expected, strict=True):
         torch.testing.assert_close(closed[k], slope)
-    after = priprune(setting).observe(gradient, received, state, rehearsal(seed, purpose="observe"))
+    full = full_mask(received)
+    after = priprune(setting).observe(gradient, received, full, state, rehearsal(seed, purpose="observe"))
     for k in alpha:
         step = state["alpha"][k] - setting.mask_learning_rate * closed[k]
         torch.testing.assert_close(after["alpha"][k], step.clamp(MARGIN, 1 - MARGIN))
@@ -114,10 +115,9 @@ def test_withheld_weights_are_stored_and_rejoin() -> None:
 
 
 def test_without_a_privacy_weight_everything_is_shared() -> None:
-    received = tree(0)
+    received, full = tree(0), full_mask(tree(0))
     defense = priprune(PriPrune(lambda_pri=0.0))
-    state = defense.observe(tree(1), received, defense.init(received), rehearsal(0, purpose="test"))
-    full = full_mask(received)
+    state = defense.observe(tree(1), received, full, defense.init(received), rehearsal(0, purpose="test"))
     out, _ = defense.apply(Outgoing(received, full, full, received), state, rehearsal(0, purpose="test"))
     assert all(torch.equal(out.update[k], received[k]) for k in received)
 
@@ -127,7 +127,7 @@ def test_large_gradients_stay_home_small_ones_leave_zero_layers_do_not_break() -
     defense = priprune(PriPrune())
     state = defense.init(gradient)
     for _ in range(20):
-        state = defense.observe(gradient, gradient, state, rehearsal(0, purpose="test"))
+        state = defense.observe(gradient, gradient, full_mask(gradient), state, rehearsal(0, purpose="test"))
     assert bool((state["alpha"]["w"][:5] > 0.5).all()) and bool((state["alpha"]["w"][5:] < 0.5).all())
     assert bool((state["alpha"]["dead"] < 0.5).all())
     assert all(bool(((a >= MARGIN) & (a <= 1 - MARGIN)).all()) for a in state["alpha"].values())
@@ -148,7 +148,7 @@ def test_the_rate_adapts_to_the_spread_of_the_gradient() -> None:
         state = defense.init(like)
         for _ in range(30):
             step = {k: s * torch.randn(s.shape, generator=g) for k, s in scales.items()}
-            state = defense.observe(step, like, state, rehearsal(0, purpose="test"))
+            state = defense.observe(step, like, full_mask(like), state, rehearsal(0, purpose="test"))
         return sum(int((a >= 0.5).sum()) for a in state["alpha"].values()) / size(like)
 
     flat, heavy = rate(1.0), rate(12.0)
@@ -187,7 +187,8 @@ def test_line_9_of_algorithm_3_is_a_learning_rate_times_lambda_acc() -> None:
         loss = setting.lambda_acc * cross_entropy(functional_call(module, leaf, (batch.x,)), batch.y)
         slope = dict(zip(leaf, torch.autograd.grad(loss, list(leaf.values())), strict=True))
         w = {key: w[key] - eta * slope[key] for key in w}
-        state = defense.observe({key: g / setting.lambda_acc for key, g in slope.items()}, params, state, generator)
+        plain = {key: g / setting.lambda_acc for key, g in slope.items()}
+        state = defense.observe(plain, params, full_mask(params), state, generator)
     chain = build_chain(["priprune"], {"priprune.lambda-acc": setting.lambda_acc})
     procedure = Procedure(module, Sgd(eta * setting.lambda_acc), chain)
     begin = start(chain, batches[0].x, params, {}, rehearsal(0, purpose="fit"))
@@ -196,3 +197,40 @@ def test_line_9_of_algorithm_3_is_a_learning_rate_times_lambda_acc() -> None:
     for key, tensor in w.items():
         torch.testing.assert_close(done.outgoing.local[key], tensor)
         torch.testing.assert_close(done.state["priprune"]["alpha"][key], state["alpha"][key])
+
+
+def test_without_whole_filters_it_is_priprune_on_the_smaller_tensors() -> None:
+    """Departure 8: two of four rows and one of three columns are gone, in a model of its own they were never there."""
+    setting, gone = PriPrune(), full_mask(tree(0))
+    gone["conv.weight"][[0, 2]] = gone["conv.weight"][:, 1] = False
+    gone["conv.weight"][1, 0] = False  # one weight more, of a row and a column that others keep: it counts
+    cut = {"conv.weight": (slice(1, None, 2), slice(0, None, 2))}
+    held = {k: torch.rand(t.shape, generator=stream(3, purpose="held")) > 0.4 for k, t in tree(0).items()}
+    state = {"alpha": tree(1, 0.1, 0.9), "withheld": apply_mask(tree(2), held), "held": held, "noise": tree(3)}
+
+    def small(of: Tree) -> Tree:
+        return {k: t[cut[k]] if k in cut else t for k, t in of.items()}
+
+    draws = rehearsal(0, purpose="test")
+    whole = priprune(setting).observe(tree(4), tree(5), gone, state, draws)
+    less = {name: small(each) for name, each in state.items()}
+    own = priprune(setting).observe(small(tree(4)), small(tree(5)), full_mask(small(tree(4))), less, draws)
+    for k, alpha in small(whole["alpha"]).items():
+        torch.testing.assert_close(alpha, own["alpha"][k])
+        assert bool((alpha != less["alpha"][k]).all())
+    kept = torch.zeros(4, 3, dtype=torch.bool)
+    kept[cut["conv.weight"]] = True
+    assert torch.equal(whole["alpha"]["conv.weight"][~kept], state["alpha"]["conv.weight"][~kept])
+    dense = priprune(setting).observe(tree(4), tree(5), full_mask(tree(4)), state, draws)
+    assert not torch.allclose(small(dense["alpha"])["conv.weight"], own["alpha"]["conv.weight"])
+
+
+def test_a_mask_of_single_weights_changes_nothing() -> None:
+    single = {k: torch.rand(t.shape, generator=stream(1, purpose="mask")) > 0.2 for k, t in tree(0).items()}
+    assert not bool(single["conv.weight"].all())
+    state = {**priprune(PriPrune()).init(tree(0)), "noise": tree(3)}
+    after = [
+        priprune(PriPrune()).observe(tree(4), tree(5), mask, state, rehearsal(0, purpose="test"))["alpha"]
+        for mask in (single, full_mask(single))
+    ]
+    assert all(torch.equal(after[0][k], after[1][k]) for k in single)
