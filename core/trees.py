@@ -138,3 +138,22 @@ def all_finite(tree: Tree) -> bool:
 
 def to_device(tree: Tree, device: torch.device | str) -> Tree:
     return map_trees(lambda t: t.to(device), tree)
+
+
+def take(tree: Tree, at: Tree) -> Tree:
+    """What lies at the places ``at``: positions in the flattened tensors, int64, by name, in the shape of what is
+    taken. Tensors without a place are taken whole.
+
+    >>> take({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, {"w": torch.tensor([[0], [2]])})["w"].tolist()
+    [[1.0], [3.0]]
+    """
+    return {name: tensor.reshape(-1)[at[name]] if name in at else tensor for name, tensor in tree.items()}
+
+
+def put(whole: Tree, part: Tree, at: Tree) -> Tree:
+    """``whole`` with ``part`` at the places: ``put(tree, take(tree, at), at)`` is ``tree``."""
+    return {name: _put(tensor, part[name], at[name]) if name in at else part[name] for name, tensor in whole.items()}
+
+
+def _put(tensor: Tensor, part: Tensor, at: Tensor) -> Tensor:
+    return tensor.reshape(-1).scatter(0, at.reshape(-1), part.reshape(-1)).reshape(tensor.shape)

@@ -63,7 +63,7 @@ DEFENSES: Registry = {
     "largest": Entry("update", FixedRate, largest),
     "random": Entry("update", FixedRate, random),
     "mix": Entry("update", MixedRate, mix),
-    "priprune": Entry("update", PriPrune, priprune),
+    "priprune": Entry("update", PriPrune, priprune, small=True),
     "mask-hiding": Entry("update", MaskHiding, mask_hiding, fills=True),
     "leakage-guard": Entry("update", LeakageGuard, leakage_guard, noisy=True, guards=True),
 }

@@ -22,7 +22,7 @@ from torch import Tensor
 from prunella.core.config import Raw, parse_section
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.trees import Mask, Tree, all_finite, zeros_like
+from prunella.core.trees import Mask, Tree, all_finite, full_mask, zeros_like
 from prunella.privacy import find_defense
 from prunella.privacy.defense import (
     STAGES,
@@ -50,6 +50,13 @@ class Link:
     settings: Any
     defense: Defense
     entry: Entry
+
+    @property
+    def watches(self) -> bool:
+        """Whether it sees the local steps' gradients, those of pruned filters among them."""
+        if isinstance(self.defense, UpdateDefense):
+            return self.defense.observe is not ignore_gradient and not self.entry.small
+        return not isinstance(self.defense, DataDefense)
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,8 @@ class Chain:
 
     @property
     def watches(self) -> bool:
-        """Whether a defense sees the local steps' gradients, those of pruned weights among them."""
-        quiet = [defense.observe is ignore_gradient for _, defense in self.updates()]
-        others = [link for link in self.links if not isinstance(link.defense, DataDefense | UpdateDefense)]
-        return bool(others) or not all(quiet)
+        """Whether a defense sees the local steps' gradients, those of pruned filters among them."""
+        return any(link.watches for link in self.links)
 
     def updates(self) -> list[tuple[str, UpdateDefense]]:
         return [(link.name, link.defense) for link in self.links if isinstance(link.defense, UpdateDefense)]
@@ -245,7 +250,8 @@ def observe(
 ) -> tuple[Tree, ChainState]:
     """One local step: the gradient the optimiser is to use, defended, and shown to the update defenses.
 
-    A chain with an epsilon makes the gradient itself from ``step``: what it is given is not used.
+    A chain with an epsilon makes the gradient itself from ``step``: what it is given is not used. Without a ``step``
+    every coordinate counts as inside the base mask.
     """
     if chain.private is not None:
         gradient = zeros_like(gradient)
@@ -257,8 +263,9 @@ def observe(
         defended, after[link.name] = _defend(link, defended, step, after[link.name], generator)
         _require_like(link.name, "gradient", defended, gradient)
         _require_finite(link.name, "gradient", defended)
+    mask = full_mask(gradient) if step is None else step.mask
     for name, defense in chain.updates():
-        after[name] = defense.observe(defended, received, after[name], generator)
+        after[name] = defense.observe(defended, received, mask, after[name], generator)
     return defended, after
 
 

@@ -87,11 +87,12 @@ class GradientDefense(NamedTuple):
 
 class UpdateDefense(NamedTuple):
     """``compose`` builds the local starting point from the received weights, ``observe`` sees each local step's
-    (defended) gradient, ``apply`` restricts what leaves. ``observe`` gets gradient, received weights and state."""
+    (defended) gradient, ``apply`` restricts what leaves. ``observe`` gets gradient, received weights, base mask and
+    state."""
 
     init: Callable[[Tree], State]
     compose: Callable[[Tree, State, PrivateGenerator], tuple[Tree, State]]
-    observe: Callable[[Tree, Tree, State, PrivateGenerator], State]
+    observe: Callable[[Tree, Tree, Mask, State, PrivateGenerator], State]
     apply: Callable[[Outgoing, State, PrivateGenerator], tuple[Outgoing, State]]
 
 
@@ -137,7 +138,7 @@ def keep_received(received: Tree, state: State, generator: PrivateGenerator) -> 
     return received, state
 
 
-def ignore_gradient(gradient: Tree, received: Tree, state: State, generator: PrivateGenerator) -> State:
+def ignore_gradient(gradient: Tree, received: Tree, mask: Mask, state: State, generator: PrivateGenerator) -> State:
     """``observe`` of a defense that learns nothing during training."""
     return state
 
@@ -150,6 +151,8 @@ class Entry:
     or an update even where that is zero. ``private``: a ``StepDefense`` with ``PrivateSettings``, which the ledger
     reads. ``fills``: an update defense that shares what others withheld; only a guard may follow it. ``guards``: what
     it does depends on an attack on the private images (``attacks.self_attack``); it must be the last of a chain.
+    ``small``: an update defense whose ``observe`` does not depend on the gradient in rows and columns of a tensor of
+    which the base mask keeps nothing, so that a client may train the network without them (``strategies.round.small``).
     """
 
     stage: Stage
@@ -160,6 +163,7 @@ class Entry:
     private: bool = False
     fills: bool = False
     guards: bool = False
+    small: bool = False
 
 
 Registry = Mapping[str, Entry]

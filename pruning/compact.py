@@ -2,8 +2,8 @@
 
 A channel of a group (``pruning.channels``) is *dead* under a mask that keeps no weight into it and none out of it, as
 masks of whole filters (``pruning.filters``) and of sub-models (``pruning.widths``) do. A group keeps one living channel
-at least. Places are positions in the flattened tensors, int64, by name, in the shape of what they leave;
-tensors that no group has a part in are not among them, and are left whole.
+at least. Places are those of ``core.trees.take``; tensors that no group has a part in are not among them, and are left
+whole.
 
 >>> from torch import nn
 >>> from prunella.pruning.channels import channel_groups
@@ -58,17 +58,3 @@ def places(groups: Sequence[Group], chosen: Sequence[Tensor], like: Tree) -> Tre
             at = at if units is None else columns(at, len(units))[:, units].reshape(len(at), -1, *at.shape[2:])
             found[name] = at
     return found
-
-
-def take(tree: Tree, at: Tree) -> Tree:
-    """What lies at the places."""
-    return {name: tensor.reshape(-1)[at[name]] if name in at else tensor for name, tensor in tree.items()}
-
-
-def put(whole: Tree, part: Tree, at: Tree) -> Tree:
-    """``whole`` with ``part`` at the places."""
-    return {name: _put(tensor, part[name], at[name]) if name in at else part[name] for name, tensor in whole.items()}
-
-
-def _put(tensor: Tensor, part: Tensor, at: Tensor) -> Tensor:
-    return tensor.reshape(-1).scatter(0, at.reshape(-1), part.reshape(-1)).reshape(tensor.shape)

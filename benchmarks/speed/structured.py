@@ -1,6 +1,7 @@
 """A client's round under masks of whole filters: time of a local step and bytes of its messages, over the dense ones.
 
-All arms train the same batches of CIFAR-10 from the same initial weights, without a defense, as a client does:
+All arms train the same batches of CIFAR-10 from the same initial weights, as a client does, behind ``--defenses``
+(none):
 
 * ``dense``: a full mask;
 * ``weights``: the largest weights (the strategy ``magnitude``), as many as the arm below keeps;
@@ -17,7 +18,7 @@ With ``--rounds`` whole federations follow, in one process, ``--clients`` client
 every round: ``dense`` and the two ways to prune at that rate, reached in a third of the rounds. Accuracy is of the last
 round, on all test images, for each of ``--seeds``.
 
-    python -m prunella.benchmarks.speed.structured --data DIR [--models cnn,vgg11-bn,resnet18] [--rounds 30] [--json]
+    python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
 
 import statistics
@@ -89,15 +90,16 @@ def half_of_filters(params: Tree, groups: list[Group], names: frozenset[str]) ->
     return mask
 
 
-def arms(model: str) -> tuple[float, dict[str, Arm], float]:
-    """The rate, the arms, and the float32 bytes of what is about lost channels in a message of ``FILTERS``."""
+def arms(model: str, defenses: str = NONE) -> tuple[float, dict[str, Arm], float]:
+    """The rate, the arms behind the chain ``defenses``, and the float32 bytes of what is about lost channels in a
+    message of ``FILTERS``."""
     task = Task(model, SHAPE, CLASSES)
     module, (params, buffers) = task.build(), initial(task, 0)
     groups, names = channel_groups(module, SHAPE), prunable(module)
     mask = half_of_filters(params, groups, names)
     rate = 1 - density(mask, names)
     weights = keep_by_score(magnitude(params), names, rate)
-    dense = Procedure(module, SGD, build_chain([NONE], {}))
+    dense = Procedure(module, SGD, build_chain(defenses.split(","), {}))
     small = replace(dense, shape=SHAPE)
     made = {DENSE: (dense, full_mask(params)), WEIGHTS: (small, weights), MASKED: (dense, mask), FILTERS: (small, mask)}
     dead = [~alive for alive in living(groups, mask)]
@@ -113,7 +115,7 @@ def _apart(a: Tree, b: Tree) -> float:
 
 def measure(model: str, images: Examples, options: Any) -> dict[str, Any]:
     """One model's rows."""
-    rate, made, idle = arms(model)
+    rate, made, idle = arms(model, options.defenses)
     data = list(batches(images, BATCH, options.steps, rehearsal(0, purpose="batches")))
     done = {name: arm.trained(data) for name, arm in made.items()}
     first = {name: made[name].trained(data[:1]).outgoing.update for name in (MASKED, FILTERS)}
@@ -143,8 +145,8 @@ def measure(model: str, images: Examples, options: Any) -> dict[str, Any]:
 def accuracy(model: str, rate: float, options: Any, seed: int) -> dict[str, float]:
     """One seed's, of the global models after the last round."""
     dataset = f"cifar10:{options.data}" if options.data else "digits"
-    same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": NONE, "seed": seed, "rounds": options.rounds}
-    same |= {"learning_rate": options.rate, "momentum": 0.9, "evaluate_every": options.rounds}
+    same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": options.defenses, "seed": seed}
+    same |= {"rounds": options.rounds, "learning_rate": options.rate, "momentum": 0.9, "evaluate_every": options.rounds}
     pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": max(1, options.rounds // 3)}
     filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
     found = {}
@@ -195,4 +197,4 @@ def show(result: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     lengths = {"--steps": 8, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--rate": 0.05}
-    command(__doc__, compare, show, {"--data": "", "--models": "cnn,vgg11-bn,resnet18", **lengths})
+    command(__doc__, compare, show, {"--data": "", "--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, **lengths})

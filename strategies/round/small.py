@@ -10,25 +10,28 @@ network under the mask does three things, and training the small one does the sa
   is zero. ``aged`` moves the running ones along.
 
 What is not the same are the gradients of pruned weights that read a dead channel: who wants those trains the dense
-network. Before training, both networks answer two public images in training mode; where the answers differ (a module
-that draws, or reads channels in training mode alone), there is no small network. So it is where batch norm does not
-move its statistics by a momentum, or where the structure cannot be followed: the dense network is trained, which is
-always right.
+network. A defense that needs none of them (``Entry.small``) sees the others in the dense network's places. Before
+training, both networks answer two public images in training mode; where the answers differ (a module that draws, or
+reads channels in training mode alone), there is no small network. So it is where batch norm does not move its
+statistics by a momentum, or where the structure cannot be followed: the dense network is trained, which is always
+right.
 """
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from prunella.core.errors import PrunellaError
-from prunella.core.randomness import stream
-from prunella.core.trees import Mask, Tree, zeros_like
+from prunella.core.randomness import PrivateGenerator, stream
+from prunella.core.trees import Mask, Tree, put, take, zeros_like
+from prunella.privacy.chain import Chain, Link
+from prunella.privacy.defense import State, UpdateDefense, ignore_gradient
 from prunella.pruning.channels import Group, channel_groups
-from prunella.pruning.compact import living, may_have_dead, places, put, take
+from prunella.pruning.compact import living, may_have_dead, places
 from prunella.tasks.exported import fitted
 from prunella.tasks.training import Sgd, mode, sgd_step
 
@@ -56,6 +59,22 @@ class Small:
     def back(self, whole: Tree, small: Tree) -> Tree:
         """``whole`` with the small network's tensors in their places."""
         return put(whole, small, self.living)
+
+    def watched(self, chain: Chain, received: Tree, mask: Mask) -> Chain:
+        """The chain for the small network's training: its update defenses see each gradient in the dense network's
+        places, zero elsewhere, beside ``received`` and ``mask``, which are the dense network's as is their state."""
+
+        def around(link: Link) -> Link:
+            defense = link.defense
+            if not isinstance(defense, UpdateDefense) or defense.observe is ignore_gradient:
+                return link
+
+            def observe(gradient: Tree, _received: Tree, _mask: Mask, state: State, draws: PrivateGenerator) -> State:
+                return defense.observe(self.back(zeros_like(received), gradient), received, mask, state, draws)
+
+            return replace(link, defense=defense._replace(observe=observe))
+
+        return Chain(tuple(map(around, chain.links)))
 
     def aged(self, params: Tree, buffers: Tree, mask: Mask, sgd: Sgd, steps: int) -> tuple[Tree, Tree]:
         """Parameters and buffers whose dead channels went through so many steps of the dense network's training."""

@@ -72,3 +72,14 @@ def test_a_gradient_flows_through_a_mask() -> None:
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     trees.apply_mask({"w": w}, {"w": torch.tensor([True, False])})["w"].sum().backward()
     assert w.grad is not None and w.grad.tolist() == [1.0, 0.0]
+
+
+def test_what_is_taken_comes_back_to_its_places() -> None:
+    whole = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3.0)}
+    at = {"w": torch.tensor([[5, 0], [1, 4]])}
+    part = trees.take(whole, at)
+    assert part["w"].tolist() == [[5, 0], [1, 4]] and part["b"] is whole["b"]
+    assert all(torch.equal(trees.put(whole, part, at)[name], tensor) for name, tensor in whole.items())
+    moved = trees.put(whole, trees.scale(part, -1), at)
+    assert moved["w"].tolist() == [[0, -1, 2], [3, -4, -5]] and moved["b"] == -3
+    assert whole["w"].tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -1,5 +1,6 @@
 """Order, names, checks and state of a chain."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from prunella import privacy
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
-from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
+from prunella.core.trees import Mask, Tree, full_mask, map_trees, zeros_like
 from prunella.privacy.chain import (
     Chain,
     Link,
@@ -151,15 +152,21 @@ def test_what_comes_in_nonzero_outside_the_base_mask_is_stopped() -> None:
 def test_a_chain_watches_steps_where_a_defense_of_it_sees_gradients() -> None:
     watching = {name for name in privacy.DEFENSES if build_chain([name], {}).watches}
     gradient = {name for name, entry in privacy.DEFENSES.items() if entry.stage == "gradient"}
-    assert watching == gradient | {"priprune"} and "dp-sgd" in gradient
-    assert build_chain(["channel-white", "dgp"], {}).watches is False and build_chain(["dgp", "priprune"], {}).watches
+    assert watching == gradient and "dp-sgd" in gradient
+    assert build_chain(["channel-white", "dgp"], {}).watches is False and build_chain(["gaussian", "dgp"], {}).watches
+
+
+def test_a_defense_that_observes_watches_unless_its_entry_says_that_the_small_network_will_do() -> None:
+    (link,) = build_chain(["priprune"], {}).links
+    assert link.entry.small and not link.watches
+    assert replace(link, entry=replace(link.entry, small=False)).watches
 
 
 def test_gradient_defenses_run_before_update_defenses_observe(monkeypatch: pytest.MonkeyPatch) -> None:
     def halve(gradient: Tree, state: State, g: PrivateGenerator) -> tuple[Tree, State]:
         return map_trees(lambda t: t / 2, gradient), {"calls": {"n": state["calls"]["n"] + 1}}
 
-    def keep(gradient: Tree, received: Tree, state: State, g: PrivateGenerator) -> State:
+    def keep(gradient: Tree, received: Tree, mask: Mask, state: State, g: PrivateGenerator) -> State:
         return {"seen": gradient}
 
     half = GradientDefense(lambda like: {"calls": {"n": torch.tensor(0)}}, halve)

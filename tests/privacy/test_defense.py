@@ -118,6 +118,21 @@ def test_same_seed_same_bits(name: str, sizes: list[tuple[int, ...]], seed: int)
     assert all(torch.equal(one[d][t][k], two[d][t][k]) for d in one for t in one[d] for k in one[d][t])
 
 
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.small])
+@relaxed
+@given(seed=st.integers(0, 1000))
+def test_one_for_the_small_network_does_not_look_at_filters_that_are_gone(name: str, seed: int) -> None:
+    received, moved = tree_of([(4, 3), (3, 4, 2, 2), (4,)], seed), tree_of([(4, 3), (3, 4, 2, 2), (4,)], seed + 1)
+    base, seen = full_mask(received), full_mask(received)
+    base["p0"][:, 1] = base["p1"][[0, 2]] = False
+    base["p0"][2, 0] = False  # a single weight: what is shown of it may count
+    seen["p0"][:, 1] = seen["p1"][[0, 2]] = False
+    gradients = (moved, apply_mask(moved, seen), received)
+    shown, hidden, other = (play(name, received, base, each, 0)[1] for each in gradients)
+    assert all(torch.equal(shown[d][t][k], hidden[d][t][k]) for d in shown for t in shown[d] for k in shown[d][t])
+    assert any(not torch.equal(shown[d][t][k], other[d][t][k]) for d in shown for t in shown[d] for k in shown[d][t])
+
+
 @pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if not entry.noisy])
 def test_zero_updates_stay_zero(name: str) -> None:
     received = tree_of([(), (7,), (3, 3)], 1, scale=0.0)

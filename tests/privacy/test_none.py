@@ -3,6 +3,7 @@
 import torch
 
 from prunella.core.randomness import rehearsal
+from prunella.core.trees import full_mask
 from prunella.privacy.defense import Outgoing
 from prunella.privacy.none import NoDefense, none
 
@@ -19,4 +20,5 @@ def test_training_starts_from_what_came_and_learns_nothing_from_gradients() -> N
     received = {"w": torch.randn(4)}
     start, state = defense.compose(received, {}, rehearsal(0, purpose="test"))
     assert torch.equal(start["w"], received["w"])
-    assert defense.observe(received, received, state, rehearsal(0, purpose="test")) == {} == defense.init(received)
+    after = defense.observe(received, received, full_mask(received), state, rehearsal(0, purpose="test"))
+    assert after == {} == defense.init(received)

@@ -7,7 +7,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.trees import Tree, apply_mask, full_mask, size, subtract
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, subtract
 from prunella.privacy.chain import build_chain, start
 from prunella.privacy.defense import Outgoing, State
 from prunella.privacy.priprune import (
@@ -68,12 +68,13 @@ def test_the_closed_form_equals_autograd_on_the_printed_loss(seed: int, temperat
     leaf = {k: t.detach().requires_grad_() for k, t in start.items()}
     gradient = dict(zip(leaf, torch.autograd.grad(task_loss(leaf), list(leaf.values())), strict=True))
     gap = apply_mask(subtract(received, state["withheld"]), held)
-    closed = alpha_gradient(gradient, gap, state, setting)
+    closed = alpha_gradient(gradient, gap, state, received, setting)
     alpha = {k: t.clone().requires_grad_() for k, t in state["alpha"].items()}
     expected = torch.autograd.grad(printed_loss(alpha, state, received, setting), list(alpha.values()))
     for k, slope in zip(alpha, expected, strict=True):
         torch.testing.assert_close(closed[k], slope)
-    after = priprune(setting).observe(gradient, received, state, rehearsal(seed, purpose="observe"))
+    full = full_mask(received)
+    after = priprune(setting).observe(gradient, received, full, state, rehearsal(seed, purpose="observe"))
     for k in alpha:
         step = state["alpha"][k] - setting.mask_learning_rate * closed[k]
         torch.testing.assert_close(after["alpha"][k], step.clamp(MARGIN, 1 - MARGIN))
@@ -114,10 +115,9 @@ def test_withheld_weights_are_stored_and_rejoin() -> None:
 
 
 def test_without_a_privacy_weight_everything_is_shared() -> None:
-    received = tree(0)
+    received, full = tree(0), full_mask(tree(0))
     defense = priprune(PriPrune(lambda_pri=0.0))
-    state = defense.observe(tree(1), received, defense.init(received), rehearsal(0, purpose="test"))
-    full = full_mask(received)
+    state = defense.observe(tree(1), received, full, defense.init(received), rehearsal(0, purpose="test"))
     out, _ = defense.apply(Outgoing(received, full, full, received), state, rehearsal(0, purpose="test"))
     assert all(torch.equal(out.update[k], received[k]) for k in received)
 
@@ -127,7 +127,7 @@ def test_large_gradients_stay_home_small_ones_leave_zero_layers_do_not_break() -
     defense = priprune(PriPrune())
     state = defense.init(gradient)
     for _ in range(20):
-        state = defense.observe(gradient, gradient, state, rehearsal(0, purpose="test"))
+        state = defense.observe(gradient, gradient, full_mask(gradient), state, rehearsal(0, purpose="test"))
     assert bool((state["alpha"]["w"][:5] > 0.5).all()) and bool((state["alpha"]["w"][5:] < 0.5).all())
     assert bool((state["alpha"]["dead"] < 0.5).all())
     assert all(bool(((a >= MARGIN) & (a <= 1 - MARGIN)).all()) for a in state["alpha"].values())
@@ -148,7 +148,7 @@ def test_the_rate_adapts_to_the_spread_of_the_gradient() -> None:
         state = defense.init(like)
         for _ in range(30):
             step = {k: s * torch.randn(s.shape, generator=g) for k, s in scales.items()}
-            state = defense.observe(step, like, state, rehearsal(0, purpose="test"))
+            state = defense.observe(step, like, full_mask(like), state, rehearsal(0, purpose="test"))
         return sum(int((a >= 0.5).sum()) for a in state["alpha"].values()) / size(like)
 
     flat, heavy = rate(1.0), rate(12.0)
@@ -187,7 +187,8 @@ def test_line_9_of_algorithm_3_is_a_learning_rate_times_lambda_acc() -> None:
         loss = setting.lambda_acc * cross_entropy(functional_call(module, leaf, (batch.x,)), batch.y)
         slope = dict(zip(leaf, torch.autograd.grad(loss, list(leaf.values())), strict=True))
         w = {key: w[key] - eta * slope[key] for key in w}
-        state = defense.observe({key: g / setting.lambda_acc for key, g in slope.items()}, params, state, generator)
+        plain = {key: g / setting.lambda_acc for key, g in slope.items()}
+        state = defense.observe(plain, params, full_mask(params), state, generator)
     chain = build_chain(["priprune"], {"priprune.lambda-acc": setting.lambda_acc})
     procedure = Procedure(module, Sgd(eta * setting.lambda_acc), chain)
     begin = start(chain, batches[0].x, params, {}, rehearsal(0, purpose="fit"))
@@ -196,3 +197,35 @@ def test_line_9_of_algorithm_3_is_a_learning_rate_times_lambda_acc() -> None:
     for key, tensor in w.items():
         torch.testing.assert_close(done.outgoing.local[key], tensor)
         torch.testing.assert_close(done.state["priprune"]["alpha"][key], state["alpha"][key])
+
+
+def test_gradients_of_filters_that_are_gone_do_not_count_and_what_is_left_weighs_no_less() -> None:
+    """Departure 8, beside the same gradient with zeros there: two of four rows and one of three columns are gone."""
+    setting, kept = PriPrune(), full_mask(tree(0))
+    kept["conv.weight"][[0, 2]] = kept["conv.weight"][:, 1] = False
+    mask = {k: t.clone() for k, t in kept.items()}
+    mask["conv.weight"][1, 0] = False  # one weight more, of a row and a column that others keep: it counts
+    held = {k: torch.rand(t.shape, generator=stream(3, purpose="held")) > 0.4 for k, t in tree(0).items()}
+    state = {"alpha": tree(1, 0.1, 0.9), "withheld": apply_mask(tree(2), held), "held": held, "noise": tree(3)}
+
+    def learnt(gradient: Tree, inside: Mask) -> Tree:
+        return priprune(setting).observe(gradient, tree(5), inside, state, rehearsal(0, purpose="test"))["alpha"]
+
+    found = learnt(tree(4), mask)
+    zeros, before = (learnt(gradient, full_mask(mask)) for gradient in (apply_mask(tree(4), kept), tree(4)))
+    for k, counts in kept.items():
+        torch.testing.assert_close(found[k][counts], zeros[k][counts])
+        assert torch.equal(found[k][~counts], state["alpha"][k][~counts])
+    ours, theirs = (each["conv.weight"][kept["conv.weight"]] for each in (found, before))
+    assert bool((ours >= theirs).all()) and bool((ours > theirs).any())
+
+
+def test_a_mask_of_single_weights_changes_nothing() -> None:
+    single = {k: torch.rand(t.shape, generator=stream(1, purpose="mask")) > 0.2 for k, t in tree(0).items()}
+    assert not bool(single["conv.weight"].all())
+    state = {**priprune(PriPrune()).init(tree(0)), "noise": tree(3)}
+    after = [
+        priprune(PriPrune()).observe(tree(4), tree(5), mask, state, rehearsal(0, purpose="test"))["alpha"]
+        for mask in (single, full_mask(single))
+    ]
+    assert all(torch.equal(after[0][k], after[1][k]) for k in single)

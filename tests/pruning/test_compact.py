@@ -5,9 +5,9 @@ from torch import nn
 from torch.func import functional_call
 
 from prunella.core.randomness import stream
-from prunella.core.trees import Tree, apply_mask, full_mask
+from prunella.core.trees import Tree, apply_mask, full_mask, put, take
 from prunella.pruning.channels import channel_groups
-from prunella.pruning.compact import living, may_have_dead, places, put, take
+from prunella.pruning.compact import living, may_have_dead, places
 from prunella.pruning.filters import keep_channels
 from prunella.pruning.scores import magnitude
 from prunella.tasks.exported import fitted

@@ -15,7 +15,7 @@ from prunella.pruning.compact import living
 from prunella.tasks.task import Task, prunable
 
 OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "repeat": 1, "rounds": 0, "seeds": 1, "clients": 2,
-                           "rate": 0.05}  # fmt: skip
+                           "rate": 0.05, "defenses": "none"}  # fmt: skip
 
 
 def test_half_of_the_filters_go_and_as_many_single_weights() -> None:
@@ -46,6 +46,15 @@ def test_the_command_prints_one_json_object_and_a_table(
     assert rows["dense"]["ratio"] == rows["dense"]["up ratio"] == 1 and result["images"] == "synthetic"
     bench.show(result)
     assert "filters, masked" in capsys.readouterr().out
+
+
+def test_a_chain_is_measured_or_refused_where_it_keeps_the_large_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "BATCH", 2)
+    images, _ = bench.examples(None, 0)
+    rows = bench.measure("cnn", images, SimpleNamespace(**{**OPTIONS, "defenses": "priprune"}))["arms"]
+    assert rows["filters"]["up"] < rows["dense"]["up"] < 0.95 * rows["dense"]["down"]  # some of it is withheld
+    with pytest.raises(RuntimeError, match="the small network was not trained where it should be"):
+        bench.measure("cnn", images, SimpleNamespace(**{**OPTIONS, "defenses": "gaussian"}))
 
 
 def test_it_stops_where_the_small_network_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
