@@ -106,6 +106,9 @@ assert on_disk.HEARTBEAT_DEFAULT_INTERVAL == tasks.HEARTBEAT_DEFAULT_INTERVAL ==
 assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
 assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
 assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
+states = importlib.import_module('flwr.server.superlink.linkstate')
+for state in (states.InMemoryLinkState, states.SqlLinkState):
+    assert state.store_object.__module__ == state.get_message_res.__module__ == patches.uploads.__name__
 from prunella.deploy.runtime.fleet_port import TwoPorts
 assert isinstance(superlink.uvicorn, TwoPorts) is not flower_release.speaks_grpc()
 for quiet in (False, True):
