@@ -184,7 +184,12 @@ def faster_objects() -> None:
 
 def repeatable_uploads() -> None:
     """A link that was cut costs no reply whose upload had begun, though parts of it come twice or its SuperNode is
-    silent for longer than a living one would be (``deploy.runtime.uploads``)."""
+    silent for longer than a living one would be (``deploy.runtime.uploads``). Our ServerApp waits for it until its
+    round is over."""
+    from prunella.server.grid import within_the_round  # which imports Flower
+
+    grid = "flwr.superlink.grid.http_grid"
+    replace(grid, "pull_objects", within_the_round(_attribute(grid, "pull_objects")))
     for kind, name, answered in (
         ("in_memory", "InMemoryLinkState", uploads.answered_in_memory),
         ("sql", "SqlLinkState", uploads.answered_on_disk),
@@ -202,6 +207,7 @@ def repeatable_uploads() -> None:
             setattr(state, method, wrap(getattr(state, method)))
         check = "check_node_availability_for_in_message"
         replace(module, check, uploads.silent_unanswered(_attribute(module, check)))
+        replace(f"flwr.supercore.corestate.{kind}_corestate", "OBJECT_PUSH_SESSION_TTL_SECONDS", uploads.PATIENCE)
 
 
 def forked_tasks(spawn: Spawn, poll: float) -> None:

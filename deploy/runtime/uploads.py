@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+PATIENCE = 600  # seconds without an object after which an upload counts as given up; Flower's are 180
+
 Stores = Callable[[Any, int, str, str, bytes], bool]
 Registers = Callable[[Any, Any, Any, str], tuple[bool, list[str]]]
 Finds = Callable[[Any, set[str], int], list[Any]]

@@ -91,6 +91,8 @@ def wrap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Wrap Flower's states, until the test is over."""
     import flwr.server.superlink.linkstate as states
     from flwr.server.superlink.linkstate import in_memory_linkstate, sql_linkstate
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+    from flwr.superlink.grid import http_grid
 
     for kind in (states.InMemoryLinkState, states.SqlLinkState):
         for method in WRAPPED:
@@ -98,6 +100,9 @@ def wrap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     check = "check_node_availability_for_in_message"
     for module in (in_memory_linkstate, sql_linkstate):
         monkeypatch.setattr(module, check, getattr(module, check))
+    for core in (in_memory_corestate, sql_corestate):
+        monkeypatch.setattr(core, "OBJECT_PUSH_SESSION_TTL_SECONDS", core.OBJECT_PUSH_SESSION_TTL_SECONDS)
+    monkeypatch.setattr(http_grid, "pull_objects", http_grid.pull_objects)
     return patches.repeatable_uploads
 
 
