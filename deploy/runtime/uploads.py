@@ -12,7 +12,7 @@ life may come later than the ServerApp's next look. Each function here wraps a m
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -82,11 +82,18 @@ def found_despite_silence(find: Finds, answered: Answered) -> Finds:
 
 
 def silent_unanswered(silent: Silent) -> Silent:
-    """Wraps ``check_node_availability_for_in_message``: who has answered need not be there any more."""
+    """Wraps ``check_node_availability_for_in_message``: who has answered may be silent since, if its key is still
+    registered (which is who has an entry in ``node_id_to_online_until``)."""
 
-    def check(inquired_in_message_ids: set[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        gone = silent(set(inquired_in_message_ids), *args, **kwargs)
-        answered = _answered.get()(set(gone)) if gone else frozenset()
+    def check(
+        inquired_in_message_ids: set[str],
+        found_in_message_dict: Mapping[str, Any],
+        node_id_to_online_until: Mapping[int, float],
+        **rest: Any,
+    ) -> dict[str, Any]:
+        gone = silent(set(inquired_in_message_ids), found_in_message_dict, node_id_to_online_until, **rest)
+        known = {each for each in gone if found_in_message_dict[each].metadata.dst_node_id in node_id_to_online_until}
+        answered = _answered.get()(known) if known else frozenset()
         inquired_in_message_ids -= gone.keys() - answered
         return {question: error for question, error in gone.items() if question not in answered}
 

@@ -171,6 +171,15 @@ def test_a_reply_that_has_arrived_outlives_the_silence_of_its_node(
     assert found.has_error() is not ours and (found.metadata.message_id == reply.metadata.message_id) is ours
 
 
+def test_a_reply_does_not_outlive_its_nodes_key(open_link: Callable[[], Link], wrap: Callable[[], None]) -> None:
+    wrap()
+    link = open_link()
+    link.announce(reply_to(link.question))
+    link.state.delete_node("", link.question.metadata.dst_node_id)
+    (found,) = link.ask()
+    assert found.has_error() and "Node Unavailable" in found.error.reason
+
+
 def test_who_is_silent_and_has_not_answered_is_still_given_up(
     open_link: Callable[[], Link], wrap: Callable[[], None]
 ) -> None:
