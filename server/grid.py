@@ -8,10 +8,15 @@ one look at every message that waits for its answer).
 
 A message expires ``LATE`` seconds after the server stops waiting for its answer. Flower would keep it for twelve hours,
 and a SuperNode works on one message after another, so a straggler would train for rounds that are long over.
+
+A pull waits for a reply whose upload has begun. ``within_the_round`` wraps the function with which Flower's own Grid
+pulls the parts of a reply: it looks for a missing part every ``LOOK`` seconds until the deadline, so that the replies
+that are there can still be fetched. Flower's pauses grow to 10 s, and it waits for two hours or 500 looks.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from flwr.app import Message
@@ -19,6 +24,20 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 LATE = 5.0  # seconds after the deadline in which an answer can still be fetched
+LOOK = 1.0  # seconds, give or take a fifth; the first looks come sooner
+_deadline: ContextVar[float | None] = ContextVar("when a pull must end, by time.monotonic", default=None)
+
+
+def within_the_round(pull: Callable[..., dict[str, bytes]]) -> Callable[..., dict[str, bytes]]:
+    """Flower's ``pull_objects``, which gives up at the deadline of the ``OrderedGrid`` that calls it, if it has one."""
+
+    def pull_objects(*args: Any, **kwargs: Any) -> dict[str, bytes]:
+        end = _deadline.get()
+        if end is not None:
+            kwargs |= {"max_time": end - time.monotonic(), "max_tries_per_object": None, "backoff_cap": LOOK}
+        return pull(*args, **kwargs)
+
+    return pull_objects
 
 
 class OrderedGrid(Grid):
@@ -63,9 +82,9 @@ class OrderedGrid(Grid):
         for number, message_id in enumerate(ids):
             while True:
                 if end is not None and time.monotonic() >= end:
-                    yield from self._rest(ids[number:])
+                    yield from self._rest(ids[number:], end)
                     return
-                replies = list(self._grid.pull_messages([message_id]))
+                replies = self._pull([message_id], end)
                 yield from replies
                 if replies:
                     break
@@ -76,18 +95,25 @@ class OrderedGrid(Grid):
         client is always seen only after the same slow upload."""
         while ids:
             if end is not None and time.monotonic() >= end:
-                yield from self._rest(ids)
+                yield from self._rest(ids, end)
                 return
             answered = set()
             for message_id in ids:
-                for reply in self._grid.pull_messages([message_id]):
+                for reply in self._pull([message_id], end):
                     answered.add(message_id)
                     yield reply
             ids = [message_id for message_id in ids[1:] + ids[:1] if message_id not in answered]
             if ids:
                 time.sleep(self._poll)
 
-    def _rest(self, ids: list[str]) -> list[Message]:
+    def _pull(self, ids: list[str], end: float | None) -> list[Message]:
+        token = _deadline.set(end)
+        try:
+            return list(self._grid.pull_messages(ids))
+        finally:
+            _deadline.reset(token)
+
+    def _rest(self, ids: list[str], end: float) -> list[Message]:
         """All replies that are there after the deadline, in one call: asked for one by one, the last would expire."""
-        found = {reply.metadata.reply_to_message_id: reply for reply in self._grid.pull_messages(ids)}
+        found = {reply.metadata.reply_to_message_id: reply for reply in self._pull(ids, end)}
         return [found[message_id] for message_id in ids if message_id in found]

@@ -8,6 +8,7 @@ Times are seconds. Flower sleeps 3 s between two requests for work, 0.5 s betwee
 1 s and then twice that for an object that is not there yet, and needs 60 s to notice a dead SuperNode.
 """
 
+import functools
 import importlib
 import inspect
 import threading
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prunella.deploy.runtime import flower_release
+from prunella.deploy.runtime import flower_release, uploads
 from prunella.deploy.runtime.approved import Bundles
 from prunella.deploy.runtime.fleet_port import TwoPorts
 from prunella.deploy.runtime.own_code import checked, loading_own
@@ -181,6 +182,34 @@ def faster_objects() -> None:
         set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
 
 
+def repeatable_uploads() -> None:
+    """A link that was cut costs no reply whose upload had begun, though parts of it come twice or its SuperNode is
+    silent for longer than a living one would be (``deploy.runtime.uploads``). Our ServerApp waits for it until its
+    round is over."""
+    from prunella.server.grid import within_the_round  # which imports Flower
+
+    grid = "flwr.superlink.grid.http_grid"
+    replace(grid, "pull_objects", within_the_round(_attribute(grid, "pull_objects")))
+    for kind, name, answered in (
+        ("in_memory", "InMemoryLinkState", uploads.answered_in_memory),
+        ("sql", "SqlLinkState", uploads.answered_on_disk),
+    ):
+        module = f"flwr.server.superlink.linkstate.{kind}_linkstate"
+        state = _attribute(module, name)
+        wrapped: dict[str, Callable[[Any], Any]] = {
+            "store_object": uploads.stored_once,
+            "store_message_and_object_tree": uploads.announced_once,
+            "get_message_res": functools.partial(uploads.found_despite_silence, answered=answered),
+        }
+        for method, wrap in wrapped.items():
+            if not hasattr(state, method):
+                raise PatchError(f"has no {module}.{name}.{method}")
+            setattr(state, method, wrap(getattr(state, method)))
+        check = "check_node_availability_for_in_message"
+        replace(module, check, uploads.silent_unanswered(_attribute(module, check)))
+        replace(f"flwr.supercore.corestate.{kind}_corestate", "OBJECT_PUSH_SESSION_TTL_SECONDS", uploads.PATIENCE)
+
+
 def forked_tasks(spawn: Spawn, poll: float) -> None:
     """SuperExecs ask for tasks as patiently as SuperNodes for messages, and have the zygote fork each one, instead of
     starting Python and importing everything again."""
@@ -249,6 +278,7 @@ def apply(spawn: Spawn, poll: float = POLL) -> Apps:
     faster_supernode(poll)
     patient_start()
     faster_objects()
+    repeatable_uploads()
     forked_tasks(spawn, poll)
     quiet_superlink()
     fleet_port()

@@ -40,7 +40,8 @@ def charged(place: Deployed, site: str) -> int:
 
 
 def test_an_upload_cut_for_some_seconds_holds_the_run_up_no_longer_and_is_charged_once(place: Deployed) -> None:
-    """Flower may lose a reply of that round, in which case the next round asks that client anew."""
+    """A site that was silent for 20 s before it announced its reply is left out of that round, and asked anew in the
+    next."""
     figures = cut_upload(place, "cut", 8.0, *GIVEN)
     assert [line["value"] for line in place.lines("cut", "round")] == list(range(1, ROUNDS + 1))
     assert figures["left out"] <= 1.0 and figures["longest"] > 8.0

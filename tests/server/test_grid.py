@@ -1,11 +1,13 @@
 import time
+from typing import ClassVar
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.app.constants import DEFAULT_TTL
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, pull_objects
 from flwr.supercore.task_identity import TaskIdentity
 
-from prunella.server.grid import LATE, OrderedGrid
+from prunella.server.grid import LATE, OrderedGrid, within_the_round
 
 
 class Slow:
@@ -83,6 +85,38 @@ def test_after_the_deadline_what_is_there_is_taken_at_once_as_they_arrive_too() 
     assert [r.metadata.dst_node_id for r in replies] == [2, 3] and inner.polls == 1
     replies = list(OrderedGrid(inner, poll=0.001, arriving=True).send_and_receive([], timeout=0.05))
     assert [r.metadata.dst_node_id for r in replies] == [2, 3]
+
+
+@pytest.mark.parametrize("arriving", [False, True])
+def test_an_upload_that_stops_is_waited_for_until_the_deadline_and_costs_no_other_reply(arriving: bool) -> None:
+    class Stopped(Slow):
+        """Flower's own pull of m1 looks for a part that never comes."""
+
+        looks: ClassVar[list[int]] = []  # of every pull
+
+        def look(self, _: str) -> bytes:
+            self.looks[-1] += 1
+            raise ObjectUnavailableError("a part")
+
+        def pull_messages(self, ids):
+            if "m1" in ids:
+                self.looks.append(0)
+                with pytest.raises(ObjectPullError):
+                    within_the_round(pull_objects)(["a part"], self.look, initial_backoff=0.001)
+            return super().pull_messages(ids)
+
+    inner = Stopped({"m1": 10**9, "m2": 0})
+    replies = list(OrderedGrid(inner, poll=0.001, arriving=arriving).send_and_receive([], timeout=0.3))
+    assert [r.metadata.dst_node_id for r in replies] == [2]
+    within, after = inner.looks
+    assert within > 3 and after == 1
+
+
+def test_a_pull_that_no_round_waits_for_is_flowers_own() -> None:
+    def pull(*_: object, **kwargs: object) -> dict[str, bytes]:
+        return {name: b"" for name in kwargs}
+
+    assert within_the_round(pull)(["a part"], max_tries_per_object=7) == {"max_tries_per_object": b""}
 
 
 def test_a_message_expires_soon_after_nobody_waits_for_it() -> None:

@@ -106,6 +106,12 @@ assert on_disk.HEARTBEAT_DEFAULT_INTERVAL == tasks.HEARTBEAT_DEFAULT_INTERVAL ==
 assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
 assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF
 assert superlink.get_uvicorn_log_config(20)["loggers"]["uvicorn.access"]["level"] == "WARNING"
+states = importlib.import_module('flwr.server.superlink.linkstate')
+for state in (states.InMemoryLinkState, states.SqlLinkState):
+    assert state.store_object.__module__ == state.get_message_res.__module__ == patches.uploads.__name__
+assert tasks.OBJECT_PUSH_SESSION_TTL_SECONDS == on_disk.OBJECT_PUSH_SESSION_TTL_SECONDS == patches.uploads.PATIENCE
+from prunella.server import grid
+assert importlib.import_module('flwr.superlink.grid.http_grid').pull_objects.__module__ == grid.__name__
 from prunella.deploy.runtime.fleet_port import TwoPorts
 assert isinstance(superlink.uvicorn, TwoPorts) is not flower_release.speaks_grpc()
 for quiet in (False, True):
