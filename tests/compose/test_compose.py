@@ -196,10 +196,11 @@ def test_a_client_that_is_out_of_memory_is_lost_and_the_others_go_on(base: Proje
     """Last: it takes the fourth SuperNode's memory away."""
     poor = base.container("supernode-3")
     assert base.states(["supernode-3"], ".HostConfig.Memory") == [str(4 * 2**30)]
-    limit = engine.docker("update", "--memory", TINY, "--memory-swap", TINY, poor)
-    assert limit.returncode == 0, limit.stderr
-    engine.docker("restart", poor)
+    for call in (("stop", poor), ("update", "--memory", TINY, "--memory-swap", TINY, poor), ("start", poor)):
+        done = engine.docker(*call)
+        assert done.returncode == 0, done.stderr
     options = ["--run-id", "poor", "-c", "rounds=2", "-c", "audit-every=0", "-c", "min-clients=3"]
+    wait_for(lambda: base.states(["supernode-3"], ".RestartCount") != ["0"], "the kernel to end the poor SuperNode")
     base.do("run", "--rm", "-T", "submit", *options, seconds=600)
     assert read(base, "poor", "run.json")[0]["status"] == "completed"
     assert base.states(NODES[:3] + MEMBERS[:2], ".RestartCount") == ["0"] * 5
