@@ -1,5 +1,6 @@
 """The files of docker/ read without an engine: what is pinned, confined, published and typed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,27 @@ def test_every_container_is_confined(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert not service.keys() & {"privileged", "cap_add", "pid", "network_mode", "user", "devices"}
     assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume]
+
+
+def unit(name: str) -> dict[str, str]:
+    """What a unit of deploy/systemd sets."""
+    text = (ROOT / "deploy" / "systemd" / name).read_text()
+    return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+
+
+def test_every_container_is_limited_and_a_supernode_as_its_unit_is() -> None:
+    text = (FILES / "compose.yml").read_text()
+    for name, service in services().items():
+        assert re.fullmatch(r"\d+g", service["mem_limit"]), name
+        assert float(service["cpus"]) > 0 and service["pids_limit"] > 0, name
+        role = name.split("-")[0].upper()
+        assert name == "submit" or {f"${{{role}_{kind}:-" in text for kind in ("MEMORY", "CPUS")} == {True}, name
+    limits, found = unit("prunella-supernode@.service"), services()["supernode-0"]
+    assert found["mem_limit"] == limits["MemoryMax"].lower() and found["pids_limit"] == int(limits["TasksMax"])
+    assert float(found["cpus"]) == int(limits["CPUQuota"].rstrip("%")) / 100
+    shared, two = unit("prunella-superlink.service"), [services()[name] for name in ("superlink", "executor")]
+    assert sum(int(each["mem_limit"].rstrip("g")) for each in two) == int(shared["MemoryMax"].rstrip("G"))
+    assert sum(each["pids_limit"] for each in two) == int(shared["TasksMax"])
 
 
 def test_images_are_pinned() -> None:
@@ -178,16 +200,43 @@ def test_the_matcher_reads_patterns_as_docker_does() -> None:
         assert (expression(pattern).fullmatch(path) is not None) is wanted, (pattern, path)
 
 
-def test_images_install_what_their_half_needs(tmp_path: Path) -> None:
-    """The step of the Dockerfile that writes the two lists, run as it stands there."""
+def requirements(folder: Path, vision: str) -> tuple[str, str]:
+    """The step of the Dockerfile that writes the lists of a client and a server, run as it stands there."""
     (step,) = re.findall(r"^RUN python3 -c '(.*?)'$", (FILES / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL)
     code = step.replace("\\\n", "").replace('"/client.txt"', '"client.txt"').replace('"/server.txt"', '"server.txt"')
-    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    client, server = ((tmp_path / name).read_text() for name in ("client.txt", "server.txt"))
+    (folder / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=os.environ | {"VISION": vision}, check=True)
+    return (folder / "client.txt").read_text(), (folder / "server.txt").read_text()
+
+
+def test_images_install_what_their_half_needs(tmp_path: Path) -> None:
+    client, server = requirements(tmp_path, "yes")
     assert {"torch>=2.6,<3", "flwr==1.39.*"} <= set(client.splitlines()) and "torchvision" in client
     assert not [name for name in ("scikit-learn", "ray", "opacus", "matplotlib", "simulation") if name in client]
     assert {"jinja2", "scikit-learn", "prometheus-client"} <= {re.split("[<>=]", line)[0] for line in server.split()}
+    small, same = requirements(tmp_path, "")
+    assert same == server and set(small.split()) < set(client.split())
+    assert not [name for name in ("torchvision", "datasets", "pyarrow", "pillow") if name in small]
+
+
+def test_the_environment_sees_the_bases_pytorch_where_it_is_asked_to(tmp_path: Path) -> None:
+    """Wherever the base has it, a virtual environment of its own included, whose packages another one does not see."""
+    (step,) = re.findall(
+        r"^RUN (base=.*?) \\\n && useradd", (FILES / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    base = tmp_path / "base" / "torch"
+    base.mkdir(parents=True)
+    (base / "__init__.py").write_text("raise OSError('its libraries are the device’s')")
+    for asked, wanted in (("yes", str(base / "__init__.py")), ("", "None")):
+        made = tmp_path / f"made-{asked}"
+        code = step.replace("/opt/prunella", str(made)).replace("python3 -", f"{sys._base_executable} -")  # type: ignore[attr-defined]
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(base.parent), "BASE_TORCH": asked}
+        subprocess.run(["sh", "-ec", code], env=env, check=True)
+        look = "import importlib.util as u; s = u.find_spec('torch'); print(s and s.origin)"
+        said = subprocess.run(
+            [made / "bin" / "python3", "-c", look], env={}, capture_output=True, text=True, check=True
+        )
+        assert said.stdout.strip() == wanted
 
 
 def installed() -> set[str]:
