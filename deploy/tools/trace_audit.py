@@ -217,6 +217,7 @@ class TraceAudit:
         attempt = found.attempt
         explained = None if attempt is None else attempt.explained
         line: dict[str, Any] = {"round": self.round, "kind": kind, "attack": self.name}
+        line["sites"] = self.stage.sent.sites if self.stage.sent.sites > 1 else None
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
         line |= {"objective": found.answer.objective, "seconds": found.seconds, "found_by": found.answer.found_by}
         line["reason"] = CUT if attempt is not None and attempt.cut else None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import Message
 
-from prunella.strategies.secure_sum.collector import _moved
+from prunella.strategies.secure_sum.collector import moved
 from tests.strategies.secure_sum.federated import go
 
 
@@ -46,6 +46,6 @@ def test_a_client_that_adds_nonsense_spoils_the_round_and_it_is_noticed(tmp_path
 
 def test_a_mean_moves_weights_in_their_type_and_counts_to_whole_numbers() -> None:
     by = torch.tensor([0.25, 1.6], dtype=torch.float64)
-    assert _moved(torch.tensor([1.0, 2.0]), by).tolist() == pytest.approx([1.25, 3.6])
-    counted = _moved(torch.tensor([1, 2]), by)
+    assert moved(torch.tensor([1.0, 2.0]), by).tolist() == pytest.approx([1.25, 3.6])
+    counted = moved(torch.tensor([1, 2]), by)
     assert counted.dtype == torch.int64 and counted.tolist() == [1, 4]
