@@ -21,11 +21,19 @@ in, under the settings it trained with, twice at most (the second for a server t
 ``NUMBERS`` sets of numbers about the same raw bytes in the client's life, whatever runs, rounds and decodings are
 called. When the numbers are used up the word is what is left. So at most 2 ``AUDITS`` bits leave by words. An attack on
 more images than were used is refused.
+
+Of a masked sum the server rebuilds the images of all clients together. Each scores what is most like its own, and as
+other people's images are paired with all that was rebuilt, too, a match by chance counts for nothing. Labels are not
+scored: they are of all clients. What a client is sent to score may be another's images, so a server sends it only where
+every client in the sum consents.
 """
+
+from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from prunella.client import summing
 from prunella.client.session import ServerRequest, Session
 from prunella.core.errors import ConfigError, DataError, WireError
 from prunella.core.types import PrivateBatch, Reconstruction
@@ -87,9 +95,13 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
     if not session.accounts.claim("audits", trained.request, ANSWERS_PER_ROUND, AUDITS):
         return _outcome("refused")
     private = truth(session, session.trained(trained.request))
-    rebuilt = _reconstruction(content.array_records["reconstruction"], session.data.task, len(private.y))
+    summed = summing.summed(session)
+    most = summing.clients_in(session, round) * session.run.local_steps * session.run.batch_size
+    limit = most if summed else len(private.y)
+    rebuilt = _reconstruction(content.array_records["reconstruction"], session.data.task, limit)
     if rebuilt is None:
         return _outcome("refused")
+    rebuilt = replace(rebuilt, y=None) if summed else rebuilt
     from prunella.attacks.score.leakage import paired, score  # most messages are no audit, and each is a new process
     from prunella.attacks.score.level import level
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from prunella.client.audit import ANSWERS_PER_ROUND, AUDITS, NUMBERS
 from prunella.client.session import Session
 from prunella.client.state import SeenRound, TrainedRound
+from prunella.client.summing import summed
 from prunella.core.trees import apply_mask, to_device
 from prunella.strategies.round.local import LocalResult, Received
 
@@ -46,8 +47,10 @@ class _Game:
 
 
 def keep(session: Session, round: int, received: Received, result: LocalResult) -> None:
-    """Keep what the server sees of an audited round, where this client may be asked about it."""
-    if session.node.consent == "deny" or not (session.run.membership and session.run.audits(round)):
+    """Keep what the server sees of an audited round, where this client may be asked about it. Of masked sums nothing:
+    the server sees no update of this client, and an answer would be about one."""
+    asked = session.run.membership and session.run.audits(round) and not summed(session)
+    if session.node.consent == "deny" or not asked:
         return
     update = apply_mask(result.outgoing.update, result.outgoing.shared)
     params, buffers = to_device(received.params, "cpu"), to_device(received.buffers, "cpu")

@@ -91,6 +91,17 @@ def _path(session: Session) -> Path:
     return _folder(session) / FILE
 
 
+def _opened(session: Session, about: str) -> Path:
+    """Of a round, or of an update."""
+    return session.store.home / "sums" / OPENED / f"{digest([], f'opened {about}')}.json"
+
+
+def clients_in(session: Session, round: int) -> int:
+    """How many clients are in the sum of a round, which this one voted to open; 0 where it voted for none."""
+    path = _opened(session, _about(session, round))
+    return len(json.loads(path.read_text())["survivors"]) if path.exists() else 0
+
+
 def _write(session: Session, pending: Pending) -> None:
     adverts = pending.party.adverts if pending.party is not None else ()
     value = {
@@ -129,8 +140,7 @@ def _after(session: Session, stage: str, round: int) -> Pending:
 def _require_same_opening(session: Session, pending: Pending, survivors: frozenset[int]) -> None:
     """Refuse to open a round, or an update, for other survivors or of another model than before; note it for ever."""
     now = {"survivors": sorted(survivors), "model": pending.model}
-    names = [digest([], f"opened {about}") for about in (pending.about, pending.request)]
-    paths = [session.store.home / "sums" / OPENED / f"{name}.json" for name in names]
+    paths = [_opened(session, about) for about in (pending.about, pending.request)]
     if any(path.exists() and json.loads(path.read_text()) != now for path in paths):
         raise DefenseError(
             "this update was opened before, in a sum of other clients or of another model: two sums that differ by a "

@@ -100,7 +100,8 @@ class Run(BaseModel):
     #: where audits run: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
     attack_device: str = "auto"
     audit_every: Annotated[int, Field(ge=0)] = 5  #: rounds between audits; 0: none
-    audit_clients: Count = 1  #: most consenting clients whose update is attacked in an audited round
+    #: most consenting clients whose update is attacked in an audited round; a masked sum is scored by all its clients
+    audit_clients: Count = 1
     audit_workers: Count = 2  #: audits that run at the same time, each a process of its own
     #: `ray://host:10001`, a Ray cluster that runs the audits, or `auto`: what the server's `RAY_ADDRESS` says; empty:
     #: the server's machine

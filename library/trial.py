@@ -6,7 +6,7 @@ run: a client's update, beside public images that were sent in the same way (``s
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class Stage:
 
     def shadow(self, defenses: tuple[str, ...], whose: str) -> RunShadow:
         """The client under ``defenses``, with the draws of ``whose``."""
-        round = SentRound(self.sent.number, self.sent.mask, self.sent.locations, whose)
+        round = replace(self.sent, whose=whose)
         return RunShadow(self.raw, self.task, template_of(self.like, defenses), round, self.public)
 
     def canary(self, kind: str) -> Sent:

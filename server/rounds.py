@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
@@ -230,6 +230,20 @@ def noting(replies: Iterable[Message], silent: dict[int, str], node_of: Callable
         yield reply
 
 
+def file_audits(federation: Federation, round: int, silent: Mapping[int, str]) -> None:
+    """The audits of a round whose replies are in, beside those of clients whose updates came one by one."""
+    strategy, auditor = federation.strategy, federation.auditor
+    expected, asked = strategy.downlink.expected(), strategy.downlink.asked
+    if strategy.exchange is None:
+        auditor.file_controls(expected, strategy.importance_names(round))
+        auditor.miss(round, asked, silent)
+    elif strategy.opened is not None:
+        auditor.file_sum(expected, strategy.opened, asked.values())
+        auditor.file_controls(expected)
+    else:
+        auditor.miss(round, asked, dict.fromkeys(asked, "the round's sum was not opened"))
+
+
 def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecord) -> ArrayRecord:
     """Train, aggregate, evaluate, checkpoint, report."""
     begin_time = time.perf_counter()
@@ -240,8 +254,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     aggregated, _ = strategy.aggregate_train(round, noting(replies, silent, strategy.downlink.node_of))
     federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}
     if federation.auditor.due(round):
-        federation.auditor.file_controls(strategy.downlink.expected(), strategy.importance_names(round))
-        federation.auditor.miss(round, strategy.downlink.asked, silent)
+        file_audits(federation, round, silent)
     arrays = aggregated if aggregated is not None else arrays
     stages = {"train": time.perf_counter()}  # when each was over
     tell_evaluation(federation)  # of the round before

@@ -21,7 +21,6 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from prunella.attacks.loki import CLIENTS, for_client
@@ -35,8 +34,7 @@ from prunella.benchmarks.engine.views import answer, draws, initial_sender, seen
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, full_mask, map_trees, zeros_like
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
-from prunella.strategies.secure_sum.fixed_point import decode, reduced
-from prunella.strategies.secure_sum.vector import SecureSum, form_of, from_sum, to_words
+from prunella.strategies.secure_sum import vector
 from prunella.tasks.data import Examples, Partition
 from prunella.tasks.task import Task
 
@@ -48,10 +46,7 @@ DATASETS = ("digits", "mnist", "cifar10")
 
 def opened(updates: Sequence[Tree]) -> Tree:
     """The mean that the server reads back of the sum of updates, each of one example."""
-    mask, form = full_mask(updates[0]), form_of(SecureSum(), len(updates))
-    words = [to_words(update, mask, {}, 1, form) for update in updates]
-    total = decode(reduced(np.sum(words, axis=0, dtype=np.uint64), form), form)
-    mean, _, _ = from_sum(total, mask, {}, len(updates), form)
+    mean, _ = vector.opened(updates, full_mask(updates[0]), [{}] * len(updates), vector.SecureSum())
     return map_trees(lambda found, like: found.to(like.dtype), mean, updates[0])
 
 

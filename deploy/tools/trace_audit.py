@@ -24,7 +24,7 @@ from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
 from prunella.core.types import ServerView
-from prunella.core.untrusted import MAX_COUNT
+from prunella.core.untrusted import MAX_COUNT, clean
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.audit_inputs import attack_keywords
 from prunella.deploy.tools.replay import (
@@ -217,9 +217,11 @@ class TraceAudit:
         attempt = found.attempt
         explained = None if attempt is None else attempt.explained
         line: dict[str, Any] = {"round": self.round, "kind": kind, "attack": self.name}
+        line["sites"] = self.stage.sent.sites if self.stage.sent.sites > 1 else None
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
         line |= {"objective": found.answer.objective, "seconds": found.seconds, "found_by": found.answer.found_by}
-        line["reason"] = CUT if attempt is not None and attempt.cut else None
+        doubt = clean(str(about.get("doubt") or ""))  # of a sum, as its run's own audit has it
+        line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         line = line | {"outcome": "no-consent"} if found.leakage is None else judged(line, found.leakage, explained)
         return Trial(check_audit(line), None, found.answer.x)
 

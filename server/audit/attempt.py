@@ -75,8 +75,9 @@ def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | No
 
 
 def canary_outcome(kind: str, scores: Mapping[str, Any], explained: bool | None) -> tuple[str, bool | None, str | None]:
-    """``outcome``, ``ok`` and ``reason`` of the audit line of a scored canary."""
-    if kind != "control":
+    """``outcome``, ``ok`` and ``reason`` of the audit line of a scored canary. The worst case of a sum is of several
+    images, so that one of them rebuilt is not enough."""
+    if kind != "control" and not (kind == "single" and scores["images"] > 1):
         return "scored", None, None
     why = control_fault(scores, explained)
     return ("scored", True, None) if why is None else ("control-failed", False, f"{CANNOT_JUDGE}: {why}")

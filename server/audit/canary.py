@@ -9,6 +9,9 @@ Four kinds of canary are attacked in an audited round, on the weights, masks and
 ``single``            one image in one step, no defense: the worst that the server could have asked a client for
 ``single-defended``   the same under the run's chain
 
+Where masked sums are attacked, a canary is a sum, too: of as many public clients, with as many images together; and
+``single`` is one image of each in one step. One client's image alone would be what a server sees without the masks.
+
 A run without defenses has no defended ones. The images are drawn at random, another set in every round; nobody learns
 from them (``deploy.tools.prior``, ``server.audit.shadow``).
 """
@@ -56,12 +59,14 @@ def load_pool(task: Task, test: Examples | None, seed: int) -> tuple[Examples, E
 def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     """The update of a canary of ``kind`` (module docstring). ``shadow`` plays under the defenses of that kind."""
     single, number = kind.startswith("single"), shadow.round.number
-    images = 1 if single else shadow.like.num_examples or 1
+    sites = shadow.round.sites
+    images = sites if single else shadow.like.num_examples or sites
     if images > len(canaries):
-        raise AttackError(f"{len(canaries)} public images are too few for a control of this client's {images}")
+        whose = "this sum" if sites > 1 else "this client"
+        raise AttackError(f"{len(canaries)} public images are too few for a control of {whose}'s {images}")
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
     shown = canaries.take(order[:images])
-    return shadow.play(shown, 0, 1, 1) if single else shadow.play(shown, 0)
+    return shadow.play(shown, 0, 1, sites) if single else shadow.play(shown, 0)
 
 
 def make_canary(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """One attack to run: a folder of the queue, and the names of the files in it that server and worker exchange."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
@@ -16,21 +16,37 @@ PUBLIC = "public.safetensors"  # beside the folders: what all canaries and shado
 @dataclass(frozen=True)
 class Job:
     """An attack that was ordered, as ``job.json`` keeps it. ``client`` is the number of the client that was audited, or
-    of the one whose view a control of its own matches; None for the round's canaries."""
+    of the one whose view a control of its own matches; None for the round's canaries, and for a sum, which is attacked
+    once and scored by each of ``clients``. ``sites`` is the number of clients in a sum, None of one client's update.
+    ``doubt`` is why finding nothing in it would prove nothing, "" where nothing is known that would."""
 
     round: int
     kind: str
     client: int | None
     threat: str
     defense: str
+    sites: int | None = None
+    clients: tuple[int, ...] = ()
+    doubt: str = ""
 
     @classmethod
     def read(cls, path: Path) -> "Job":
         """From ``job.json``; what another release kept beside is left out."""
         kept, known = json.loads(path.read_text())["job"], {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in kept.items() if name in known})
+        job = cls(**{name: value for name, value in kept.items() if name in known})
+        return replace(job, clients=tuple(job.clients))
 
     @property
     def name(self) -> str:
         suffix = "" if self.client is None else f"-{self.client}"
         return f"round-{self.round:06d}-{self.kind}{suffix}"
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder in the queue: the sum's, where one client scores a sum."""
+        return self.name if self.sites is None else replace(self, client=None).name
+
+    @property
+    def scored_by(self) -> "tuple[Job, ...]":
+        """What becomes a line of its own: of a sum, a job for each client that scores it."""
+        return tuple(replace(self, client=client, clients=()) for client in self.clients) or (self,)

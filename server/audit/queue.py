@@ -2,8 +2,9 @@
 
 Every ``audit-every`` rounds, and after the last one, the server files jobs, in this order: the control that matches the
 round's first audited client (``canary``), the views of up to ``audit-clients`` consenting clients as received (under
-SparsyFed, as plain SGD would have sent them: ``shadow.attacked``), and the other canaries. An audit passes through
-these modules, in this order:
+SparsyFed, as plain SGD would have sent them: ``shadow.attacked``), and the other canaries. Of masked sums there is one
+view, that of the round's sum (``view.sum_view``), and all its clients score it. An audit passes through these modules,
+in this order:
 
 1. ``queue`` writes the view, or the pattern of a canary's, into a folder (``job``); ``process`` keeps the worker alive,
    or the one that hands jobs to a Ray cluster (``cluster``, ``address``, ``parcel``; ``remote`` over there);
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
@@ -36,7 +37,7 @@ from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import read_tree, write_json, write_tree
-from prunella.core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
+from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.core.types import ServerView
 from prunella.core.untrusted import clean
 from prunella.server.audit.address import cluster_address
@@ -46,8 +47,12 @@ from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
 from prunella.server.audit.shadow import alike, attacked, template_of, write_public, write_sent
+from prunella.server.audit.view import expected_view, moved_mask, sum_view, view_of
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
+from prunella.strategies.secure_sum.collector import OpenedSum
+from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
+from prunella.strategies.secure_sum.vector import SecureSum
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task
 from prunella.wire.records import to_dense
@@ -58,56 +63,25 @@ ANSWERING = 60.0  # seconds beyond its own limit that a job has for its view, it
 UNSCORED = dict.fromkeys((3, 4), "the client did not answer in time") | {5: "the client cannot be reached"}
 REFUSED = "the client refused: not its round, or it has answered as often as it will"
 LEFT_OUT = "the client's answer is left out"
+OF_A_SUM = (
+    "What was attacked is the sum of {} clients' updates. A server that invents clients or plants a model sees more"
+)
+UNEQUAL = (
+    "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
+    "examples (local-steps × batch-size) or more and secure-sum.examples={0}"
+)
 Outcome = dict[str, Any]
 
 
-def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tree) -> ServerView:
-    """Exactly what the server saw of one client in one round. ``start``: the weights from which training began."""
-    moved = add(contribution.update, subtract(expected.params, start))
-    return ServerView(
-        params=start,
-        update=apply_mask(moved, contribution.shared),
-        mask=contribution.base,
-        shared=contribution.shared,
-        buffers=expected.buffers,
-        importance=contribution.importance,
-        received_buffers=contribution.buffers,
-        num_examples=min(run.local_steps * run.batch_size, contribution.weight),
-        steps=run.local_steps,
-        batch_size=min(run.batch_size, contribution.weight),
-        learning_rate=run.learning_rate,
-        momentum=run.momentum,
-        weight_decay=run.weight_decay,
-        defenses=contribution.applied,
-    )
+class Subject(NamedTuple):
+    """What is attacked: a view, the mask that its client was sent where it moved that, and of a sum the number of its
+    clients, those that score it, and why finding nothing would prove nothing (``Job``)."""
 
-
-def expected_view(run: Run, expected: Expected, importance: frozenset[str]) -> ServerView:
-    """The view of a client that sent nothing and holds at least as many images as its steps take: the pattern of a
-    round's canaries where no client is audited. ``importance`` names the tensors whose squared gradients are sent."""
-    nothing = zeros_like(expected.params)
-    return ServerView(
-        params=expected.params,
-        update=nothing,
-        mask=expected.mask,
-        shared=expected.mask,
-        buffers=expected.buffers,
-        importance={name: nothing[name] for name in sorted(importance)} or None,
-        received_buffers=expected.buffers,
-        num_examples=run.local_steps * run.batch_size,
-        steps=run.local_steps,
-        batch_size=run.batch_size,
-        learning_rate=run.learning_rate,
-        momentum=run.momentum,
-        weight_decay=run.weight_decay,
-        defenses=expected.defenses,
-    )
-
-
-def moved_mask(expected: Expected, base: Mask) -> Mask | None:
-    """The mask a client was sent, where it moved that while it trained. One that only shrank was so from the start."""
-    inside = base is expected.mask or not any(bool((base[name] & ~kept).any()) for name, kept in expected.mask.items())
-    return None if inside else expected.mask
+    view: ServerView
+    moved: Mask | None = None
+    sites: int | None = None
+    scored_by: tuple[int, ...] = ()
+    doubt: str = ""
 
 
 def ready_settings(name: str, raw: Raw, task: Task) -> dict[str, Any]:
@@ -156,7 +130,7 @@ class Auditor:
         self.took: list[float] = []  # seconds of the attacks that are over
         self.since = time.monotonic()  # the last of them was over, or the first began
         self._audited: dict[int, set[int]] = {}
-        self._pattern: tuple[int, ServerView, Mask | None] | None = None
+        self._pattern: tuple[int, Subject] | None = None
 
     def prepare(self) -> None:
         """Write what all canaries need, and start the worker before there is work: its imports take seconds."""
@@ -173,6 +147,9 @@ class Auditor:
             job = Job.read(path)
             if job.round > round:
                 shutil.rmtree(path.parent)
+            elif job.clients:
+                left = tuple(client for client in job.clients if (job.round, job.kind, client) not in done)
+                self.jobs += [replace(job, clients=left)] if left else []
             elif (job.round, job.kind, job.client) not in done:
                 self.jobs.append(job)
 
@@ -182,18 +159,18 @@ class Auditor:
     # filing jobs -----------------------------------------------------------------------------------------------------
     def file_controls(self, expected: Expected, importance: frozenset[str] = frozenset()) -> None:
         """The round's canaries that are not filed yet, once its replies are in."""
-        view, moved = self._matched(expected, expected_view(self.run, expected, importance), None)
+        subject = self._matched(expected, Subject(expected_view(self.run, expected, importance)))
         defended = self.run.defense_names != ("none",)
         for kind in ("control-defended", "single", "single-defended"):
             if defended or kind in UNDEFENDED:
-                self._file_canary(expected, kind, view, moved)
+                self._file_canary(expected, kind, subject)
 
-    def _matched(self, expected: Expected, view: ServerView, moved: Mask | None) -> tuple[ServerView, Mask | None]:
-        """The view that the round's canaries match: the first one given, whose control is filed at once."""
+    def _matched(self, expected: Expected, subject: Subject) -> Subject:
+        """What the round's canaries match: the first one given, whose control is filed at once."""
         if self._pattern is None or self._pattern[0] != expected.round:
-            self._pattern = expected.round, view, moved
-            self._file_canary(expected, "control", view, moved)
-        return self._pattern[1:]
+            self._pattern = expected.round, subject
+            self._file_canary(expected, "control", subject)
+        return self._pattern[1]
 
     def file_client(self, expected: Expected, contribution: Contribution, member: Member | None, start: Tree) -> None:
         """A consenting client's view, while this round's quota lasts."""
@@ -201,13 +178,26 @@ class Auditor:
         if member is None or member.consent == "deny" or len(taken) >= self.run.audit_clients:
             return
         taken.add(member.client)
-        view, moved = view_of(self.run, expected, contribution, start), moved_mask(expected, contribution.base)
+        view = view_of(self.run, expected, contribution, start)
         update = attacked(self.run, self.raw, self.task.structure(), start, view.update)
         view = replace(view, update=apply_mask(update, contribution.shared))
-        pattern, _ = self._matched(expected, view, moved)
+        subject = Subject(view, moved_mask(expected, contribution.base))
+        pattern = self._matched(expected, subject).view
         if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
-            self._file_canary(expected, "control", view, moved, member.client)
-        self._file(expected, "client", member.client, view, moved)
+            self._file_canary(expected, "control", subject, member.client)
+        self._file(expected, "client", subject, member.client)
+
+    def file_sum(self, expected: Expected, opened: OpenedSum, members: Iterable[Member]) -> None:
+        """The sum of a round, which is attacked once and scored by all its clients. What is rebuilt may be of any of
+        them, so nobody is sent it where one denies audits: then there are canaries only."""
+        inside, counted = opened.clients, parse_section(self.raw, SECURE_SUM, SecureSum).examples
+        each = self.run.local_steps * self.run.batch_size
+        equal = counted >= each and opened.examples == len(inside) * counted
+        view = sum_view(self.run, expected, opened, counted)
+        subject = Subject(view, None, len(inside), inside, "" if equal else UNEQUAL.format(each))
+        self._matched(expected, subject)
+        if not any(member.consent == "deny" for member in members if member.client in inside):
+            self._file(expected, "client", subject)
 
     def miss(self, round: int, asked: Mapping[int, Member], silent: Mapping[int, str]) -> None:
         """Count the consenting clients that were ``asked`` and whose update did not come, while the round's quota
@@ -221,18 +211,19 @@ class Auditor:
             why = f"no update came from this client: {silent.get(node, 'its reply was lost or left out')}"
             self._finish(job, {"objective": None, "seconds": 0.0}, "failed", reason=why)
 
-    def _file_canary(
-        self, expected: Expected, kind: str, view: ServerView, moved: Mask | None, client: int | None = None
-    ) -> None:
+    def _file_canary(self, expected: Expected, kind: str, subject: Subject, client: int | None = None) -> None:
         defenses = self.run.defense_names if kind in DEFENDED else ("none",)
-        self._file(expected, kind, client, template_of(view, defenses), moved)
+        view = template_of(subject.view, defenses)
+        self._file(expected, kind, Subject(view, subject.moved, subject.sites), client)
 
-    def _file(self, expected: Expected, kind: str, client: int | None, view: ServerView, moved: Mask | None) -> None:
-        threat = f"{self.attack.threat}. {view.describe()}"
-        job = Job(expected.round, kind, client, threat, ",".join(view.defenses) or "none")
-        folder = self.queue / job.name
+    def _file(self, expected: Expected, kind: str, subject: Subject, client: int | None = None) -> None:
+        view, moved, sites, scored_by, doubt = subject
+        threat = f"{self.attack.threat}. {view.describe()}" + (f". {OF_A_SUM.format(sites)}" if sites else "")
+        defense = ",".join(view.defenses) or "none"
+        job = Job(expected.round, kind, client, threat, defense, sites, scored_by, doubt)
+        folder = self.queue / job.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = {"round": expected.round, "kind": kind}
+        about = {"round": expected.round, "kind": kind} | ({"sites": sites, "doubt": doubt} if sites else {})
         save_trace(folder / (VIEW if kind == "client" else PATTERN), view, self.task, about)
         write_sent(folder, moved, expected.locations)
         order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + expected.round}
@@ -250,7 +241,7 @@ class Auditor:
     # taking in answers -----------------------------------------------------------------------------------------------
     def advance(self, grid: Grid) -> None:
         """Take in what is ready; wait for nothing."""
-        for job in [job for job in self.jobs if (self.queue / job.name / RESULT).exists()]:
+        for job in [job for job in self.jobs if (self.queue / job.folder / RESULT).exists()]:
             self.jobs.remove(job)
             self.worker.answered()
             self._answered(job, self._result(job), grid)
@@ -278,7 +269,7 @@ class Auditor:
         return None if elapsed > each else each * math.ceil(len(self.jobs) / self.run.audit_workers) - elapsed
 
     def _result(self, job: Job) -> Outcome:
-        found: Outcome = json.loads((self.queue / job.name / RESULT).read_text())
+        found: Outcome = json.loads((self.queue / job.folder / RESULT).read_text())
         return found
 
     def _answered(self, job: Job, result: Outcome, grid: Grid) -> None:
@@ -286,14 +277,16 @@ class Auditor:
         self.since = time.monotonic()
         if result["error"] is not None:
             log(WARNING, "audit %s failed: %s", job.name, clean(result["error"]))
-            self._finish(job, result, "failed", reason=result["reason"])
+            for one in job.scored_by:
+                self._finish(one, result, "failed", reason=result["reason"])
         elif job.kind != "client":
             self._canary_scored(job, result)
         else:
-            self._ask(job, grid)
+            for one in job.scored_by:
+                self._ask(one, grid)
 
     def _canary_scored(self, job: Job, result: Outcome) -> None:
-        rebuilt, truth = (read_tree(self.queue / job.name / file)[0] for file in (REBUILT, TRUTH))
+        rebuilt, truth = (read_tree(self.queue / job.folder / file)[0] for file in (REBUILT, TRUTH))
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
         outcome, ok, reason = canary_outcome(job.kind, result["scores"], result["explained"])
         self._finish(job, result, outcome, result["scores"], picture, ok, reason)
@@ -303,7 +296,7 @@ class Auditor:
         member = self.roster.find(job.client)
         ids: list[str] = []
         if member is not None:
-            rebuilt, _ = read_tree(self.queue / job.name / REBUILT)
+            rebuilt, _ = read_tree(self.queue / job.folder / REBUILT)
             content = RecordDict({"reconstruction": to_dense(rebuilt), "audit": ConfigRecord({"round": job.round})})
             message = Message(content, dst_node_id=member.node, message_type=QUERY)
             ids = [message_id for message_id in grid.push_messages([message]) if message_id is not None]
@@ -334,8 +327,8 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        told = {**result, "level": reported}
-        ok = client_evidence(job.defense, result["explained"], result["reason"])
+        told = {**result, "level": reported, "reason": result["reason"] or job.doubt or None}
+        ok = client_evidence(job.defense, result["explained"], told["reason"])
         self._finish(job, told, "scored", scores, kept, ok)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
@@ -359,6 +352,7 @@ class Auditor:
                 "round": job.round,
                 "kind": job.kind,
                 "client": job.client,
+                "sites": job.sites,
                 "attack": self.run.attack,
                 "defense": job.defense,
                 "adaptive": self.attack.adaptive,
@@ -377,8 +371,8 @@ class Auditor:
 
     def give_up(self, reason: str) -> None:
         """Count every audit without an answer as failed. ``reason`` is of the attacks; clients have not answered."""
-        for job in self.jobs:
-            self._finish(job, {"objective": None, "seconds": 0.0}, "failed", reason=reason)
+        for one in (one for job in self.jobs for one in job.scored_by):
+            self._finish(one, {"objective": None, "seconds": 0.0}, "failed", reason=reason)
         for job in self.asked.values():
             self._finish(job, self._result(job), "failed", reason=UNSCORED[4])
         self.jobs.clear()

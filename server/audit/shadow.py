@@ -10,6 +10,9 @@ attack that asks for hundreds of clients gets ``_STATES`` of these, each many ti
 The server writes public images and the run's settings into its folder of traces (``write_public``), and beside a view
 what else the client was sent (``write_sent``); ``shadow_beside`` makes a shadow of these files in any process.
 
+Of masked sums the shadow is all clients of one: each trains on a part of the images, and their updates are summed as
+the run sums them (``server.audit.summed``), every client with the same weight, since the server knows no other.
+
 Departures: a scheme's plan finds no memory of its own and no held-out examples; LotteryFL's has nothing to decide,
 since the view starts from the client's ticket. Errors: ``DefenseError`` where the defense withholds the update.
 """
@@ -23,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from prunella.core.config import Raw, Run, parse_run
+from prunella.core.config import Raw, Run, parse_run, parse_section
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, to_device, zeros_like
@@ -31,9 +34,13 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.chain import ChainState, build_chain, start
 from prunella.server.audit.job import PUBLIC, SENT
+from prunella.server.audit.summed import shares, summed
 from prunella.strategies import find, scheme_settings
 from prunella.strategies.round.local import PLAIN, LocalResult, Procedure, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
+from prunella.strategies.secure_sum.party import MOST
+from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
+from prunella.strategies.secure_sum.vector import SecureSum
 from prunella.tasks.data import batches
 from prunella.tasks.examples import Examples, poisson_batches
 from prunella.tasks.task import Task, initial, layers, prunable
@@ -57,12 +64,14 @@ class Sent:
 @dataclass(frozen=True)
 class SentRound:
     """What the server sent beside what the view of a client says: the mask, where the client moved it while it trained,
-    and ADGP's location set. ``whose`` tells the draws of the attacked from those of its attacker."""
+    and ADGP's location set. ``whose`` tells the draws of the attacked from those of its attacker. ``sites`` clients are
+    summed in the view."""
 
     number: int
     mask: Mask | None = None
     locations: Mask | None = None
     whose: str = "shadow"
+    sites: int = 1
 
 
 def template_of(view: ServerView, defenses: tuple[str, ...]) -> ServerView:
@@ -173,8 +182,19 @@ class RunShadow:
         return _Played(result, used, steps, size)
 
     def play(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> Sent:
-        """What a client that holds ``shown`` sends, with its truth."""
-        like, done = self.like, self._play(shown, draw, "update", self._state(draw), steps, batch_size or 0)
+        """What a client that holds ``shown`` sends, with its truth; of a sum, what its clients send, each with its part
+        of ``shown`` and of the batch. Raises ``AttackError`` where these are too few."""
+        sites, size = self.round.sites, batch_size or self.like.batch_size or self.run.batch_size * self.round.sites
+        if sites == 1:
+            return self._sent(shown, draw, steps, size)
+        parts = shares(len(shown), size, sites)
+        each = [self._sent(shown.take(rows), draw * sites + i, steps, part) for i, (rows, part) in enumerate(parts)]
+        truth = PrivateBatch(torch.cat([one.truth.x for one in each]), torch.cat([one.truth.y for one in each]))
+        settings = parse_section(self.raw, SECURE_SUM, SecureSum)
+        return Sent(summed([one.view for one in each], self._received.mask, settings), truth)
+
+    def _sent(self, shown: Examples, draw: int, steps: int | None, size: int) -> Sent:
+        like, done = self.like, self._play(shown, draw, "update", self._state(draw), steps, size)
         out, truth = done.result.outgoing, done.truth()
         update = attacked(
             self.run, self.raw, self._procedure.module, like.params, self._rounded(out.update, out.shared)
@@ -241,7 +261,9 @@ def round_of(folder: Path, about: Mapping[str, object], whose: str) -> SentRound
         kind: {n.partition("/")[2]: t for n, t in tree.items() if n.startswith(f"{kind}/")}
         for kind in ("mask", "locations")
     }
-    return SentRound(int(str(about["round"])), masks["mask"] or None, masks["locations"] or None, whose)
+    said = about.get("sites")
+    sites = said if type(said) is int and 1 <= said <= MOST else 1
+    return SentRound(int(str(about["round"])), masks["mask"] or None, masks["locations"] or None, whose, sites)
 
 
 def shadow_beside(trace: Path, view: ServerView, task: Task, about: Mapping[str, object]) -> RunShadow | None:

@@ -19,7 +19,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 from prunella.server.report.audit_table import ROWS, audit_table, letter, no_pictures
 from prunella.server.report.command import command
-from prunella.server.report.evidence import valid_audits
+from prunella.server.report.evidence import sum_of, valid_audits
 from prunella.server.report.figures import leakage_charts, run_charts
 from prunella.server.report.page import STYLE, TEMPLATE
 from prunella.server.report.pictures import choose, strip
@@ -124,7 +124,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "no_pictures": no_pictures(audits),
         "leakage_charts": leakage_charts(audits), "run_charts": run_charts(lines),
         "exported": exported(run_dir),
-        "audits": audit_table(audits, threats), "audits_left": max(0, len(audits) - ROWS),
+        "summed": sum_of(audits), "audits": audit_table(audits, threats), "audits_left": max(0, len(audits) - ROWS),
         "threat_model": run.get("threat_model") or "This run states no threat model.",
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
         "claims": run.get("claims") or [], "bounds": bounds(state, lines),

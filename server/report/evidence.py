@@ -1,7 +1,8 @@
 """What one audit is worth: how much leaked, the control that it relies on, and whether its attack fitted the update.
 
 An attack that finds nothing is evidence only if the same attack, in the same round, rebuilt public images whose
-update was made in the same way (kind ``control``). For the worst case, one image in one step, that is ``single``.
+update was made in the same way (kind ``control``). For the worst case, one image in one step, that is ``single``. Of
+masked sums, every update here is the sum of all clients', and the worst case one image of each.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -42,11 +43,29 @@ def who(audit: Line) -> str:
     """
     >>> who({"kind": "client", "client": 3}), who({"kind": "control", "client": 3}), who({"kind": "control-defended"})
     ('Client 3', 'Control, undefended, of client 3', 'Control, defended')
+    >>> who({"kind": "client", "client": 3, "sites": 4}), who({"kind": "control", "client": None, "sites": 4})
+    ('Client 3, in a sum of 4', 'Control, undefended, in a sum of 4')
     """
     name, client = KINDS[audit["kind"]], audit.get("client")
-    if client is None:
-        return name
-    return f"{name} {client}" if audit["kind"] in ("client", "membership") else f"{name}, of client {client}"
+    if client is not None:
+        name += f" {client}" if audit["kind"] in ("client", "membership") else f", of client {client}"
+    return name + (f", in a sum of {audit['sites']}" if audit.get("sites") else "")
+
+
+def sum_of(audits: Iterable[Line]) -> str:
+    """What was attacked in the place of single updates, or "" where nothing was.
+
+    >>> sum_of([{"sites": 4}, {"sites": 3}, {"sites": None}]), sum_of([{"sites": 4}]), sum_of([{}])
+    ("the sum of 3 to 4 sites' updates", "the sum of 4 sites' updates", '')
+    """
+    sites = sorted({audit["sites"] for audit in audits if audit.get("sites")})
+    numbers = " to ".join(map(str, (sites[0], sites[-1])[: len(sites)])) if sites else ""
+    return f"the sum of {numbers} sites' updates" if sites else ""
+
+
+def single_in_words(audits: Iterable[Line]) -> str:
+    """What the kinds ``single`` are of."""
+    return "one image of each site in one step" if sum_of(audits) else "one image in one step"
 
 
 def of_kind(audits: Iterable[Line], *kinds: str) -> list[Line]:

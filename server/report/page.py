@@ -138,8 +138,10 @@ reconstructions among those that were stored.</p>{% endif %}{% endif %}
 scores the result against its own images. The scores PSNR and SSIM measure how similar a rebuilt image is to the
 original: a higher score means that more has leaked. A control is the same attack on images that the server itself
 owns, sent exactly as a client sends its own, so that its success is known. The worst case is one such image in one
-step: not what the clients did, but what the server may ask for. <em>How to read the scores</em>, at the end, explains
-every term.</p>
+step: not what the clients did, but what the server may ask for. {% if summed %}The updates
+of this run were added up before the server saw them. So it attacks {{ summed }}, every control is a sum of as many,
+and the worst case is a sum of one image of each site in one step. {% endif %}<em>How to read the scores</em>, at the
+end, explains every term.</p>
 {% endif %}
 </header>
 

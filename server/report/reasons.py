@@ -11,6 +11,8 @@ from prunella.server.report.evidence import (
     of_kind,
     scored,
     scores_in_words,
+    single_in_words,
+    sum_of,
     trouble,
     unfinished,
     worst_first,
@@ -52,10 +54,11 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
 
 
 def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
-    """One image in one step, told as what it is: not what clients did, but what the server may ask for."""
+    """One image in one step, or one of each site, told as what it is: not what clients did, but what the server may ask
+    for."""
     if not of_kind(audits, "client", "control-defended"):
         return []
-    what = "The worst case, one image in one step, which the server may ask for"
+    what = f"The worst case, {single_in_words(audits)}, which the server may ask for"
     kind = "single-defended" if state.defended else "single"
     found = [a for a in scored(of_kind(audits, kind)) if is_evidence(a, audits)]
     if not found:
@@ -69,10 +72,27 @@ def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
     return [f"{what}, {words[level(worst)]} {how} ({scores_in_words(worst)})."]
 
 
+def _summed(audits: Sequence[Line]) -> list[str]:
+    """What an attack on a sum leaves open, of which nothing is said elsewhere."""
+    found = sum_of(audits)
+    if not found:
+        return []
+    return [
+        f"What was attacked is {found}, as a server that follows the protocol sees it. A server that lies was not "
+        "tried: it can invent clients, unless the sites know each other's keys (--sum-peers), or plant a model, which "
+        "clients refuse where they recognise it."
+    ]
+
+
 def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
     """What must stand wherever the headline does: denials, failures, a model that did not learn, the worst case, ε."""
     silent = f"{capital(state.denial)}: nothing is known of what their updates give away."
+    if sum_of(audits):
+        silent = (
+            f"{capital(state.denial)}: what is rebuilt of a sum with their updates may be theirs, so nobody scores it."
+        )
     found = [silent] if state.denial else []
+    found += _summed(audits)
     found += _failures(audits) + _failed_controls(audits)
     if cut := unfinished(audits):
         found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")

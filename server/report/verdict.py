@@ -19,6 +19,8 @@ from prunella.server.report.evidence import (
     is_evidence,
     of_kind,
     scored,
+    single_in_words,
+    sum_of,
     trouble,
     unfinished,
     valid_audits,
@@ -89,12 +91,12 @@ def _behind_the_defense(audits: Sequence[Line], state: RunState, who: str) -> An
         text = f"{who}, but public images, sent as a client sends its own, were rebuilt {how}."
         return "leak", "Defense failed", text
     if "rebuilt" in single:
-        text = f"{who}, but one image in one step, which the server may ask for, is rebuilt {how}."
+        text = f"{who}, but {single_in_words(audits)}, which the server may ask for, is rebuilt {how}."
         return "traces", "Worst case rebuilt", text
     if "traces" in matched:
         return "traces", "Traces found", f"{who}, but the updates of public images give something away {how}."
     if "traces" in single:
-        text = f"{who}, but one image in one step, which the server may ask for, gives something away {how}."
+        text = f"{who}, but {single_in_words(audits)}, which the server may ask for, gives something away {how}."
         return "traces", "Worst case traces", text
     return None
 
@@ -176,10 +178,11 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
     controls = {control_state(control) for control in of_kind(audits, "control")}
     single = {control_state(control) for control in of_kind(audits, "single")}
     if not controls and single == {"rebuilt"}:
-        text = f"{nobody}: all that is known is that the attack rebuilds one image in one step without a defense."
+        text = f"{nobody}: all that is known is that the attack rebuilds {single_in_words(audits)} without a defense."
         return "unproven", badge, text
     if not controls and single:
-        text = "The audit proves nothing: this attack does not even rebuild one image in one step without a defense."
+        what = single_in_words(audits)
+        text = f"The audit proves nothing: this attack does not even rebuild {what} without a defense."
         return "unproven", "Proves nothing", text
     if controls != {"rebuilt"}:
         return _no_control(controls)
@@ -205,6 +208,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = _without_clients(audits, state)
     if answer[0] not in ("leak", "traces") and members_found(audits):
         answer = "traces", "Members found", FOUND
+    if summed := sum_of(audits):
+        answer = answer[0], answer[1], f"{answer[2]} What was attacked is {summed}."
     return RunVerdict(
         *answer, sentences(audits, state, answer[0]), notes(audits, state), worst_of(audits), state.promise
     )

@@ -93,13 +93,15 @@ class AuditLine(BaseModel):
 
     ``control`` and ``control-defended`` are public images trained on as the audited client trains; ``single`` and
     ``single-defended`` one public image in one step, the worst that the server could have asked for. ``membership`` is
-    a client's answer whether the examples it trained on can be told from others."""
+    a client's answer whether the examples it trained on can be told from others. ``sites`` is the number of clients
+    whose updates were attacked as one sum, None where each was attacked by itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     round: int
     kind: Literal["control", "control-defended", "single", "single-defended", "client", "membership"]
     client: int | None = None
+    sites: int | None = Field(default=None, ge=1)
     attack: str
     defense: str
     adaptive: bool

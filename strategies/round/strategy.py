@@ -27,7 +27,7 @@ from prunella.strategies.round.robust import MEAN, Aggregator, pooled
 from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.stats import RoundStats
-from prunella.strategies.secure_sum.collector import SumCollector
+from prunella.strategies.secure_sum.collector import OpenedSum, SumCollector
 from prunella.strategies.secure_sum.exchange import Exchange
 from prunella.wire.encode import dense_bytes
 from prunella.wire.records import from_dense, to_dense
@@ -47,6 +47,7 @@ class MaskedMean(FedAvg):
         self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))
         self.aggregator: Aggregator = MEAN
         self.exchange: Exchange | None = None  # of masked sums
+        self.opened: OpenedSum | None = None  # of the last round, if its sum was opened
         self.mask: Mask | None = None
         self.buffers: Tree = {}
         self.ledgers: dict[int, dict[str, float | int | str]] = {}  # of clients whose replies nobody is told of
@@ -140,7 +141,7 @@ class MaskedMean(FedAvg):
         """Add masked replies up. No reply can be looked at alone: nothing is noted, nobody is told of one."""
         collector = SumCollector(self.run, self.downlink, exchange, self.stats)
         collector.collect(replies)
-        self.ledgers = collector.ledgers
+        self.ledgers, self.opened = collector.ledgers, collector.opened
         return self._merged(server_round, collector)
 
     def _merged(self, server_round: int, collector: Collector | SumCollector) -> tuple[ArrayRecord, MetricRecord]:

@@ -8,6 +8,7 @@ does not count.
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from logging import WARNING
 
 from flwr.app import ConfigRecord, Message
@@ -29,12 +30,23 @@ from prunella.strategies.secure_sum.summation import Summation
 from prunella.strategies.secure_sum.vector import form_of, from_sum, length
 
 
+@dataclass(frozen=True)
+class OpenedSum:
+    """A round's sum as the server reads it: the weighted means of the updates and of the buffers' changes, float64, the
+    sum of the example counts, and the clients whose updates are in it."""
+
+    update: Tree
+    change: Tree
+    examples: int
+    clients: tuple[int, ...]
+
+
 class SumCollector:
     """The sum of the round that ``downlink`` has sent. ``ledgers`` are what clients say of their privacy, by number."""
 
     def __init__(self, run: Run, downlink: Downlink, exchange: Exchange, stats: RoundStats) -> None:
         self._run, self._downlink, self._exchange, self._stats = run, downlink, exchange, stats
-        self.mean: tuple[Tree, Tree] | None = None
+        self.opened: OpenedSum | None = None
         self.attested: dict[int, bytes] = {}  # by client, its signature on the model it trained
         self.ledgers: dict[int, dict[str, float | int | str]] = {}
 
@@ -63,12 +75,12 @@ class SumCollector:
             return
         try:
             total = summation.result(self._exchange.open(self.attested))
-            update, change, _ = from_sum(total, whole.mask, whole.buffers, len(summation.survivors), form)
+            update, change, examples = from_sum(total, whole.mask, whole.buffers, len(summation.survivors), form)
         except PrunellaError as error:
             self._stats.fail(error.reason if isinstance(error, WireError) else "malformed")
             log(WARNING, "round %d: the sum was not opened, so the round does not count: %s", whole.round, error)
             return
-        self.mean = update, change
+        self.opened = OpenedSum(update, change, examples, tuple(sorted(summation.survivors)))
         self._stats.replies = len(summation.survivors)
 
     def _add(self, reply: Message, node: int, whole: Expected, model: str, summation: Summation) -> None:
@@ -99,18 +111,17 @@ class SumCollector:
     @property
     def counts(self) -> bool:
         """Whether the sum was opened: whether the round counts."""
-        return self.mean is not None
+        return self.opened is not None
 
     def merged(self) -> tuple[Tree, Tree]:
         """The next weights, not yet masked, and buffers: those of before where the round does not count."""
         whole = self._downlink.expected()
-        if self.mean is None:
+        if self.opened is None:
             return whole.params, whole.buffers
-        update, change = self.mean
-        return map_trees(_moved, whole.params, update), map_trees(_moved, whole.buffers, change)
+        return map_trees(moved, whole.params, self.opened.update), map_trees(moved, whole.buffers, self.opened.change)
 
 
-def _moved(before: Tensor, by: Tensor) -> Tensor:
+def moved(before: Tensor, by: Tensor) -> Tensor:
     """``before`` + ``by`` in the dtype of ``before``; a count of batches is a whole number again."""
     moved = before.double() + by
     return (moved if before.is_floating_point() else moved.round()).to(before.dtype)

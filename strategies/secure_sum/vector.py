@@ -8,6 +8,7 @@ The example count is the first word and every value is multiplied by it, so the 
 count above ``secure-sum.examples`` counts as that many.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from prunella.core.config import Count, Positive
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree, full_mask, require_same_names
-from prunella.strategies.secure_sum.fixed_point import GRID, FixedPoint, Integers, Words, encode
+from prunella.strategies.secure_sum.fixed_point import GRID, FixedPoint, Integers, Words, decode, encode, reduced
 
 NAME = "secure-sum"
 
@@ -69,6 +70,16 @@ def from_sum(total: Integers, mask: Mask, buffers: Tree, clients: int, form: Fix
     trees = tuple({name: _filled(kept[name], next(parts)) for name in sorted(kept)} for kept in (mask, places))
     update, change = trees
     return {name: update[name] for name in mask}, {name: change[name] for name in buffers}, weight
+
+
+def opened(updates: Sequence[Tree], mask: Mask, changes: Sequence[Tree], settings: SecureSum) -> tuple[Tree, Tree]:
+    """The means that a server reads back of a sum of clients with one example each: of their updates and of their
+    buffers' changes, float64. Raises ``DefenseError`` outside the range."""
+    form = form_of(settings, len(updates))
+    words = [to_words(update, mask, change, 1, form) for update, change in zip(updates, changes, strict=True)]
+    total = decode(reduced(np.sum(words, axis=0, dtype=np.uint64), form), form)
+    mean, change, _ = from_sum(total, mask, changes[0], len(updates), form)
+    return mean, change
 
 
 def _filled(kept: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """The stages of a masked sum at a client: each once, in order, one set of survivors for a round. Real handlers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from prunella.core.config import parse_run
@@ -15,7 +17,7 @@ from prunella.strategies.secure_sum.participant import Secrets
 from prunella.strategies.secure_sum.party import Advert, Party
 from prunella.strategies.secure_sum.vector import SecureSum, form_of
 from prunella.tasks.task import initial
-from prunella.wire.records import from_coded
+from prunella.wire.records import from_coded, from_dense, to_dense
 from tests.client.test_app import TASK, model, send
 from tests.local_grid import settings
 
@@ -26,8 +28,8 @@ OTHERS = (1, 2, 3)
 class Server:
     """A server, and the three other clients, which it plays itself."""
 
-    def __init__(self, state: Path, round: int = 1, **overrides: object) -> None:
-        self.state, self.round, self.overrides = state, round, {**RUN, **overrides}
+    def __init__(self, state: Path, round: int = 1, node: dict[str, Any] | None = None, **overrides: object) -> None:
+        self.state, self.round, self.node, self.overrides = state, round, node, {**RUN, **overrides}
         raw = settings(**{"run_dir": "/x/run", **self.overrides})
         run = parse_run({k: v for k, v in raw.items() if "." not in k})
         self.about = about(run, raw, run.name(0), round)
@@ -37,7 +39,7 @@ class Server:
 
     def ask(self, kind: str, **record: object) -> ConfigRecord:
         content = RecordDict({"sum": ConfigRecord({"round": self.round, **record})})  # type: ignore[arg-type]
-        return send(self.state, kind, content, **self.overrides).content.config_records["sum"]
+        return send(self.state, kind, content, self.node, **self.overrides).content.config_records["sum"]
 
     def keys(self) -> None:
         (self.adverts[0],) = wire.read_adverts(self.ask("train.keys"))
@@ -53,7 +55,7 @@ class Server:
         content["sum"] = wire.write_parts(self.to_client)
         params, mask = from_coded(content["model"], initial(TASK, 0)[0])  # type: ignore[arg-type]
         self.model = model_of(params, mask, {})
-        reply = send(self.state, "train", content, **self.overrides).content
+        reply = send(self.state, "train", content, self.node, **self.overrides).content
         self.attested = wire.read_bytes(wire.record_of(reply), "model")
         return wire.unpack_masked(reply)
 
@@ -119,6 +121,41 @@ def test_a_round_is_opened_for_one_set_of_survivors_whoever_asks_again(tmp_path:
         Server(tmp_path).until_sent().vote({0, 1, 2})
     assert Server(tmp_path).until_sent().vote({0, 1, 2, 3}), "a server that resumes repeats the round as it was"
     assert Server(tmp_path, round=2).until_sent().vote({0, 1, 2})
+
+
+def scoring(server: Server, images: int) -> RecordDict:
+    """What the client answers to so many rebuilt images of a sum."""
+    x = torch.rand(images, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    tree = {"x": x, "y": torch.zeros(images, dtype=torch.int64)}
+    content = RecordDict({"audit": ConfigRecord({"round": 1}), "reconstruction": to_dense(tree)})
+    return send(server.state, "query.audit", content, server.node, **server.overrides).content
+
+
+AUDITED = {"audit_every": 1, "local_steps": 1, "batch_size": 2}
+
+
+def test_what_is_rebuilt_of_a_sum_is_scored_without_labels_by_a_client_that_voted_for_it(tmp_path: Path) -> None:
+    """Three clients with steps of two images: a reconstruction has six, of which two are this client's."""
+    server = Server(tmp_path, node={"audit": "pictures"}, **AUDITED).until_sent()
+    assert scoring(server, 6)["audit"]["outcome"] == "refused", "it has voted to open none"
+    server.vote({0, 1, 2})
+    told = scoring(server, 6)
+    assert told["audit"]["outcome"] == "scored" and told["scores"]["images"] == 2
+    assert "label_accuracy" not in told["scores"] and len(from_dense(told["pictures"])["original"]) == 2
+
+
+def test_more_pictures_than_a_sum_has_are_refused(tmp_path: Path) -> None:
+    server = Server(tmp_path, node={"audit": "numbers"}, **AUDITED).until_sent()
+    server.vote({0, 1, 2})
+    assert scoring(server, 7)["audit"]["outcome"] == "refused"
+
+
+def test_no_update_is_kept_for_a_membership_question_that_only_its_sum_could_answer(tmp_path: Path) -> None:
+    Server(tmp_path / "sum", node={"audit": "numbers"}, **AUDITED).until_sent()
+    assert not list((tmp_path / "sum").rglob("seen-*"))
+    alone = {**RUN, **AUDITED, "aggregation": "holders"}
+    send(tmp_path / "alone", "train", model(), {"audit": "numbers"}, **alone)
+    assert list((tmp_path / "alone").rglob("seen-*"))
 
 
 def test_the_same_update_is_opened_once_whatever_the_run_is_called(tmp_path: Path) -> None:
@@ -188,7 +225,6 @@ def test_an_update_outside_the_range_stays(tmp_path: Path) -> None:
         {"robust": "median"},
         {"values": "int8"},
         {"evaluation": "clients"},
-        {"audit_every": 5},
         {"min_clients": 2},
     ],
 )

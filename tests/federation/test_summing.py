@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunella.server.store.read import read_metrics, read_run
+from prunella.server.store.read import read_audits, read_metrics, read_run
 from tests.federation.running import final, find, finish, rounds, series, start, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
@@ -54,4 +54,25 @@ def test_a_server_that_is_killed_resumes_to_the_same_bits(tmp_path: Path) -> Non
 
 def test_what_does_not_fit_masked_sums_ends_before_anything_starts(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path, "-c", "aggregation=secure-sum"))
-    assert code == 2 and "strategy=fedavg|" in output and "audit-every=0, min-clients=3 or more" in output
+    assert code == 2 and "strategy=fedavg|" in output and "min-clients=3 or more" in output
+
+
+def test_a_sum_that_lost_a_client_is_audited_as_the_sum_of_those_that_are_left(tmp_path: Path) -> None:
+    """Every round is audited, undefended, one image a client: the control is rebuilt, and those in the sum score it."""
+    audited = "audit-every=1,defenses=none,attack=sgi,local-steps=1,batch-size=1,secure-sum.examples=1".split(",")
+    process = start(tmp_path, *FOUR, *(part for setting in audited for part in ("-c", setting)))
+    wait_for(lambda: rounds(tmp_path) >= 2 or process.poll() is not None, "round 2")
+    find(process, "supernode-1").send_signal(signal.SIGKILL)
+    code, output = finish(process)
+    assert code == 0, output
+    assert "What was attacked is the sum of 3 to 4 sites" in " ".join(output.replace("│", " ").split())
+    path = tmp_path / "runs" / "latest"
+    audits = read_audits(path)
+    clients = [a for a in audits if a["kind"] == "client"]
+    in_sum = {r: sorted(a["client"] for a in clients if a["round"] == r) for r in (1, 2, 3, 4, 5)}
+    assert in_sum[1] == in_sum[2] == [0, 1, 2, 3] and len(in_sum[5]) == 3
+    assert all(a["sites"] == len(in_sum[a["round"]]) for a in audits)
+    assert {a["outcome"] for a in clients if a["client"] != 1} == {"scored"}, "client 1 may be gone when it is asked"
+    failed = {r["round"] for r in read_metrics(path) if r["metric"] == "client_failures_total"}
+    assert any(a["sites"] == 3 and a["round"] in failed for a in clients), "it was lost in a round that was audited"
+    assert any(a["ok"] for a in audits if a["kind"] == "control" and a["sites"] == 3)

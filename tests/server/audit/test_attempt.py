@@ -55,6 +55,8 @@ def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest
     assert canary_outcome("control", {"psnr": 9, "images": 1}, True)[:2] == ("control-failed", False)
     assert canary_outcome("control", {"psnr": 40, "images": 1}, True) == ("scored", True, None)
     assert canary_outcome("single", {"psnr": 9, "images": 1}, True) == ("scored", None, None)
+    assert canary_outcome("single", {"psnr": 40, "images": 4}, False)[:2] == ("control-failed", False)  # of a sum
+    assert canary_outcome("single", {"psnr": 40, "images": 4}, True) == ("scored", True, None)
 
 
 def test_a_client_s_audit_that_explains_nothing_is_no_evidence() -> None:

@@ -15,8 +15,8 @@ from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import density, keep_by_score
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED, canary_count, load_pool, play_canary
-from prunella.server.audit.queue import expected_view
 from prunella.server.audit.shadow import RunShadow, Sent, SentRound, template_of
+from prunella.server.audit.view import expected_view
 from prunella.strategies.round.replies import Expected
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial, prunable
@@ -25,15 +25,18 @@ TASK = Task("cnn", (1, 8, 8), 10)
 CANARIES, PUBLIC = load_pool(TASK, load_test("digits", None), 0)
 
 
-def sent(kind: str, round: int = 1, **raw: str | int) -> Sent:
+def sent(kind: str, round: int = 1, sites: int = 1, **raw: str | int) -> Sent:
     raw = {"strategy": "fedavg", "local-steps": 1, "batch-size": 1, **raw}
     run = parse_run(raw)
     params, buffers = initial(TASK, 0)
     mask = keep_by_score(magnitude(params), prunable(TASK.build()), 0.3)
     expected = Expected(round, apply_mask(params, mask), mask, buffers)
     defenses = run.defense_names if kind in DEFENDED else ("none",)
-    pattern = template_of(expected_view(run, expected, frozenset()), defenses)
-    return play_canary(RunShadow(raw, TASK, pattern, SentRound(round, whose="canary"), PUBLIC), CANARIES, kind)
+    view = expected_view(run, expected, frozenset())
+    together = {"num_examples": sites * (view.num_examples or 1), "batch_size": sites * (view.batch_size or 1)}
+    pattern = template_of(replace(view, **together), defenses)
+    sent_round = SentRound(round, whose="canary", sites=sites)
+    return play_canary(RunShadow(raw, TASK, pattern, sent_round, PUBLIC), CANARIES, kind)
 
 
 def attacked(canary: Sent, **settings: int) -> Leakage:
@@ -64,6 +67,16 @@ def test_a_canary_has_the_size_and_the_defenses_of_its_kind(kind: str) -> None:
     assert view.defenses == (("dgp",) if kind in DEFENDED else ("none",))
     whole = density(view.mask, frozenset(view.mask))
     assert (density(view.shared, frozenset(view.shared)) < whole) == (kind in DEFENDED)
+
+
+@pytest.mark.parametrize("kind", [*UNDEFENDED, *DEFENDED])
+def test_a_canary_of_a_sum_is_of_all_its_clients_and_its_worst_case_of_an_image_of_each(kind: str) -> None:
+    canary = sent(kind, sites=3, defenses="dgp", **{"local-steps": 2, "batch-size": 3})
+    view, single = canary.view, kind.startswith("single")
+    assert (view.steps, view.batch_size, view.num_examples) == ((1, 3, 3) if single else (2, 9, 18))
+    assert len(canary.truth.y) == view.num_examples
+    with pytest.raises(AttackError, match="too few for a control of this sum's 240"):
+        sent("control", sites=3, **{"local-steps": 10, "batch-size": 8})
 
 
 def test_a_round_s_canaries_show_the_same_images_and_the_next_round_s_others() -> None:

@@ -18,8 +18,8 @@ from prunella.core.types import ServerView
 from prunella.pruning.selection import density
 from prunella.server.app import assemble, describe
 from prunella.server.audit.canary import load_pool, make_canary
-from prunella.server.audit.queue import expected_view
 from prunella.server.audit.shadow import RunShadow, SentRound, shadow_beside, template_of
+from prunella.server.audit.view import expected_view
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import federate
 from prunella.strategies import STRATEGIES

@@ -66,6 +66,17 @@ def test_a_full_run_shows_the_question_the_answer_and_the_evidence(tmp_path: Pat
         assert words in text
 
 
+def test_a_run_of_masked_sums_says_that_its_sums_were_attacked(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    for kind, noise in (("control", 0.02), ("control-defended", 2.0), ("client", 0.03)):
+        add_audit(store, 4, kind, noise, sites=4)
+    text = page(tmp_path).text
+    assert "it attacks the sum of 4 sites' updates, every control is a sum of as many" in text
+    assert "Client 2, in a sum of 4" in text and "A server that lies was not tried" in text
+    full_run(tmp_path / "alone")
+    assert "added up before" not in page(tmp_path / "alone").text
+
+
 def test_what_found_nothing_is_not_called_private(tmp_path: Path) -> None:
     full_run(tmp_path)
     text = page(tmp_path).text

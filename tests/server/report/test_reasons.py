@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from prunella.server.report.reasons import notes, sentences
 from prunella.server.report.state import RunState
 from tests.server.report.audits import CONTROL, CONTROL_FAILED, DEFENDED, NOTHING, REBUILT, SINGLE, audit
@@ -27,6 +29,21 @@ def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
     assert "was not judged" in " ".join(notes(audits, LEARNED))
     found = [*audits, SINGLE, audit("single-defended", REBUILT)]
     assert "which the server may ask for, is rebuilt behind dgp (PSNR 25.0" in " ".join(notes(found, LEARNED))
+
+
+def test_a_sum_is_told_as_one_with_what_was_not_tried_and_its_own_worst_case() -> None:
+    audits = [a | {"sites": 4} for a in (CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE)]
+    text = " ".join(notes([*audits, audit("single-defended", REBUILT, sites=4)], LEARNED))
+    assert "What was attacked is the sum of 4 sites' updates" in text and "--sum-peers" in text
+    assert "one image of each site in one step, which the server may ask for, is rebuilt behind dgp" in text
+    alone = " ".join(notes([CONTROL, DEFENDED, audit(scores=NOTHING)], LEARNED))
+    assert "sum of" not in alone and "each site" not in alone
+
+
+def test_a_client_that_denies_keeps_a_sum_from_being_scored() -> None:
+    audits = [CONTROL | {"sites": 4}]
+    text = " ".join(notes(audits, replace(LEARNED, clients=4, denied=1)))
+    assert "1 of 4 clients denied audits: what is rebuilt of a sum with their updates may be theirs" in text
 
 
 def test_what_a_reconstruction_names_stands_beside_its_chance() -> None:

@@ -163,3 +163,34 @@ def test_what_to_do_next_knows_an_epsilon_that_is_there() -> None:
     without, under = (of_state([line], RunState(epsilon=each, delta=1e-5)) for each in (None, 3.0))
     assert without.badge == under.badge == "Members found" and without.promise == "no ε"
     assert "a defense that has an ε" in without.next_step and "Lower it (more noise" in under.next_step
+
+
+def of_a_sum(audits: list[Audit], sites: int) -> list[Audit]:
+    return [a | {"sites": sites} for a in audits]
+
+
+def test_the_headline_of_a_sum_says_of_how_many_sites_it_is() -> None:
+    leak = verdict(of_a_sum([CONTROL, audit(scores=REBUILT)], 4))
+    assert leak.tone == "leak" and leak.headline.endswith("What was attacked is the sum of 4 sites' updates.")
+    clear = verdict(of_a_sum(CLEAR, 32))
+    assert clear.tone == "clear" and "the sum of 32 sites' updates" in clear.headline
+    assert "sum of" not in verdict(CLEAR).headline
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        [CONTROL_FAILED, *CLEAR[1:]],
+        [CONTROL, DEFENDED, audit("single", NOTHING, outcome="control-failed", ok=False), *CLEAR[3:]],
+        [*CLEAR[:-1], audit(scores=NOTHING, ok=False, reason="the sum hides how much each client weighs")],
+        [*CLEAR, audit(outcome="failed", client=2, reason="the round's sum was not opened")],
+    ],
+)
+def test_a_sum_of_many_sites_is_not_clear_because_the_attack_was_too_weak(weak: list[Audit]) -> None:
+    found = verdict(of_a_sum(weak, 32))
+    assert found.tone in ("unproven", "traces") and "the sum of 32 sites' updates" in found.headline
+
+
+def test_what_is_unknown_of_a_sum_without_clients_names_its_own_worst_case() -> None:
+    found = verdict(of_a_sum([SINGLE | {"ok": True}], 4))
+    assert "rebuilds one image of each site in one step without a defense" in found.headline

@@ -26,7 +26,8 @@ def test_only_the_metrics_and_labels_of_the_table_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kind": "server"}, {"outcome": "fine"}, {"secret": 1}, {"outcome": "scored", "scores": None}]
+    "changes",
+    [{"kind": "server"}, {"outcome": "fine"}, {"secret": 1}, {"outcome": "scored", "scores": None}, {"sites": 0}],
 )
 def test_an_audit_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(StoreError):

@@ -50,6 +50,7 @@ def go(
     clients: int = 4,
     tamper: Any = None,
     seen: Any = None,
+    node: dict[str, Any] | None = None,
     **overrides: Any,
 ) -> tuple[Federation, LocalGrid]:
     """The federation after its run, and its grid. ``tamper`` sees every reply and may change it."""
@@ -62,7 +63,7 @@ def go(
     raw = settings(**({"run_dir": str(folder / "run"), "rounds": 1} | RUN | overrides))
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
     describe(federation)
-    grid = Lossy(prunella.client.app.app, clients, raw, folder / "nodes", keep)
+    grid = Lossy(prunella.client.app.app, clients, raw, folder / "nodes", keep, **(node or {}))
     grid.through = route
     if seen is not None:
         seen(grid)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from flwr.app import Message
 
-from prunella.strategies.secure_sum.collector import _moved
-from tests.strategies.secure_sum.federated import go
+from prunella.strategies.secure_sum.collector import moved
+from tests.strategies.secure_sum.federated import go, lost
 
 
 def changed(what: str, reply: Message) -> None:
@@ -46,6 +46,14 @@ def test_a_client_that_adds_nonsense_spoils_the_round_and_it_is_noticed(tmp_path
 
 def test_a_mean_moves_weights_in_their_type_and_counts_to_whole_numbers() -> None:
     by = torch.tensor([0.25, 1.6], dtype=torch.float64)
-    assert _moved(torch.tensor([1.0, 2.0]), by).tolist() == pytest.approx([1.25, 3.6])
-    counted = _moved(torch.tensor([1, 2]), by)
+    assert moved(torch.tensor([1.0, 2.0]), by).tolist() == pytest.approx([1.25, 3.6])
+    counted = moved(torch.tensor([1, 2]), by)
     assert counted.dtype == torch.int64 and counted.tolist() == [1, 4]
+
+
+def test_the_opened_sum_says_whose_updates_are_in_it_and_no_client_s_count(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path, lost("train", 2), secure_sum__examples=100)
+    opened = federation.strategy.opened
+    assert opened is not None and opened.clients == (0, 1, 3) and opened.examples == 300
+    federation, _ = go(tmp_path / "few", lost("train", 1, 2))
+    assert federation.strategy.opened is None

@@ -4,7 +4,7 @@ import torch
 
 from prunella.core.errors import DefenseError, WireError
 from prunella.strategies.secure_sum.fixed_point import GRID, decode, reduced
-from prunella.strategies.secure_sum.vector import SecureSum, form_of, from_sum, length, to_words
+from prunella.strategies.secure_sum.vector import SecureSum, form_of, from_sum, length, opened, to_words
 
 MASK = {"b": torch.tensor([True, False, True]), "a": torch.tensor([[True, False]])}
 BUFFERS = {"n": torch.tensor(3), "m": torch.zeros(2)}
@@ -29,6 +29,15 @@ def test_a_sum_of_vectors_is_the_weighted_mean_of_updates_and_buffers() -> None:
         for name, mean in found.items():
             naive = sum(n * one[part][name].double() for n, one in zip(weights, made, strict=True)) / weight
             assert torch.allclose(mean, torch.as_tensor(naive), atol=GRID / 2, rtol=0), name
+
+
+def test_what_a_server_reads_of_clients_of_one_weight_is_their_mean() -> None:
+    updates, changes = zip(*(client(seed) for seed in range(5)), strict=True)
+    found = opened(updates, MASK, changes, SecureSum())
+    for mean, trees in zip(found, (updates, changes), strict=True):
+        for name, tensor in mean.items():
+            naive = torch.stack([tree[name].double() for tree in trees]).mean(0)
+            assert torch.allclose(tensor, naive, atol=GRID / 2, rtol=0), name
 
 
 def test_a_value_of_the_update_or_of_a_buffer_outside_the_range_stops_it() -> None:

@@ -1,0 +1,78 @@
+"""The view of an audit: exactly what the server saw of one client, or of all of them as one sum.
+
+A sum is attacked as what it is: the mean update of all its clients' images together. The server knows how many clients
+are in it, the run's steps and batch size, and the sum of their example counts, but no client's own. Clients take their
+steps apart and the attacks take them together, which is the same for one step of equal batches without batch norm, and
+else an approximation: the control, a sum of public clients that step apart, shows what the attack is worth there.
+"""
+
+from dataclasses import replace
+
+from prunella.core.config import Run
+from prunella.core.trees import Mask, Tree, add, apply_mask, map_trees, subtract, zeros_like
+from prunella.core.types import ServerView
+from prunella.strategies.round.replies import Contribution, Expected
+from prunella.strategies.secure_sum.collector import OpenedSum, moved
+
+
+def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tree) -> ServerView:
+    """Exactly what the server saw of one client in one round. ``start``: the weights from which training began."""
+    moved = add(contribution.update, subtract(expected.params, start))
+    return ServerView(
+        params=start,
+        update=apply_mask(moved, contribution.shared),
+        mask=contribution.base,
+        shared=contribution.shared,
+        buffers=expected.buffers,
+        importance=contribution.importance,
+        received_buffers=contribution.buffers,
+        num_examples=min(run.local_steps * run.batch_size, contribution.weight),
+        steps=run.local_steps,
+        batch_size=min(run.batch_size, contribution.weight),
+        learning_rate=run.learning_rate,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        defenses=contribution.applied,
+    )
+
+
+def expected_view(run: Run, expected: Expected, importance: frozenset[str]) -> ServerView:
+    """The view of a client that sent nothing and holds at least as many images as its steps take: the pattern of a
+    round's canaries where no client is audited. ``importance`` names the tensors whose squared gradients are sent."""
+    nothing = zeros_like(expected.params)
+    return ServerView(
+        params=expected.params,
+        update=nothing,
+        mask=expected.mask,
+        shared=expected.mask,
+        buffers=expected.buffers,
+        importance={name: nothing[name] for name in sorted(importance)} or None,
+        received_buffers=expected.buffers,
+        num_examples=run.local_steps * run.batch_size,
+        steps=run.local_steps,
+        batch_size=run.batch_size,
+        learning_rate=run.learning_rate,
+        momentum=run.momentum,
+        weight_decay=run.weight_decay,
+        defenses=expected.defenses,
+    )
+
+
+def moved_mask(expected: Expected, base: Mask) -> Mask | None:
+    """The mask a client was sent, where it moved that while it trained. One that only shrank was so from the start."""
+    inside = base is expected.mask or not any(bool((base[name] & ~kept).any()) for name, kept in expected.mask.items())
+    return None if inside else expected.mask
+
+
+def sum_view(run: Run, expected: Expected, opened: OpenedSum, counted: int) -> ServerView:
+    """What the server saw of all clients of a masked sum. Each counts for ``counted`` examples at most, so a sum of
+    counts says how many images were used only where that is no fewer than a round's."""
+    sites, each = len(opened.clients), run.local_steps * run.batch_size
+    known = opened.examples if counted >= each else sites * each
+    return replace(
+        expected_view(run, expected, frozenset()),
+        update=map_trees(lambda mean, like: mean.to(like.dtype), opened.update, expected.params),
+        received_buffers=map_trees(moved, expected.buffers, opened.change),
+        num_examples=min(sites * each, known),
+        batch_size=min(sites * run.batch_size, known),
+    )

@@ -1,0 +1,46 @@
+"""What the server may know of a sum: an update of all its clients together. Of one client: ``test_queue``."""
+
+import pytest
+import torch
+
+from prunella.core.config import Run
+from prunella.core.trees import full_mask
+from prunella.server.audit.view import expected_view, sum_view
+from prunella.strategies.round.replies import Expected
+from prunella.strategies.secure_sum.collector import OpenedSum
+from prunella.tasks.task import Task, initial
+
+PARAMS, BUFFERS = initial(Task("resnet10", (3, 32, 32), 10), 0)
+EXPECTED = Expected(2, PARAMS, full_mask(PARAMS), BUFFERS)
+MEAN = {name: torch.ones_like(tensor, dtype=torch.float64) for name, tensor in PARAMS.items()}
+CHANGE = {name: torch.ones_like(tensor, dtype=torch.float64) for name, tensor in BUFFERS.items()}
+
+
+def opened(examples: int) -> OpenedSum:
+    return OpenedSum(MEAN, CHANGE, examples, (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("examples", "counted", "images", "batch"),
+    [
+        (900, 65536, 24, 12),  # three clients, two steps of four
+        (15, 65536, 15, 12),  # they cannot have used more than they have
+        (9, 65536, 9, 9),
+        (3, 1, 24, 12),  # counts that are cut say nothing
+        (24, 8, 24, 12),
+    ],
+)
+def test_the_images_of_a_sum_are_those_of_all_its_clients(examples: int, counted: int, images: int, batch: int) -> None:
+    view = sum_view(Run(local_steps=2, batch_size=4), EXPECTED, opened(examples), counted)
+    assert (view.num_examples, view.batch_size, view.steps) == (images, batch, 2)
+    assert view.labels is None and view.importance is None
+
+
+def test_the_update_and_the_buffers_are_those_that_were_opened() -> None:
+    view = sum_view(Run(), EXPECTED, opened(900), 65536)
+    alone = expected_view(Run(), EXPECTED, frozenset())
+    assert all(
+        torch.equal(t, torch.ones_like(PARAMS[n])) and t.dtype == PARAMS[n].dtype for n, t in view.update.items()
+    )
+    assert all(torch.equal(t, BUFFERS[n] + 1) and t.dtype == BUFFERS[n].dtype for n, t in view.received_buffers.items())
+    assert (view.params, view.mask, view.shared) == (alone.params, alone.mask, alone.shared)
