@@ -18,8 +18,8 @@ ASKED = ("one-image", "one-digit")  # scenarios
 SCORES = "psnr 1 PSNR in dB; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share rebuilt; seconds 0 processor seconds"
 NOTE = """Cells of the board: one image in one step of an untrained `cnn`, labels known, a client's first round, four
 images of a client each for a seed, and every attack that fits the chain."""
-REMARK = """Judged by the attack that rebuilds most behind a chain, in the mean over all seeds and images; PSNR counts up
-to 60 dB. `matching` is the portfolio without a shadow; see the board for the other attacks."""
+REMARK = """Judged by the attack that rebuilds most behind a chain, in the mean over all seeds and images; PSNR counts
+up to 60 dB. `matching` is the portfolio without a shadow; see the board for the other attacks."""
 
 
 def by_chain(points: Sequence[Point]) -> dict[Label, tuple[float, ...]]:
