@@ -25,7 +25,7 @@ more images than were used is refused.
 Of a masked sum the server rebuilds the images of all clients together. Each scores what is most like its own, and as
 other people's images are paired with all that was rebuilt, too, a match by chance counts for nothing. Labels are not
 scored: they are of all clients. What a client is sent to score may be another's images, so a server sends it only where
-every client in the sum consents.
+every client in the sum consents with ``pictures``.
 """
 
 from dataclasses import replace

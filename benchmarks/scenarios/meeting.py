@@ -174,7 +174,8 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
             for number, one in enumerate(answers)
         ]
         plain, base = plain or answers, base or rows
-        found[name] = {**each([image for update in rows for image in update]), "seconds": seconds}
+        there = sum(bool(views) for _, views in updates) / len(updates)
+        found[name] = {**each([image for update in rows for image in update]), "seconds": seconds, "sent": there}
     if settings["defenses"] == NONE:
         blind = [scored(Reconstruction(means[truth.y], truth.y, 0.0, 0), truth, gallery) for truth, _ in updates]
         found[MEAN] = each([image for update in blind for image in update])

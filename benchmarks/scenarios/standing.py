@@ -39,7 +39,9 @@ class Best(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Mean, interval and share rebuilt, and who did it."""
+        """Mean, interval and share rebuilt, and who did it, unless every update was withheld."""
+        if "sent" in self.point.values and not self.point.mean("sent"):
+            return "nothing was sent"
         low, high = self.interval
         end = "" if self.point.control else ", control failed"
         return f"**{self.mean:.0f}** [{low:.0f}, {high:.0f}] {self.point.mean('rebuilt'):.0%} {self.attack}{end}"

@@ -63,6 +63,11 @@ ANSWERING = 60.0  # seconds beyond its own limit that a job has for its view, it
 UNSCORED = dict.fromkeys((3, 4), "the client did not answer in time") | {5: "the client cannot be reached"}
 REFUSED = "the client refused: not its round, or it has answered as often as it will"
 LEFT_OUT = "the client's answer is left out"
+SHOWN = "pictures"  # the consent of a client that lets its images be seen
+SHOWN_TO_ALL = (
+    "what is rebuilt of a sum may be any of its clients' images and goes to all of them: nobody is asked unless every "
+    f"client in it consents with audit={SHOWN}"
+)
 OF_A_SUM = (
     "What was attacked is the sum of {} clients' updates. A server that invents clients or plants a model sees more"
 )
@@ -189,15 +194,24 @@ class Auditor:
 
     def file_sum(self, expected: Expected, opened: OpenedSum, members: Iterable[Member]) -> None:
         """The sum of a round, which is attacked once and scored by all its clients. What is rebuilt may be of any of
-        them, so nobody is sent it where one denies audits: then there are canaries only."""
+        them and goes to all, so nobody is sent it unless each one lets its images be seen: else there are canaries, and
+        audits that failed of those that do not deny them."""
         inside, counted = opened.clients, parse_section(self.raw, SECURE_SUM, SecureSum).examples
         each = self.run.local_steps * self.run.batch_size
         equal = counted >= each and opened.examples == len(inside) * counted
         view = sum_view(self.run, expected, opened, counted)
         subject = Subject(view, None, len(inside), inside, "" if equal else UNEQUAL.format(each))
         self._matched(expected, subject)
-        if not any(member.consent == "deny" for member in members if member.client in inside):
+        consents = {member.client: member.consent for member in members if member.client in inside}
+        if set(consents.values()) == {SHOWN}:
             self._file(expected, "client", subject)
+            return
+        some = tuple(client for client, consent in sorted(consents.items()) if consent != "deny")
+        job = Job(
+            expected.round, "client", None, self.attack.threat, ",".join(self.run.defense_names), len(inside), some
+        )
+        for one in job.scored_by if some else ():
+            self._finish(one, {"objective": None, "seconds": 0.0}, "failed", reason=SHOWN_TO_ALL)
 
     def miss(self, round: int, asked: Mapping[int, Member], silent: Mapping[int, str]) -> None:
         """Count the consenting clients that were ``asked`` and whose update did not come, while the round's quota

@@ -90,6 +90,7 @@ def test_a_client_that_sends_nothing_leaves_the_class_mean() -> None:
     found = meeting.meet(cell(f"{__name__}:SILENT"), 0, None)
     blind = meeting.meet(cell("none", f"{__name__}:HELPLESS"), 0, None)[meeting.MEAN]
     assert found.keys() == {meeting.MATCHING} and found[meeting.MATCHING]["psnr"] == blind["psnr"]
+    assert found[meeting.MATCHING]["sent"] == 0.0
 
 
 def test_noise_is_expected_of_channels_dp_and_whatever_is_not_known() -> None:

@@ -53,6 +53,14 @@ def test_the_tables_say_what_failed_and_what_was_not_measured() -> None:
     assert "| cifar10 | noise | 0.610 ± 0.014 | 5.0 ± 0.0 |  |  | 1.5 ± 0.0 |" in text
 
 
+def test_a_client_that_sends_nothing_is_no_defense_that_holds() -> None:
+    silent, some = (attacked("noise", "matching", (12.0, 12.0)) for _ in range(2))
+    for point, share in ((silent, 0.0), (some, 0.5)):
+        point.values["sent"] = (share,)  # type: ignore[index]
+    assert standing.strongest([silent])["one-image", "noise"].text == "nothing was sent"
+    assert standing.strongest([some])["one-image", "noise"].text.startswith("**12**")
+
+
 def test_the_front_has_what_nothing_beats() -> None:
     places = {"none": (60.0, 0.9), "good": (12.0, 0.8), "twin": (12.0, 0.8), "bad": (30.0, 0.7)}
     assert standing.front(places) == ["good", "twin", "none"]

@@ -13,7 +13,7 @@ from prunella.attacks.trace import load_trace
 from prunella.core.files import read_tree
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import JOB, Job
-from prunella.server.audit.queue import QUERY, UNEQUAL
+from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL, UNEQUAL
 from prunella.server.audit.worker import preload
 from prunella.server.report.verdict import judge
 from prunella.server.rounds import Federation
@@ -39,7 +39,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audited(
-    folder: Path, consent: str | Callable[[int], str] = "numbers", route: Route = lambda m: m, **overrides: Any
+    folder: Path, consent: str | Callable[[int], str] = "pictures", route: Route = lambda m: m, **overrides: Any
 ) -> tuple[Federation, LocalGrid]:
     """A run of four clients. ``consent`` may differ by client: it is then what ``query.hello`` is answered."""
 
@@ -48,7 +48,7 @@ def audited(
         if hello is not None and not isinstance(consent, str):
             hello["audit"] = consent(int(str(hello["client"])))
 
-    node = {"audit": consent if isinstance(consent, str) else "numbers"}
+    node = {"audit": consent if isinstance(consent, str) else "pictures"}
     return go(folder, route, tamper=told, node=node, **{**AUDITED, **overrides})
 
 
@@ -100,15 +100,28 @@ def test_a_control_has_the_fields_of_the_sum_that_it_vouches_for(
 
 def test_where_one_client_denies_nobody_is_sent_what_was_rebuilt(tmp_path: Path) -> None:
     """Those who consent would be shown the images of the one that does not."""
-    federation, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "numbers")
+    federation, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "pictures")
     assert not of(federation, "client") and not asked(grid)
     assert {a["kind"] for a in federation.store.audits()} == {"control", "single"}
     found = judge(federation.store.run(), federation.store.metrics(), federation.store.audits())
     assert found.tone == "unproven" and "1 of 4 clients denied audits: what is rebuilt" in " ".join(found.notes)
 
 
+def test_what_was_rebuilt_is_sent_to_nobody_unless_all_let_their_images_be_seen(tmp_path: Path) -> None:
+    federation, grid = audited(
+        tmp_path, consent=lambda client: "deny" if client == 0 else ("pictures", "numbers")[client % 2]
+    )
+    clients = of(federation, "client")
+    assert not asked(grid)
+    assert [(a["client"], a["outcome"], a["reason"], a["sites"]) for a in clients] == [
+        (client, "failed", SHOWN_TO_ALL, 4) for client in (1, 2, 3)
+    ]
+    found = judge(federation.store.run(), federation.store.metrics(), federation.store.audits())
+    assert found.tone == "unproven" and "audit=pictures" in " ".join(found.notes)
+
+
 def test_the_others_are_asked_where_the_one_that_denies_is_not_in_the_sum(tmp_path: Path) -> None:
-    _, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "numbers", route=lost("train", 1))
+    _, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "pictures", route=lost("train", 1))
     assert asked(grid) == [0, 2, 3]
 
 
