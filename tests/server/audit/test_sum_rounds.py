@@ -101,8 +101,9 @@ def test_a_control_has_the_fields_of_the_sum_that_it_vouches_for(
 def test_where_one_client_denies_nobody_is_sent_what_was_rebuilt(tmp_path: Path) -> None:
     """Those who consent would be shown the images of the one that does not."""
     federation, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "pictures")
-    assert not of(federation, "client") and not asked(grid)
-    assert {a["kind"] for a in federation.store.audits()} == {"control", "single"}
+    assert [a["client"] for a in of(federation, "client")] == [0, 2, 3] and not asked(grid)
+    assert {a["outcome"] for a in of(federation, "client")} == {"failed"}
+    assert {a["kind"] for a in federation.store.audits()} == {"client", "control", "single"}
     found = judge(federation.store.run(), federation.store.metrics(), federation.store.audits())
     assert found.tone == "unproven" and "1 of 4 clients denied audits: what is rebuilt" in " ".join(found.notes)
 
