@@ -77,6 +77,8 @@ def board(sweep: Sequence[Settings], name: str = "board") -> Claim:
         strongest; intervals are over seeds and images, and images of one update are not independent.
         * {WORDS}
         * An update that an attack gives no answer for counts as the mean images of its classes.
+        * Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the mask
+        removes all of them, and nothing of an image gets into the update.
         * The time of an attack is of all updates of a cell, what it learns included, on one thread.""",
         MEASURE,
         "scenario dataset defenses: attack",
