@@ -10,8 +10,9 @@ def audit(**changes: Any) -> dict[str, Any]:
     scores = {"psnr": {"mean": 12.0, "worst": 14.0, "random": 8.0, "other": 10.0}, "images": 2}
     base = {
         "round": 1, "kind": "client", "client": 0, "sites": None, "attack": "sgi", "defense": "priprune",
-        "adaptive": True, "threat": "saw update", "objective": 0.5, "seconds": 1.0, "outcome": "scored", "scores": scores, "level": None,
-        "pictures": None, "ok": None, "reason": None, "found_by": None, "membership": None,
+        "adaptive": True, "threat": "saw update", "objective": 0.5, "seconds": 1.0, "outcome": "scored",
+        "scores": scores, "level": None, "pictures": None, "ok": None, "reason": None, "found_by": None,
+        "membership": None,
     }  # fmt: skip
     return base | changes
 
