@@ -131,13 +131,14 @@ def page(result: Measured, plot: str) -> str:
     sweep = experiment.sweeps[result.size]
     said = described(sweep.cells, experiment.keys)
     box = result.machine
-    seeds = ", ".join(str(seed) for seed in sweep.seeds)
+    seeds = sweep.seeds[: max(map(seeds_in, result.points), default=0)]  # cells go seed by seed
+    told = f"{len(seeds)} seed{'s' * (len(seeds) != 1)} ({', '.join(map(str, seeds))})"
     parts = [
         f"# {claim.name}: {claim.says}",
         f"{claim.paper}, {claim.where}. {claim.compared}.",
         f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
         f"![{claim.name}: measured]({plot})",
-        f"Mean {_beside(result)} over {len(sweep.seeds)} seeds ({seeds}); published numbers in brackets.",
+        f"Mean {_beside(result)} over {told}; published numbers in brackets.",
         experiment.own.table(result.points) if experiment.own else table(result),
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",

@@ -166,6 +166,7 @@ def test_a_run_without_time_keeps_what_it_has_and_judges_nothing(
     assert "T1 not judged: 6 cells have not been measured yet" in capsys.readouterr().out
     page, kept = (tmp_path / "out" / "T1.md").read_text(), json.loads((tmp_path / "out" / "T1.json").read_text())
     assert "(2 of 3 seeds)" in page and "(1 of 3 seeds)" in page and kept["missing"] == 6
+    assert "over 2 seeds (0, 1)" in page  # that were measured, and not those that will be
     assert [len(point["values"]["psnr"]) for point in kept["points"]] == [2, 1, 1]
     assert engine.main(["--pages", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "T1.md").read_text() == page
