@@ -40,9 +40,11 @@ def charged(place: Deployed, site: str) -> int:
 
 
 def test_an_upload_cut_for_some_seconds_holds_the_run_up_no_longer_and_is_charged_once(place: Deployed) -> None:
-    """A site that was silent for 20 s before it announced its reply is left out of that round, and asked anew in the
-    next."""
+    """A site that is silent for 20 s before it has announced its reply is left out of that round, whether it trained or
+    not, and asked anew in the next. Nobody is charged for more than was trained, or for less than counted."""
     figures = cut_upload(place, "cut", 8.0, *GIVEN)
     assert [line["value"] for line in place.lines("cut", "round")] == list(range(1, ROUNDS + 1))
     assert figures["left out"] <= 1.0 and figures["longest"] > 8.0
-    assert [charged(place, site) for site in SITES] == [ROUNDS * STEPS] * len(SITES)
+    spent = [charged(place, site) for site in SITES]
+    assert all(steps % STEPS == 0 and steps <= ROUNDS * STEPS for steps in spent)
+    assert sum(spent) >= (ROUNDS * len(SITES) - figures["left out"]) * STEPS
