@@ -121,6 +121,17 @@ def test_what_was_rebuilt_is_sent_to_nobody_unless_all_let_their_images_be_seen(
     assert found.tone == "unproven" and "audit=pictures" in " ".join(found.notes)
 
 
+def test_a_client_whose_consent_is_not_known_has_not_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, _ = audited(tmp_path)
+    downlink, opened, filed = federation.strategy.downlink, federation.strategy.opened, list[str]()
+    assert opened is not None
+    monkeypatch.setattr(federation.auditor, "_file", lambda expected, kind, subject, client=None: filed.append(kind))
+    for members, kinds in ((list(downlink.asked.values()), {"client"}), (list(downlink.asked.values())[1:], set())):
+        filed.clear()
+        federation.auditor.file_sum(downlink.expected(), opened, members)
+        assert set(filed) - {"control"} == kinds
+
+
 def test_the_others_are_asked_where_the_one_that_denies_is_not_in_the_sum(tmp_path: Path) -> None:
     _, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "pictures", route=lost("train", 1))
     assert asked(grid) == [0, 2, 3]
