@@ -1,41 +1,53 @@
-"""Our own claims: listed, swept over every pruning defense there is, and judged by the better attack."""
+"""Our own claims: cells of the board, judged by the strongest attack behind every chain."""
 
 from collections.abc import Mapping
 
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.rules import HOLDS, NOT
-from prunella.benchmarks.papers.ours import HIDEABLE, PRUNING, X1, X2, judge_aware, judge_composed, stronger
+from prunella.benchmarks.engine.rules import HOLDS, NOT, UNDECIDED
+from prunella.benchmarks.papers.ours import PRUNING, X1, X2, by_chain, judge_composed, judge_hidden
+from prunella.benchmarks.scenarios.board import BOARD
+
+Psnr = Mapping[tuple[str, str], float]  # of an attack behind a chain
 
 
-def test_every_update_defense_that_prunes_is_swept() -> None:
-    assert {"dgp", "adgp", "priprune"} <= set(HIDEABLE) and not {"none", "mask-hiding", "leakage-guard"} & set(HIDEABLE)
-    chains = {cell["defenses"] for cell in X1.experiment.sweeps["small"].cells}
-    assert set(PRUNING) | {f"{name},mask-hiding" for name in HIDEABLE} | {"none"} == chains
-    for cell in X2.experiment.sweeps["small"].cells:
-        assert ("channel-natural.kappa" in cell["raw"]) == ("channel-natural" in cell["defenses"])
+def points(psnr: Psnr, spread: float = 1.0) -> list[Point]:
+    found = []
+    for (chain, attack), value in psnr.items():
+        seeds = (value - spread, value, value + spread)
+        images = {"psnr.0": seeds, "psnr.1": seeds}
+        found.append(Point(("one-digit", "mnist", chain, attack), {"psnr": seeds, **images}))
+    return found
 
 
-def points(psnr: Mapping[tuple[str, str], float]) -> list[Point]:
-    return [Point(("mnist", *label), {"psnr": (value, value + 1, value + 2)}) for label, value in psnr.items()]
+def test_the_cells_are_those_of_the_board() -> None:
+    board = BOARD.experiment.sweeps["small"]
+    assert all(cell in board.cells for cell in X2.experiment.sweeps["small"].cells)
+    hidden = [cell for cell in X1.experiment.sweeps["small"].cells if cell not in board.cells]
+    assert {cell["defenses"] for cell in hidden} == {f"{name},mask-hiding" for name in PRUNING if name != "dgp"}
+    assert X1.experiment.sweeps["small"].seeds == X2.experiment.sweeps["small"].seeds == board.seeds
 
 
-AWARE = {("dgp", "ig"): 10.0, ("dgp", "sgi"): 30.0, ("dgp,mask-hiding", "ig"): 12.0, ("dgp,mask-hiding", "sgi"): 11.0}
+def test_the_strongest_attack_counts_and_no_more_than_sixty_decibels() -> None:
+    found = by_chain(points({("dgp", "matching"): 20.0, ("dgp", "inverter"): 90.0, ("dgp", "class mean"): 99.0}))
+    assert found == {("one-digit", "dgp"): (60.0, 60.0, 60.0)}
 
 
-def test_the_aware_attack_must_be_stronger_and_hiding_must_help() -> None:
-    assert judge_aware(points(AWARE)).word == HOLDS
-    assert judge_aware(points({**AWARE, ("dgp", "sgi"): 5.0})).word == NOT
-    assert judge_aware(points({**AWARE, ("dgp,mask-hiding", "ig"): 40.0})).word == NOT
-    assert stronger(points(AWARE))["mnist", "dgp,mask-hiding"] == (12.0, 13.0, 14.0)
+HIDDEN: Psnr = {
+    ("none", "matching"): 60.0,
+    ("dgp", "matching"): 30.0,
+    ("dgp,mask-hiding", "matching"): 12.0,
+    ("dgp,mask-hiding", "inverter"): 20.0,
+}
+
+
+def test_hiding_must_take_something_away_from_the_strongest_attack() -> None:
+    assert judge_hidden(points(HIDDEN)).word == HOLDS
+    assert judge_hidden(points({**HIDDEN, ("dgp,mask-hiding", "inverter"): 31.0})).word == NOT
+    noisy = [p for p in points(HIDDEN, 0.0) if p.label[2] != "dgp"] + points({("dgp", "matching"): 23.0}, 6.0)
+    assert judge_hidden(noisy).word == UNDECIDED
 
 
 def test_two_defenses_must_not_leak_more_than_either() -> None:
-    single = {
-        ("channel-natural", "ig"): 14.0,
-        ("channel-natural", "sgi"): 14.0,
-        ("dgp", "ig"): 9.0,
-        ("dgp", "sgi"): 30.0,
-    }
-    low = {("channel-natural,dgp", "ig"): 9.0, ("channel-natural,dgp", "sgi"): 13.0}
-    assert judge_composed(points({**single, **low})).word == HOLDS
-    assert judge_composed(points({**single, **low, ("channel-natural,dgp", "sgi"): 20.0})).word == NOT
+    found = {("channel-natural", "inverter"): 14.0, ("dgp", "matching"): 30.0, ("channel-natural,dgp", "denoise"): 13.0}
+    assert judge_composed(points(found)).word == HOLDS
+    assert judge_composed(points({**found, ("channel-natural,dgp", "inverter"): 20.0})).word == NOT

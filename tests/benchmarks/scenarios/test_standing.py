@@ -41,6 +41,11 @@ def test_an_entry_is_the_attack_with_the_highest_mean_and_stops_at_sixty() -> No
     assert best["one-image", "none"].mean == 60 and best["one-image", "none"].interval == (60, 60)
 
 
+def test_of_two_that_are_as_good_it_is_the_one_whose_answers_the_other_handed_on() -> None:
+    same = [attacked("noise", name, (30.0, 20.0)) for name in ("inverter", "matching")]
+    assert standing.strongest(same)["one-image", "noise"].attack == "matching"
+
+
 def test_one_lucky_image_is_not_hundreds_of_decibels() -> None:
     lucky = attacked("noise", "matching", (100.0, 5.0), (5.0, 5.0))
     assert standing.strongest([*POINTS, lucky])["one-image", "noise"].attack == "inverter"
