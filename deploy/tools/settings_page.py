@@ -193,7 +193,7 @@ def generated() -> dict[Path, str]:
     """The texts of the files that are generated, or have a part that is."""
     project, readme = ((ROOMS / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "README.md"))
     before, rest = project.split(BEGIN)
-    counts = f"{len(STRATEGIES)} pruning strategies, {len(DEFENSES) - 1} defenses and {len(ATTACKS)} attacks"
+    counts = f"{len(STRATEGIES) - 1} pruning strategies, {len(DEFENSES) - 1} defenses and {len(ATTACKS)} attacks"
     return {
         ROOMS / "pyproject.toml": f"{before}{BEGIN}{block()}{END}{rest.split(END)[1]}",
         ROOMS / "docs" / "settings.md": page(),
