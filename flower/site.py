@@ -39,7 +39,7 @@ from prunella.privacy.ledger.ledger import charge
 KIND, STEPS = "defenses", "local-steps"
 OWN = {  # what an app of others does not have, and what to take instead
     "precode": "a layer inside Prunella's models: take a channel, or a defense of the update",
-    "leakage-guard": "a client that attacks its own update on the images: take priprune or dgp",
+    "leakage-guard": "a client that attacks its own update on the images; docs/choose.md says what else there is",
 }
 FOLDER = "flower"  # inside the node's state directory: the account of Prunella's own app knows examples, this one none
 

@@ -270,7 +270,7 @@ clipping.__name__ = "fixedclipping_mod"
         ({"defenses": "dpg"}, [Defend()], {}, "did you mean 'dgp'"),
         ({"defenses": "dgp", "dgp.bottm": 0.5}, [Defend()], {}, "did you mean 'dgp.bottom'"),
         ({"defenses": "adgp"}, [Defend()], {}, "Prune(strategy, scheme, rate, run_config=context.run_config)"),
-        ({"defenses": "leakage-guard"}, [Defend()], {}, "on the images: take priprune or dgp"),
+        ({"defenses": "leakage-guard"}, [Defend()], {}, "on the images; docs/choose.md"),
         ({"defenses": "priprune"}, [Defend()], {}, "guard.step(x, y, loss, optimizer)"),
         ({"defenses": "dp-sgd"}, [Defend()], {}, "guard = protected(msg, context, model)"),
         ({"defenses": "soteria,dgp"}, [Defend()], {}, "soteria works inside the training loop"),

@@ -44,7 +44,7 @@ def test_what_the_site_compares_has_the_direction_it_says() -> None:
     [
         ({"require": "local-steps=4"}, "no defense"),
         ({"require": "dgp, rounds=10"}, "no app but Prunella's own"),
-        ({"require": "leakage-guard"}, "take priprune or dgp"),
+        ({"require": "leakage-guard"}, "docs/choose.md"),
         ({"epsilon-budget": 3.0}, "require dp-sgd, too"),
         ({"require": "dgp", "epsilon-budget": 3.0}, "require dp-sgd, too"),
     ],
