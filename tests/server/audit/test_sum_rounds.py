@@ -11,6 +11,7 @@ from flwr.app import Message
 
 from prunella.attacks.trace import load_trace
 from prunella.core.files import read_tree
+from prunella.server import checkpoint
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import JOB, Job
 from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL, UNEQUAL
@@ -149,6 +150,24 @@ def test_a_sum_that_is_not_opened_is_a_failed_audit(tmp_path: Path) -> None:
     federation, grid = audited(tmp_path, route=lost("train.vote", 0, 1))
     (line,) = federation.store.audits()
     assert line["outcome"] == "failed" and "the round's sum was not opened" in line["reason"] and not asked(grid)
+
+
+def test_an_audit_that_failed_without_an_attack_is_not_forgotten_when_the_server_is_killed_after_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoint.save
+
+    def killed(folder: Path, saved: checkpoint.Checkpoint) -> None:
+        save(folder, saved)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        audited(tmp_path, route=lost("train.vote", 0, 1))
+    monkeypatch.setattr(checkpoint, "save", save)
+    federation, _ = audited(tmp_path, resume=True)
+    (line,) = federation.store.audits()
+    assert line["outcome"] == "failed" and "the round's sum was not opened" in line["reason"]
 
 
 def test_an_attack_that_fails_is_a_failed_audit_of_every_client(tmp_path: Path) -> None:
