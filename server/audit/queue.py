@@ -295,9 +295,17 @@ class Auditor:
                 self._finish(one, result, "failed", reason=result["reason"])
         elif job.kind != "client":
             self._canary_scored(job, result)
+        elif job.sites and self._taken_back(job):
+            for one in job.scored_by:
+                self._finish(one, result, "failed", reason=SHOWN_TO_ALL)
         else:
             for one in job.scored_by:
                 self._ask(one, grid)
+
+    def _taken_back(self, job: Job) -> bool:
+        """Whether a client of this sum consents to less than when the sum was filed; one that is away does not."""
+        inside = Job.read(self.queue / job.folder / JOB).clients
+        return any(member.consent != SHOWN for member in map(self.roster.find, inside) if member is not None)
 
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = (read_tree(self.queue / job.folder / file)[0] for file in (REBUILT, TRUTH))

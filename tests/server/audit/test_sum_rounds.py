@@ -10,10 +10,10 @@ import torch
 from flwr.app import Message
 
 from prunella.attacks.trace import load_trace
-from prunella.core.files import read_tree
+from prunella.core.files import read_tree, write_json, write_tree
 from prunella.server import checkpoint
 from prunella.server.audit.canary import make_canary
-from prunella.server.audit.job import JOB, Job
+from prunella.server.audit.job import JOB, REBUILT, RESULT, Job
 from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL, UNEQUAL
 from prunella.server.audit.worker import preload
 from prunella.server.report.verdict import judge
@@ -131,6 +131,34 @@ def test_a_client_whose_consent_is_not_known_has_not_given_it(tmp_path: Path, mo
         filed.clear()
         federation.auditor.file_sum(downlink.expected(), opened, members)
         assert set(filed) - {"control"} == kinds
+
+
+def test_nobody_is_asked_once_a_client_of_the_sum_has_changed_its_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the attack went on: its SuperNode was started again with less. One that is away has not taken it back."""
+    monkeypatch.setattr("prunella.server.audit.process.WorkerProcess.ensure", lambda _: True)
+    monkeypatch.setattr("prunella.server.audit.queue.Auditor.at_most", lambda _: 0.0)
+    federation, grid = audited(tmp_path)
+    auditor, members = federation.auditor, federation.strategy.roster.members
+    path = tmp_path / "run" / "traces" / "round-000001-client"
+    write_tree(path / REBUILT, {"x": torch.zeros(4, 1, 8, 8)})
+    result = {"error": None, "reason": None, "objective": 0.0, "seconds": 0.0, "explained": True}
+    write_json(path / RESULT, result)
+    job = replace(Job.read(path / JOB), clients=(0, 2))  # 1 and 3 have answered before the server was started again
+    auditor.finished.clear()
+    auditor._answered(job, result, grid)
+    assert asked(grid) == [0, 2] and not auditor.finished
+    del members[next(node for node, member in members.items() if member.client == 3)]
+    auditor._answered(job, result, grid)
+    assert asked(grid) == [0, 0, 2, 2]
+    node = next(node for node, member in members.items() if member.client == 1)
+    members[node] = replace(members[node], consent="numbers")
+    auditor._answered(job, result, grid)
+    assert asked(grid) == [0, 0, 2, 2]
+    assert [(a["client"], a["outcome"], a["reason"]) for a in auditor.finished] == [
+        (client, "failed", SHOWN_TO_ALL) for client in (0, 2)
+    ]
 
 
 def test_the_others_are_asked_where_the_one_that_denies_is_not_in_the_sum(tmp_path: Path) -> None:
