@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prunella.server.report.series import last, points
+from prunella.server.report.series import last, points, present
 from prunella.server.report.units import digits, percent
 from prunella.server.store.schema import StoreLine
 
@@ -155,7 +155,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
         unfinished=run.get("status") in ("running", "failed", "stopped"),
         balance_known=not on_clients or run.get("largest_class") is not None,
-        epsilon=last(lines, "privacy_epsilon", stat="worst"),
-        mean_epsilon=last(lines, "privacy_epsilon", stat="mean"),
+        epsilon=present(lines, "privacy_epsilon", stat="worst"),
+        mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),
         delta=settings.get("privacy.delta"),
     )

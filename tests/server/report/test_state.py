@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from prunella.server.report.build import bounds
 from prunella.server.report.state import RunState, run_state
 from prunella.server.store.schema import StoreLine
 
@@ -58,3 +59,11 @@ def test_an_epsilon_names_its_delta_or_that_it_is_unknown() -> None:
     spent = [line(1, "privacy_epsilon", 2.0, stat="worst")]
     assert run_state({"settings": {"privacy.delta": 1e-6}}, spent).guarantee.startswith("ε 2 at δ 1e-06 for")
     assert "ε 2 at an unknown δ" in run_state({}, spent).guarantee and not RunState().guarantee
+
+
+def test_an_epsilon_that_the_last_round_has_not_is_no_promise() -> None:
+    """A client came later that has none: what the others had before says nothing of all of them."""
+    first = [line(1, "round", 1), line(1, "privacy_epsilon", 2.0, stat="worst"), line(1, "channel_information_nats", 9)]
+    later = [*first, line(2, "round", 2)]
+    assert run_state({}, first).promise == "ε 2 at an unknown δ" and len(bounds(run_state({}, first), first)) == 2
+    assert run_state({}, later).promise == "no ε" and not bounds(run_state({}, later), later)
