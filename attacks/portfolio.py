@@ -333,4 +333,5 @@ def reconstruct(
     best = best._replace(answer=dataclasses.replace(best.answer, cut=case.budget.late()))
     if not matchable(case.setting) or math.isinf(best.missed):
         return dataclasses.replace(best.answer, found_by=best.by)
-    return dataclasses.replace(best.answer, objective=best.missed, found_by=best.by, explained=best.missed <= EXPLAINED)
+    missed = {"objective": best.missed, "explained": best.missed <= EXPLAINED, "compared": True}
+    return dataclasses.replace(best.answer, found_by=best.by, **missed)
