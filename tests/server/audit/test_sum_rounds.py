@@ -14,7 +14,8 @@ from prunella.core.files import read_tree, write_json, write_tree
 from prunella.server import checkpoint
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import JOB, REBUILT, RESULT, Job
-from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL, UNEQUAL
+from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL
+from prunella.server.audit.view import UNEQUAL
 from prunella.server.audit.worker import preload
 from prunella.server.report.verdict import judge
 from prunella.server.rounds import Federation
