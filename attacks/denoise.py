@@ -253,7 +253,7 @@ class Denoiser:
         require_one_image(view)
         mine = rebuilt([view], self.task, self.attack, self.generator, self.stopped)[0]
         x = into_box(self.clean(mine.x.cpu().flatten(1).float())).reshape(1, *self.task.shape)
-        return Reconstruction(x.to(mine.x.device), mine.y, self.error, mine.iterations)
+        return Reconstruction(x.to(mine.x.device), mine.y, self.error, mine.iterations, compared=False)
 
 
 def reconstruct(

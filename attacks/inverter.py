@@ -269,7 +269,7 @@ class Inverse:
         device = next(iter(view.update.values())).device
         if self.polishes:
             x = polished(view, self.task, self.attack, x, y)
-        return Reconstruction(x.to(device), y.to(device), self.error, self.learnt.steps)
+        return Reconstruction(x.to(device), y.to(device), self.error, self.learnt.steps, compared=False)
 
 
 def reconstruct(

@@ -60,4 +60,4 @@ def reconstruct(
         optimizer.step()
         with torch.no_grad():
             x.clamp_(0.0, 1.0)
-    return Reconstruction(x.detach(), labels, float(loss.detach()) / task.classes, attack.iterations)
+    return Reconstruction(x.detach(), labels, float(loss.detach()) / task.classes, attack.iterations, compared=False)

@@ -132,4 +132,4 @@ def reconstruct(view: ServerView, task: Task, attack: Rob, generator: Generator)
         labels = next(
             y for y in label_candidates(target, task, view.learning_rate is not None, generator) if y is not None
         )
-    return Reconstruction(x, labels[: len(x)], 0.0, 1)
+    return Reconstruction(x, labels[: len(x)], 0.0, 1, compared=False)

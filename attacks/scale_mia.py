@@ -149,4 +149,4 @@ def reconstruct(view: ServerView, task: Task, attack: ScaleMia, generator: Gener
     layer, _ = linear_layers(target.module)
     codes = codes_of(view, task, attack, target.plan.images)
     x = decode(lambda guess: input_of(target, layer, guess), codes, task.shape, attack)
-    return Reconstruction(x, None, 0.0, attack.iterations)
+    return Reconstruction(x, None, 0.0, attack.iterations, compared=False)

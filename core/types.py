@@ -70,7 +70,7 @@ class Reconstruction:
 
     ``found_by`` names the attack of a portfolio that rebuilt them, with what was chosen for it: "sgi tv=0.01".
     ``explained`` is whether they would have sent the update, where the attack itself says so; ``cut`` whether it ended
-    for want of time."""
+    for want of time; ``compared`` whether the objective comes of a comparison with the update that was attacked."""
 
     x: Tensor
     y: Tensor | None
@@ -79,3 +79,9 @@ class Reconstruction:
     found_by: str | None = None
     explained: bool | None = None
     cut: bool = False
+    compared: bool = True
+
+    @property
+    def fit(self) -> float | None:
+        """The objective, where it says how well the images explain the update."""
+        return self.objective if self.compared else None

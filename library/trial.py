@@ -105,7 +105,7 @@ def attacked(
     except (AttackError, DefenseError) as error:
         return failed(kind, attacker.name, defense, str(error), round=round)
     line = _line(kind, attacker.name, defense, view.describe(), round)
-    line |= {"objective": found.rebuilt.objective, "seconds": time.perf_counter() - begun}
+    line |= {"objective": found.rebuilt.fit, "seconds": time.perf_counter() - begun}
     line |= {"found_by": found.rebuilt.found_by, "reason": CUT if found.cut else None}
     if truth is None:
         return Trial(check_audit(line | {"outcome": "no-consent"}), None, found.rebuilt.x)

@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from socket import AF_INET6, SHUT_RDWR
@@ -43,6 +43,7 @@ from prunella.server.store.schema import Row, StoreError, check_row
 LOOPBACK = "127.0.0.1"
 # Seconds: from digits on one machine (tenths) to a federation that waits for its slowest site (default limit 600).
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+BOUNDS = ("privacy_epsilon", "channel_information_nats")  # of all clients in a round's rows, or in none of these
 
 MAX_CONNECTIONS = 64  # at a time; a browser opens six, Prometheus one
 MAX_SECONDS = 10.0  # that a connection may last
@@ -72,8 +73,10 @@ class _Values(Collector):
         self._values: dict[str, dict[Labels, float]] = {}
         self._observed: dict[str, tuple[list[int], float]] = {}
 
-    def take(self, rows: Iterable[Row]) -> None:
+    def take(self, rows: Sequence[Row]) -> None:
         with self._lock:
+            for name in BOUNDS if any(row.metric == "round" for row in rows) else ():
+                self._values.pop(name, None)
             for row in rows:
                 metric = METRICS[row.metric]
                 if metric.kind == "histogram":

@@ -11,7 +11,9 @@ and a SuperNode works on one message after another, so a straggler would train f
 
 A pull waits for a reply whose upload has begun. ``within_the_round`` wraps the function with which Flower's own Grid
 pulls the parts of a reply: it looks for a missing part every ``LOOK`` seconds until the deadline, so that the replies
-that are there can still be fetched. Flower's pauses grow to 10 s, and it waits for two hours or 500 looks.
+that are there can still be fetched. Flower's pauses grow to 10 s, and it waits for two hours or 500 looks. A pull that
+belongs to no round, of answers to who is there and to audits, has ``ALONE`` seconds: a client that begins an upload and
+never ends it would hold up every round.
 """
 
 import time
@@ -24,6 +26,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 LATE = 5.0  # seconds after the deadline in which an answer can still be fetched
+ALONE = 60.0  # seconds that a pull outside a round waits for what is missing of the replies that it found
 LOOK = 1.0  # seconds, give or take a fifth; the first looks come sooner
 _deadline: ContextVar[float | None] = ContextVar("when a pull must end, by time.monotonic", default=None)
 
@@ -66,7 +69,7 @@ class OrderedGrid(Grid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
+        return self._pull(list(message_ids), time.monotonic() + ALONE)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Replies, lazily. After ``timeout`` seconds only what is already there is taken."""

@@ -262,6 +262,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     quick = federation.evaluator.take(max(LEAST, PATIENCE * (stages["train"] - begin_time)))
     result = quick[1] if quick is not None else result
     stages["evaluate"] = time.perf_counter()
+    take_audits(federation, grid)  # before the checkpoint: an audit that failed without an attack is in no folder
     _count(federation)
     _save(federation, round, arrays, result)
     stages["store"] = time.perf_counter()
@@ -351,7 +352,6 @@ def federate(federation: Federation, grid: Grid) -> None:
             log(WARNING, "%s", reason)
             break
         arrays, done = one_round(federation, grid, round, arrays), round
-        take_audits(federation, grid)
     evaluate_last(federation, done, arrays, grid)
     federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())

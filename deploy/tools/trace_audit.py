@@ -219,7 +219,7 @@ class TraceAudit:
         line: dict[str, Any] = {"round": self.round, "kind": kind, "attack": self.name}
         line["sites"] = self.stage.sent.sites if self.stage.sent.sites > 1 else None
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
-        line |= {"objective": found.answer.objective, "seconds": found.seconds, "found_by": found.answer.found_by}
+        line |= {"objective": found.answer.fit, "seconds": found.seconds, "found_by": found.answer.found_by}
         doubt = clean(str(about.get("doubt") or ""))  # of a sum, as its run's own audit has it
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         line = line | {"outcome": "no-consent"} if found.leakage is None else judged(line, found.leakage, explained)

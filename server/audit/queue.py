@@ -47,7 +47,7 @@ from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
 from prunella.server.audit.shadow import alike, attacked, template_of, write_public, write_sent
-from prunella.server.audit.view import expected_view, moved_mask, sum_view, view_of
+from prunella.server.audit.view import expected_view, moved_mask, sum_view, unequal, view_of
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.secure_sum.collector import OpenedSum
@@ -70,10 +70,6 @@ SHOWN_TO_ALL = (
 )
 OF_A_SUM = (
     "What was attacked is the sum of {} clients' updates. A server that invents clients or plants a model sees more"
-)
-UNEQUAL = (
-    "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
-    "examples (local-steps × batch-size) or more and secure-sum.examples={0}"
 )
 Outcome = dict[str, Any]
 
@@ -197,10 +193,8 @@ class Auditor:
         them and goes to all, so nobody is sent it unless each one lets its images be seen: else there are canaries, and
         audits that failed of those that do not deny them."""
         inside, counted = opened.clients, parse_section(self.raw, SECURE_SUM, SecureSum).examples
-        each = self.run.local_steps * self.run.batch_size
-        equal = counted >= each and opened.examples == len(inside) * counted
         view = sum_view(self.run, expected, opened, counted)
-        subject = Subject(view, None, len(inside), inside, "" if equal else UNEQUAL.format(each))
+        subject = Subject(view, None, len(inside), inside, unequal(self.run, opened, counted))
         self._matched(expected, subject)
         consents = {member.client: member.consent for member in members if member.client in inside}
         if all(consents.get(client) == SHOWN for client in inside):  # not of one whose consent is not known
@@ -295,9 +289,17 @@ class Auditor:
                 self._finish(one, result, "failed", reason=result["reason"])
         elif job.kind != "client":
             self._canary_scored(job, result)
+        elif job.sites and self._taken_back(job):
+            for one in job.scored_by:
+                self._finish(one, result, "failed", reason=SHOWN_TO_ALL)
         else:
             for one in job.scored_by:
                 self._ask(one, grid)
+
+    def _taken_back(self, job: Job) -> bool:
+        """Whether a client of this sum consents to less than when the sum was filed; one that is away does not."""
+        inside = Job.read(self.queue / job.folder / JOB).clients
+        return any(member.consent != SHOWN for member in map(self.roster.find, inside) if member is not None)
 
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = (read_tree(self.queue / job.folder / file)[0] for file in (REBUILT, TRUTH))

@@ -14,6 +14,11 @@ from prunella.core.types import ServerView
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
 
+UNEQUAL = (
+    "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
+    "examples (local-steps × batch-size) or more and secure-sum.examples={0}"
+)
+
 
 def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tree) -> ServerView:
     """Exactly what the server saw of one client in one round. ``start``: the weights from which training began."""
@@ -76,3 +81,11 @@ def sum_view(run: Run, expected: Expected, opened: OpenedSum, counted: int) -> S
         num_examples=min(sites * each, known),
         batch_size=min(sites * run.batch_size, known),
     )
+
+
+def unequal(run: Run, opened: OpenedSum, counted: int) -> str:
+    """Why finding nothing in a sum would prove nothing where its clients may weigh differently, "" where they do not.
+    Each counts for ``counted`` examples at most."""
+    each = run.local_steps * run.batch_size
+    equal = counted >= each and opened.examples == len(opened.clients) * counted
+    return "" if equal else UNEQUAL.format(each)

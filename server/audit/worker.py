@@ -111,7 +111,7 @@ def work(folder: Path) -> JobResult:
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
-        result = JobResult(rebuilt.objective, rebuilt.iterations, time.perf_counter() - begin, scores, order)
+        result = JobResult(rebuilt.fit, rebuilt.iterations, time.perf_counter() - begin, scores, order)
         result = replace(result, reason=cut, explained=attacked.explained)
         result = replace(result, found_by=getattr(rebuilt, "found_by", None))
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server

@@ -23,7 +23,7 @@ from prunella.server.report.evidence import sum_of, valid_audits
 from prunella.server.report.figures import leakage_charts, run_charts
 from prunella.server.report.page import STYLE, TEMPLATE
 from prunella.server.report.pictures import choose, strip
-from prunella.server.report.series import label_values, last
+from prunella.server.report.series import label_values, last, present
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.tiles import NO_FAILURES, tiles
 from prunella.server.report.units import digits, fixed, plural
@@ -39,7 +39,7 @@ REPORT = "report.html"
 def bounds(state: RunState, lines: Sequence[StoreLine]) -> list[tuple[str, str]]:
     """The figures that hold against any attack, as far as the run has them."""
     found = [("Differential privacy", state.guarantee)] if state.guarantee else []
-    nats = last(lines, "channel_information_nats")
+    nats = present(lines, "channel_information_nats")
     if nats is not None:
         found.append(
             (

@@ -99,6 +99,12 @@ def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
     if audits and state.doubt:
         found.append(f"{capital(state.doubt[1])}, so the audits say little about a model that learns.")
     found += _worst_case(audits, state) + membership_notes(audits)
+    if state.refuted:
+        whose = plural(state.refuted, "client")
+        found.append(
+            f"An attack on {whose} showed more than the ε that was promised: the accounting or the implementation is "
+            "wrong. Do not rely on it."
+        )
     return tuple(found + ([f"Guaranteed: {state.guarantee}."] if state.guarantee else []))
 
 

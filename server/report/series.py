@@ -27,6 +27,12 @@ def last(lines: Iterable[StoreLine], metric: str, **labels: str) -> float | None
     return series[-1][1] if series else None
 
 
+def present(lines: Sequence[StoreLine], metric: str, **labels: str) -> float | None:
+    """The value of the last round, None where that has none: a bound is told of all clients, or no more."""
+    series, rounds = points(lines, metric, **labels), points(lines, "round")
+    return series[-1][1] if series and (not rounds or series[-1][0] >= rounds[-1][0]) else None
+
+
 def label_values(lines: Iterable[StoreLine], metric: str, label: str) -> list[str]:
     return sorted({line["labels"][label] for line in lines if line["metric"] == metric and label in line["labels"]})
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prunella.server.report.series import last, points
+from prunella.server.report.series import last, points, present
 from prunella.server.report.units import digits, percent
 from prunella.server.store.schema import StoreLine
 
@@ -29,7 +29,8 @@ def has_diverged(loss: float, classes: int) -> bool:
 class RunState:
     """``None`` for what the run did not record. ``loss`` is in nats, and infinite where it was not finite;
     ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
-    nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``."""
+    nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
+    attack showed more than that of ``refuted`` clients."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -45,6 +46,7 @@ class RunState:
     epsilon: float | None = None
     mean_epsilon: float | None = None
     delta: float | None = None
+    refuted: int = 0
 
     @property
     def guessing(self) -> float | None:
@@ -143,6 +145,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     refused = {a["client"] for a in audits if a["outcome"] == "no-consent"}
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"
+    refuted = int(last(lines, "privacy_epsilon_exceeded") or 0)
     return RunState(
         rounds=int(last(lines, "round") or 0),
         accuracy=last(lines, "accuracy_ratio"),
@@ -155,7 +158,8 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
         unfinished=run.get("status") in ("running", "failed", "stopped"),
         balance_known=not on_clients or run.get("largest_class") is not None,
-        epsilon=last(lines, "privacy_epsilon", stat="worst"),
-        mean_epsilon=last(lines, "privacy_epsilon", stat="mean"),
+        epsilon=None if refuted else present(lines, "privacy_epsilon", stat="worst"),
+        mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),
         delta=settings.get("privacy.delta"),
+        refuted=refuted,
     )

@@ -132,6 +132,9 @@ def test_public_images_decide_where_nothing_explains_the_update() -> None:
     assert chosen([explaining, true, learnt], gains) is explaining
     solved = {**gains, true.key: Gain(15.0, 0.1)}  # who got to the bottom there, and did not here
     assert chosen([fitted, true], solved) is fitted and chosen([fitted, found("true", 0.3)], solved) is not fitted
+    unasked = found("label search", 0.004)  # its place on public images is not known, and it is as good as solved here
+    assert chosen([fitted, true, unasked], gains) is unasked and chosen([unasked, true, learnt], gains) is unasked
+    assert chosen([fitted, true, found("label search", 0.1)], gains) is true
     nearly = {**gains, true.key: Gain(15.0, 1e-9)}
     assert chosen([fitted, found("true", 0.005)], nearly).by == "true"  # both are as good as solved
 

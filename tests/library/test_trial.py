@@ -6,17 +6,20 @@ import pytest
 
 from prunella.attacks.ggl import Ggl
 from prunella.attacks.ig import Ig
+from prunella.attacks.rob import Rob
+from prunella.attacks.score.level import level
 from prunella.core.errors import ConfigError
 from prunella.library.audit import _like, _pool
 from prunella.library.trial import Attacker, Stage, attacked, judge_trials, judging
+from prunella.server.report.evidence import fitted
 from prunella.server.report.state import RunState
 from prunella.server.report.verdict import verdict
 from prunella.server.store.schema import check_audit
 from prunella.tasks.task import Task
 
 
-def stage(defenses: tuple[str, ...] = ("none",), **raw: float) -> Stage:
-    task = Task("cnn", (1, 8, 8), 10)
+def stage(defenses: tuple[str, ...] = ("none",), model: str = "cnn", **raw: float) -> Stage:
+    task = Task(model, (1, 8, 8), 10)
     like = _like(task, 2, 1, 2, (0.1, 0.0, 0.0))
     return Stage(task, like, defenses, {"strategy": "fedavg", **raw}, *_pool(like, task, None, 0))
 
@@ -50,6 +53,14 @@ def test_what_keeps_an_attack_from_running_is_a_failed_trial() -> None:
     assert (
         unknown.line["outcome"] == "no-consent" and "not scored" in unknown.words([]) and unknown.picture() is not None
     )
+
+
+def test_an_objective_that_is_no_fit_of_the_update_is_not_told_as_one() -> None:
+    """Else an attack that compares its images with no update would explain them all, and finding nothing be clear."""
+    control = stage(model="prunella.attacks.rob:cnn").attack_canary("single", Attacker("rob", Rob())).line
+    assert control["outcome"] == "scored" and level(control) == "rebuilt" and control["objective"] is None
+    assert not fitted({**control, "kind": "single-defended"}, [control])
+    assert few().name == "ig" and stage().attack_canary("single", few()).line["objective"] is not None
 
 
 def test_the_verdict_is_that_of_the_lines() -> None:

@@ -92,6 +92,16 @@ def test_a_counter_that_goes_down_is_refused(exporter: Exporter) -> None:
         exporter.update([row("audits_total", 2, outcome="scored")])
 
 
+def test_a_bound_that_a_client_lacks_since_this_round_is_shown_no_more(exporter: Exporter) -> None:
+    exporter.update([row("round", 1), row("privacy_epsilon", 3.0, stat="worst"), row("accuracy_ratio", 0.5)])
+    exporter.update([row("leakage_level", 1, attack="sgi", defense="dgp", view="client")])
+    assert samples(exporter)["prunella_privacy_epsilon", (("stat", "worst"),)] == 3.0
+    exporter.update([row("round", 2)])
+    assert {name for name, _ in samples(exporter)} & {"prunella_privacy_epsilon", "prunella_accuracy_ratio"} == {
+        "prunella_accuracy_ratio"
+    }
+
+
 def test_a_bad_row_is_refused_together_with_its_good_neighbours(exporter: Exporter) -> None:
     for bad in (Row("secret", 1.0), Row("loss", 1.0, {"client": "3"}), Row("loss", math.nan)):
         with pytest.raises((ConfigError, StoreError)):

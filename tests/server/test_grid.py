@@ -112,7 +112,27 @@ def test_an_upload_that_stops_is_waited_for_until_the_deadline_and_costs_no_othe
     assert within > 3 and after == 1
 
 
-def test_a_pull_that_no_round_waits_for_is_flowers_own() -> None:
+def test_an_upload_that_stops_does_not_hold_up_a_server_that_waits_for_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answers to questions that stay open while rounds go on, as those to audits and to who is there."""
+    monkeypatch.setattr("prunella.server.grid.ALONE", 0.2)
+
+    class Stopped(Slow):
+        def look(self, _: str) -> bytes:
+            raise ObjectUnavailableError("a part")
+
+        def pull_messages(self, ids):
+            with pytest.raises(ObjectPullError):
+                within_the_round(pull_objects)(["a part"], self.look, initial_backoff=0.01, max_time=5.0)
+            return super().pull_messages(ids)
+
+    begin = time.monotonic()
+    replies = list(OrderedGrid(Stopped({"m1": 10**9, "m2": 0})).pull_messages(["m1", "m2"]))
+    assert [r.metadata.dst_node_id for r in replies] == [2] and time.monotonic() - begin < 3
+
+
+def test_a_pull_of_another_grid_is_flowers_own() -> None:
     def pull(*_: object, **kwargs: object) -> dict[str, bytes]:
         return {name: b"" for name in kwargs}
 

@@ -35,6 +35,7 @@ def test_a_record_has_the_store_s_numbers_and_the_report_s_verdict(tmp_path: Pat
     found = record(run)
     answer = judge(read_run(run.path), read_metrics(run.path), read_audits(run.path))
     assert (found["verdict"], found["headline"]) == (answer.badge, answer.headline) == ("Leak found", answer.headline)
+    assert answer.notes and found["notes"] == " ".join(answer.notes), "what stands wherever the headline is"
     assert (found["accuracy"], found["density"], found["sent_bytes"], found["dense_bytes"]) == (0.75, 0.5, 400, 1000)
     assert (found["worst.psnr"], found["worst.ssim"], found["worst.level"]) == (30.0, 0.9, "rebuilt")
     assert found["settings.rate"] == 0.3 and "settings.run-dir" not in found and found["epsilon"] is None

@@ -10,10 +10,12 @@ import torch
 from flwr.app import Message
 
 from prunella.attacks.trace import load_trace
-from prunella.core.files import read_tree
+from prunella.core.files import read_tree, write_json, write_tree
+from prunella.server import checkpoint
 from prunella.server.audit.canary import make_canary
-from prunella.server.audit.job import JOB, Job
-from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL, UNEQUAL
+from prunella.server.audit.job import JOB, REBUILT, RESULT, Job
+from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL
+from prunella.server.audit.view import UNEQUAL
 from prunella.server.audit.worker import preload
 from prunella.server.report.verdict import judge
 from prunella.server.rounds import Federation
@@ -132,6 +134,34 @@ def test_a_client_whose_consent_is_not_known_has_not_given_it(tmp_path: Path, mo
         assert set(filed) - {"control"} == kinds
 
 
+def test_nobody_is_asked_once_a_client_of_the_sum_has_changed_its_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the attack went on: its SuperNode was started again with less. One that is away has not taken it back."""
+    monkeypatch.setattr("prunella.server.audit.process.WorkerProcess.ensure", lambda _: True)
+    monkeypatch.setattr("prunella.server.audit.queue.Auditor.at_most", lambda _: 0.0)
+    federation, grid = audited(tmp_path)
+    auditor, members = federation.auditor, federation.strategy.roster.members
+    path = tmp_path / "run" / "traces" / "round-000001-client"
+    write_tree(path / REBUILT, {"x": torch.zeros(4, 1, 8, 8)})
+    result = {"error": None, "reason": None, "objective": 0.0, "seconds": 0.0, "explained": True}
+    write_json(path / RESULT, result)
+    job = replace(Job.read(path / JOB), clients=(0, 2))  # 1 and 3 have answered before the server was started again
+    auditor.finished.clear()
+    auditor._answered(job, result, grid)
+    assert asked(grid) == [0, 2] and not auditor.finished
+    del members[next(node for node, member in members.items() if member.client == 3)]
+    auditor._answered(job, result, grid)
+    assert asked(grid) == [0, 0, 2, 2]
+    node = next(node for node, member in members.items() if member.client == 1)
+    members[node] = replace(members[node], consent="numbers")
+    auditor._answered(job, result, grid)
+    assert asked(grid) == [0, 0, 2, 2]
+    assert [(a["client"], a["outcome"], a["reason"]) for a in auditor.finished] == [
+        (client, "failed", SHOWN_TO_ALL) for client in (0, 2)
+    ]
+
+
 def test_the_others_are_asked_where_the_one_that_denies_is_not_in_the_sum(tmp_path: Path) -> None:
     _, grid = audited(tmp_path, consent=lambda client: "deny" if client == 1 else "pictures", route=lost("train", 1))
     assert asked(grid) == [0, 2, 3]
@@ -149,6 +179,24 @@ def test_a_sum_that_is_not_opened_is_a_failed_audit(tmp_path: Path) -> None:
     federation, grid = audited(tmp_path, route=lost("train.vote", 0, 1))
     (line,) = federation.store.audits()
     assert line["outcome"] == "failed" and "the round's sum was not opened" in line["reason"] and not asked(grid)
+
+
+def test_an_audit_that_failed_without_an_attack_is_not_forgotten_when_the_server_is_killed_after_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoint.save
+
+    def killed(folder: Path, saved: checkpoint.Checkpoint) -> None:
+        save(folder, saved)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        audited(tmp_path, route=lost("train.vote", 0, 1))
+    monkeypatch.setattr(checkpoint, "save", save)
+    federation, _ = audited(tmp_path, resume=True)
+    (line,) = federation.store.audits()
+    assert line["outcome"] == "failed" and "the round's sum was not opened" in line["reason"]
 
 
 def test_an_attack_that_fails_is_a_failed_audit_of_every_client(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@ import math
 
 import pytest
 
+from prunella.server.report.build import bounds
 from prunella.server.report.state import RunState, run_state
+from prunella.server.report.verdict import NEXT, NEXT_UNDER_EPSILON, verdict
 from prunella.server.store.schema import StoreLine
 
 
@@ -58,3 +60,22 @@ def test_an_epsilon_names_its_delta_or_that_it_is_unknown() -> None:
     spent = [line(1, "privacy_epsilon", 2.0, stat="worst")]
     assert run_state({"settings": {"privacy.delta": 1e-6}}, spent).guarantee.startswith("ε 2 at δ 1e-06 for")
     assert "ε 2 at an unknown δ" in run_state({}, spent).guarantee and not RunState().guarantee
+
+
+def test_an_epsilon_that_an_attack_passed_is_no_promise_and_that_is_said() -> None:
+    lines = [line(1, "round", 1), line(1, "privacy_epsilon", 2.0, stat="worst"), line(1, "privacy_epsilon_exceeded", 0)]
+    members = {"kind": "membership", "client": 0, "outcome": "scored", "attack": "membership", "round": 1}
+    found = [{**members, "membership": {"word": "found", "scores": None}}]
+    held = verdict(found, run_state({}, lines))
+    assert held.promise.startswith("ε 2") and held.next_step == NEXT_UNDER_EPSILON and "Guaranteed" in held.notes[-1]
+    broken = verdict(found, run_state({}, [*lines, line(1, "privacy_epsilon_exceeded", 2)]))
+    assert broken.promise == "no ε" and broken.next_step == NEXT["traces"]
+    assert not any("Guaranteed" in note for note in broken.notes) and "2 clients" in broken.notes[-1]
+
+
+def test_an_epsilon_that_the_last_round_has_not_is_no_promise() -> None:
+    """A client came later that has none: what the others had before says nothing of all of them."""
+    first = [line(1, "round", 1), line(1, "privacy_epsilon", 2.0, stat="worst"), line(1, "channel_information_nats", 9)]
+    later = [*first, line(2, "round", 2)]
+    assert run_state({}, first).promise == "ε 2 at an unknown δ" and len(bounds(run_state({}, first), first)) == 2
+    assert run_state({}, later).promise == "no ε" and not bounds(run_state({}, later), later)
