@@ -1,7 +1,7 @@
 """The papers' claims, ``CLAIMS`` by name in the papers' order, and ``TABLES`` that stand elsewhere in docs."""
 
 from prunella.benchmarks.engine.claim import Claim
-from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claims, ours, priprune_claims
+from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claims, priprune_claims
 from prunella.benchmarks.papers.adapted_attacks import ADAPTED, ORDERINGS, PUBLIC
 from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
 from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
@@ -11,6 +11,7 @@ from prunella.benchmarks.papers.norm_modes import NORM_MODES
 from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 from prunella.benchmarks.papers.strongest import STRONGEST
 from prunella.benchmarks.papers.width_table import WIDTH_TABLE
+from prunella.benchmarks.scenarios import ours
 from prunella.benchmarks.scenarios.board import BOARD
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)

@@ -26,6 +26,7 @@ from prunella.benchmarks.scenarios.standing import COST, draw, table
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import lookup
 from prunella.privacy.defense import Entry
+from prunella.tasks.data import recommended_rate
 
 CHAINS = (
     *(NONE, "dgp", "top-k", "random", "outpost", "gaussian", "priprune"),
@@ -34,8 +35,8 @@ CHAINS = (
 )
 SEEDS = (0, 1, 2, 3, 4)
 FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
-    "mnist": training("cnn", rounds=20, local_steps=10, learning_rate=0.1),
-    "cifar10": training("cnn", rounds=15, local_steps=20, learning_rate=0.02),
+    "mnist": training("cnn", rounds=20, local_steps=10, learning_rate=recommended_rate("mnist")),
+    "cifar10": training("cnn", rounds=15, local_steps=20, learning_rate=recommended_rate("cifar10")),
 }
 
 

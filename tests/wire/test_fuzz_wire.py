@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def fuzz(tmp_path: Path, script: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(script), *options, "-rss_limit_mb=4096", "-timeout=10", "-seed=1"]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", *command]  # else its peak of memory counts from that of pytest
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 

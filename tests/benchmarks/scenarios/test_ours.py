@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.rules import HOLDS, NOT, UNDECIDED
-from prunella.benchmarks.papers.ours import PRUNING, X1, X2, by_chain, judge_composed, judge_hidden
 from prunella.benchmarks.scenarios.board import BOARD
+from prunella.benchmarks.scenarios.ours import PRUNING, X1, X2, by_chain, judge_composed, judge_hidden
 
 Psnr = Mapping[tuple[str, str], float]  # of an attack behind a chain
 
