@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prunella.benchmarks.engine.cells import Cache
+from prunella.benchmarks.engine.cells import Cache, must_be_writable
 from prunella.benchmarks.engine.claim import SIZES, Claim, Size, judged
 from prunella.benchmarks.engine.machine import machine, use_device
 from prunella.benchmarks.engine.measuring import ALONE, RunLimits, Say, measured, missing, points
@@ -122,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(listing((*CLAIMS.values(), *TABLES.values())))
         return 0 if chosen.listed else USAGE
     try:
+        must_be_writable(chosen.out, "--out")
+        must_be_writable(chosen.cache, "--cache")
         if chosen.index or chosen.pages:
             written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
             for path in (*written, write_index(CLAIMS.values(), chosen.out)):

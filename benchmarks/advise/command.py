@@ -25,7 +25,7 @@ from prunella.benchmarks.advise.search import SEEDS, Standing, Standings, add, a
 from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
 from prunella.benchmarks.advise.words import command as command_of
 from prunella.benchmarks.advise.words import headline, limits, reasons, unanswered, untried
-from prunella.benchmarks.engine.cells import Cache, Row
+from prunella.benchmarks.engine.cells import Cache, Row, must_be_writable
 from prunella.benchmarks.engine.images import cached_client
 from prunella.benchmarks.reproduce import EPILOG, INTERRUPTED, USAGE, seconds
 from prunella.core.config import parse_run
@@ -207,6 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if chosen.supernodes < 1 or chosen.short < 0 or not 0 <= chosen.may_lose <= 100:
             raise ConfigError("--supernodes is at least 1, --short at least 0, and --may-lose from 0 to 100")
+        must_be_writable(chosen.out, "--out")
+        must_be_writable(chosen.cache, "--cache")
         answer(chosen)
     except PrunellaError as error:
         print(f"advise: {error}", file=sys.stderr)

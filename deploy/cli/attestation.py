@@ -40,6 +40,8 @@ def attest(
         folder = find(runs, run).path
         if key.suffix == ".pub":
             raise UsageError(f"{key} is the public half: name the private key, {key.with_suffix('.key')}")
+        if key.is_dir():
+            raise UsageError(f"{key} is a directory: name a file in it with --key, such as {key / KEY.name}")
         made = not key.exists()
         try:
             if not key.parent.exists():
@@ -78,6 +80,8 @@ def verify(
             raise UsageError(f"there is no {file}: name attestation.json, or the directory that it is in")
         if not key.exists():
             raise UsageError(f"there is no {key}: name the federation's public key with --key")
+        if run is not None and not run.is_dir():
+            raise UsageError(f"there is no {run}: name the run's directory with --run, or leave it out")
         try:
             for line in check(file, public_key(key), run):
                 say(line)

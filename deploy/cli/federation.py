@@ -1,6 +1,7 @@
 """What ``run``, ``simulate`` and ``submit`` do around a federation: settings before, report and table after."""
 
 import importlib
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,8 +59,7 @@ def run_local(
     with shown() as view:
         outcome = launch(request, view, checker(request, view, here=True), run)
     if outcome.status == "failed" and room(outcome.run.path) < FULL:
-        again = f"prunella run --resume {outcome.run.id} --runs {runs}"
-        raise LaunchError(f"the disk of {runs} is full: free some space, then go on with {again}")
+        raise LaunchError(f"the disk of {runs} is full: free some space, then go on with {again(outcome.run)}")
     if outcome.status != "completed":
         record(outcome, settings.is_prunella(settings.read_app(request.app)))
         explain(outcome)
@@ -143,10 +143,15 @@ def record(outcome: Outcome, ours: bool = False) -> None:
     RunStore.open(outcome.run.path).finish(outcome.status, outcome.error)
 
 
+def again(run: RunDir) -> str:
+    """What to type to go on with a run."""
+    return shlex.join(["prunella", "run", "--resume", run.id, "--runs", str(run.path.parent)])
+
+
 def explain(outcome: Outcome) -> None:
     """Why a run did not complete: Flower's message, the end of the log, where to look."""
     if outcome.status == "stopped":
-        say(f"stopped; go on with: prunella run --resume {outcome.run.id} --runs {outcome.run.path.parent}", errors)
+        say(f"stopped; go on with: {again(outcome.run)}", errors)
         return
     say(f"prunella: the federation failed: {outcome.error}", errors)
     if outcome.log and (end := tail(outcome.log)):

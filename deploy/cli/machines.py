@@ -4,6 +4,7 @@
 through all of them.
 """
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def next_steps(out: Path, names: Sequence[str], hosts: Sequence[str], clients: i
     on the machine of west, with keys/ca.crt and keys/supernodes/west copied to the same places:
         prunella supernode --superlink 10.0.0.1:9092 --name west --client-id 2 --clients 3
     """
-    option = "" if out == Path("keys") else f" --keys {out}"
+    option = "" if out == Path("keys") else f" --keys {shlex.quote(str(out))}"
     lines = ["", "next, on the SuperLink's machine:"]
     lines += [f"    prunella superlink{option}", f"    prunella register{option}"]
     if not hosts:

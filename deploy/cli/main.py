@@ -12,6 +12,7 @@ import typer
 
 from prunella.deploy.cli import attestation, exporting, machines
 from prunella.deploy.cli.machines import Runs, Settings, Stock
+from prunella.deploy.cli.words import Commands
 from prunella.deploy.console.terminal import EXIT, FAILED, INTERRUPTED, Consent, console, errors, explained, say
 from prunella.library import DEFAULT_ATTACK
 
@@ -32,6 +33,7 @@ On several machines: `prunella keys`, then `prunella superlink`, `prunella super
 Settings and defaults: [tool.flwr.app.config] in the app's pyproject.toml.
 """
 app = typer.Typer(
+    cls=Commands,
     help=HELP,
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -107,14 +107,16 @@ def typed(key: str, text: str, default: Value) -> Value:
 
 
 def relatives(key: str, known: Iterable[str]) -> list[str]:
-    """The keys to suggest to a user who typed ``key``: those of its section, else those without a section.
+    """The keys to suggest to a user who typed ``key``: those of its section, else those without a section, else all.
 
     >>> relatives("dgp.tip", ["rounds", "dgp.top", "ig.tv"]), relatives("round", ["rounds", "dgp.top"])
     (['dgp.top'], ['rounds'])
+    >>> relatives("tv", ["ig.tv"])
+    ['ig.tv']
     """
     keys = list(known)
     section = [each for each in keys if "." in key and each.startswith(key.split(".")[0] + ".")]
-    return section or [each for each in keys if ("." in each) == ("." in key)]
+    return section or [each for each in keys if ("." in each) == ("." in key)] or keys
 
 
 def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:

@@ -9,15 +9,19 @@ The digests say that what arrives is what was packed; who packed it, a signature
 
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email import message_from_bytes
 from importlib.metadata import version
 from pathlib import Path
 
+from prunella.core.errors import unknown
 from prunella.core.installation import IMPORT_ROOT, ROOMS
 from prunella.deploy.errors import LaunchError, UsageError
 
@@ -31,6 +35,7 @@ markers.default_environment = lambda: {**here(), **{k: v for k, v in there.items
 from pip._internal.cli.main import main
 sys.exit(main(sys.argv[3:]))
 """
+MADE = ("pyvenv.cfg", "install.sh")  # in an environment, and in a wheelhouse of before: gigabytes
 MACHINES = ("x86_64", "aarch64")
 GLIBC = range(17, 29)  # the C libraries 2.x whose wheels are taken: PyTorch needs 2.28, Debian 10 and Ubuntu 20.04 on
 INSTALL = """#!/bin/sh
@@ -75,8 +80,8 @@ def ours(scratch: Path) -> str:
 
     def other(folder: str, names: list[str]) -> list[str]:
         aside = {"build", "dist", "runs", "__pycache__"} if Path(folder) == IMPORT_ROOT else {"__pycache__"}
-        environments = [name for name in names if (Path(folder) / name / "pyvenv.cfg").exists()]
-        return [name for name in names if name.startswith(".") or name in aside or name in environments]
+        made = [name for name in names if any((Path(folder) / name / each).exists() for each in MADE)]
+        return [name for name in names if name.startswith(".") or name in aside or name in made]
 
     return str(shutil.copytree(IMPORT_ROOT, scratch / "source", ignore=other))
 
@@ -102,24 +107,28 @@ def pack(
     say: Callable[[str], None] = print,
 ) -> Wheelhouse:
     """Fill ``out``. ``also``: requirements besides, such as a version of PyTorch; ``index``: package indexes besides.
-    Raises ``UsageError`` where ``out`` holds something already, ``LaunchError`` with pip's last words."""
+    Raises ``UsageError`` where ``out`` holds something already, ``ConfigError`` for an extra that there is not,
+    ``LaunchError`` with pip's last words."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name another folder with --out")
     here = ".".join(map(str, sys.version_info[:2]))
     if machine not in ("", *MACHINES):
         raise UsageError(f"wheels are there for {' and '.join(MACHINES)}, not for {machine!r}")
+    if python and not re.fullmatch(r"3\.\d+", python):
+        raise UsageError(f"--python {python} is not a version such as 3.12")
     kind, dotted = machine or platform.machine(), python or here
     elsewhere = (kind, dotted) != (platform.machine(), here)
     out.mkdir(parents=True, exist_ok=True)
     say("building Prunella's own wheel")
-    with tempfile.TemporaryDirectory() as scratch:
-        _pip("wheel", "--no-deps", "--wheel-dir", str(out), ours(Path(scratch)))
-    [own] = out.glob("prunella-*.whl")
-    wanted = f"prunella[{','.join(extras)}] @ {own.resolve().as_uri()}" if extras else str(own)
-    say("downloading what it needs; PyTorch alone may take minutes")
-    more = [word for url in index for word in ("--extra-index-url", url)]
-    only = ["--only-binary", ":all:", *(platforms(kind, dotted) if elsewhere else [])]
-    with tempfile.TemporaryDirectory(dir=out.parent) as downloads:  # pip may bring our own wheel again
+    # Into out only what is complete: after a failure the same command finds it empty.
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=out.parent) as downloads:
+        _pip("wheel", "--no-deps", "--wheel-dir", downloads, ours(Path(scratch)))
+        [own] = Path(downloads).glob("prunella-*.whl")
+        must_be_extras(own, extras)
+        wanted = f"prunella[{','.join(extras)}] @ {own.resolve().as_uri()}" if extras else str(own)
+        say("downloading what it needs; PyTorch alone may take minutes")
+        more = [word for url in index for word in ("--extra-index-url", url)]
+        only = ["--only-binary", ":all:", *(platforms(kind, dotted) if elsewhere else [])]
         _pip("download", "--dest", downloads, *more, *only, wanted, *also, of=(kind, dotted) if elsewhere else ("", ""))
         for wheel in Path(downloads).glob("*.whl"):
             wheel.replace(out / wheel.name)
@@ -127,6 +136,16 @@ def pack(
     (out / "requirements.txt").write_text("".join(map(pinned, wheels)))
     (out / "install.sh").write_text(INSTALL.replace("VERSION", dotted.replace(".", ", ")).replace("DOTTED", dotted))
     return Wheelhouse(out, len(wheels), sum(wheel.stat().st_size for wheel in wheels))
+
+
+def must_be_extras(wheel: Path, extras: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for an extra that the wheel does not have: pip would only warn, and pack without it."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        known = message_from_bytes(archive.read(name)).get_all("Provides-Extra", [])
+    for each in extras:
+        if each not in known:
+            raise unknown("extra", each, known)
 
 
 def pinned(wheel: Path) -> str:

@@ -204,10 +204,13 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.C
         (["L3", "--size", "paper"], "no size"),
         (["D3", "--jobs", "0"], "at least 1"),
         (["D3", "--submit", "mine:NAME"], "of the board"),
+        (["D3", "--out", f"{__file__}/out"], "test_reproduce.py is a file; choose another directory with --out"),
+        (["--pages", "--out", __file__], "is a file; choose another directory with --out"),
+        (["D3", "--cache", __file__], "is a file; choose another directory with --cache"),
         (["board", "--submit", "math:pi"], "is a float"),
         (["board", "--submit", "nothing"], "unknown defense or attack"),
     ):
-        assert engine.main([*arguments, "--cache", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+        assert engine.main(["--cache", str(tmp_path), "--out", str(tmp_path / "out"), *arguments]) == 2
         said = capsys.readouterr().err
         assert word in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()

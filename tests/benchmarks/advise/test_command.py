@@ -110,6 +110,8 @@ def test_it_begins_nothing_that_does_not_fit_into_the_budget(
         (["-c", "evaluation=clients"], "leave out evaluation"),
         (["--supernodes", "0"], "at least 1"),
         (["--may-lose", "-1"], "--may-lose"),
+        (["--out", f"{__file__}/advice"], "test_command.py is a file; choose another directory with --out"),
+        (["--cache", __file__], "is a file; choose another directory with --cache"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line(

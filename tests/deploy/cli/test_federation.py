@@ -68,6 +68,7 @@ def test_stopping_says_how_to_go_on_and_writes_it_down(
     launched(monkeypatch, Outcome(run, "stopped", "stopped by the user"))
     assert federation.run_local(None, run.path.parent, [], "", False, {}) == "stopped"
     assert "--resume one" in capfd.readouterr().err
+    assert federation.again(RunDir(Path("/my data/runs/one"))) == "prunella run --resume one --runs '/my data/runs'"
     assert run.status() == "stopped" and not (run.path / "report.html").exists()
 
 

@@ -52,6 +52,7 @@ def test_keys_tells_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monkey
         f"prunella supernode --superlink 10.9.0.1:9092 --keys other --name {name} --client-id {client} --clients 2"
         for client, name in enumerate("ab")
     ]
+    assert "prunella register --keys 'my keys'" in keys_says("--name", "a", "--out", "my keys")
     (later,) = commands_of(keys_says("--name", "c", "--out", "other"))
     assert "--superlink 10.9.0.1:9092" in later and "--name c --client-id 2 --clients 3" in later
 

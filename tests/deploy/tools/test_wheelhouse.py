@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from prunella.core.errors import ConfigError
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.tools import wheelhouse
 from prunella.deploy.tools.wheelhouse import ours, pack, pinned
@@ -104,8 +105,13 @@ def test_another_python_is_told_when_it_is_installed(registry: Path, tmp_path: P
 def test_what_cannot_be_packed_is_a_line(registry: Path, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="^pip download failed: No matching distribution found for nowhere$"):
         pack(tmp_path / "house", also=["nowhere"])
-    with pytest.raises(UsageError, match="house is not empty: name another"):
-        pack(tmp_path / "house")
+    assert not list((tmp_path / "house").iterdir()), "the same command can be typed again"
+    with pytest.raises(UsageError, match="own is not empty: name another"):
+        pack(tmp_path / "own")
+    with pytest.raises(ConfigError, match="^unknown extra 'sever': did you mean 'server'"):
+        pack(tmp_path / "house", ["sever"])
+    with pytest.raises(UsageError, match="--python 2 is not a version such as 3.12"):
+        pack(tmp_path / "other", python="2")
     with pytest.raises(UsageError, match="x86_64 and aarch64, not for 'vax'"):
         pack(tmp_path / "other", machine="vax")
     assert not (tmp_path / "other").exists()
@@ -113,14 +119,14 @@ def test_what_cannot_be_packed_is_a_line(registry: Path, tmp_path: Path) -> None
 
 def test_of_a_checkout_its_own_wheel_is_built_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "checkout"
-    for name in ("pyproject.toml", "core/a.py", "build/lib/old.py", ".venv/b.py", "own/pyvenv.cfg", "core/build/c.py"):
+    kept = ("pyproject.toml", "core/a.py", "core/build/c.py")
+    for name in (*kept, "build/lib/old.py", ".venv/b.py", "own/pyvenv.cfg", "house/install.sh"):
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).touch()
     monkeypatch.setattr(wheelhouse, "IMPORT_ROOT", there)
     monkeypatch.setattr(wheelhouse, "ROOMS", there)
     copy = Path(ours(tmp_path / "scratch"))
-    kept = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert kept == {"pyproject.toml", "core/a.py", "core/build/c.py"}
+    assert {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()} == {*kept}
 
 
 def test_a_wheel_is_pinned_by_its_digest(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""How the words of a command line are read, where typer and click leave a user alone."""
+
+import io
+import sys
+from typing import Any
+
+import typer.main
+from click import Context, UsageError
+from typer.core import TyperArgument, TyperGroup
+
+
+class Argument(TyperArgument):
+    """Keeps its help, which the arguments of click 8.5 empty after typer 0.20, which Flower asks for, has set it."""
+
+    def __init__(self, *, help: str | None = None, **rest: Any) -> None:
+        super().__init__(help=help, **rest)
+        self.help = help
+
+
+typer.main.TyperArgument = Argument  # type: ignore[attr-defined]
+
+
+class Commands(TyperGroup):
+    """The command ``prunella``."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """On a terminal that does not know ε or …, a question mark stands for them."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: Context) -> Any:
+        """``prunella run rounds=3`` is told how a setting is written."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            takes = [] if error.ctx is None else [option for each in error.ctx.command.params for option in each.opts]
+            if "-c" in takes and "=" in error.message and "unexpected extra" in error.message:
+                how = "a setting is written -c KEY=VALUE, each with a -c of its own"
+                raise UsageError(f"{error.message}: {how}", error.ctx) from None
+            raise

@@ -1,0 +1,36 @@
+"""What typer and click leave a user alone with: arguments without help, settings without -c, narrow encodings."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunella.deploy.cli.main import app
+from prunella.deploy.runtime.processes import environment, importable
+
+RUNNER = CliRunner()
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [name for name, each in COMMANDS.items() if each.params])
+def test_every_argument_and_option_has_a_help(name: str) -> None:
+    said = " ".join(RUNNER.invoke(app, [name, "--help"], env={"COLUMNS": "400"}).output.split())
+    for each in COMMANDS[name].params:
+        words = each.help or "none"  # type: ignore[attr-defined]
+        assert words.replace("`", "") in said, each.name
+
+
+def test_a_setting_without_its_c_is_told_how_it_is_written() -> None:
+    result = RUNNER.invoke(app, ["run", "rounds=3"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and "(rounds=3): a setting is written -c KEY=VALUE" in result.output
+    assert "-c KEY=VALUE" not in RUNNER.invoke(app, ["report", "a=b", "c=d"], env={"COLUMNS": "200"}).output
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_knows_no_epsilon_gets_a_question_mark(encoding: str) -> None:
+    code = "from prunella.deploy.cli.main import app; app(['run', '--help'])"
+    env = {**importable(environment()), "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
+    assert done.returncode == 0 and b"no ?" in done.stdout, done.stderr[-500:]
