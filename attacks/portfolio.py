@@ -333,7 +333,7 @@ def reconstruct(
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
     best = best._replace(answer=dataclasses.replace(best.answer, cut=case.budget.late()))
+    answer = dataclasses.replace(best.answer, found_by=best.by)
     if not matchable(case.setting) or math.isinf(best.missed):
-        return dataclasses.replace(best.answer, found_by=best.by)
-    missed = {"objective": best.missed, "explained": best.missed <= EXPLAINED, "compared": True}
-    return dataclasses.replace(best.answer, found_by=best.by, **missed)
+        return answer
+    return dataclasses.replace(answer, objective=best.missed, explained=best.missed <= EXPLAINED, compared=True)
