@@ -17,6 +17,7 @@ from prunella.benchmarks.scenarios.meeting import MATCHING, MEAN
 
 COST = "costs"  # in place of a scenario, of a federation
 MOST = 60.0
+DRAWN = 60.0  # megabytes up that the largest mark stands for
 PICTURED = {"cifar10": "one-image", "mnist": "one-digit"}  # dataset to the scenario that its picture shows
 WITH_EPSILON, WITHOUT = "#0072B2", "#E69F00"
 
@@ -134,7 +135,7 @@ def front(places: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Leak against accuracy, a panel a dataset; a marker's size is what went up, its colour whether it has an ε."""
+    """Leak against accuracy, a panel a dataset. A mark's size is what went up (``DRAWN`` at most), blue has an ε."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -142,6 +143,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     there = {d: s for d, s in PICTURED.items() if any(key[0] == d for key in paid) and any(k[0] == s for k in found)}
     figure = Figure(figsize=(7.2 * max(1, len(there)), 5.2), layout="constrained")
     panels = figure.subplots(1, max(1, len(there)), squeeze=False)[0]
+    numbers = {chain: number for number, chain in enumerate(dict.fromkeys(chain for _, chain in paid), 1)}
     for axes, (dataset, scenario) in zip(panels, there.items(), strict=False):
         chains = [chain for of, chain in paid if of == dataset and (scenario, chain) in found]
         chains = [chain for chain in chains if "accuracy" in paid[dataset, chain].values]
@@ -149,16 +151,18 @@ def draw(points: Sequence[Point], path: Path) -> None:
         best = front(places)
         axes.plot(*zip(*(places[c] for c in best), strict=True), color="grey", linewidth=1, label="front", zorder=1)
         axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=f"{PSNR_FLOOR:.0f} dB: rebuilt", zorder=0)
-        for number, chain in enumerate(chains, 1):
-            point, (leak, accuracy) = paid[dataset, chain], places[chain]
+        for chain in chains:
+            number, point, (leak, accuracy) = numbers[chain], paid[dataset, chain], places[chain]
             low, high = found[scenario, chain].interval
             colour = WITH_EPSILON if "epsilon" in point.values else WITHOUT
             axes.plot((low, high), (accuracy, accuracy), color=colour, linewidth=1, alpha=0.6, zorder=2)
-            size = 30 + 4 * point.mean("megabytes_up")
+            sent = point.mean("megabytes_up")
+            size = 30 + 4 * min(sent, DRAWN)
             mark = "D" if "epsilon" in point.values else "o"
             axes.scatter(leak, accuracy, s=size, color=colour, marker=mark, edgecolor="black", alpha=0.8, zorder=3)
             axes.annotate(str(number), (leak, accuracy), ha="center", va="center", fontsize=7, zorder=4)
-            axes.plot([], [], " ", label=f"{number} {chain}" + (", ε" if "epsilon" in point.values else ""))
+            more = (", ε" if "epsilon" in point.values else "") + (f", {sent:.0f} MB" if sent > DRAWN else "")
+            axes.plot([], [], " ", label=f"{number} {chain}{more}")
         axes.set_title(f"{dataset}, {scenario}", fontsize=10)
         axes.set_xlabel("PSNR of the strongest attack in dB: less leaks less", fontsize=9)
         axes.set_ylabel("accuracy", fontsize=9)
