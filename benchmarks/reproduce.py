@@ -123,12 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if chosen.listed else USAGE
     try:
         must_be_writable(chosen.out, "--out")
-        must_be_writable(chosen.cache, "--cache")
         if chosen.index or chosen.pages:
             written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
             for path in (*written, write_index(CLAIMS.values(), chosen.out)):
                 print(path)
             return 0
+        must_be_writable(chosen.cache, "--cache")
         if chosen.jobs < 1 or (chosen.submit and chosen.claim.casefold() != BOARD.name):
             raise ConfigError("--jobs is at least 1, and --submit is of the board")
         use_device(chosen.device)

@@ -1,6 +1,6 @@
 """What this project claims beyond the papers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prunella.benchmarks.engine.claim import Claim, Label, Plot, Point, declared, paired
 from prunella.benchmarks.engine.rules import Judgement, at_least
@@ -42,11 +42,11 @@ def judge_composed(points: Sequence[Point]) -> Judgement:
     return at_least(paired(best, sides), "PSNR, either alone over both", -DB)
 
 
-def claim(words: str, chains: Sequence[str], judge: object) -> Claim:
+def claim(words: str, chains: Sequence[str], judge: Callable[[Sequence[Point]], Judgement]) -> Claim:
     """A claim over cells of the board."""
     asked = [cell for cell in cells((NONE, *chains), costs=False) if cell["scenario"] in ASKED]
     shape = "scenario dataset defenses: attack", SCORES, Plot(("psnr",), split=0)
-    return declared(f"{words}\n small: {NOTE}\n * {REMARK}", MEASURE, *shape, judge, small=asked, seeds=SEEDS)  # type: ignore[arg-type]
+    return declared(f"{words}\n small: {NOTE}\n * {REMARK}", MEASURE, *shape, judge, small=asked, seeds=SEEDS)
 
 
 X1 = claim(
