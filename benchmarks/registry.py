@@ -3,7 +3,6 @@
 from prunella.benchmarks.engine.claim import Claim
 from prunella.benchmarks.papers import channel_claims, dgp_claims, fed_ltp_claims, priprune_claims
 from prunella.benchmarks.papers.adapted_attacks import ADAPTED, ORDERINGS, PUBLIC
-from prunella.benchmarks.papers.defense_table import DEFENSE_TABLE
 from prunella.benchmarks.papers.epsilon_games import EPSILON_TABLE
 from prunella.benchmarks.papers.every_round import EVERY_ROUND
 from prunella.benchmarks.papers.masked_sums import MASKED_SUMS
@@ -12,10 +11,10 @@ from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE
 from prunella.benchmarks.papers.strongest import STRONGEST
 from prunella.benchmarks.papers.width_table import WIDTH_TABLE
 from prunella.benchmarks.scenarios import ours
-from prunella.benchmarks.scenarios.board import BOARD
+from prunella.benchmarks.scenarios.board import BOARD, DEFENSES
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
 CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
 _AUDITS = (ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST, NORM_MODES, MASKED_SUMS)
-_TABLES = (DEFENSE_TABLE, EPSILON_TABLE, SCHEME_TABLE, WIDTH_TABLE, *_AUDITS, BOARD)
+_TABLES = (DEFENSES, EPSILON_TABLE, SCHEME_TABLE, WIDTH_TABLE, *_AUDITS, BOARD)
 TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}

@@ -1,13 +1,14 @@
 """The board: every chain of defenses in every scenario, and what the chain costs.
 
-A cell is a chain in a scenario (``benchmarks.scenarios.meeting``) or, where that is "costs", a federation under it, as
-in docs/defenses.md: accuracy, bytes, the time of local training over plain SGD's, and an ε where there is one.
+A cell is a chain in a scenario (``benchmarks.scenarios.meeting``) or, where that is "costs", a federation under it
+(``benchmarks.scenarios.price``).
 The page shows the attack with the highest mean PSNR over all seeds and images of a point, which an attacker knows who
 has read the board. The control of a cell is the same scenario without a defense, whose images come back.
 
     prunella reproduce board                            everything, in hours; it can be stopped and goes on
     prunella reproduce board --budget 30min --jobs 2    as far as that goes: a seed everywhere before the next
     prunella reproduce board --submit my_module:NAME    a defense or an attack of your own beside the stored board
+    prunella reproduce defenses                         every defense there is, in the two worst cases alone
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +19,11 @@ from prunella.attacks import Attack
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Own, Plot, Settings, declared
 from prunella.benchmarks.engine.views import NONE
-from prunella.benchmarks.papers import defense_table
-from prunella.benchmarks.papers.defended import TRAINING, behind, training
+from prunella.benchmarks.papers.defended import behind, training
 from prunella.benchmarks.scenarios.meeting import MATCHING, STRONG, meet
+from prunella.benchmarks.scenarios.price import price
 from prunella.benchmarks.scenarios.scenario import SCENARIOS
-from prunella.benchmarks.scenarios.standing import COST, draw, table
+from prunella.benchmarks.scenarios.standing import COST, PICTURED, draw, table
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import lookup
 from prunella.privacy.defense import Entry
@@ -32,6 +33,10 @@ CHAINS = (
     *(NONE, "dgp", "top-k", "random", "outpost", "gaussian", "priprune"),
     *("channel-natural", "channel-white", "dp-sgd", "precode"),
     *("dgp,mask-hiding", "channel-natural,dgp", "channel-natural,priprune"),
+)
+MORE = (  # without leakage-guard, which attacks every update of every shadow client
+    *("adgp", "largest", "mix", "ats", "soteria", "channel-personalized", "top-k,mask-hiding"),
+    *("dp-psac", "dp-fed", "fed-ltp-client", "fed-spa"),
 )
 SEEDS = (0, 1, 2, 3, 4)
 FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
@@ -43,15 +48,18 @@ FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
     """A cell."""
     if settings["scenario"] == COST:
-        return defense_table.make({**settings, "attack": TRAINING}, seed, data)
+        return price(settings, seed, data)
     return meet(settings, seed, data)
 
 
-def cells(chains: Iterable[str], attack: str = STRONG, costs: bool = True) -> tuple[Settings, ...]:
-    """Every chain in every scenario and, with ``costs``, in a federation on every dataset."""
+def cells(
+    chains: Iterable[str], attack: str = STRONG, costs: bool = True, scenarios: Iterable[str] = tuple(SCENARIOS)
+) -> tuple[Settings, ...]:
+    """Every chain in every one of the scenarios and, with ``costs``, in a federation on every dataset."""
     found, every = list[Settings](), tuple(chains)
-    for name, scenario in SCENARIOS.items():
-        found += [{**scenario.settings(name), "defenses": chain, "raw": {}, "attack": attack} for chain in every]
+    for name in scenarios:
+        about = {**SCENARIOS[name].settings(name), "raw": {}, "attack": attack}
+        found += [{**about, "defenses": chain} for chain in every]
     for dataset, run in FEDERATIONS.items() if costs else ():
         about = {"scenario": COST, "draws": "board", "attack": STRONG}
         found += [{**behind(run, dataset, chain), **about} for chain in every]
@@ -67,19 +75,19 @@ MEASURE = Measure(
 )
 
 
-WORDS = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in SCENARIOS.items())
-
-
-def board(sweep: Sequence[Settings], name: str = "board") -> Claim:
+def board(sweep: Sequence[Settings], name: str = "board", where: str = "docs/choose.md") -> Claim:
     """A board of these cells."""
+    there = {key: SCENARIOS[key] for key in SCENARIOS if any(cell["scenario"] == key for cell in sweep)}
+    words = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in there.items())
+    pruned = """* Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the mask
+        removes all of them, and nothing of an image gets into the update."""
     claim = declared(
-        f"""{name} | Prunella | docs/choose.md | what the strongest attacks rebuild behind every defense, and its price
+        f"""{name} | Prunella | {where} | what the strongest attacks rebuild behind every defense, and its price
         small: Untrained or shortly trained models of 20 to 110 thousand weights, so that attacks are at their
         strongest; intervals are over seeds and images, and images of one update are not independent.
-        * {WORDS}
+        * {words}
         * An update that an attack gives no answer for counts as the mean images of its classes.
-        * Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the mask
-        removes all of them, and nothing of an image gets into the update.
+        {pruned if "pruned-0.8" in there else ""}
         * The time of an attack is of all updates of a cell, what it learns included, on one thread.""",
         MEASURE,
         "scenario dataset defenses: attack",
@@ -104,3 +112,4 @@ def submission(name: str) -> Claim:
 
 
 BOARD = board(cells(CHAINS))
+DEFENSES = board(cells((*CHAINS, *MORE), scenarios=sorted(PICTURED.values())), "defenses", "docs/defenses.md")

@@ -90,8 +90,9 @@ def leaks(points: Sequence[Point]) -> str:
 
 
 def _spread(point: Point, metric: str, digits: int) -> str:
-    if metric not in point.values:
-        return ""
+    if metric not in point.values:  # an accuracy of some seeds only would be that of the lucky ones
+        withheld = point.values.get("withheld", ()) if metric == "accuracy" else ()
+        return f"withheld, {sum(withheld):.0f} of {len(withheld)} runs" if any(withheld) else ""
     end = f" ± {point.spread(metric):.{digits}f}" if len(point.values[metric]) > 1 else ""
     return f"{point.mean(metric):.{digits}f}{end}"
 

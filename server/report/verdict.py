@@ -152,7 +152,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
     known = len(levels) == len(clients)
-    who = "Not the audited clients' images" if known else "Nothing is known of the clients' images"
+    who = "Not the audited clients' images" if known else "The clients' images could not be judged"
     who = "The audited clients' images only in part" if "traces" in levels else who
     behind = _behind_the_defense(audits, state, who)
     if behind and (behind[0] == "leak" or "traces" not in levels):

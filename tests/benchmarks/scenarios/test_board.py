@@ -24,6 +24,15 @@ def test_twelve_defenses_meet_every_scenario_and_every_cost_is_measured() -> Non
         build_chain(chain.split(","), {})
 
 
+def test_every_defense_but_the_guard_meets_the_worst_cases() -> None:
+    sweep = bench.DEFENSES.experiment.sweeps["small"].cells
+    assert set(DEFENSES) - {name for cell in sweep for name in cell["defenses"].split(",")} == {"leakage-guard"}
+    for chain in bench.MORE:
+        build_chain(chain.split(","), {})
+    board = EXPERIMENT.sweeps["small"].cells
+    assert sum(cell in board for cell in sweep) == 4 * len(bench.CHAINS)  # whose cells are not measured twice
+
+
 def test_controls_are_the_cells_without_a_defense_and_nothing_is_measured_twice() -> None:
     every = cells_of(EXPERIMENT, "small")
     assert len(every) == 5 * len(EXPERIMENT.sweeps["small"].cells)

@@ -58,6 +58,11 @@ def test_the_tables_say_what_failed_and_what_was_not_measured() -> None:
     assert "| cifar10 | noise | 0.610 ± 0.014 | 5.0 ± 0.0 |  |  | 1.5 ± 0.0 |" in text
 
 
+def test_an_accuracy_of_the_runs_that_did_not_fail_is_no_price() -> None:
+    silent = Point(("costs", "mnist", "quiet", "training"), {"withheld": (1.0, 0.0), "time": (5.0, 5.0)})
+    assert "| mnist | quiet | withheld, 1 of 2 runs |" in standing.table([*POINTS, silent])
+
+
 def test_a_client_that_sends_nothing_is_no_defense_that_holds() -> None:
     silent, some = (attacked("noise", "matching", (12.0, 12.0)) for _ in range(2))
     for point, share in ((silent, 0.0), (some, 0.5)):

@@ -98,7 +98,7 @@ def test_a_leak_is_a_leak_whatever_the_model_learned_and_the_doubt_stands_beside
 
 def test_what_is_unknown_of_clients_is_not_denied_beside_a_worse_finding() -> None:
     found = verdict([CONTROL_FAILED, SINGLE, audit("single-defended", REBUILT), audit(scores=NOTHING)])
-    assert found.headline.startswith("Nothing is known of the clients' images, but one image in one step")
+    assert found.headline.startswith("The clients' images could not be judged, but one image in one step")
 
 
 def test_audits_that_cannot_be_read_are_no_clear_verdict() -> None:
