@@ -79,8 +79,8 @@ def board(sweep: Sequence[Settings], name: str = "board", where: str = "docs/cho
     """A board of these cells."""
     there = {key: SCENARIOS[key] for key in SCENARIOS if any(cell["scenario"] == key for cell in sweep)}
     words = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in there.items())
-    pruned = """* Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the mask
-        removes all of them, and nothing of an image gets into the update."""
+    pruned = """* Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the
+        mask removes all of them, and nothing of an image gets into the update."""
     claim = declared(
         f"""{name} | Prunella | {where} | what the strongest attacks rebuild behind every defense, and its price
         small: Untrained or shortly trained models of 20 to 110 thousand weights, so that attacks are at their

@@ -1,8 +1,8 @@
 """What a chain of defenses costs: a federation under it, and a client's local training beside plain SGD's.
 
-``accuracy``, ``megabytes_up`` and ``_down`` of the whole run, the largest ``epsilon`` of a client where every client has
-one. A federation in which every client withheld its update has no accuracy (``withheld``). ``precode`` trains with the
-bottleneck in the model.
+``accuracy``, ``megabytes_up`` and ``_down`` of the whole run, the largest ``epsilon`` of a client where every client
+has one. A federation in which every client withheld its update has no accuracy (``withheld``). ``precode`` trains with
+the bottleneck in the model.
 
 ``time`` is the processor time of one client's local training over plain SGD's, in turns, the median of ``REPEAT``;
 fitting a data defense, once per client, is left out, and so is the attack that ``leakage-guard`` makes.
