@@ -61,8 +61,9 @@ def test_a_federation_outlives_its_superlink_and_its_supernodes(place: Place) ->
     assert "superlink was killed by SIGKILL; starting it again" in place.said("link.log")
     south = place.said("south.log")
     assert "supernode was killed by SIGKILL; starting it again" in south
-    # Its key counted as online for a while; it was refused, and kept trying.
-    assert "trying again in" in south and south.count("SuperNode ID:") >= 2
+    # Whether it comes back while its key still counts as online, so that it is refused once more, is chance: how it
+    # keeps trying then is in tests/deploy/machines/test_supervisor.py.
+    assert south.count("SuperNode ID:") >= 2
 
 
 def test_a_run_goes_on_without_its_submitter_is_resumed_by_nobody_and_ends_when_told(place: Place) -> None:
