@@ -139,16 +139,20 @@ def worst_first(audits: Iterable[Line]) -> list[Line]:
     return sorted(audits, key=key, reverse=True)
 
 
-def worst_of(audits: Sequence[Line]) -> Line | None:
-    """The audit that a run is summed up by: the most leaking of a client or, where public images sent in the same way
-    gave more away, of those; the worst case only where there is no other."""
+def worst_cases(audits: Sequence[Line], defended: bool) -> list[Line]:
+    """The audits of one public image in one step, as this run's clients would have answered."""
+    return [a for a in scored(of_kind(audits, "single-defended" if defended else "single")) if is_evidence(a, audits)]
+
+
+def worst_of(audits: Sequence[Line], defended: bool) -> Line | None:
+    """The audit that a run is summed up by, and that its headline is of: the most leaking of a client, or of public
+    images sent in the same way, or of the worst case, where that gave more away. A client's traces come before a worst
+    case that was rebuilt, since they are of what was sent."""
     clients = worst_first(scored(of_kind(audits, "client")))[:1]
-    matched, single = (
-        worst_first(a for a in scored(of_kind(audits, kind)) if is_evidence(a, audits))[:1]
-        for kind in ("control-defended", "single-defended")
-    )
-    found = sorted([*clients, *matched], key=lambda a: ORDER.index(level(a)), reverse=True) or single
-    return found[0] if found else None
+    matched = worst_first(a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits))[:1]
+    single = worst_first(worst_cases(audits, defended))[:1]
+    found = [*clients, *matched, *([] if clients and level(clients[0]) == "traces" else single)]
+    return max(found, key=lambda audit: ORDER.index(level(audit)), default=None)
 
 
 def _when(audit: Line) -> str:

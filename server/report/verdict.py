@@ -24,6 +24,7 @@ from prunella.server.report.evidence import (
     trouble,
     unfinished,
     valid_audits,
+    worst_cases,
     worst_of,
 )
 from prunella.server.report.membership import FOUND, members_found
@@ -68,11 +69,6 @@ class RunVerdict:
     def next_step(self) -> str:
         """What to do now."""
         return NEXT_UNDER_EPSILON if self.tone == "traces" and self.promise.startswith("ε") else NEXT[self.tone]
-
-
-def worst_cases(audits: Sequence[Line], defended: bool) -> list[Line]:
-    """The audits of one public image in one step, as this run's clients would have answered."""
-    return [a for a in scored(of_kind(audits, "single-defended" if defended else "single")) if is_evidence(a, audits)]
 
 
 def _no_control(controls: set[Control]) -> Answer:
@@ -210,9 +206,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = "traces", "Members found", FOUND
     if summed := sum_of(audits):
         answer = answer[0], answer[1], f"{answer[2]} What was attacked is {summed}."
-    return RunVerdict(
-        *answer, sentences(audits, state, answer[0]), notes(audits, state), worst_of(audits), state.promise
-    )
+    worst = worst_of(audits, state.defended)
+    return RunVerdict(*answer, sentences(audits, state, answer[0]), notes(audits, state), worst, state.promise)
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

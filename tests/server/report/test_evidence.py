@@ -78,13 +78,17 @@ def test_worst_first_orders_by_level_then_psnr() -> None:
     assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
 
 
-def test_a_run_is_summed_up_by_its_worst_client_or_by_more_that_its_defense_let_through() -> None:
-    traces, rebuilt = audit(scores=TRACES), audit("control-defended", REBUILT)
-    assert worst_of([CONTROL, rebuilt, traces]) is rebuilt
-    assert worst_of([CONTROL, audit("control-defended", TRACES), audit(scores=NOTHING), traces]) is traces
-    assert worst_of([CONTROL, audit("single-defended", REBUILT), traces]) is traces
-    assert worst_of([CONTROL, DEFENDED, audit()]) is DEFENDED
-    assert worst_of([CONTROL_FAILED, DEFENDED]) is None and worst_of([CONTROL]) is None
+def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
+    traces, rebuilt, single = audit(scores=TRACES), audit("control-defended", REBUILT), audit("single", REBUILT)
+    asked = audit("single-defended", REBUILT)
+    assert worst_of([CONTROL, rebuilt, asked, traces], True) is rebuilt
+    assert worst_of([CONTROL, audit("control-defended", TRACES), audit(scores=NOTHING), traces], True) is traces
+    assert worst_of([CONTROL, asked, traces], True) is traces
+    assert worst_of([CONTROL, asked, audit(scores=NOTHING), DEFENDED], True) is asked
+    assert worst_of([CONTROL, asked, audit("control-defended", TRACES)], True) is asked
+    assert worst_of([CONTROL, single, audit(scores=NOTHING)], False) is single
+    assert worst_of([CONTROL, single, DEFENDED, audit()], True) is DEFENDED
+    assert worst_of([CONTROL_FAILED, DEFENDED], True) is None and worst_of([CONTROL], True) is None
 
 
 def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:
