@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from prunella.server.report.audit_table import ROWS, _cells
+from prunella.server.report.audit_table import ROWS, _cells, result_of
+from tests.server.report.audits import CONTROL, NOTHING, TRACES, audit
 from tests.server.report.test_build import add_audit, new_run, page
 
 
@@ -18,6 +19,13 @@ def test_scores_without_pictures_are_shown(tmp_path: Path) -> None:
     add_audit(store, 4, "control", 0.02, pictures=False)
     add_audit(store, 4, "client", 2.0, pictures=False)
     assert "consented to scores or numbers only" in page(tmp_path).text
+
+
+def test_an_attack_that_shows_nothing_where_it_finds_nothing_is_not_in_the_colour_of_a_clear_result() -> None:
+    assert result_of(audit(scores=NOTHING), [CONTROL]) == ("clear", "○ nothing")
+    for why in ({"ok": False}, {"reason": "stopped after 600 s"}):
+        assert result_of(audit(scores=NOTHING, **why), [CONTROL]) == ("unproven", "proves nothing")
+        assert result_of(audit(scores=TRACES, **why), [CONTROL])[0] == "traces"
 
 
 def test_scores_stand_beside_their_baselines_and_chance() -> None:
