@@ -147,7 +147,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     levels = [level(a) for a in clients if is_evidence(a, audits)]
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
-    known = len(levels) == len(clients)
+    known = len(levels) == len(clients) and "unknown" not in levels and not unfinished(clients)
     who = "Not the audited clients' images" if known else "The clients' images could not be judged"
     who = "The audited clients' images only in part" if "traces" in levels else who
     behind = _behind_the_defense(audits, state, who)

@@ -101,6 +101,15 @@ def test_what_is_unknown_of_clients_is_not_denied_beside_a_worse_finding() -> No
     assert found.headline.startswith("The clients' images could not be judged, but one image in one step")
 
 
+@pytest.mark.parametrize(
+    "client",
+    [audit(scores={"psnr": {"worst": 9.0}}), audit(scores=NOTHING, ok=False), audit(scores=NOTHING, reason="cut")],
+)
+def test_a_client_s_image_that_could_not_be_judged_is_not_said_to_be_kept(client: Audit) -> None:
+    found = verdict([CONTROL, SINGLE, audit("single-defended", REBUILT), client])
+    assert found.headline.startswith("The clients' images could not be judged, but one image in one step")
+
+
 def test_audits_that_cannot_be_read_are_no_clear_verdict() -> None:
     assert of_state(CLEAR, LEARNED, damaged=1).tone == "unproven"
     assert judge({}, [], [{"round": 4, "kind": "alien"}]).badge == "Not judged"
