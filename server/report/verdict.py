@@ -182,7 +182,9 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
         return "unproven", "Proves nothing", text
     if controls != {"rebuilt"}:
         return _no_control(controls)
-    if state.defended and scored(of_kind(audits, "control-defended")):
+    matched = scored(of_kind(audits, "control-defended")) if state.defended else []
+    shown = (is_evidence(a, audits) and level(a) == "baseline" and fitted(a, audits) for a in matched)
+    if matched and all(shown) and not unfinished(matched):
         return "unproven", badge, f"{nobody}; of public images the defended update gave nothing away."
     return "unproven", badge, f"{nobody}: all that is known is that the attack works without a defense."
 
