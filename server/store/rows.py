@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prunella.attacks.score.level import ORDER, level
+from prunella.attacks.score.level import ORDER, WORST, level
 from prunella.core.metrics import METRICS
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
@@ -118,7 +118,7 @@ def audit_rows(outcome: Mapping[str, Any], before: Iterable[Mapping[str, Any]] =
         rows.append(row("attack_control_ok", float(all(a["ok"] for a in (outcome, *same) if a["ok"] is not None))))
     if outcome["kind"] == "membership" or outcome["kind"].startswith("single"):  # these are the report's
         return rows
-    if any(a["outcome"] == "scored" and ORDER.index(level(a)) > ORDER.index(level(outcome)) for a in same):
+    if any(a["outcome"] == "scored" and WORST.index(level(a)) > WORST.index(level(outcome)) for a in same):
         return rows
     if outcome["objective"] is not None:
         rows.append(row("attack_objective", outcome["objective"], **labels))

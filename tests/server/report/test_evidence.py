@@ -78,6 +78,12 @@ def test_worst_first_orders_by_level_then_psnr() -> None:
     assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
 
 
+def test_what_could_not_be_judged_is_worse_than_what_found_nothing() -> None:
+    unknown = audit(scores={"psnr": {"worst": 17.0}})
+    assert worst_first([audit(scores=NOTHING), unknown, audit(scores=TRACES)])[1] is unknown
+    assert worst_of([CONTROL, DEFENDED, audit(scores=NOTHING), unknown], True) is unknown
+
+
 def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
     traces, rebuilt, single = audit(scores=TRACES), audit("control-defended", REBUILT), audit("single", REBUILT)
     asked = audit("single-defended", REBUILT)

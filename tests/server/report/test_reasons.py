@@ -31,6 +31,12 @@ def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
     assert "which the server may ask for, is rebuilt behind dgp (PSNR 25.0" in " ".join(notes(found, LEARNED))
 
 
+def test_a_worst_case_that_was_judged_once_and_once_not_is_not_said_to_give_nothing_away() -> None:
+    cases = [audit("single-defended", scores) for scores in (NOTHING, {"psnr": {"worst": 9.0}})]
+    text = " ".join(notes([CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE, *cases], LEARNED))
+    assert "gave nothing away" not in text and "could not be judged, because there is no baseline" in text
+
+
 def test_a_sum_is_told_as_one_with_what_was_not_tried_and_its_own_worst_case() -> None:
     audits = [a | {"sites": 4} for a in (CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE)]
     text = " ".join(notes([*audits, audit("single-defended", REBUILT, sites=4)], LEARNED))

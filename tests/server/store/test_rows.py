@@ -87,6 +87,8 @@ def test_of_a_round_s_clients_the_worst_is_shown_and_a_failed_control_stays_so()
     assert not [key for key in values(audit_rows(better, [worse])) if key[0].startswith("leakage")]
     assert [key for key in values(audit_rows(worse, [better])) if key[0] == "leakage_level"]
     assert [key for key in values(audit_rows(better, [{**worse, "attack": "ig"}])) if key[0] == "leakage_level"]
+    nothing, unjudged = ({**OUTCOME, "level": word, "scores": None} for word in ("baseline", "unknown"))
+    assert not [key for key in values(audit_rows(nothing, [unjudged])) if key[0] == "leakage_level"]
     control = OUTCOME | {"kind": "control", "ok": True}
     assert values(audit_rows(control, [control | {"ok": False}]))[("attack_control_ok",)] == 0.0
     single = values(audit_rows(OUTCOME | {"kind": "single"}, []))
