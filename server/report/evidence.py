@@ -172,8 +172,10 @@ def in_words(audit: Line) -> str:
     >>> in_words({"kind": "client", "client": 3, "round": 5, "attack": "sgi", "defense": "dgp", "level": "traces"})
     'Client 3: traces of an image, as the client reported without numbers, round 5 (sgi against dgp)'
     """
+    # What is legible by its correlation, or told apart, may have a PSNR that looks harmless.
+    found = f"{WORDS[level(audit)]}, " if audit.get("scores") and level(audit) in ("rebuilt", "traces") else ""
     attack = audit["attack"] + (f", {audit['found_by']}" if audit.get("found_by") else "")
-    return f"{who(audit)}: {scores_in_words(audit)} ({attack} against {audit['defense']})"
+    return f"{who(audit)}: {found}{scores_in_words(audit)} ({attack} against {audit['defense']})"
 
 
 def trouble(audit: Line) -> str:

@@ -97,6 +97,12 @@ def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
     assert worst_of([CONTROL_FAILED, DEFENDED], True) is None and worst_of([CONTROL], True) is None
 
 
+def test_the_words_of_an_audit_say_what_its_decibels_may_hide() -> None:
+    negative = {"psnr": spread(5.0, 9.0), "ncc": spread(0.95, 0.3) | {"blind": 0.4}}
+    assert in_words(audit(scores=negative)).startswith("Client 1: an image rebuilt, PSNR 5.0")
+    assert in_words(audit(scores=NOTHING)).startswith("Client 1: PSNR 9.0"), "its control may have failed"
+
+
 def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:
     kinds = ("control", "control-defended", "single", "single-defended")
     assert len({who(audit(kind)) for kind in kinds}) == 4
