@@ -118,7 +118,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     return {
         "style": Markup(STYLE), "live": live, "withheld": False, "script": "",
         "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
-        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, state, answer.worst),
+        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, state, answer),
         "strips": [strip(run_dir, audit) for audit in chosen],
         "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
         "no_pictures": no_pictures(audits),
