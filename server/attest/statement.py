@@ -288,6 +288,9 @@ def statement(folder: Path) -> dict[str, Any]:
                  tables=[(("sections", "asked for by"), POINTERS)]),
     ]  # fmt: skip
     spent, without = _spent(found)
+    broken = found.state.refuted or exceeded(
+        measured_by_client(found.audits, _delta(found)), promised_by_client(found.ledgers)
+    )
     return {
         "format": FORMAT,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -295,8 +298,8 @@ def statement(folder: Path) -> dict[str, Any]:
         "headline": found.verdict.headline,
         "badge": found.verdict.badge,
         "tone": found.verdict.tone,
-        # Of all sites or of none: one that has none is not covered by the others'.
-        "epsilon": None if without or not spent else {"most": max(spent), "delta": _delta(found)},
+        # Of all sites or of none: one that has none is not covered by the others'. Nor where an attack showed more.
+        "epsilon": None if without or broken or not spent else {"most": max(spent), "delta": _delta(found)},
         "sections": sections,
         "settings": dict(found.settings),
         "versions": dict(run.get("versions", {})),

@@ -61,6 +61,7 @@ def test_an_attack_that_showed_more_than_was_promised_is_a_warning(tmp_path: Pat
     scores = {"model": {"members": 500, "outsiders": 1000, "auc": 0.95, "strict": 300, "loose": 450}}
     told = {"client": 0, "membership": {"word": "found", "scores": scores}, "scores": None}
     add_audit(store, 4, "membership", 2.0, **told)
+    assert statement(tmp_path)["epsilon"] is None, "it stands beside the badge, as an ε that holds"
     text = section(statement(tmp_path), "Differential privacy")
     assert "An attack on client 0 showed more than was promised to it" in text
     assert "client 0" in section(statement(tmp_path), "Membership")
