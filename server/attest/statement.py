@@ -245,6 +245,8 @@ def _membership(found: Evidence) -> Section:
     bounds = measured_by_client(found.audits, _delta(found))
     rows = [(f"client {client}", digits(bound)) for client, bound in sorted(bounds.items())]
     none = "" if said else "Nobody was asked whether its training examples can be told from others."
+    if none and any(audit["kind"] == "membership" for audit in found.audits):
+        none = "Clients were asked whether their training examples can be told from others; no answer is known."
     return _section("Membership", none, *said, tables=[(("client", "ε is at least, at 95 %"), rows)])
 
 

@@ -67,6 +67,13 @@ def test_an_attack_that_showed_more_than_was_promised_is_a_warning(tmp_path: Pat
     assert "client 0" in section(statement(tmp_path), "Membership")
 
 
+def test_a_membership_question_without_an_answer_was_asked(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    assert "Nobody was asked" in section(statement(tmp_path), "Membership")
+    add_audit(store, 4, "membership", 2.0, client=0, scores=None, outcome="failed", reason="the client refused")
+    assert "no answer is known" in section(statement(tmp_path), "Membership")
+
+
 def test_what_was_not_tested_is_named(tmp_path: Path) -> None:
     store = full_run(tmp_path)
     add_audit(store, 4, "client", 2.0, outcome="no-consent", scores=None)
