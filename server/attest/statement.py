@@ -27,6 +27,7 @@ from prunella.server.report.evidence import (
     control_state,
     scored,
     trouble,
+    unfinished,
     valid_audits,
     worst_first,
 )  # fmt: skip
@@ -210,6 +211,8 @@ def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
         worst = worst_first(done)[0] if done else None
         states = [control_state(a) if kind in ("control", "single") else control_behind(a, found.audits) for a in mine]
         score = "not scored" if worst is None else WORDS[level(worst)]
+        cut = unfinished(done)
+        score += f"; {len(cut)} did not finish, or can show nothing" if cut else ""
         psnr = "" if worst is None else f"{decibels(value(worst, 'psnr'))} / {decibels(baseline(worst, 'psnr'))}"
         control = f"{states.count('rebuilt')} of {len(states)}"
         rows.append((attack, KINDS[kind], defense, f"{len(done)} of {len(mine)}", score, psnr, _told(worst), control))

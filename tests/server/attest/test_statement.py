@@ -74,6 +74,13 @@ def test_a_membership_question_without_an_answer_was_asked(tmp_path: Path) -> No
     assert "no answer is known" in section(statement(tmp_path), "Membership")
 
 
+def test_an_attack_that_was_cut_short_is_no_result_in_the_table(tmp_path: Path) -> None:
+    store = full_run(tmp_path)
+    assert "can show nothing" not in section(statement(tmp_path), "Attacks")
+    add_audit(store, 4, "client", 2.0, ok=False, reason="stopped after 600 s")
+    assert "another image shows; 1 did not finish, or can show nothing" in section(statement(tmp_path), "Attacks")
+
+
 def test_what_was_not_tested_is_named(tmp_path: Path) -> None:
     store = full_run(tmp_path)
     add_audit(store, 4, "client", 2.0, outcome="no-consent", scores=None)
