@@ -33,7 +33,8 @@ def record(run: RunDir) -> Record:
     found: Record = {"run": run.id, "status": state(run), "rounds": known.rounds}
     found |= {"accuracy": known.accuracy, "density": last.density, "epsilon": known.epsilon, "delta": known.delta}
     found |= {"sent_bytes": sum(last.sent.values()), "dense_bytes": sum(last.dense.values())}
-    found |= {"verdict": answer.badge, "headline": answer.headline, "notes": " ".join(answer.notes)}
+    notes = [*answer.notes, *([str(about["note"])] if about.get("note") else [])]
+    found |= {"verdict": answer.badge, "headline": answer.headline, "notes": " ".join(notes)}
     if answer.worst is not None:
         found |= {f"worst.{key}": answer.worst[key] for key in ("kind", "round", "attack", "defense")}
         found |= {f"worst.{metric}": value(answer.worst, metric) for metric in ("psnr", "ssim", "ncc")}

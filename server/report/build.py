@@ -61,6 +61,8 @@ def notices(run: StoreLine, lines: Sequence[StoreLine], damaged: int) -> list[tu
         found.append(("Not finished.", f"This run is still going or was interrupted: what follows covers {rounds}."))
     if status in ("failed", "stopped"):
         found.append((f"Run {status}", f"after {rounds}. {run.get('error') or 'No reason was recorded.'}"))
+    if run.get("note"):
+        found.append(("Note.", str(run["note"])))
     if damaged:
         found.append(("Damaged.", f"{plural(damaged, 'line')} of audits.jsonl could not be read and is left out."))
     if not lines:
