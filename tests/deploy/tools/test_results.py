@@ -47,6 +47,12 @@ def test_a_run_s_own_note_is_among_the_notes(tmp_path: Path) -> None:
     assert record(run)["notes"].endswith("1 said no to this run: its owner's policy")
 
 
+def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
+    RunStore.open(tmp_path / "a").write_run(id="a", status="failed", error=None, settings={})
+    found = record(RunDir(tmp_path / "a"))
+    assert (found["sent_bytes"], found["dense_bytes"]) == (None, None)
+
+
 def test_json_and_csv_read_back(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / "a", 0.3), a_run(tmp_path / "b", 0.5)]
     found = records(runs)
