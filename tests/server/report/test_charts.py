@@ -76,4 +76,10 @@ def test_a_legend_shows_every_role_with_its_own_mark(role: str) -> None:
 def test_the_description_tells_first_and_last() -> None:
     chart = line_chart("Accuracy", [Series("model", "blue", ((1, 0.1), (9, 0.9)))], percent)
     words = parsed(chart).findall(".//svg")[-1].get("aria-label", "")
-    assert "round 1" in words and "round 9" in words and percent(0.9) in words
+    assert "round 1" in words and "round 9" in words and percent(0.9) in words and "at most" not in words
+
+
+def test_the_description_tells_the_worst_round_in_between() -> None:
+    clients = Series("clients", "blue", ((1, 9.0), (5, 30.0), (9, 8.0)), ((1, 7.0),))
+    words = parsed(line_chart("PSNR", [clients], score)).findall(".//svg")[-1].get("aria-label", "")
+    assert "at most 30.00 in round 5" in words
