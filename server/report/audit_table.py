@@ -80,9 +80,14 @@ def letter(index: int) -> str:
     return chr(ord("A") + place) + (str(turn + 1) if turn else "")
 
 
-def audit_table(audits: Sequence[StoreLine], threats: Sequence[str]) -> list[dict[str, Any]]:
-    rows = []
-    for audit in audits[-ROWS:]:
+def audit_table(
+    audits: Sequence[StoreLine], threats: Sequence[str], worst: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """A row for each of the last audits, and for the ``worst``, which the headline is of, where it was before them."""
+    rows, shown = [], list(audits[-ROWS:])
+    if worst is not None and worst not in shown:
+        shown = [dict(worst), *shown[1:]]
+    for audit in shown:
         tone, result = result_of(audit, audits)
         rows.append({
             "round": audit["round"], "who": who(audit), "images": _images(audit), "tone": tone, "result": result,
