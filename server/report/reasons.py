@@ -84,8 +84,9 @@ def _summed(audits: Sequence[Line]) -> list[str]:
     ]
 
 
-def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
-    """What must stand wherever the headline does: denials, failures, a model that did not learn, the worst case, ε."""
+def notes(audits: Sequence[Line], state: RunState, damaged: int = 0) -> tuple[str, ...]:
+    """What must stand wherever the headline does: denials, failures, a model that did not learn, the worst case, ε.
+    Of the audits ``damaged`` could not be read."""
     silent = f"{capital(state.denial)}: nothing is known of what their updates give away."
     if sum_of(audits):
         silent = (
@@ -93,6 +94,7 @@ def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
         )
     found = [silent] if state.denial else []
     found += _summed(audits)
+    found += [f"{plural(damaged, 'audit')} could not be read, so more is unknown."] if damaged else []
     found += _failures(audits) + _failed_controls(audits)
     if cut := unfinished(audits):
         found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")
@@ -163,9 +165,9 @@ def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
     return [*found, f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
 
 
-def sentences(audits: Sequence[Line], state: RunState, tone: str) -> tuple[str, ...]:
+def sentences(audits: Sequence[Line], state: RunState, tone: str, damaged: int = 0) -> tuple[str, ...]:
     """All reasons, the notes among them."""
-    found = [*_clients(audits), *notes(audits, state), *_controls(audits, state)]
+    found = [*_clients(audits), *notes(audits, state, damaged), *_controls(audits, state)]
     if not state.defended:
         found.append("This run has no defense: nothing stands between the updates and a stronger attack.")
     if tone in ("clear", "traces"):

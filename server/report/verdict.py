@@ -208,8 +208,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = "traces", "Members found", FOUND
     if summed := sum_of(audits):
         answer = answer[0], answer[1], f"{answer[2]} What was attacked is {summed}."
-    worst = worst_of(audits, state.defended)
-    return RunVerdict(*answer, sentences(audits, state, answer[0]), notes(audits, state), worst, state.promise)
+    reasons, beside = sentences(audits, state, answer[0], damaged), notes(audits, state, damaged)
+    return RunVerdict(*answer, reasons, beside, worst_of(audits, state.defended), state.promise)
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

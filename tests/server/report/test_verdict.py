@@ -127,6 +127,8 @@ def test_a_defended_update_that_was_not_judged_did_not_give_nothing_away(weak: d
 def test_audits_that_cannot_be_read_are_no_clear_verdict() -> None:
     assert of_state(CLEAR, LEARNED, damaged=1).tone == "unproven"
     assert judge({}, [], [{"round": 4, "kind": "alien"}]).badge == "Not judged"
+    traces = of_state([CONTROL, audit(scores=TRACES)], LEARNED, damaged=2)
+    assert "2 audits could not be read, so more is unknown." in traces.notes, "a leak may be among them"
 
 
 @pytest.mark.parametrize("client", [REBUILT, TRACES, NOTHING, None])
