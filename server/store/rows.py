@@ -110,20 +110,24 @@ def _labels(outcome: Mapping[str, Any]) -> dict[str, str]:
 
 def audit_rows(outcome: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> list[Row]:
     """The metrics of one audit. A failed audit has a time, and nothing that could be read as low leakage. Of the audits
-    ``before`` it in its round, one with the same labels that leaks more stays what is shown, and a failed control."""
+    ``before`` it with the same labels, one that leaks more stays what is shown: its scores in its own round, its level
+    and a failed control for the whole run, as the report judges it."""
     labels = _labels(outcome)
     same = [a for a in before if (a["kind"], _labels(a)) == (outcome["kind"], labels)]
+    worse = [level(a) for a in same if a["outcome"] == "scored"]
+    beside = [level(a) for a in same if a["outcome"] == "scored" and a["round"] == outcome["round"]]
     rows = [row("audit_seconds", outcome["seconds"])]
     if outcome["ok"] is not None and outcome["kind"] == "control":
         rows.append(row("attack_control_ok", float(all(a["ok"] for a in (outcome, *same) if a["ok"] is not None))))
     if outcome["kind"] == "membership" or outcome["kind"].startswith("single"):  # these are the report's
         return rows
-    if any(a["outcome"] == "scored" and WORST.index(level(a)) > WORST.index(level(outcome)) for a in same):
+    if any(WORST.index(each) > WORST.index(level(outcome)) for each in beside):
         return rows
     if outcome["objective"] is not None:
         rows.append(row("attack_objective", outcome["objective"], **labels))
     if outcome["outcome"] == "scored":
-        rows.append(row("leakage_level", ORDER.index(level(outcome)), **labels))
+        worst = max([level(outcome), *worse], key=WORST.index)
+        rows.append(row("leakage_level", ORDER.index(worst), **labels))
     if outcome["scores"] is not None:
         rows += _leakage(outcome, labels)
     return rows

@@ -14,6 +14,7 @@ from prunella.tasks.training import Evaluation
 
 SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.25, "other": 0.5}
 OUTCOME = {
+    "round": 4,
     "kind": "client",
     "attack": "sgi",
     "defense": "dgp",
@@ -93,6 +94,15 @@ def test_of_a_round_s_clients_the_worst_is_shown_and_a_failed_control_stays_so()
     assert values(audit_rows(control, [control | {"ok": False}]))[("attack_control_ok",)] == 0.0
     single = values(audit_rows(OUTCOME | {"kind": "single"}, []))
     assert not [key for key in single if key[0].startswith("leakage")], "it shares the labels of a canary"
+
+
+def test_a_leak_and_a_failed_control_of_an_earlier_round_stay() -> None:
+    leak, now = OUTCOME | {"round": 2, "level": "rebuilt"}, OUTCOME
+    rows = values(audit_rows(now, [leak]))
+    assert rows["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("rebuilt")
+    assert rows["leakage_psnr_decibels", *_labels("worst")] == 2.0, "a score is of its own round"
+    control = OUTCOME | {"kind": "control", "ok": True}
+    assert values(audit_rows(control, [control | {"round": 2, "ok": False}]))[("attack_control_ok",)] == 0.0
 
 
 def test_a_word_without_numbers_is_a_level() -> None:
