@@ -105,6 +105,12 @@ def test_a_leak_and_a_failed_control_of_an_earlier_round_stay() -> None:
     assert values(audit_rows(control, [control | {"round": 2, "ok": False}]))[("attack_control_ok",)] == 0.0
 
 
+@pytest.mark.parametrize("weak", [{"ok": False}, {"reason": "stopped after 600 s"}])
+def test_what_shows_nothing_where_it_finds_nothing_is_not_judged(weak: dict[str, object]) -> None:
+    found = values(audit_rows(OUTCOME | {"scores": None, "level": "baseline"} | weak))
+    assert found["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("unknown")
+
+
 def test_a_word_without_numbers_is_a_level() -> None:
     told = values(audit_rows(OUTCOME | {"scores": None, "level": "rebuilt"}))
     assert told["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("rebuilt")
