@@ -146,7 +146,8 @@ def _draw(series: Series, frame: Frame, unit: Callable[[float], str]) -> Markup:
         return marker(series.role, *frame.at(*point), title, faint)
 
     dots = [mark(point, True) for point in thin(series.dots)]
-    marks = [mark(point, False) for point in line] if len(line) <= MARKED and series.role != "grey" else []
+    marked = len(line) == 1 or (len(line) <= MARKED and series.role != "grey")  # a line of one point is not seen
+    marks = [mark(point, False) for point in line] if marked else []
     return drawn + Markup("").join(dots + marks)
 
 

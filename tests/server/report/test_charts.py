@@ -46,6 +46,12 @@ def test_a_single_round_and_a_constant_are_drawn() -> None:
         assert root.findall(".//svg")[-1].get("role") == "img"
 
 
+def test_a_single_point_is_seen_whatever_its_role() -> None:
+    for role in ("blue", "red", "yellow", "grey"):
+        chart = parsed(line_chart("A", [Series("worst case", role, ((6, 36.8),))], score))  # type: ignore[arg-type]
+        assert [each.text for each in chart.findall(".//svg")[-1].iter("title")] == ["worst case, round 6: 36.80"]
+
+
 def test_no_points_is_said_and_not_drawn() -> None:
     chart = line_chart("Accuracy", [Series("model", "blue")], percent)
     assert "Not measured" in chart and "<svg" not in chart
