@@ -171,7 +171,8 @@ page is served to others too. The run's report contains the pictures.{% else %}T
 <section>
 <h2>Leakage by audited round</h2>
 <p class="lead">The most leaking image of each audit; higher is worse for the client. The grey band
-spans what needs no attack at all: the scores of a random image and of another image of the same data.</p>
+spans what needs no attack at all: the scores of a random image and of another image of the same data. An audit whose
+client told no numbers is not drawn: its result is in the table below.</p>
 <div class="charts">{% for chart in leakage_charts %}{{ chart }}{% endfor %}</div>
 </section>
 

@@ -289,6 +289,10 @@ def test_every_place_says_the_known_answer(tmp_path: Path, name: str, place: str
         assert part in text
 
 
+def test_the_charts_say_whom_they_leave_out(tmp_path: Path) -> None:
+    assert "client told no numbers is not drawn" in in_report(stored(tmp_path, KNOWN["numbers withheld"]).path)[2]
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_an_epsilon_never_stands_without_its_delta(tmp_path: Path, name: str) -> None:
     run = stored(tmp_path / "run", KNOWN[name]).path
