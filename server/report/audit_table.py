@@ -107,4 +107,6 @@ def no_pictures(audits: Sequence[StoreLine]) -> str:
         return "no client consented to be audited."
     if not clients:
         return "no client was audited, and the controls kept none."
+    if all(a["outcome"] == "failed" for a in clients):
+        return "every audit of a client failed, and the controls kept none."
     return "the audited clients consented to scores or numbers only, and the controls kept none."

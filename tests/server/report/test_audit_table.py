@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from prunella.server.report.audit_table import ROWS, _cells, audit_table, result_of
+from prunella.server.report.audit_table import ROWS, _cells, audit_table, no_pictures, result_of
 from tests.server.report.audits import CONTROL, NOTHING, TRACES, audit
 from tests.server.report.test_build import add_audit, new_run, page
 
@@ -19,6 +19,10 @@ def test_scores_without_pictures_are_shown(tmp_path: Path) -> None:
     add_audit(store, 4, "control", 0.02, pictures=False)
     add_audit(store, 4, "client", 2.0, pictures=False)
     assert "consented to scores or numbers only" in page(tmp_path).text
+
+
+def test_pictures_of_audits_that_failed_are_not_missing_for_want_of_consent() -> None:
+    assert "every audit of a client failed" in no_pictures([CONTROL, audit(outcome="failed")])
 
 
 def test_an_attack_that_shows_nothing_where_it_finds_nothing_is_not_in_the_colour_of_a_clear_result() -> None:
