@@ -64,6 +64,8 @@ def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
     if not found:
         return [f"{what}, was not judged."]
     worst = worst_first(found)[0]
+    if level(worst) == "baseline" and unfinished(found):
+        return [f"{what}, was not judged: an attack on it did not finish, or can show nothing."]
     words = {
         "rebuilt": "is rebuilt", "traces": "gives something away", "baseline": "gave nothing away to this attack",
         "unknown": "could not be judged, because there is no baseline",
@@ -153,9 +155,9 @@ def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
         how = "public images, sent as a client sends its own but without a defense"
         found = [f"Control: of {how}, the same attack rebuilds some ({scores_in_words(best)})."]
     defended = [a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits)]
-    if not defended:
+    worst = worst_first(defended)[0] if defended else None
+    if worst is None or level(worst) == "baseline" and unfinished(defended):
         return found
-    worst = worst_first(defended)[0]
     words = {
         "rebuilt": "does not stop it",
         "traces": "weakens it and still lets something through",
