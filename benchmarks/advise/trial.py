@@ -71,7 +71,8 @@ def in_rounds(audits: Sequence[Line], defended: bool) -> Level:
     """What clients' updates, or public images sent in the same way, gave away."""
     matched = "control-defended" if defended else "control"
     relying = [a for a in scored(of_kind(audits, "client", matched)) if is_evidence(a, audits)]
-    return level(worst_first(relying)[0]) if relying else "unknown"
+    found = level(worst_first(relying)[0]) if relying else "unknown"
+    return "unknown" if found == "baseline" and unfinished(relying) else found
 
 
 def worst_case(audits: Sequence[Line], defended: bool) -> Row:

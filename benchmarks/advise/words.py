@@ -118,7 +118,8 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append("Examples that were trained on were told from others better than by chance.")
     if all(row.get("rounds") == "unknown" for row in one.rows):
         found.append(
-            "What the clients' own rounds give away could not be judged: there the attack fails without a defense, too."
+            "What the clients' own rounds give away could not be judged: there the attack fails without a defense, "
+            "too, or does not finish."
         )
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(
