@@ -64,13 +64,13 @@ _ALL = (
     Metric(
         "leakage_level",
         "gauge",
-        "0 not judged, 1 baseline, 2 traces, 3 rebuilt.",
+        "Worst so far: 0 not judged, 1 baseline, 2 traces, 3 rebuilt.",
         "",
         ("attack", "defense", "view"),
         "up",
     ),
     Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense", "view")),
-    Metric("attack_control_ok", "gauge", "1 when the undefended positive control was rebuilt, else 0."),
+    Metric("attack_control_ok", "gauge", "1 when every undefended positive control so far was rebuilt, else 0."),
     Metric(
         "audits_without_control", "gauge", "Scored views of clients, last audited round, whose control has no result."
     ),

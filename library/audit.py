@@ -331,4 +331,5 @@ def _as_single(trial: Trial, kind: str) -> Trial:
     """The control of a client that itself has one image and one step is the worst case, too."""
     if trial.line["outcome"] == "failed":
         return replace(trial, line={**trial.line, "kind": kind})
-    return replace(trial, line={**trial.line, "kind": kind, "outcome": "scored", "ok": None, "reason": None})
+    cut = trial.line["reason"] if trial.line["outcome"] == "scored" else None  # else it is why no control was rebuilt
+    return replace(trial, line={**trial.line, "kind": kind, "outcome": "scored", "ok": None, "reason": cut})

@@ -203,9 +203,8 @@ def take_audits(federation: Federation, grid: Grid) -> None:
         name = f"audits_total|{outcome['outcome']}"
         federation.counters[name] = federation.counters.get(name, 0.0) + 1
         federation.store.append_audit(outcome)
-        before = [audit for audit in known if audit["round"] == outcome["round"]]
+        rows = audit_rows(outcome, known) + counter_rows({name: federation.counters[name]})
         known.append(outcome)
-        rows = audit_rows(outcome, before) + counter_rows({name: federation.counters[name]})
         federation.emit(outcome["round"], rows)
     _tell_doubts(federation, known)
     federation.auditor.finished.clear()

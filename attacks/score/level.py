@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 Level = Literal["rebuilt", "traces", "baseline", "unknown"]
 ORDER: tuple[Level, ...] = ("unknown", "baseline", "traces", "rebuilt")
+# Of several audits: one that could not be judged may leak more than one that found nothing.
+WORST: tuple[Level, ...] = ("baseline", "unknown", "traces", "rebuilt")
 Line = Mapping[str, Any]
 
 LEGIBLE = {"psnr": 18.0, "ssim": 0.5, "ncc": 0.55}  # 18 dB: a root mean squared error of an eighth of the range

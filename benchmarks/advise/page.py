@@ -82,7 +82,9 @@ def row(one: Standing, number: int, reference: Standing | None) -> list[str]:
     decibels = "" if one.psnr is None else f"{one.psnr:.0f} dB, {one.leak:.0f} above"
     what = SHOWN[one.tier]
     count, judged = one.share("rebuilt" if one.tier == "rebuilt" else "traces")
-    what += f", {count} of {judged}" if one.tier in ("rebuilt", "traces") else ""
+    if one.tier == "promised":  # an ε holds whatever came back, and says nothing of it
+        what = "traces, and an ε" if count else "not judged, but an ε" if judged < len(one.rows) else what
+    what += f", {count} of {judged}" if count else ""
     up = one.values("megabytes_up")
     sent = _number(sum(up) / len(up)) if up else ""
     return [*start, f"{one.accuracy:.3f}", points, decibels, what, sent, str(len(one.rows))]

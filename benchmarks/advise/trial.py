@@ -19,10 +19,19 @@ from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
 from prunella.core.errors import PrunellaError
 from prunella.core.foreign import digest, is_foreign
-from prunella.server.report.evidence import fitted, is_evidence, of_kind, scored, unfinished, valid_audits, worst_first
+from prunella.server.report.evidence import (
+    fitted,
+    is_evidence,
+    of_kind,
+    scored,
+    unfinished,
+    valid_audits,
+    worst_cases,
+    worst_first,
+)
 from prunella.server.report.membership import members_found
 from prunella.server.report.state import run_state
-from prunella.server.report.verdict import verdict, worst_cases
+from prunella.server.report.verdict import verdict
 from prunella.server.rounds import Federation
 
 CONSENT = "scores"  # of the audited clients: the data are the user's own, and only scores are kept
@@ -71,7 +80,8 @@ def in_rounds(audits: Sequence[Line], defended: bool) -> Level:
     """What clients' updates, or public images sent in the same way, gave away."""
     matched = "control-defended" if defended else "control"
     relying = [a for a in scored(of_kind(audits, "client", matched)) if is_evidence(a, audits)]
-    return level(worst_first(relying)[0]) if relying else "unknown"
+    found = level(worst_first(relying)[0]) if relying else "unknown"
+    return "unknown" if found == "baseline" and unfinished(relying) else found
 
 
 def worst_case(audits: Sequence[Line], defended: bool) -> Row:

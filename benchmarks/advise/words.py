@@ -37,7 +37,8 @@ def leaked(one: Standing) -> str:
     of = f"in {{}} of {plural(judged, 'federation')}"
     said = f"an image was rebuilt {of.format(rebuilt)}" if rebuilt else ""
     said = said or (f"something came through {of.format(traces)}" if traces else "")
-    decibels = "" if one.psnr is None else f" (worst case, one public image in one step: {one.psnr:.0f} dB)"
+    mean = " on average" if len(one.rows) > 1 else ""
+    decibels = "" if one.psnr is None else f" (worst case, one public image in one step: {one.psnr:.0f} dB{mean})"
     return (said or f"nothing was rebuilt in {plural(judged, 'federation')}") + decibels
 
 
@@ -117,7 +118,8 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append("Examples that were trained on were told from others better than by chance.")
     if all(row.get("rounds") == "unknown" for row in one.rows):
         found.append(
-            "What the clients' own rounds give away could not be judged: there the attack fails without a defense, too."
+            "What the clients' own rounds give away could not be judged: there the attack fails without a defense, "
+            "too, or does not finish."
         )
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(

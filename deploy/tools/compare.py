@@ -67,13 +67,16 @@ def settings_of(arm: Arm) -> dict[str, Any]:
 
 
 def averaged(texts: Sequence[str]) -> str:
-    """Merge texts that differ only in decimal numbers, into mean ± standard deviation; join others line by line.
+    """Merge texts that differ only in decimal numbers, into mean ± standard deviation; join others line by line. A mean
+    ε bounds nothing, so that promises are joined, too.
 
     >>> averaged(["PSNR 20.0 of 4", "PSNR 22.0 of 4"]), averaged(["3 of 4", "4 of 4"]), averaged(["0.5", "0.5"])
     ('PSNR 21.0 ± 1.4 of 4', '3 of 4\\n4 of 4', '0.5')
+    >>> averaged(["ε 2.0 at δ 1e-05", "ε 4.0 at δ 1e-05"]), averaged(["ε 2.0", "ε 2.0"])
+    ('ε 2.0 at δ 1e-05\\nε 4.0 at δ 1e-05', 'ε 2.0')
     """
     parts = [NUMBER.split(text) for text in texts]
-    if len({tuple(part[::2]) for part in parts}) > 1:
+    if len({tuple(part[::2]) for part in parts}) > 1 or ("ε " in texts[0] and len(set(texts)) > 1):
         return "\n".join(texts)
     found = []
     for column in zip(*parts, strict=True):

@@ -32,8 +32,10 @@ def record(run: RunDir) -> Record:
     answer, settings = verdict(audits, known, damaged), about.get("settings", {})
     found: Record = {"run": run.id, "status": state(run), "rounds": known.rounds}
     found |= {"accuracy": known.accuracy, "density": last.density, "epsilon": known.epsilon, "delta": known.delta}
-    found |= {"sent_bytes": sum(last.sent.values()), "dense_bytes": sum(last.dense.values())}
-    found |= {"verdict": answer.badge, "headline": answer.headline, "notes": " ".join(answer.notes)}
+    found |= {"sent_bytes": sum(last.sent.values()) if last.sent else None}
+    found |= {"dense_bytes": sum(last.dense.values()) if last.dense else None}
+    notes = [*answer.notes, *([str(about["note"])] if about.get("note") else [])]
+    found |= {"verdict": answer.badge, "headline": answer.headline, "notes": " ".join(notes)}
     if answer.worst is not None:
         found |= {f"worst.{key}": answer.worst[key] for key in ("kind", "round", "attack", "defense")}
         found |= {f"worst.{metric}": value(answer.worst, metric) for metric in ("psnr", "ssim", "ncc")}

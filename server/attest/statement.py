@@ -27,6 +27,7 @@ from prunella.server.report.evidence import (
     control_state,
     scored,
     trouble,
+    unfinished,
     valid_audits,
     worst_first,
 )  # fmt: skip
@@ -210,6 +211,8 @@ def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
         worst = worst_first(done)[0] if done else None
         states = [control_state(a) if kind in ("control", "single") else control_behind(a, found.audits) for a in mine]
         score = "not scored" if worst is None else WORDS[level(worst)]
+        cut = unfinished(done)
+        score += f"; {len(cut)} did not finish, or can show nothing" if cut else ""
         psnr = "" if worst is None else f"{decibels(value(worst, 'psnr'))} / {decibels(baseline(worst, 'psnr'))}"
         control = f"{states.count('rebuilt')} of {len(states)}"
         rows.append((attack, KINDS[kind], defense, f"{len(done)} of {len(mine)}", score, psnr, _told(worst), control))
@@ -245,6 +248,8 @@ def _membership(found: Evidence) -> Section:
     bounds = measured_by_client(found.audits, _delta(found))
     rows = [(f"client {client}", digits(bound)) for client, bound in sorted(bounds.items())]
     none = "" if said else "Nobody was asked whether its training examples can be told from others."
+    if none and any(audit["kind"] == "membership" for audit in found.audits):
+        none = "Clients were asked whether their training examples can be told from others; no answer is known."
     return _section("Membership", none, *said, tables=[(("client", "ε is at least, at 95 %"), rows)])
 
 
@@ -288,6 +293,9 @@ def statement(folder: Path) -> dict[str, Any]:
                  tables=[(("sections", "asked for by"), POINTERS)]),
     ]  # fmt: skip
     spent, without = _spent(found)
+    broken = found.state.refuted or exceeded(
+        measured_by_client(found.audits, _delta(found)), promised_by_client(found.ledgers)
+    )
     return {
         "format": FORMAT,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -295,8 +303,8 @@ def statement(folder: Path) -> dict[str, Any]:
         "headline": found.verdict.headline,
         "badge": found.verdict.badge,
         "tone": found.verdict.tone,
-        # Of all sites or of none: one that has none is not covered by the others'.
-        "epsilon": None if without or not spent else {"most": max(spent), "delta": _delta(found)},
+        # Of all sites or of none: one that has none is not covered by the others'. Nor where an attack showed more.
+        "epsilon": None if without or broken or not spent else {"most": max(spent), "delta": _delta(found)},
         "sections": sections,
         "settings": dict(found.settings),
         "versions": dict(run.get("versions", {})),

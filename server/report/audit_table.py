@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prunella.attacks.score.level import level, value
-from prunella.server.report.evidence import control_state, is_evidence, who
+from prunella.server.report.evidence import control_state, is_evidence, unfinished, who
 from prunella.server.report.units import NONE, digits, duration, error, fixed, percent, plural, score
 from prunella.server.store.schema import StoreLine
 
@@ -65,6 +65,8 @@ def result_of(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
         return "unproven", "control failed"
     if not undefended and not is_evidence(audit, audits):
         return "unproven", "proves nothing"
+    if level(audit) == "baseline" and unfinished([audit]):
+        return "unproven", "proves nothing"
     tone, words = RESULTS[level(audit)]
     return ("silent" if undefended else tone), words
 
@@ -78,9 +80,14 @@ def letter(index: int) -> str:
     return chr(ord("A") + place) + (str(turn + 1) if turn else "")
 
 
-def audit_table(audits: Sequence[StoreLine], threats: Sequence[str]) -> list[dict[str, Any]]:
-    rows = []
-    for audit in audits[-ROWS:]:
+def audit_table(
+    audits: Sequence[StoreLine], threats: Sequence[str], worst: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """A row for each of the last audits, and for the ``worst``, which the headline is of, where it was before them."""
+    rows, shown = [], list(audits[-ROWS:])
+    if worst is not None and worst not in shown:
+        shown = [dict(worst), *shown[1:]]
+    for audit in shown:
         tone, result = result_of(audit, audits)
         rows.append({
             "round": audit["round"], "who": who(audit), "images": _images(audit), "tone": tone, "result": result,
@@ -100,4 +107,6 @@ def no_pictures(audits: Sequence[StoreLine]) -> str:
         return "no client consented to be audited."
     if not clients:
         return "no client was audited, and the controls kept none."
+    if all(a["outcome"] == "failed" for a in clients):
+        return "every audit of a client failed, and the controls kept none."
     return "the audited clients consented to scores or numbers only, and the controls kept none."

@@ -61,6 +61,8 @@ def notices(run: StoreLine, lines: Sequence[StoreLine], damaged: int) -> list[tu
         found.append(("Not finished.", f"This run is still going or was interrupted: what follows covers {rounds}."))
     if status in ("failed", "stopped"):
         found.append((f"Run {status}", f"after {rounds}. {run.get('error') or 'No reason was recorded.'}"))
+    if run.get("note"):
+        found.append(("Note.", str(run["note"])))
     if damaged:
         found.append(("Damaged.", f"{plural(damaged, 'line')} of audits.jsonl could not be read and is left out."))
     if not lines:
@@ -118,13 +120,14 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     return {
         "style": Markup(STYLE), "live": live, "withheld": False, "script": "",
         "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
-        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, state, answer.worst),
+        "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, state, answer),
         "strips": [strip(run_dir, audit) for audit in chosen],
         "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
         "no_pictures": no_pictures(audits),
         "leakage_charts": leakage_charts(audits), "run_charts": run_charts(lines),
         "exported": exported(run_dir),
-        "summed": sum_of(audits), "audits": audit_table(audits, threats), "audits_left": max(0, len(audits) - ROWS),
+        "summed": sum_of(audits), "audits": audit_table(audits, threats, answer.worst),
+        "audits_left": max(0, len(audits) - ROWS),
         "threat_model": run.get("threat_model") or "This run states no threat model.",
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
         "claims": run.get("claims") or [], "bounds": bounds(state, lines),

@@ -146,7 +146,8 @@ def _draw(series: Series, frame: Frame, unit: Callable[[float], str]) -> Markup:
         return marker(series.role, *frame.at(*point), title, faint)
 
     dots = [mark(point, True) for point in thin(series.dots)]
-    marks = [mark(point, False) for point in line] if len(line) <= MARKED and series.role != "grey" else []
+    marked = len(line) == 1 or (len(line) <= MARKED and series.role != "grey")  # a line of one point is not seen
+    marks = [mark(point, False) for point in line] if marked else []
     return drawn + Markup("").join(dots + marks)
 
 
@@ -175,9 +176,11 @@ def describe(title: str, series: Sequence[Series], unit: Callable[[float], str])
     parts = []
     for each in series:
         points = sorted(each.points)
-        first, last = points[0], points[-1]
+        first, last, most = points[0], points[-1], max(points, key=lambda point: point[1])
         text = f"{each.name}: {unit(first[1])} in round {first[0]:.0f}"
-        parts.append(text + (f", {unit(last[1])} in round {last[0]:.0f}" if last[0] != first[0] else ""))
+        text += f", {unit(last[1])} in round {last[0]:.0f}" if last[0] != first[0] else ""
+        above = most[1] > max(first[1], last[1])
+        parts.append(text + (f", at most {unit(most[1])} in round {most[0]:.0f}" if above else ""))
     return f"{title} over rounds. " + "; ".join(parts)
 
 

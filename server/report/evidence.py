@@ -8,7 +8,7 @@ masked sums, every update here is the sum of all clients', and the worst case on
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
-from prunella.attacks.score.level import ORDER, Level, Line, level, value
+from prunella.attacks.score.level import WORST, Level, Line, level, value
 from prunella.server.report.units import decibels, score
 from prunella.server.store.schema import StoreError, StoreLine, check_audit
 
@@ -134,7 +134,7 @@ def worst_first(audits: Iterable[Line]) -> list[Line]:
 
     def key(audit: Line) -> tuple[int, float, float]:
         psnr, ssim = value(audit, "psnr"), value(audit, "ssim")
-        return ORDER.index(level(audit)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
+        return WORST.index(level(audit)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
 
     return sorted(audits, key=key, reverse=True)
 
@@ -152,7 +152,7 @@ def worst_of(audits: Sequence[Line], defended: bool) -> Line | None:
     matched = worst_first(a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits))[:1]
     single = worst_first(worst_cases(audits, defended))[:1]
     found = [*clients, *matched, *([] if clients and level(clients[0]) == "traces" else single)]
-    return max(found, key=lambda audit: ORDER.index(level(audit)), default=None)
+    return max(found, key=lambda audit: WORST.index(level(audit)), default=None)
 
 
 def _when(audit: Line) -> str:
@@ -172,8 +172,10 @@ def in_words(audit: Line) -> str:
     >>> in_words({"kind": "client", "client": 3, "round": 5, "attack": "sgi", "defense": "dgp", "level": "traces"})
     'Client 3: traces of an image, as the client reported without numbers, round 5 (sgi against dgp)'
     """
+    # What is legible by its correlation, or told apart, may have a PSNR that looks harmless.
+    found = f"{WORDS[level(audit)]}, " if audit.get("scores") and level(audit) in ("rebuilt", "traces") else ""
     attack = audit["attack"] + (f", {audit['found_by']}" if audit.get("found_by") else "")
-    return f"{who(audit)}: {scores_in_words(audit)} ({attack} against {audit['defense']})"
+    return f"{who(audit)}: {found}{scores_in_words(audit)} ({attack} against {audit['defense']})"
 
 
 def trouble(audit: Line) -> str:

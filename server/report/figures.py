@@ -29,6 +29,7 @@ AUDITED: dict[str, tuple[str, Role]] = {
     "control": ("control, undefended", "red"),
     "control-defended": ("control, defended", "yellow"),
     "single-defended": ("worst case, defended", "grey"),
+    "single": ("worst case, undefended", "grey"),  # where no other is there: what the server may ask for
     "client": ("clients", "blue"),
 }
 AXES: tuple[Axis, ...] = (
@@ -75,7 +76,9 @@ def run_charts(lines: Sequence[StoreLine]) -> list[Markup]:
 
 def leakage_charts(audits: Sequence[StoreLine]) -> list[Markup]:
     charts = []
+    behind = any(audit["kind"] == "single-defended" for audit in audits)
+    shown = {kind: named for kind, named in AUDITED.items() if kind != "single" or not behind}
     for metric, title, unit, limits in AXES:
-        series = [Series(name, role, *leak_series(audits, kind, metric)) for kind, (name, role) in AUDITED.items()]
+        series = [Series(name, role, *leak_series(audits, kind, metric)) for kind, (name, role) in shown.items()]
         charts.append(line_chart(title, series, unit, limits, baseline_band(audits, metric)))
     return charts

@@ -171,7 +171,8 @@ page is served to others too. The run's report contains the pictures.{% else %}T
 <section>
 <h2>Leakage by audited round</h2>
 <p class="lead">The most leaking image of each audit; higher is worse for the client. The grey band
-spans what needs no attack at all: the scores of a random image and of another image of the same data.</p>
+spans what needs no attack at all: the scores of a random image and of another image of the same data. An audit whose
+client told no numbers is not drawn: its result is in the table below.</p>
 <div class="charts">{% for chart in leakage_charts %}{{ chart }}{% endfor %}</div>
 </section>
 
@@ -190,8 +191,8 @@ spans what needs no attack at all: the scores of a random image and of another i
 <h2>Every audit</h2>
 {% if audits %}<p class="lead">Each score is that of the most leaking image. Below it are the mean over images and, in
 brackets, the scores of a random image, of other people's images and, where known, of the best guess without the
-update.{% if audits_left %} The last {{ audits|length }} of
-{{ audits|length + audits_left }} audits; all are in audits.jsonl.{% endif %}</p>
+update.{% if audits_left %} The last of
+{{ audits|length + audits_left }} audits, and the worst; all are in audits.jsonl.{% endif %}</p>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of audits"><table>
 <thead><tr><th class="n">Round</th><th>Who</th><th>Result</th><th>Attack</th><th>Defense</th>
 <th class="n">PSNR, dB</th><th class="n">SSIM</th><th class="n">NMI</th><th class="n">AMI</th>

@@ -64,6 +64,8 @@ def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
     if not found:
         return [f"{what}, was not judged."]
     worst = worst_first(found)[0]
+    if level(worst) == "baseline" and unfinished(found):
+        return [f"{what}, was not judged: an attack on it did not finish, or can show nothing."]
     words = {
         "rebuilt": "is rebuilt", "traces": "gives something away", "baseline": "gave nothing away to this attack",
         "unknown": "could not be judged, because there is no baseline",
@@ -84,8 +86,9 @@ def _summed(audits: Sequence[Line]) -> list[str]:
     ]
 
 
-def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
-    """What must stand wherever the headline does: denials, failures, a model that did not learn, the worst case, ε."""
+def notes(audits: Sequence[Line], state: RunState, damaged: int = 0) -> tuple[str, ...]:
+    """What must stand wherever the headline does: denials, failures, a model that did not learn, the worst case, ε.
+    Of the audits ``damaged`` could not be read."""
     silent = f"{capital(state.denial)}: nothing is known of what their updates give away."
     if sum_of(audits):
         silent = (
@@ -93,6 +96,7 @@ def notes(audits: Sequence[Line], state: RunState) -> tuple[str, ...]:
         )
     found = [silent] if state.denial else []
     found += _summed(audits)
+    found += [f"{plural(damaged, 'audit')} could not be read, so more is unknown."] if damaged else []
     found += _failures(audits) + _failed_controls(audits)
     if cut := unfinished(audits):
         found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")
@@ -151,9 +155,9 @@ def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
         how = "public images, sent as a client sends its own but without a defense"
         found = [f"Control: of {how}, the same attack rebuilds some ({scores_in_words(best)})."]
     defended = [a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits)]
-    if not defended:
+    worst = worst_first(defended)[0] if defended else None
+    if worst is None or level(worst) == "baseline" and unfinished(defended):
         return found
-    worst = worst_first(defended)[0]
     words = {
         "rebuilt": "does not stop it",
         "traces": "weakens it and still lets something through",
@@ -163,9 +167,9 @@ def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
     return [*found, f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
 
 
-def sentences(audits: Sequence[Line], state: RunState, tone: str) -> tuple[str, ...]:
+def sentences(audits: Sequence[Line], state: RunState, tone: str, damaged: int = 0) -> tuple[str, ...]:
     """All reasons, the notes among them."""
-    found = [*_clients(audits), *notes(audits, state), *_controls(audits, state)]
+    found = [*_clients(audits), *notes(audits, state, damaged), *_controls(audits, state)]
     if not state.defended:
         found.append("This run has no defense: nothing stands between the updates and a stronger attack.")
     if tone in ("clear", "traces"):

@@ -143,6 +143,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     """The state of a run, from ``run.json``, the lines of ``metrics.jsonl`` and those of ``audits.jsonl``."""
     settings = run.get("settings", {})
     refused = {a["client"] for a in audits if a["outcome"] == "no-consent"}
+    denying = max((y for _, y in points(lines, "clients_denying_audits")), default=0.0)  # also those that have left
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"
     refuted = int(last(lines, "privacy_epsilon_exceeded") or 0)
@@ -154,7 +155,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         examples=run.get("test_examples"),
         largest_class=run.get("largest_class"),
         clients=None if clients is None else int(clients),
-        denied=max(int(last(lines, "clients_denying_audits") or 0), len(refused)),
+        denied=max(int(denying), len(refused)),
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
         unfinished=run.get("status") in ("running", "failed", "stopped"),
         balance_known=not on_clients or run.get("largest_class") is not None,

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from prunella.attacks.score.level import Line, level, value
+from prunella.attacks.score.level import level, value
 from prunella.server.report.evidence import WORDS, who
 from prunella.server.report.series import last, points, total
 from prunella.server.report.state import RunState
 from prunella.server.report.units import NONE, decibels, digits, duration, percent, score, size
+from prunella.server.report.verdict import RunVerdict
 from prunella.server.store.schema import StoreLine
 
 NO_FAILURES = "No reply was left out"
@@ -28,20 +29,21 @@ def _wire_tile(run: StoreLine, lines: Sequence[StoreLine]) -> dict[str, Any]:
     return _tile("Sent, both ways", size(sent), note, "" if values == "float32" else f"updates rounded to {values}")
 
 
-def _leakage_tile(worst: Line | None) -> dict[str, Any]:
-    """Of the audit that the verdict sums the run up by."""
-    name, wide = "Worst leakage", {"wide": True}
+def _leakage_tile(answer: RunVerdict) -> dict[str, Any]:
+    """Of the audit that the verdict sums the run up by, with its badge: a low score may prove nothing or be legible."""
+    name, wide, worst, badge = "Worst leakage", {"wide": True}, answer.worst, answer.badge.lower()
     if worst is None:
         return _tile(name, "not measured", "no client was scored") | wide
     where = f"{who(worst)}, round {worst['round']}"
     if not worst.get("scores"):
-        return _tile(name, WORDS[level(worst)], where, "as the client reported, without numbers") | wide
+        return _tile(name, WORDS[level(worst)], badge, where, "as the client reported, without numbers") | wide
     psnr, ssim, nmi = (value(worst, metric) for metric in ("psnr", "ssim", "nmi"))
     other = {metric: value(worst, metric, "other") for metric in ("psnr", "ssim")}
     return (
         _tile(
             name,
             f"PSNR {decibels(psnr)}",
+            badge,
             f"SSIM {score(ssim)} · NMI {score(nmi)} · {where}",
             f"another image would score PSNR {decibels(other['psnr'])}, SSIM {score(other['ssim'])}",
         )
@@ -69,8 +71,7 @@ def _failures_note(failures: float) -> str:
     return "replies left out" if failures else NO_FAILURES.lower()
 
 
-def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, worst: Line | None) -> list[dict[str, Any]]:
-    """``worst`` is the verdict's."""
+def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, answer: RunVerdict) -> list[dict[str, Any]]:
     done, planned = last(lines, "round"), last(lines, "rounds") or run.get("settings", {}).get("rounds")
     failures = total(lines, "client_failures_total", "reason") or 0.0
     times = [y for _, y in points(lines, "round_seconds")]
@@ -79,7 +80,7 @@ def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, worst: Li
     return [
         _accuracy_tile(state, lines),
         _tile("Density", percent(kept), f"of {parameters:,} parameters kept" if parameters else "parameters kept"),
-        _leakage_tile(worst),
+        _leakage_tile(answer),
         _promise_tile(state),
         _wire_tile(run, lines),
         _tile("Rounds", digits(done or 0), f"of {digits(float(planned))}" if planned else "",

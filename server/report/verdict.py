@@ -147,7 +147,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     levels = [level(a) for a in clients if is_evidence(a, audits)]
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
-    known = len(levels) == len(clients)
+    known = len(levels) == len(clients) and "unknown" not in levels and not unfinished(clients)
     who = "Not the audited clients' images" if known else "The clients' images could not be judged"
     who = "The audited clients' images only in part" if "traces" in levels else who
     behind = _behind_the_defense(audits, state, who)
@@ -182,7 +182,9 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
         return "unproven", "Proves nothing", text
     if controls != {"rebuilt"}:
         return _no_control(controls)
-    if state.defended and scored(of_kind(audits, "control-defended")):
+    matched = scored(of_kind(audits, "control-defended")) if state.defended else []
+    shown = (is_evidence(a, audits) and level(a) == "baseline" and fitted(a, audits) for a in matched)
+    if matched and all(shown) and not unfinished(matched):
         return "unproven", badge, f"{nobody}; of public images the defended update gave nothing away."
     return "unproven", badge, f"{nobody}: all that is known is that the attack works without a defense."
 
@@ -206,8 +208,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = "traces", "Members found", FOUND
     if summed := sum_of(audits):
         answer = answer[0], answer[1], f"{answer[2]} What was attacked is {summed}."
-    worst = worst_of(audits, state.defended)
-    return RunVerdict(*answer, sentences(audits, state, answer[0]), notes(audits, state), worst, state.promise)
+    reasons, beside = sentences(audits, state, answer[0], damaged), notes(audits, state, damaged)
+    return RunVerdict(*answer, reasons, beside, worst_of(audits, state.defended), state.promise)
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from prunella.attacks.score.level import ORDER
 from tests.monitoring.dashboards import DASHBOARDS, GRAFANA, dashboard
 
 
@@ -49,6 +50,20 @@ def test_everything_asks_the_provisioned_source(name: str) -> None:
 def test_the_privacy_dashboard_states_its_threat_model() -> None:
     (text,) = [p["options"]["content"] for p in panels("privacy") if p["type"] == "text"]
     assert "follows the protocol" in text and "control" in text and "not a zero" in text
+
+
+@pytest.mark.parametrize("title", ["Was a client's image rebuilt?", "Was the canary rebuilt through the defenses?"])
+def test_what_was_not_judged_and_traces_have_words_of_their_own(title: str) -> None:
+    (found,) = [each for each in panels("privacy") if each["title"] == title]
+    (target,), (mapping,) = found["targets"], found["fieldConfig"]["defaults"]["mappings"]
+    assert "prunella_leakage_level{" in target["expr"] and len(mapping["options"]) == len(ORDER)
+    words = [mapping["options"][str(number)]["text"] for number in range(len(ORDER))]
+    assert words == ["not judged", "not by this attack", "traces", "REBUILT"]
+
+
+def test_a_control_that_has_no_result_is_no_reason_to_believe() -> None:
+    (found,) = [each for each in panels("privacy") if each["title"] == "May these figures be believed?"]
+    assert "prunella_audits_without_control" in found["targets"][0]["expr"]
 
 
 def test_uids_differ_and_dashboards_cannot_be_edited_into_something_else() -> None:

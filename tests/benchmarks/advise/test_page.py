@@ -45,6 +45,13 @@ def test_where_everything_leaks_there_is_no_command(tmp_path: Path) -> None:
     assert numbers["recommended"] is None and numbers["command"] is None
 
 
+def test_an_epsilon_does_not_make_nothing_of_traces_or_of_what_was_not_judged(tmp_path: Path) -> None:
+    for came, words in (("traces", "traces, and an ε, 1 of 2"), ("unknown", "not judged, but an ε")):
+        found = [standing(NONE, row()), standing(PRIVATE, row(level="baseline"), row(worst={"level": came}))]
+        page, _ = written(found, tmp_path)
+        assert words in page and "nothing rebuilt, and an ε" not in page
+
+
 def test_a_picture_without_a_judged_case_is_drawn(tmp_path: Path) -> None:
     page, numbers = written([standing(NONE, row(worst={"level": "unknown", "psnr": None, "floor": None}))], tmp_path)
     assert "not judged" in page and numbers["tried"][0]["psnr"] is None  # type: ignore[index]

@@ -6,8 +6,9 @@ import pytest
 
 from prunella.benchmarks.advise.proposals import Proposal
 from prunella.benchmarks.advise.search import Standing
-from prunella.benchmarks.advise.trial import about, data_digest, overrides, try_out
+from prunella.benchmarks.advise.trial import about, data_digest, in_rounds, overrides, try_out
 from tests.benchmarks.advise.test_proposals import question
+from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, audit
 
 
 @pytest.mark.slow
@@ -20,6 +21,11 @@ def test_without_a_defense_an_image_comes_back_and_behind_an_epsilon_it_does_not
     assert rows[private]["worst"]["level"] == "baseline" and 0 < rows[private]["epsilon"] <= 4.0
     assert rows[plain]["epsilon"] is None and rows[plain]["accuracy"] > 0.5 and rows[plain]["failures"] == 0
     assert Standing(plain, (rows[plain],)).tier == "rebuilt"
+
+
+def test_rounds_whose_attack_was_cut_short_were_not_judged() -> None:
+    assert in_rounds([CONTROL, DEFENDED, audit(scores=NOTHING)], True) == "baseline"
+    assert in_rounds([CONTROL, DEFENDED, audit(scores=NOTHING, reason="stopped after 600 s")], True) == "unknown"
 
 
 def test_a_federation_that_cannot_train_says_why() -> None:

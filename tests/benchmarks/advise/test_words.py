@@ -65,6 +65,12 @@ def test_a_failed_control_is_not_called_harmless() -> None:
     assert "nothing is known" in leaked(standing(DGP, row(worst={"level": "unknown"})))
 
 
+def test_a_mean_of_worst_cases_is_called_one() -> None:
+    several = standing(DGP, row(psnr=36.0), row(level="baseline", psnr=10.0))
+    assert "in 1 of 2 federations (worst case, one public image in one step: 23 dB on average)" in leaked(several)
+    assert "one step: 36 dB)" in leaked(standing(DGP, row(psnr=36.0)))
+
+
 def test_the_command_runs_what_was_tried() -> None:
     own = question(model="hospital.net:build", dataset="imagefolder:/data/my photos", rounds=20)
     words = shlex.split(command(standing(Proposal("dp-sgd,dgp", 0.7, 4.0), row()), own))

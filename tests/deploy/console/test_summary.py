@@ -52,7 +52,7 @@ def test_the_worst_audit_is_told_and_not_the_last() -> None:
     audits = [audit("control", 40, True), audit("client", 20), audit("client", 13)]
     found = dict(rows({}, [], audits))
     assert found["verdict"] == "Leak found"
-    assert found["worst audit"] == "Client 0: PSNR 20.0\u202fdB, SSIM 0.50, round 1 (sgi against dgp)"
+    assert found["worst audit"] == "Client 0: an image rebuilt, PSNR 20.0\u202fdB, SSIM 0.50, round 1 (sgi against dgp)"
 
 
 def test_an_audit_without_scores_is_no_small_leakage() -> None:

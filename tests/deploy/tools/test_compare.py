@@ -63,6 +63,14 @@ def test_seeds_of_the_same_settings_are_one_column_with_mean_and_deviation(tmp_p
     assert "0.700 ± 0.200" in shown and "0, 1, 2" in shown and shown.count("0.250") == 1
 
 
+def test_an_epsilon_is_not_averaged_over_seeds(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / f"{seed}", 0.3, 0.5, seed) for seed in (0, 1)]
+    for run, epsilon in zip(runs, (2.5, 4.5), strict=True):
+        RunStore.open(run.path).append_metrics(1, [row("privacy_epsilon", epsilon, stat="worst")])
+    promised = dict(outcomes(by_seed(runs)))["promised"]
+    assert promised == ["ε 2.5 at an unknown δ\nε 4.5 at an unknown δ"]
+
+
 def test_a_mean_over_seeds_is_of_different_seeds_that_completed(tmp_path: Path) -> None:
     a_run(tmp_path / "a", 0.3, 0.5)
     a_run(tmp_path / "b", 0.3, 0.5)

@@ -41,6 +41,18 @@ def test_a_record_has_the_store_s_numbers_and_the_report_s_verdict(tmp_path: Pat
     assert found["settings.rate"] == 0.3 and "settings.run-dir" not in found and found["epsilon"] is None
 
 
+def test_a_run_s_own_note_is_among_the_notes(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "a", 0.3)
+    RunStore.open(run.path).write_run(note="1 said no to this run: its owner's policy")
+    assert record(run)["notes"].endswith("1 said no to this run: its owner's policy")
+
+
+def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
+    RunStore.open(tmp_path / "a").write_run(id="a", status="failed", error=None, settings={})
+    found = record(RunDir(tmp_path / "a"))
+    assert (found["sent_bytes"], found["dense_bytes"]) == (None, None)
+
+
 def test_json_and_csv_read_back(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / "a", 0.3), a_run(tmp_path / "b", 0.5)]
     found = records(runs)

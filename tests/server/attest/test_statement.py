@@ -61,9 +61,24 @@ def test_an_attack_that_showed_more_than_was_promised_is_a_warning(tmp_path: Pat
     scores = {"model": {"members": 500, "outsiders": 1000, "auc": 0.95, "strict": 300, "loose": 450}}
     told = {"client": 0, "membership": {"word": "found", "scores": scores}, "scores": None}
     add_audit(store, 4, "membership", 2.0, **told)
+    assert statement(tmp_path)["epsilon"] is None, "it stands beside the badge, as an ε that holds"
     text = section(statement(tmp_path), "Differential privacy")
     assert "An attack on client 0 showed more than was promised to it" in text
     assert "client 0" in section(statement(tmp_path), "Membership")
+
+
+def test_a_membership_question_without_an_answer_was_asked(tmp_path: Path) -> None:
+    store = new_run(tmp_path)
+    assert "Nobody was asked" in section(statement(tmp_path), "Membership")
+    add_audit(store, 4, "membership", 2.0, client=0, scores=None, outcome="failed", reason="the client refused")
+    assert "no answer is known" in section(statement(tmp_path), "Membership")
+
+
+def test_an_attack_that_was_cut_short_is_no_result_in_the_table(tmp_path: Path) -> None:
+    store = full_run(tmp_path)
+    assert "can show nothing" not in section(statement(tmp_path), "Attacks")
+    add_audit(store, 4, "client", 2.0, ok=False, reason="stopped after 600 s")
+    assert "another image shows; 1 did not finish, or can show nothing" in section(statement(tmp_path), "Attacks")
 
 
 def test_what_was_not_tested_is_named(tmp_path: Path) -> None:

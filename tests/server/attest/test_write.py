@@ -9,6 +9,7 @@ from prunella.core.errors import ConfigError
 from prunella.server.attest import write
 from prunella.server.attest.signing import new_key, public_key, verify
 from prunella.server.attest.write import attest
+from tests.server.report.audits import CONTROL, NOTHING, audit
 from tests.server.report.stored import full_run, new_run
 
 HOSTILE = "<script>alert(1)</script>"
@@ -22,6 +23,15 @@ def test_results_have_every_audit_by_attack(tmp_path: Path) -> None:
     instances = entry["attack_experiment_logger"]["attack_instance_logger"]
     assert [each["kind"] for each in instances.values()] == ["control", "control-defended", "client"]
     assert entry["metadata"]["attack_name"] == "sgi" and sum(entry["metadata"]["global_metrics"].values()) == 3
+
+
+def test_what_shows_nothing_is_no_baseline_for_other_tools() -> None:
+    said = {"run": "r-7", "made": "now"}
+    base = dict.fromkeys(write._KEPT) | {"threat": "t"}
+    control, cut = base | CONTROL, base | audit(scores=NOTHING, reason="stopped after 600 s")
+    lone = base | audit(scores=NOTHING, round=9)
+    (entry,) = write.results([control, base | audit(scores=NOTHING), cut, lone], said)
+    assert entry["metadata"]["global_metrics"] == {"baseline": 1, "rebuilt": 1, "unknown": 2}
 
 
 def test_a_hostile_run_is_escaped_and_the_page_fetches_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from prunella.server.report.audit_table import ROWS, _cells
+from prunella.server.report.audit_table import ROWS, _cells, audit_table, no_pictures, result_of
+from tests.server.report.audits import CONTROL, NOTHING, TRACES, audit
 from tests.server.report.test_build import add_audit, new_run, page
 
 
@@ -20,6 +21,17 @@ def test_scores_without_pictures_are_shown(tmp_path: Path) -> None:
     assert "consented to scores or numbers only" in page(tmp_path).text
 
 
+def test_pictures_of_audits_that_failed_are_not_missing_for_want_of_consent() -> None:
+    assert "every audit of a client failed" in no_pictures([CONTROL, audit(outcome="failed")])
+
+
+def test_an_attack_that_shows_nothing_where_it_finds_nothing_is_not_in_the_colour_of_a_clear_result() -> None:
+    assert result_of(audit(scores=NOTHING), [CONTROL]) == ("clear", "○ nothing")
+    for why in ({"ok": False}, {"reason": "stopped after 600 s"}):
+        assert result_of(audit(scores=NOTHING, **why), [CONTROL]) == ("unproven", "proves nothing")
+        assert result_of(audit(scores=TRACES, **why), [CONTROL])[0] == "traces"
+
+
 def test_scores_stand_beside_their_baselines_and_chance() -> None:
     def cells(scores: dict[str, object]) -> list[dict[str, object]]:
         return _cells({"scores": scores, "objective": 0.5, "seconds": 1.0})
@@ -35,6 +47,14 @@ def test_scores_stand_beside_their_baselines_and_chance() -> None:
     assert older[0]["rest"] == ("10.0", "(6.0, 9.0)") and older[7]["rest"] == older[8]["rest"] == ()
 
 
+def test_the_audit_that_the_headline_is_of_is_in_the_table_however_long_ago_it_was() -> None:
+    line = CONTROL | {"adaptive": True, "threat": "", "seconds": 1.0}
+    leak = line | audit(scores=TRACES, round=1)
+    audits = [leak, *(line | {"round": r} for r in range(2, ROWS + 3))]
+    found = audit_table(audits, [""], leak)
+    assert len(found) == ROWS and (found[0]["round"], found[0]["tone"]) == (1, "traces")
+
+
 def test_hundreds_of_rounds_and_audits_stay_readable(tmp_path: Path) -> None:
     store = new_run(tmp_path, rounds=400)
     add_audit(store, 1, "control", 0.02)
@@ -43,6 +63,6 @@ def test_hundreds_of_rounds_and_audits_stay_readable(tmp_path: Path) -> None:
     for r in range(2, 402):
         store.append_audit(template | {"round": r})
     found = page(tmp_path)
-    assert f"The last {ROWS} of 402 audits" in found.text and "12 of 402 audits with pictures" in found.text
+    assert "The last of 402 audits, and the worst" in found.text and "12 of 402 audits with pictures" in found.text
     assert found.tags.count("tr") == ROWS + 1 + 2 + 5  # audits, failures, settings and versions
     assert (tmp_path / "report.html").stat().st_size < 600_000

@@ -46,6 +46,12 @@ def test_a_single_round_and_a_constant_are_drawn() -> None:
         assert root.findall(".//svg")[-1].get("role") == "img"
 
 
+def test_a_single_point_is_seen_whatever_its_role() -> None:
+    for role in ("blue", "red", "yellow", "grey"):
+        chart = parsed(line_chart("A", [Series("worst case", role, ((6, 36.8),))], score))  # type: ignore[arg-type]
+        assert [each.text for each in chart.findall(".//svg")[-1].iter("title")] == ["worst case, round 6: 36.80"]
+
+
 def test_no_points_is_said_and_not_drawn() -> None:
     chart = line_chart("Accuracy", [Series("model", "blue")], percent)
     assert "Not measured" in chart and "<svg" not in chart
@@ -76,4 +82,10 @@ def test_a_legend_shows_every_role_with_its_own_mark(role: str) -> None:
 def test_the_description_tells_first_and_last() -> None:
     chart = line_chart("Accuracy", [Series("model", "blue", ((1, 0.1), (9, 0.9)))], percent)
     words = parsed(chart).findall(".//svg")[-1].get("aria-label", "")
-    assert "round 1" in words and "round 9" in words and percent(0.9) in words
+    assert "round 1" in words and "round 9" in words and percent(0.9) in words and "at most" not in words
+
+
+def test_the_description_tells_the_worst_round_in_between() -> None:
+    clients = Series("clients", "blue", ((1, 9.0), (5, 30.0), (9, 8.0)), ((1, 7.0),))
+    words = parsed(line_chart("PSNR", [clients], score)).findall(".//svg")[-1].get("aria-label", "")
+    assert "at most 30.00 in round 5" in words

@@ -78,6 +78,12 @@ def test_worst_first_orders_by_level_then_psnr() -> None:
     assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
 
 
+def test_what_could_not_be_judged_is_worse_than_what_found_nothing() -> None:
+    unknown = audit(scores={"psnr": {"worst": 17.0}})
+    assert worst_first([audit(scores=NOTHING), unknown, audit(scores=TRACES)])[1] is unknown
+    assert worst_of([CONTROL, DEFENDED, audit(scores=NOTHING), unknown], True) is unknown
+
+
 def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
     traces, rebuilt, single = audit(scores=TRACES), audit("control-defended", REBUILT), audit("single", REBUILT)
     asked = audit("single-defended", REBUILT)
@@ -89,6 +95,12 @@ def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
     assert worst_of([CONTROL, single, audit(scores=NOTHING)], False) is single
     assert worst_of([CONTROL, single, DEFENDED, audit()], True) is DEFENDED
     assert worst_of([CONTROL_FAILED, DEFENDED], True) is None and worst_of([CONTROL], True) is None
+
+
+def test_the_words_of_an_audit_say_what_its_decibels_may_hide() -> None:
+    negative = {"psnr": spread(5.0, 9.0), "ncc": spread(0.95, 0.3) | {"blind": 0.4}}
+    assert in_words(audit(scores=negative)).startswith("Client 1: an image rebuilt, PSNR 5.0")
+    assert in_words(audit(scores=NOTHING)).startswith("Client 1: PSNR 9.0"), "its control may have failed"
 
 
 def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:

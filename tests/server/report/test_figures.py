@@ -31,5 +31,12 @@ def test_leakage_figures_tell_controls_from_clients() -> None:
         assert name in ssim
 
 
+def test_the_worst_case_of_a_run_without_a_defense_is_drawn_and_stands_back_behind_a_defended_one() -> None:
+    scores = {"psnr": {"worst": 40.0, "random": 5.0, "other": 9.0}}
+    single, defended = ({"round": 1, "kind": kind, "scores": scores} for kind in ("single", "single-defended"))
+    assert "worst case, undefended, round 1" in leakage_charts([single])[0]
+    assert "undefended" not in leakage_charts([single, defended])[0]
+
+
 def test_axes_carry_no_needless_zeros() -> None:
     assert whole(1.0) == "100\u202f%" and whole_decibels(40.0) == "40\u202fdB" and whole_decibels(2.5) == "2.5\u202fdB"

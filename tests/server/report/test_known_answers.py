@@ -53,6 +53,7 @@ class Known:
     denying: int = 0
     epsilon: float | None = None
     status: str = "completed"
+    note: str | None = None
 
 
 CLEAR = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
@@ -160,6 +161,9 @@ KNOWN: dict[str, Known] = {
         "Not defended", "This attack rebuilt nothing, but no defense was audited: a stronger attack may rebuild "
         "images.", (CONTROL, *WORST_CASE, client(), ("control", COPY, {"round": 2}),
                     ("control-defended", NOTHING, {"round": 2}))),
+    "sites refused": Known("Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client()),
+                           ("1 said no to this run: its owner's policy",),
+                           note="1 said no to this run: its owner's policy"),
     "not audited": Known(
         "Not audited", "Nothing was audited, so nothing is known about what a curious server could rebuild."),
     "members found": Known(
@@ -198,7 +202,14 @@ KNOWN: dict[str, Known] = {
 def stored(path: Path, known: Known) -> RunStore:
     settings = {"dataset": "digits", "rounds": 4, "seed": 5, "defenses": known.defenses, "privacy.delta": 1e-5}
     store = new_run(
-        path, loss=False, settings=settings, classes=10, test_examples=359, largest_class=0.12, status=known.status
+        path,
+        loss=False,
+        settings=settings,
+        classes=10,
+        test_examples=359,
+        largest_class=0.12,
+        status=known.status,
+        note=known.note,
     )
     last = [row("accuracy_ratio", known.accuracy), row("clients_available", 4)]
     last += [row("clients_denying_audits", known.denying)] + ([row("loss", known.loss)] if known.loss else [])
@@ -276,6 +287,10 @@ def test_every_place_says_the_known_answer(tmp_path: Path, name: str, place: str
     assert (badge, headline) == (known.badge, known.headline)
     for part in known.beside:
         assert part in text
+
+
+def test_the_charts_say_whom_they_leave_out(tmp_path: Path) -> None:
+    assert "client told no numbers is not drawn" in in_report(stored(tmp_path, KNOWN["numbers withheld"]).path)[2]
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -31,6 +31,20 @@ def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
     assert "which the server may ask for, is rebuilt behind dgp (PSNR 25.0" in " ".join(notes(found, LEARNED))
 
 
+def test_a_worst_case_that_was_judged_once_and_once_not_is_not_said_to_give_nothing_away() -> None:
+    cases = [audit("single-defended", scores) for scores in (NOTHING, {"psnr": {"worst": 9.0}})]
+    text = " ".join(notes([CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE, *cases], LEARNED))
+    assert "gave nothing away" not in text and "could not be judged, because there is no baseline" in text
+
+
+def test_an_attack_that_was_cut_short_does_not_say_that_nothing_was_given_away() -> None:
+    cut = {"reason": "stopped after 600 s"}
+    audits = [CONTROL, DEFENDED | cut, audit(scores=NOTHING), SINGLE, audit("single-defended", NOTHING) | cut]
+    text = " ".join(sentences(audits, LEARNED, "unproven"))
+    assert "was not judged: an attack on it did not finish" in text
+    assert "gave nothing away" not in text and "brings it down" not in text
+
+
 def test_a_sum_is_told_as_one_with_what_was_not_tried_and_its_own_worst_case() -> None:
     audits = [a | {"sites": 4} for a in (CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE)]
     text = " ".join(notes([*audits, audit("single-defended", REBUILT, sites=4)], LEARNED))

@@ -48,6 +48,8 @@ def test_denials_are_those_told_at_the_start_and_those_of_audits() -> None:
     refusals = [{"client": number, "outcome": "no-consent"} for number in (1, 1, 3)]
     assert run_state({}, lines, refusals).denial == "2 of 4 clients denied audits"
     told = [*lines, line(2, "clients_denying_audits", 4)]
+    left = run_state({}, [*told, line(3, "clients_denying_audits", 0)])
+    assert left.denied == 4, "a resumed run has not seen those again that have left"
     assert run_state({}, told, refusals).all_denied and RunState(denied=1).denial == "1 client denied audits"
 
 

@@ -101,9 +101,34 @@ def test_what_is_unknown_of_clients_is_not_denied_beside_a_worse_finding() -> No
     assert found.headline.startswith("The clients' images could not be judged, but one image in one step")
 
 
+@pytest.mark.parametrize(
+    "client",
+    [audit(scores={"psnr": {"worst": 9.0}}), audit(scores=NOTHING, ok=False), audit(scores=NOTHING, reason="cut")],
+)
+def test_a_client_s_image_that_could_not_be_judged_is_not_said_to_be_kept(client: Audit) -> None:
+    found = verdict([CONTROL, SINGLE, audit("single-defended", REBUILT), client])
+    assert found.headline.startswith("The clients' images could not be judged, but one image in one step")
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        {"scores": {"psnr": {"worst": 9.0}}, "outcome": "scored"},
+        {"reason": "stopped after 600 s"},
+        {"objective": 0.6},
+        {"round": 9},
+    ],
+)
+def test_a_defended_update_that_was_not_judged_did_not_give_nothing_away(weak: dict[str, Any]) -> None:
+    found = verdict([CONTROL, DEFENDED, DEFENDED | weak, audit()])
+    assert "gave nothing away" not in found.headline and found.badge == "Clients unknown"
+
+
 def test_audits_that_cannot_be_read_are_no_clear_verdict() -> None:
     assert of_state(CLEAR, LEARNED, damaged=1).tone == "unproven"
     assert judge({}, [], [{"round": 4, "kind": "alien"}]).badge == "Not judged"
+    traces = of_state([CONTROL, audit(scores=TRACES)], LEARNED, damaged=2)
+    assert "2 audits could not be read, so more is unknown." in traces.notes, "a leak may be among them"
 
 
 @pytest.mark.parametrize("client", [REBUILT, TRACES, NOTHING, None])

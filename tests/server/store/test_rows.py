@@ -14,6 +14,7 @@ from prunella.tasks.training import Evaluation
 
 SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.25, "other": 0.5}
 OUTCOME = {
+    "round": 4,
     "kind": "client",
     "attack": "sgi",
     "defense": "dgp",
@@ -87,10 +88,27 @@ def test_of_a_round_s_clients_the_worst_is_shown_and_a_failed_control_stays_so()
     assert not [key for key in values(audit_rows(better, [worse])) if key[0].startswith("leakage")]
     assert [key for key in values(audit_rows(worse, [better])) if key[0] == "leakage_level"]
     assert [key for key in values(audit_rows(better, [{**worse, "attack": "ig"}])) if key[0] == "leakage_level"]
+    nothing, unjudged = ({**OUTCOME, "level": word, "scores": None} for word in ("baseline", "unknown"))
+    assert not [key for key in values(audit_rows(nothing, [unjudged])) if key[0] == "leakage_level"]
     control = OUTCOME | {"kind": "control", "ok": True}
     assert values(audit_rows(control, [control | {"ok": False}]))[("attack_control_ok",)] == 0.0
     single = values(audit_rows(OUTCOME | {"kind": "single"}, []))
     assert not [key for key in single if key[0].startswith("leakage")], "it shares the labels of a canary"
+
+
+def test_a_leak_and_a_failed_control_of_an_earlier_round_stay() -> None:
+    leak, now = OUTCOME | {"round": 2, "level": "rebuilt"}, OUTCOME
+    rows = values(audit_rows(now, [leak]))
+    assert rows["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("rebuilt")
+    assert rows["leakage_psnr_decibels", *_labels("worst")] == 2.0, "a score is of its own round"
+    control = OUTCOME | {"kind": "control", "ok": True}
+    assert values(audit_rows(control, [control | {"round": 2, "ok": False}]))[("attack_control_ok",)] == 0.0
+
+
+@pytest.mark.parametrize("weak", [{"ok": False}, {"reason": "stopped after 600 s"}])
+def test_what_shows_nothing_where_it_finds_nothing_is_not_judged(weak: dict[str, object]) -> None:
+    found = values(audit_rows(OUTCOME | {"scores": None, "level": "baseline"} | weak))
+    assert found["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("unknown")
 
 
 def test_a_word_without_numbers_is_a_level() -> None:
