@@ -49,12 +49,12 @@ def plant(module: nn.Module, params: Tree, classes: int, wanted: int) -> Tree:
     return {**params, weight: rows, bias: shifts}
 
 
-def planted(base: str, wanted: int = 0) -> Builder:
-    """The builder of ``base`` that fishes for class ``wanted``."""
+def planted(base: str) -> Builder:
+    """The builder of ``base`` that fishes for class 0."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         module = MODELS[base](shape, classes)
-        weights = plant(module, {name: p.detach() for name, p in module.named_parameters()}, classes, wanted)
+        weights = plant(module, {name: p.detach() for name, p in module.named_parameters()}, classes, 0)
         module.load_state_dict(weights, strict=False)
         return module
 

@@ -51,12 +51,12 @@ class Loki:
 
 
 class Split(nn.Module):
-    """x [B, C, H, W] + imprint(split(x)), split a convolution into ``clients`` groups of C channels."""
+    """x [B, C, H, W] + imprint(split(x)), split a convolution into ``CLIENTS`` groups of C channels."""
 
-    def __init__(self, shape: Shape, clients: int, bins: int, mean: float, deviation: float) -> None:
+    def __init__(self, shape: Shape, mean: float, deviation: float) -> None:
         super().__init__()
-        self.split = nn.Conv2d(shape[0], clients * shape[0], 3, padding=1, bias=False)
-        self.imprint = Imprint(shape, bins, mean, deviation, copies=clients)
+        self.split = nn.Conv2d(shape[0], CLIENTS * shape[0], 3, padding=1, bias=False)
+        self.imprint = Imprint(shape, BINS, mean, deviation, copies=CLIENTS)
         with torch.no_grad():
             self.split.weight.copy_(for_client({KERNEL: self.split.weight.detach()}, 0)[KERNEL])
 
@@ -76,11 +76,11 @@ def for_client(params: Tree, client: int) -> Tree:
     return {**params, KERNEL: kernel}
 
 
-def split(base: str, clients: int = CLIENTS, brightness: tuple[float, float] | None = None) -> Builder:
-    """The builder of ``base`` behind LOKI's module for as many ``clients``, its kernels those of client 0."""
+def split(base: str) -> Builder:
+    """The builder of ``base`` behind LOKI's module for ``CLIENTS`` clients, its kernels those of client 0."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
-        front = Split(shape, clients, BINS, *(brightness or BRIGHTNESS.get(shape[0], (0.5, 0.2))))
+        front = Split(shape, *BRIGHTNESS.get(shape[0], (0.5, 0.2)))
         return nn.Sequential(OrderedDict([("loki", front), ("model", MODELS[base](shape, classes))]))
 
     return build

@@ -85,12 +85,12 @@ class Imprint(nn.Module):
         return x + self.shift(x).view_as(x)
 
 
-def imprinted(base: str, brightness: tuple[float, float] | None = None, bins: int = BINS, gain: float = 1.0) -> Builder:
+def imprinted(base: str, brightness: tuple[float, float] | None = None, gain: float = 1.0) -> Builder:
     """The builder of ``base`` behind an imprint module for images of this (mean, deviation) of the mean pixel."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         mean, deviation = brightness or BRIGHTNESS.get(shape[0], (0.5, 0.2))
-        front = Imprint(shape, bins, mean, deviation, gain=gain)
+        front = Imprint(shape, BINS, mean, deviation, gain=gain)
         return nn.Sequential(OrderedDict([("imprint", front), ("model", MODELS[base](shape, classes))]))
 
     return build

@@ -156,7 +156,7 @@ class ClientStore:
         return sorted(int(path.stem.removeprefix("seen-")) for path in self.folder.glob("seen-*.safetensors"))
 
     def mask(self) -> Mask | None:
-        """The mask last received, or None."""
+        """The mask that the last round ended under, the client's own where it moved it, or None."""
         path = self.folder / "mask.safetensors"
         return read_tree(path)[0] if path.exists() else None
 

@@ -28,7 +28,8 @@ class Metric:
 
 
 # ``view`` is canary or client: a control and a real update must not overwrite each other. ``stat`` is mean or worst, or
-# a baseline: random (noise scored in place of a reconstruction) or other (another image); a leak has to beat both.
+# a baseline, which a leak has to beat: random (noise scored in place of a reconstruction), other (another image) or
+# blind (the best guess without the update).
 _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),

@@ -69,10 +69,6 @@ def where(mask: Mask, a: Tree, b: Tree) -> Tree:
     return map_trees(torch.where, mask, a, b)
 
 
-def clone(tree: Tree) -> Tree:
-    return map_trees(lambda t: t.detach().clone(), tree)
-
-
 def zeros_like(tree: Tree) -> Tree:
     return map_trees(torch.zeros_like, tree)
 

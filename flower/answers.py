@@ -12,6 +12,7 @@ from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree
 from prunella.flower.arrays import is_buffer
 from prunella.flower.site import Site
+from prunella.privacy import chain
 
 
 def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
@@ -19,19 +20,18 @@ def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
     if after.keys() != before.keys():
         odd = sorted(after.keys() ^ before.keys())
         raise DefenseError(f"the answer differs from the model received in {len(odd)} names, first: {odd[0]}")
-    names, buffers = [], []
+    names, buffers = list[str](), dict[str, torch.Tensor]()
     for name, tensor in after.items():
         if tensor.shape != before[name].shape:
             raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
         if is_buffer(name, after):
-            buffers.append(name)
+            buffers[name] = tensor
         elif tensor.is_floating_point():
             names.append(name)
         elif not torch.equal(tensor, before[name]):
             raise DefenseError(f"{name} is {tensor.dtype} and changed: no defense works on it")
     check_model(site.policy, "this app's", buffers)
-    if site.chain.private is not None and buffers:
-        raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
+    chain.check_model(site.chain, buffers)
     return names
 
 

@@ -132,14 +132,6 @@ def check_conditions(policy: Policy) -> None:
         raise ConfigError(f"epsilon-budget counts noise from {NOISE[0]:g} to {NOISE[1]:g} times the clip: require that")
 
 
-def check_site(policy: Policy, names: tuple[str, ...], raw: Raw, privacy: Privacy, scheme: str = "fedavg") -> None:
-    """``client.policy.check_run`` for an app of which only the defenses, their settings and the scheme are known."""
-    _check_known(policy)
-    run = parse_run({KIND: ",".join(names), "strategy": scheme, STEPS: 1})
-    known = {key: value for key, value in policy.settings.items() if key != STEPS}
-    check_run(replace(policy, settings=known), run, raw, privacy)
-
-
 @dataclass(frozen=True)
 class Site:
     """One message's worth of a site: its defenses, its policy, its files."""
@@ -174,14 +166,17 @@ class Site:
     def chain(self) -> Chain:
         """The defenses of both sides, checked against the site's conditions."""
         chain = build_chain(self.names, self.raw)
-        check_site(self.policy, self.names, self.raw, parse_section(self.raw, "privacy", Privacy))
+        self.check_scheme("fedavg")
         for name in self.names:
             check_own(name)
         return chain
 
     def check_scheme(self, scheme: str) -> None:
-        """Refuse what the site's conditions do not let a pruning scheme have of it."""
-        check_site(self.policy, self.names, self.raw, parse_section(self.raw, "privacy", Privacy), scheme)
+        """``client.policy.check_run`` for an app of which only the defenses and their settings are known."""
+        _check_known(self.policy)
+        run = parse_run({KIND: ",".join(self.names), "strategy": scheme, STEPS: 1})
+        known = {key: value for key, value in self.policy.settings.items() if key != STEPS}
+        check_run(replace(self.policy, settings=known), run, self.raw, parse_section(self.raw, "privacy", Privacy))
 
     def require_few(self, steps: int) -> None:
         """Refuse more local steps than the site lets a defense of single steps take (``client.policy``)."""

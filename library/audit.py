@@ -153,7 +153,7 @@ def _checked(batch: Batch, task: Task, what: str) -> Examples:
     x, y = x.float(), given.long()
     if not torch.equal(y.to(given.dtype), given):
         raise ConfigError(f"the labels of the {what} must be whole numbers")
-    if x.dim() != 4 or tuple(x.shape[1:]) != task.shape or y.shape != (len(x),) or not len(y):
+    if tuple(x.shape[1:]) != task.shape or y.shape != (len(x),) or not len(y):
         raise ConfigError(f"the {what} must be images [N, {', '.join(map(str, task.shape))}] and labels [N]")
     if not bool(torch.isfinite(x).all()) or x.min() < 0 or x.max() > 1:
         raise ConfigError(f"the {what} must have values in [0, 1]: pass images before, and normalize=(mean, std)")

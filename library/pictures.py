@@ -52,9 +52,9 @@ def sheet(images: Tensor, width: int = WIDTH) -> Tensor:
     return pad(torch.cat(rows, dim=-2), (GAP, 0, GAP, 0), value=GREY)
 
 
-def pairs(originals: Tensor, rebuilt: Tensor, width: int = WIDTH) -> Tensor:
-    """A sheet whose first row shows up to ``width`` originals and whose second what was made of them."""
-    return sheet(torch.cat([originals[:width], rebuilt[:width]]), min(width, len(originals)))
+def pairs(originals: Tensor, rebuilt: Tensor) -> Tensor:
+    """A sheet whose first row shows up to ``WIDTH`` originals and whose second what was made of them."""
+    return sheet(torch.cat([originals[:WIDTH], rebuilt[:WIDTH]]), min(WIDTH, len(originals)))
 
 
 def stacked(sheets: Sequence[Tensor]) -> Tensor:

@@ -127,10 +127,6 @@ def follow(x: Tensor, policy: Tensor, signs: Tensor) -> Tensor:
     return x
 
 
-def _signs(length: int, generator: PrivateGenerator) -> Tensor:
-    return generator.signs(length)
-
-
 def _probe(x: Tensor) -> tuple[nn.Module, Tree]:
     """The network of the search: two convolutions and a linear layer, its weights always the same."""
     with torch.random.fork_rng(devices=[]):
@@ -190,7 +186,7 @@ def search(x: Tensor, settings: TransformationSearch, generator: PrivateGenerato
     module, params = _probe(x)
     with torch.no_grad():
         y = functional_call(module, params, (few,)).argmin(1)
-    shown = [follow(few, policy, _signs(settings.length, generator)) for policy in drawn]
+    shown = [follow(few, policy, generator.signs(settings.length)) for policy in drawn]
     ends = torch.cat(shown)
     privacy = privacy_score(noise.repeat(len(drawn), 1, 1, 1), ends, y.repeat(len(drawn)), module, params)
     leak = privacy.view(len(drawn), -1).mean(1).double().cpu()
@@ -215,7 +211,7 @@ def ats(settings: TransformationSearch) -> DataDefense:
         if not bool(torch.isfinite(batch).all()):  # eight bits would hide it
             raise DefenseError(f"ats: a batch of shape {tuple(batch.shape[1:])} is not finite")
         chosen = generator.below(len(policies), len(batch)).tolist()
-        signs = [_signs(policies.shape[1], generator) for _ in chosen]
+        signs = [generator.signs(policies.shape[1]) for _ in chosen]
         shown = [follow(image[None], policies[c], s) for image, c, s in zip(batch.float(), chosen, signs, strict=True)]
         return torch.cat(shown).to(batch.dtype) if shown else batch.clone()
 

@@ -18,7 +18,7 @@ import torch
 
 from prunella.core.errors import KeyMismatch
 from prunella.core.ranking import keep_largest
-from prunella.core.trees import Mask, Tree, count, map_trees
+from prunella.core.trees import Mask, Tree, count, full_mask, map_trees
 
 Scope = Literal["global", "layer"]
 Granularity = Literal["weight", "filter"]
@@ -37,7 +37,7 @@ def keep_by_score(scores: Tree, prunable: Set[str], rate: float, scope: Scope = 
     """Keep the highest scores among the prunable names, over all together or layer by layer; no layer is emptied."""
     if missing := sorted(prunable - scores.keys()):
         raise KeyMismatch(f"no scores for {', '.join(missing[:3])}")
-    mask = {name: torch.ones_like(t, dtype=torch.bool) for name, t in scores.items()}
+    mask = full_mask(scores)
     names = [name for name in scores if name in prunable]
     if scope == "layer":
         return mask | keep_counts(scores, {name: max(1, kept_count(scores[name].numel(), rate)) for name in names})

@@ -1,7 +1,7 @@
 """Checkpoints: after every round, all that is needed to resume, written atomically. The last two are kept.
 
 One safetensors file per round holds the global weights, buffers, mask and the state of the pruning scheme. Its metadata
-holds the round, the settings that must not change, the cumulative counters, and a checksum (CRC-32) over everything:
+holds the round, the settings, the cumulative counters, the clients' ledgers, and a checksum (CRC-32) over everything:
 safetensors itself detects a truncated file, but not a flipped bit. Randomness has no state to save: every stream is
 derived from seed and round.
 """

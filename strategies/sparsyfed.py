@@ -30,7 +30,7 @@ from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, apply_mask, intersect, map_trees
 from prunella.pruning.powerprop import Power
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import Scope, keep_by_score
+from prunella.pruning.selection import Scope, below, keep_by_score
 from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import Contribution
@@ -49,8 +49,7 @@ class SparsyFedSettings:
 
 def smaller(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, scope: Scope) -> Mask:
     """The largest weights inside the mask, as many as the rate leaves."""
-    ranked = map_trees(lambda s, m: s.masked_fill(~m, -1.0), magnitude(params), mask)
-    return intersect(keep_by_score(ranked, prunable, rate, scope), mask)
+    return intersect(keep_by_score(below(magnitude(params), mask), prunable, rate, scope), mask)
 
 
 def power(settings: SparsyFedSettings, prunable: frozenset[str]) -> Power | None:

@@ -1,8 +1,8 @@
 """Public examples on the server: what a scheme may look at before any client trains. Never a client's own.
 
 They are a part of the dataset's test examples, set apart by the run's seed and no longer used for evaluation, so that
-a mask chosen with them is not tested on them. Where the server has no test examples they are scikit-learn's digits,
-resized to the task's images.
+a mask chosen with them is not tested on them. Where the server has no test examples, or fewer than 128, they are
+scikit-learn's digits, resized to the task's images.
 
 >>> public, rest = set_apart(Task("cnn", (1, 8, 8), 10), load_test("digits", None), seed=0)
 >>> len(public), len(rest)

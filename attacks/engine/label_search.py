@@ -155,12 +155,12 @@ class LabelSearch:
                 yield better
 
 
-def search(target: Target, task: Task, generator: Generator, budget: Budget, starts: int = 2) -> Assigned:
+def search(target: Target, task: Task, generator: Generator, budget: Budget) -> Assigned:
     """The images and labels that explain the target best, over as many searches as the budget pays for, at least one.
     Raises ``AttackError`` as the objective does."""
     work, best = LabelSearch(target, task, budget), None
     while best is None or (best.objective > EXPLAINED and budget.left()):
-        guess, _ = min((work.started(generator) for _ in range(starts)), key=lambda start: start[1])
+        guess, _ = min((work.started(generator) for _ in range(2)), key=lambda start: start[1])
         work.descended(guess, _SOFT)
         at = work.fixed(guess.x.detach(), guess.y.detach().argmax(dim=1), _FIX)
         for found in (at, *work.improvements(at)):

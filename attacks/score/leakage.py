@@ -220,9 +220,9 @@ class LabelLeakage:
         return self.as_good < 0.05
 
 
-def label_leakage(named: Tensor, truth: Tensor, classes: int, draws: int = 2000) -> LabelLeakage:
-    """Of labels [B] named for a batch with labels ``truth`` [N], beside ``draws`` of B labels uniformly at random."""
-    guesses = torch.randint(classes, (draws, len(named)), generator=stream(0, purpose="label baseline"))
+def label_leakage(named: Tensor, truth: Tensor, classes: int) -> LabelLeakage:
+    """Of labels [B] named for a batch with labels ``truth`` [N], beside 2000 draws of B labels uniformly at random."""
+    guesses = torch.randint(classes, (2000, len(named)), generator=stream(0, purpose="label baseline"))
     own = label_accuracy(truth.cpu(), named.cpu())
     random = torch.tensor([label_accuracy(truth.cpu(), guess) for guess in guesses])
     return LabelLeakage(own, float(random.mean()), float((random >= own - 1e-6).float().mean()))
@@ -300,11 +300,11 @@ def _compare(
     return _Comparison(match(guess), match(noise), (real, other_images(real)), against, [match(x) for x in blind])
 
 
-def _label_chance(named: Tensor | None, truth: Tensor, gallery: Examples | None, draws: int = 200) -> float | None:
+def _label_chance(named: Tensor | None, truth: Tensor, gallery: Examples | None) -> float | None:
     if named is None or gallery is None or not len(gallery):
         return None
     generator = stream(0, purpose="label baseline")
-    guesses = gallery.y[torch.randint(len(gallery), (draws, len(named)), generator=generator)]
+    guesses = gallery.y[torch.randint(len(gallery), (200, len(named)), generator=generator)]
     return float(np.mean([label_accuracy(truth, guess) for guess in guesses]))
 
 

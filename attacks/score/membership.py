@@ -39,7 +39,6 @@ FALSE_POSITIVES = (0.001, 0.01)
 MISS = 0.05  # the chance of a false finding, and of an interval that misses
 LEAST, STEP = 20, 5
 Word = Literal["found", "not-found", "unresolved"]
-WORDS: tuple[Word, ...] = ("found", "not-found", "unresolved")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sized
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, Protocol
@@ -111,9 +111,8 @@ def work(folder: Path) -> JobResult:
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
-        result = JobResult(rebuilt.fit, rebuilt.iterations, time.perf_counter() - begin, scores, order)
-        result = replace(result, reason=cut, explained=attacked.explained)
-        result = replace(result, found_by=getattr(rebuilt, "found_by", None))
+        found = rebuilt.fit, rebuilt.iterations, time.perf_counter() - begin, scores, order
+        result = JobResult(*found, reason=cut, explained=attacked.explained, found_by=rebuilt.found_by)
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
         if not isinstance(error, PrunellaError):
             traceback.print_exc()

@@ -19,6 +19,7 @@ from markupsafe import Markup
 Role = Literal["blue", "red", "yellow", "grey"]
 Point = tuple[float, float]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360.0, 210.0, 52.0, 10.0, 10.0, 34.0
+STEPS = 6  # of an axis, at most
 MARKED = 40  # a line with more points than this carries no markers
 DRAWN = 400  # a line never has more points than there are pixels
 
@@ -58,15 +59,15 @@ class Frame(NamedTuple):
         )
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Round numbers from at or below ``low`` to at or above ``high``, a step of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0.0, 1.0), ticks(3, 47)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 10.0, 20.0, 30.0, 40.0, 50.0])
     """
     span = high - low or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(m * power for m in (1, 2, 5, 10) if span / (m * power) <= most + 1e-9)
+    power = 10.0 ** math.floor(math.log10(span / STEPS))
+    step = next(m * power for m in (1, 2, 5, 10) if span / (m * power) <= STEPS + 1e-9)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
 

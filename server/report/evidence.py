@@ -125,7 +125,7 @@ def fitted(audit: Line, audits: Iterable[Line]) -> bool:
 
 def unfinished(audits: Iterable[Line]) -> list[Line]:
     """Scored audits that show nothing where they find nothing: the attack was cut short or explained no update."""
-    relying = (a for a in scored(audits) if a["kind"] in (*CONTROLS, "control-defended"))
+    relying = (a for a in scored(audits) if a["kind"] in CONTROLS)
     return [a for a in relying if a.get("ok") is False or a.get("reason")]
 
 

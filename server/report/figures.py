@@ -1,4 +1,4 @@
-"""The six figures of a run: what it learned, kept and sent, and how much its audits found, by round."""
+"""The figures of a run: what it learned, kept and sent, and how much its audits found, by round."""
 
 from collections.abc import Callable, Sequence
 

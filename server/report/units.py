@@ -121,9 +121,9 @@ def audits_left(count: int, seconds: float | None, limit: float = math.inf) -> s
     )
 
 
-def plural(count: int, thing: str, things: str = "") -> str:
+def plural(count: int, thing: str) -> str:
     """
-    >>> plural(1, "client"), plural(2, "client"), plural(0, "reply", "replies")
-    ('1 client', '2 clients', '0 replies')
+    >>> plural(1, "client"), plural(2, "client")
+    ('1 client', '2 clients')
     """
-    return f"{count} {thing if count == 1 else things or thing + 's'}"
+    return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -1,7 +1,7 @@
 """The client's half of a round, as a pure function: compose, train under the defenses, release.
 
 Used by the client, by the server's public canary and by benchmarks, so that all three measure the same thing.
-PRI Alg. 1 lines 5-10 with DESIGN's order: data stage, training with the gradient stage, update stage.
+PRI Alg. 1 lines 5-10, in this order: data stage, training with the gradient stage, update stage.
 """
 
 from collections.abc import Iterator

@@ -21,6 +21,7 @@ from prunella.core.trees import Mask, Tree, apply_mask, intersect, map_trees
 from prunella.core.untrusted import clean
 from prunella.privacy.adgp import AlignedPruning, check_locations, drawn_set
 from prunella.privacy.ledger.ledger import digest
+from prunella.strategies.round.personal import to_bytes, to_tensor
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.round.roster import Member
 from prunella.wire.encode import decode_mask, encode_mask
@@ -107,13 +108,12 @@ class LocationSets:
 
     def tree(self) -> Tree:
         """The sets of the past for a checkpoint; after a resume everybody is sent the weights whole."""
-        flat = [torch.frombuffer(bytearray(encode_mask(mask)), dtype=torch.uint8) for mask in self.past]
-        return {f"{PREFIX}{number}": data for number, data in enumerate(flat)}
+        return {f"{PREFIX}{number}": to_tensor(encode_mask(mask)) for number, mask in enumerate(self.past)}
 
     def load(self, saved: Tree, like: Mask) -> None:
         """The inverse of ``tree``."""
         numbers = range(sum(name.startswith(PREFIX) for name in saved))
-        self.past = [decode_mask(saved[f"{PREFIX}{number}"].numpy().tobytes(), like) for number in numbers]
+        self.past = [decode_mask(to_bytes(saved[f"{PREFIX}{number}"]), like) for number in numbers]
 
 
 def digest_of(params: Tree) -> str:

@@ -5,8 +5,8 @@ Client i trained from w and *participates* in the mean at some coordinates, wher
 * ``holders`` (default): w + Σ n_i Δ_i / Σ_{i participates} n_i where at least one client participates, w elsewhere.
 * ``as_printed``: Σ n_i (w + Δ_i)·[i participates] / Σ n_i. A withheld weight counts as zero, which shrinks the model.
 
-A full mask makes both FedAvg. The sum runs in float64, one reply at a time: memory is two trees of doubles and one
-mask, however many clients. Each coordinate's sum runs over the replies in the order of ``add``, whatever threads do.
+A full mask makes both FedAvg. The sum runs in float64, one reply at a time: memory is three trees of doubles at most,
+however many clients. Each coordinate's sum runs over the replies in the order of ``add``, whatever threads do.
 """
 
 from typing import Literal, NamedTuple

@@ -185,15 +185,16 @@ def _buffers(content: RecordDict, like: Tree) -> Tree:
     return tree
 
 
-def _figure(value: object, least: float, most: float, message: str) -> float:
-    found = figure(value, least, most)
+def _figure(value: object, most: float, message: str) -> float:
+    found = figure(value, 0.0, most)
     if found is None:
         raise ReplyError("metrics", message)
     return found
 
 
-def _examples(value: object) -> int:
-    count = whole(value, 1, MAX_EXAMPLES)
+def read_count(metrics: MetricRecord) -> int:
+    """The example count, or ``ReplyError``."""
+    count = whole(metrics.get("num-examples"), 1, MAX_EXAMPLES)
     if count is None:
         raise ReplyError("metrics", "num-examples is not a positive count")
     return count
@@ -206,14 +207,14 @@ def read_ledger(content: RecordDict) -> dict[str, float | int | str]:
         if name == "claims" and isinstance(value, str) and len(value) <= MAX_CLAIMS:
             line[name] = clean(value, MAX_CLAIMS)
         else:
-            line[name] = _figure(value, 0.0, LEDGER_BOUNDS.get(name, -1.0), "the ledger line is not one")
+            line[name] = _figure(value, LEDGER_BOUNDS.get(name, -1.0), "the ledger line is not one")
     return line
 
 
 def _numbers(content: RecordDict) -> tuple[int, float]:
     metrics = content.metric_records.get("metrics", MetricRecord())
-    seconds = _figure(metrics.get("train-seconds", 0.0), 0.0, MAX_SECONDS, "train-seconds is not a time")
-    return _examples(metrics.get("num-examples")), seconds
+    seconds = _figure(metrics.get("train-seconds", 0.0), MAX_SECONDS, "train-seconds is not a time")
+    return read_count(metrics), seconds
 
 
 def _base(content: RecordDict, expected: Expected) -> Mask:
@@ -299,10 +300,10 @@ def read_evaluation(reply: Message) -> Evaluation:
     an epsilon."""
     require_answer(reply)
     metrics = reply.content.metric_records.get("metrics", MetricRecord())
-    examples = _examples(metrics.get("num-examples"))
-    accuracy = _figure(metrics.get("accuracy"), 0.0, 1.0, "the accuracy is not a share")
+    examples = read_count(metrics)
+    accuracy = _figure(metrics.get("accuracy"), 1.0, "the accuracy is not a share")
     told = "loss" in metrics
-    loss = _figure(metrics["loss"], 0.0, MAX_LOSS, "the loss is out of bounds") if told else math.nan
+    loss = _figure(metrics["loss"], MAX_LOSS, "the loss is out of bounds") if told else math.nan
     return Evaluation(loss, accuracy, examples)
 
 

@@ -6,7 +6,6 @@ is refused to any other: for good with registered keys (``numbering``), else for
 restarted SuperNode is a new node.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.numbering import Numbering
+from prunella.strategies.round.replies import RAISED
 
 Consent = Literal["deny", "scores", "numbers", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
@@ -210,8 +210,8 @@ class Roster:
 
     def _refused(self, node: int, reason: str) -> None:
         """Note why a node does not take part."""
-        words = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)  # as Flower writes an exception
-        text = clean(words[1] if words else reason)
+        words = RAISED.fullmatch(reason)
+        text = clean(words[2] if words else reason)
         if self.refusals.get(node) != text:
             log(WARNING, "node %d does not take part: %s", node, text)
         self.refusals[node] = text

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, all_finite, full_mask, subtract
-from prunella.core.untrusted import figure, whole
-from prunella.strategies.round.replies import MAX_EXAMPLES, MAX_LOSS, ReplyError, require_answer
+from prunella.core.untrusted import figure
+from prunella.strategies.round.replies import MAX_LOSS, ReplyError, read_count, require_answer
 from prunella.strategies.round.robust import Aggregator, pooled
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.stats import RoundStats
@@ -49,7 +49,7 @@ class Selection:
         for reply in self._replies(grid, asked, LOSS, seconds):
             try:
                 told = [_loss(reply, number) for number in range(len(self.masks))]
-                examples.append(_examples(reply))
+                examples.append(read_count(_metrics(reply)))
             except ReplyError as error:
                 self._leave_out(error)
                 continue
@@ -93,8 +93,8 @@ class Selection:
         for reply in replies:
             try:
                 found = [_statistics(reply, number, self.buffers) for number in range(len(self.masks))]
-                weight = _examples(reply)
-            except (ReplyError, PrunellaError) as error:
+                weight = read_count(_metrics(reply))
+            except PrunellaError as error:
                 self._leave_out(error)
                 continue
             for total, tree in zip(sums, found, strict=True):
@@ -125,13 +125,6 @@ def _loss(reply: Message, number: int) -> float:
     found = figure(_metrics(reply).get(f"{LOSS}-{number}"), 0.0, MAX_LOSS)
     if found is None:
         raise ReplyError("metrics", "a candidate's loss is missing or out of bounds")
-    return found
-
-
-def _examples(reply: Message) -> int:
-    found = whole(_metrics(reply).get("num-examples"), 1, MAX_EXAMPLES)
-    if found is None:
-        raise ReplyError("metrics", "num-examples is not a positive count")
     return found
 
 

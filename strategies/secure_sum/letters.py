@@ -45,7 +45,7 @@ def write_adverts(adverts: tuple[Advert, ...]) -> ConfigRecord:
 
 
 def read_adverts(record: ConfigRecord) -> tuple[Advert, ...]:
-    clients = read_clients(record, "clients")
+    clients = read_clients(record)
     columns = [read_parts(record, name, len(clients)) for name in _FIELDS]
     return tuple(Advert(client, *parts) for client, *parts in zip(clients, *columns, strict=True))
 
@@ -57,7 +57,7 @@ def write_parts(parts: Mapping[int, bytes]) -> ConfigRecord:
 
 def read_mapping(record: ConfigRecord) -> dict[int, bytes]:
     """The inverse of ``write_parts``."""
-    clients = read_clients(record, "clients")
+    clients = read_clients(record)
     return dict(zip(clients, read_parts(record, "parts", len(clients)), strict=True))
 
 
@@ -69,14 +69,14 @@ def read_bytes(record: ConfigRecord, name: str) -> bytes:
     return found
 
 
-def read_clients(record: ConfigRecord, name: str) -> list[int]:
+def read_clients(record: ConfigRecord) -> list[int]:
     """Client numbers, each once."""
-    found = record.get(name)
+    found = record.get("clients")
     if not isinstance(found, list) or len(found) > MOST:
-        raise WireError("malformed", f"{name} are no client numbers")
+        raise WireError("malformed", "clients are no client numbers")
     numbers = [number for number in found if type(number) is int and number >= 0]
     if len(set(numbers)) != len(found):
-        raise WireError("malformed", f"{name} are no client numbers, each once")
+        raise WireError("malformed", "clients are no client numbers, each once")
     return numbers
 
 

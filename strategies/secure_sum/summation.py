@@ -2,7 +2,7 @@
 
 What is left after the sum over the survivors: every survivor's own mask, and the masks that survivors share with those
 who had sent letters and whose words never came. The first are made again from the joined secret of each survivor, the
-second from the joined key of each dropout. Memory is two vectors, however many clients.
+second from the joined key of each dropout. Memory is a few vectors, however many clients.
 
 Errors: ``WireError``; the round then does not count.
 """

@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +74,7 @@ def test_the_generator_knows_its_classes(prior, digits) -> None:
     assert float((nearest == y).float().mean()) > 0.8 and float(made[:20].std(0).mean()) > 0.03
 
 
-def test_a_generator_for_other_classes_or_none_is_refused(prior, task, fresh, batch, tmp_path: Path) -> None:
+def test_a_generator_for_other_classes_or_none_is_refused(prior, task, fresh, batch) -> None:
     with pytest.raises(AttackError, match="10 classes, not of 5"):
         load(prior, (1, 8, 8), 5)
     with pytest.raises(AttackError, match="prunella prior ggl"):

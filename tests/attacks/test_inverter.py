@@ -66,7 +66,7 @@ def test_a_descent_that_leads_away_is_not_taken(task, digits, batch) -> None:
     assert not inverse.polishes and torch.equal(inverse(view, truth.y).x, inverse.read(view, truth.y))
 
 
-def test_a_batch_and_several_steps_are_read_image_by_image(task, digits, batch) -> None:
+def test_a_batch_and_several_steps_are_read_image_by_image(task, digits) -> None:
     """Four images of four classes in two steps of two."""
     rows = [int((digits.y[1500:] == label).nonzero()[0]) + 1500 for label in (1, 4, 6, 9)]
     truth = PrivateBatch(digits.x[rows], digits.y[rows])

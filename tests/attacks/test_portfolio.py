@@ -62,7 +62,7 @@ def test_the_update_of_other_weights_gives_nothing(task, fresh, batch) -> None:
     assert psnr(truth.x, found.x)[0] < 17 and found.objective > 0.01
 
 
-def test_predicates_ask_the_view_and_the_model(batch) -> None:
+def test_predicates_ask_the_view_and_the_model() -> None:
     def names(model: str, size: int) -> set[str]:
         task, truth = Task(model, (1, 16, 16), 10), PrivateBatch(torch.rand(size, 1, 16, 16), torch.arange(size))
         view = undefended_view(task, *initial(task, 0), truth)

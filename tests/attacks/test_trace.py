@@ -26,7 +26,7 @@ def assert_same(a: ServerView, b: ServerView) -> None:
     for field in dataclasses.fields(ServerView):
         left, right = getattr(a, field.name), getattr(b, field.name)
         if isinstance(left, dict):
-            assert list(left) == list(right) or set(left) == set(right)
+            assert left.keys() == right.keys()
             assert all(left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left)
         elif isinstance(left, torch.Tensor):
             assert torch.equal(left, right)

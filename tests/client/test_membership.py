@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from prunella.attacks.score.membership import STEP, WORDS, Separation, compare
+from prunella.attacks.score.membership import STEP, Separation, Word, compare
 from prunella.client.audit import ANSWERS_PER_ROUND, truth
 from prunella.client.membership import MOST
 from prunella.core.trees import full_mask
@@ -98,7 +98,7 @@ def test_without_consent_nothing_is_kept_and_nothing_leaves(tmp_path: Path, cons
 
 def test_scores_tell_one_word(tmp_path: Path) -> None:
     reply = ask(tmp_path, trained(tmp_path, "scores")).content
-    assert list(reply) == ["audit"] and reply["audit"]["word"] in WORDS
+    assert list(reply) == ["audit"] and reply["audit"]["word"] in get_args(Word)
 
 
 def test_numbers_are_rationed_and_the_word_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_node_without_a_number_says_how_to_give_one() -> None:
         read_node({})
 
 
-def test_state_lies_where_the_node_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_lies_where_the_node_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_node({"partition-id": 2, "state-dir": "/here"}).state_dir == Path("/here")
     monkeypatch.setenv("PRUNELLA_STATE_DIR", "/base")
     assert read_node({"partition-id": 2}).state_dir == Path("/base/2/state")

@@ -52,11 +52,11 @@ def test_a_client_that_the_server_made_up_is_not(sites: list[dict[str, object]],
         trust.require(party)
 
 
-def test_without_keys_everybody_is_believed(sites: list[dict[str, object]]) -> None:
+def test_without_keys_everybody_is_believed() -> None:
     read_trust({}).require(party_of([{}, {}, {}]))
 
 
-def test_a_sum_of_fewer_than_the_owner_s_least_is_refused(sites: list[dict[str, object]]) -> None:
+def test_a_sum_of_fewer_than_the_owner_s_least_is_refused() -> None:
     two = party_of([{}, {}], (0, 1))
     with pytest.raises(ConfigError, match="sum-least"):
         read_trust({}).require(two)

@@ -227,7 +227,7 @@ def answer(code: int = 0, **metrics: Any) -> RecordDict:
     )
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_there_and_back() -> None:
     found = opened(answer(loss=0.5, flag=True, path="/home"), "train")
     assert dict(found["metrics"]) == {"num-examples": 32, "loss": 0.5}
     back = closed(found, "train")

@@ -140,7 +140,7 @@ def test_at_rate_0_nobody_has_a_mask(tmp_path: Path) -> None:
         assert equal(tree(bare.arrays), tree(done.arrays))
 
 
-def test_it_takes_all_schemes_that_prune(tmp_path: Path) -> None:
+def test_it_takes_all_schemes_that_prune() -> None:
     """FedTiny's clients score candidates before the first round, and SparsyFed's take steps of their own: the layer
     asks for neither."""
     assert set(SCHEMES) == STRATEGIES.keys() - {"fedavg", "fedtiny", "sparsyfed"}

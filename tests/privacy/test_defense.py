@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prunella.core.config import Raw, check_sections, kebab, section_defaults
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal
-from prunella.core.trees import Mask, Tree, apply_mask, clone, full_mask, subtract, zeros_like
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, subtract, zeros_like
 from prunella.privacy import DEFENSES, SECTIONS, find_defense
 from prunella.privacy.chain import ChainState, build_chain, compose, observe, present, release, start
 from prunella.privacy.defense import (
@@ -94,7 +94,8 @@ def test_keeps_names_shapes_dtypes_masks_and_inputs(
     dtype = torch.float64 if double else torch.float32
     base = mask_of(tree_of(sizes, 0), seed)
     received, moved = apply_mask(tree_of(sizes, seed, dtype), base), tree_of(sizes, seed + 1, dtype, 0.1)
-    before, moved_before, images_before = clone(received), clone(moved), IMAGES.clone()
+    before, moved_before = (map_trees(torch.clone, tree) for tree in (received, moved))
+    images_before = IMAGES.clone()
     seen, _ = play(name, received, base, moved, seed)
     for tree in (seen[1], seen[2], seen[3], seen[7], seen[9]):
         assert {k: (t.shape, t.dtype) for k, t in tree.items()} == {k: (t.shape, dtype) for k, t in received.items()}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from prunella.core.trees import clone
+from prunella.core.trees import map_trees
 from prunella.tasks.statistics import batch_statistics
 from prunella.tasks.task import Task, initial
 
@@ -17,7 +17,7 @@ def test_it_is_the_mean_of_the_batches_own_statistics_whatever_was_there_before(
     params = {n: p.detach() for n, p in module.named_parameters()}
     buffers = {"1.running_mean": torch.full((3,), 9.0), "1.running_var": torch.full((3,), 9.0)}
     batches = [torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8), 5 + torch.randn(2, 1, 8, 8)]
-    before, given = clone(dict(module.named_buffers())), clone(buffers)
+    before, given = map_trees(torch.clone, dict(module.named_buffers())), map_trees(torch.clone, buffers)
     found = batch_statistics(module, params, buffers, batches)
     shown = [module[0](x).detach().transpose(0, 1).flatten(1) for x in batches]
     mean = sum(s.mean(1) for s in shown) / 3

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from prunella.core.errors import ConfigError, DataError, KeyMismatch
-from prunella.core.trees import clone
+from prunella.core.trees import map_trees
 from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
 
 SETTINGS = [Sgd(0.1), Sgd(0.1, momentum=0.9), Sgd(0.05, weight_decay=0.1), Sgd(0.1, momentum=0.5, weight_decay=0.01)]
@@ -50,7 +50,7 @@ def test_gradient_loss_and_buffers_are_autograds_on_the_module():
 def test_nothing_given_is_changed():
     module = _normed().eval()
     params, buffers = _trees(module)
-    kept, kept_buffers = clone(params), clone(buffers)
+    kept, kept_buffers = map_trees(torch.clone, params), map_trees(torch.clone, buffers)
     state = {n: t.clone() for n, t in module.state_dict().items()}
     loss_and_gradient(module, params, buffers, *_batch())
     evaluate(module.train(), params, buffers, *_batch())

@@ -28,7 +28,7 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
         filled(lambda: nn.Linear(4, 2), tree, str(file))
 
 
-def test_sizes_cost_no_memory_until_the_weights_have_them(tmp_path: Path) -> None:
+def test_sizes_cost_no_memory_until_the_weights_have_them() -> None:
     """A few bytes of metadata may name 4096 of everything: a gigabyte of convolutions."""
     made = []
 

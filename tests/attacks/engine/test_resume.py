@@ -172,9 +172,7 @@ def test_a_fingerprint_tells_settings_shapes_and_values_apart() -> None:
     assert len(prints) == 8 and fingerprint(1, [x]) == fingerprint(1, [x.clone()])
 
 
-def test_whoever_listens_hears_every_iteration_and_changes_nothing(
-    view: ServerView, task: Task, tmp_path: Path
-) -> None:
+def test_whoever_listens_hears_every_iteration_and_changes_nothing(view: ServerView, task: Task) -> None:
     heard: list[tuple[int, int, float]] = []
     settings = Inversion(iterations=6, restarts=2, labels_tried=1, tolerance=0.0)
     store = ResumeStore(tell=lambda *now: heard.append(now))

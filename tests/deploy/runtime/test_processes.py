@@ -60,7 +60,7 @@ def test_stock_starts_reports_and_stops(tmp_path: Path) -> None:
     until(lambda: gone(child) and gone(grandchild))
 
 
-def test_stock_says_which_port_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stock_says_which_port_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "START", 0.05)
     [port] = free_ports(1)
     with pytest.raises(LaunchError, match=f"{port}.*so b cannot start"):

@@ -99,7 +99,7 @@ def test_another_flower_is_refused_by_name(tmp_path: Path) -> None:
     backend.stop()
 
 
-def test_a_task_inherits_its_superexec(tmp_path: Path) -> None:
+def test_a_task_inherits_its_superexec() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         zygote = forking.Zygote(theirs)

@@ -45,7 +45,7 @@ def test_images_of_another_dataset_take_its_shape(tmp_path: Path, monkeypatch: p
     assert seen == [(1, 28, 28, 10)]
 
 
-def test_too_few_images_and_a_place_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_images_and_a_place_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prunella.deploy.tools.prior.load_test", lambda dataset, data: None)
     with pytest.raises(UsageError, match="--split train"):
         public_images("femnist", "test", None, 0)

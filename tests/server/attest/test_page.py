@@ -32,7 +32,7 @@ def test_a_browser_that_fails_is_one_line_with_the_way_out(tmp_path: Path) -> No
         page.pdf(HTML, str(broken))
 
 
-def test_a_printer_prints(tmp_path: Path) -> None:
+def test_a_printer_prints() -> None:
     with_printer = page.printer()
     if not with_printer:
         pytest.skip("neither WeasyPrint nor Chromium is here")

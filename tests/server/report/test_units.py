@@ -11,7 +11,6 @@ from prunella.server.report.units import (
     error,
     fixed,
     percent,
-    plural,
     score,
     size,
 )
@@ -46,7 +45,3 @@ def test_small_scores_do_not_turn_into_nothing_where_errors_matter() -> None:
 
 def test_minus_signs_are_typographic_and_zero_has_none() -> None:
     assert fixed(-2.0, 1) == "−2.0" and fixed(-0.0, 2) == "0.00"
-
-
-def test_plural_of_irregular_words() -> None:
-    assert plural(2, "reply", "replies") == "2 replies" and plural(1, "reply", "replies") == "1 reply"

@@ -39,7 +39,7 @@ def test_a_damaged_file_gives_no_number_away(tmp_path: Path, text: str) -> None:
     assert file.read_text() == text
 
 
-def test_without_a_file_it_holds_nobody(tmp_path: Path) -> None:
+def test_without_a_file_it_holds_nobody() -> None:
     assert Numbering(None).claim(0, 9) == "" == Numbering(None).claim(0, 4)
 
 

@@ -8,12 +8,15 @@ import torch
 from flwr.app import ConfigRecord
 
 import prunella.client.app
+from prunella.client.session import HELD_OUT
 from prunella.core.config import parse_run
 from prunella.core.errors import PrunellaError
 from prunella.server.app import assemble
 from prunella.server.grid import OrderedGrid
 from prunella.strategies.round.strategy import MaskedMean
+from prunella.tasks.data import Partition, load_client
 from prunella.tasks.task import initial
+from prunella.tasks.training import evaluate
 from prunella.wire.records import from_dense, to_dense
 from tests.local_grid import LocalGrid, settings
 
@@ -43,8 +46,14 @@ def test_it_runs_under_flowers_own_start(tmp_path: Path) -> None:
 def test_evaluation_on_clients_under_flowers_own_start(tmp_path: Path) -> None:
     strategy, grid, arrays = build(tmp_path, strategy="random", evaluation="clients")
     result = strategy.start(grid, arrays, num_rounds=2)
-    assert all(0 <= m["accuracy"] <= 1 for m in result.evaluate_metrics_clientapp.values())
     assert len(result.evaluate_metrics_clientapp) == 2
+    run, held = strategy.run, []
+    for client in range(2):
+        mine = load_client(run.dataset, Partition(run.partition, 2, run.alpha, run.seed), client, None)
+        held.append(mine.take(torch.arange(len(mine)) % HELD_OUT == 0))
+    x, y = torch.cat([each.x for each in held]), torch.cat([each.y for each in held])
+    whole = evaluate(strategy.model.module, *strategy.model.split(from_dense(result.arrays)), x, y)
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(whole.accuracy, abs=1e-3)
 
 
 def test_aggregating_before_configuring_is_an_error(tmp_path: Path) -> None:
