@@ -9,8 +9,7 @@ A batch of named tensors (a transformer's) goes in as keywords, one example at a
 mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example change how the gradients of
 the others round: pad to a length that no data chooses.
 
-Batch norm in training mode mixes the examples of a batch, so that no example has a gradient
-of its own: refused.
+Batch norm in training mode mixes the examples of a batch, so that no example has a gradient of its own: refused.
 
 >>> from torch import nn
 >>> net = nn.Linear(2, 3)
