@@ -12,7 +12,7 @@ and 4.2 times the bytes went up. A ``scale`` under 1 costs less accuracy and let
 feedback is untouched: what waits still waits. A coordinate a defense removed from ``participates`` (PriPrune) counts
 again, with noise about the received value. It is no cure: SGI rebuilt one undefended digit at 57 dB, behind DGP at
 18.5 dB (SSIM 0.94), behind DGP with mask hiding at 15.0 dB (0.91), which is still recognisable; on MNIST an inverter
-learnt behind the chain reaches 28.6 dB (0.92) where SGI reaches 14.8 (docs/defenses.md).
+learnt behind the chain reaches 29.1 dB (0.93) where SGI reached 14.8 (docs/defenses.md).
 
 Limits: a layer of which nothing is sent stays empty; structure across coordinates (a linear layer's gradient is an
 outer product) tells them apart: ``attacks.representation`` rebuilds digits of MNIST at 32 dB and more; squared
