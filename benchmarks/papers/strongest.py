@@ -1,6 +1,6 @@
 """Every defense under every attack that is known to be strong against it, beside what needs no update.
 
-The attacked images, weights and chains are those of docs/defenses.md (``defended``; one image, one step of the weights
+The attacked images, weights and chains are those of ``defended`` (one image, one step of the weights
 that a run starts from, label known), each with a client of its own: a defense that learns took its first steps on other
 images. Public images are training images, test images are attacked. ``inverter`` and ``denoise`` are learnt once for a
 cell, from shadow clients, who fit their data defense on public images in one of ``FITS`` ways.
@@ -74,7 +74,7 @@ def prepared(name: str, settings: Settings, shadow: ShadowSender, view: ServerVi
         return lambda view, number: denoiser(view)
 
     def one(view: ServerView, number: int) -> Reconstruction:
-        draw = stream(seed, round=number, purpose="leakage-attack")  # as in the tables of docs/defenses.md
+        draw = stream(seed, round=number, purpose="leakage-attack")
         return attacked(name, view, task, settings["iterations"], draw)
 
     return one
