@@ -19,6 +19,8 @@ truth is known, and what has the highest mean PSNR there is taken: whose answer,
 polished. A learnt attack's own figure on public images that it did not learn from is compared with that. What was far
 better explained there than here says nothing of here: there the descent got to the bottom, and here it did not. What
 was not asked there, such as the label search, is taken where it misses a hundredth or less, and less than all others.
+Behind a defense that adds noise to images, what explains the update is the noisy image: there the rehearsal and the
+learnt attacks are asked all the same, and the PSNR on public images decides.
 ``Reconstruction.found_by`` names what won; ``objective`` is one minus the cosine on that tenth or, where the gradient
 cannot be matched, the winner's own.
 
@@ -95,7 +97,7 @@ LEARNT = (
     Candidate("inverter", lambda s: s.disturbed or not s.single, {"shadows": 300}),
     Candidate("denoise", lambda s: s.disturbed and s.single and matchable(s)),
 )
-"""Those that learn from a shadow, asked where no candidate explains the update. Their objective is the mean squared
+"""Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their objective is the mean squared
 error on public images that they did not learn from."""
 WEAK = (Candidate("sgi", lambda setting: True),)
 
@@ -137,17 +139,22 @@ def explains(found: Sequence[Found]) -> bool:
     return bool(found) and best_of(found).missed <= EXPLAINED
 
 
+def settled(case: Case, found: Sequence[Found]) -> bool:
+    """Whether what was found is what the client holds: it explains the update, and no defense adds noise to images."""
+    return explains(found) and not case.setting.noisy_images
+
+
 def expected(each: Found, gains: Gains) -> float:
     """The PSNR that it had on public images; 0 where it was not asked there or explained far more there."""
     gain = gains.get(each.key)
     return gain.psnr if gain is not None and each.missed <= _AS_WELL * gain.missed + _WELL else 0.0
 
 
-def chosen(found: Sequence[Found], gains: Gains) -> Found:
+def chosen(case: Case, found: Sequence[Found], gains: Gains) -> Found:
     """The best answer: of what is best on public images, unless one explains the update, or nearly and was not asked
     there."""
     best, most = best_of(found), max(expected(each, gains) for each in found)
-    if explains(found) or not most or (best.key not in gains and best.missed <= _WELL):
+    if settled(case, found) or not most or (best.key not in gains and best.missed <= _WELL):
         return best
     return best_of([each for each in found if expected(each, gains) == most])
 
@@ -284,10 +291,10 @@ def polished(case: Case, best: Found, share: float) -> list[Found]:
 def finish(case: Case, found: list[Found], gains: Gains) -> Found:
     """The most promising go on, and the best is polished."""
     found = [*found, *further(case, found, gains, 0.6)]
-    best = chosen(found, gains)
+    best = chosen(case, found, gains)
     if best.missed <= SOLVED:
         return best
-    return chosen([*found, *polished(case, best, 0.9)], gains)
+    return chosen(case, [*found, *polished(case, best, 0.9)], gains)
 
 
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
@@ -296,16 +303,16 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
     found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, Gain]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
-    if found and shadow is not None and not explains(found) and not case.budget.late():
+    if found and shadow is not None and not settled(case, found) and not case.budget.late():
         gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
     if not found:
         return None
     best = finish(case, found, gains) if best_of(found).missed > SOLVED else best_of(found)
-    if shadow is None or best.missed <= EXPLAINED or case.budget.late():
+    if shadow is None or settled(case, [best]) or case.budget.late():
         return best
-    return chosen([best, *learnt(case, shadow, gains)], gains)
+    return chosen(case, [best, *learnt(case, shadow, gains)], gains)
 
 
 def reconstruct(

@@ -16,12 +16,13 @@ from prunella.attacks import find_attack
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.leakage import Leakage, paired, score
+from prunella.attacks.score.level import level
 from prunella.core.config import Raw
 from prunella.core.errors import AttackError, ConfigError, DefenseError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.library import pictures
-from prunella.server.audit.attempt import Attempt, Order, attempt, canary_outcome, client_evidence
+from prunella.server.audit.attempt import Attempt, Order, attempt, canary_outcome, evidence
 from prunella.server.audit.canary import DEFENDED, play_canary
 from prunella.server.audit.shadow import RunShadow, Sent, SentRound, template_of
 from prunella.server.report.audit_table import result_of
@@ -122,10 +123,10 @@ def judged(line: StoreLine, leakage: Leakage, explained: bool | None) -> StoreLi
     """The line of an audit that was scored: with what its scores are worth as evidence."""
     scores = leakage.to_dict()
     if line["kind"] == "client":
-        outcome, why = "scored", None
-        ok = client_evidence(line["defense"], explained, line["reason"])
+        outcome = "scored"
+        ok, why = evidence(line["defense"], explained, level({"scores": scores}), line["reason"])
     else:
-        outcome, ok, why = canary_outcome(line["kind"], scores, explained)
+        outcome, ok, why = canary_outcome(line["kind"], line["defense"], scores, explained)
     return {**line, "outcome": outcome, "ok": ok, "scores": scores, "reason": why or line["reason"]}
 
 

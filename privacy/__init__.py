@@ -11,6 +11,7 @@ CHN  Defending Against Data Reconstruction Attacks in Federated Learning: An Inf
 "As printed" is a formula as the paper has it; "[erratum]" marks where we believe that it is wrong.
 """
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 
 from prunella.core.errors import ConfigError
@@ -47,7 +48,7 @@ DEFENSES: Registry = {
     "channel-natural": Entry("data", NaturalChannel, natural_channel, claim=CHANNEL),
     "channel-white": Entry("data", WhiteChannel, white_channel, claim=CHANNEL),
     "channel-personalized": Entry("data", PersonalizedChannel, personalized_channel, claim=CHANNEL),
-    "ats": Entry("data", TransformationSearch, ats),
+    "ats": Entry("data", TransformationSearch, ats, transforms=True),
     "gaussian": Entry("gradient", GaussianNoise, gaussian, noisy=True),
     "soteria": Entry("gradient", Soteria, soteria),
     "precode": Entry("gradient", Precode, precode, claim=f"{HEURISTIC}; part of the model"),
@@ -84,6 +85,11 @@ def find_defense(name: str) -> Entry:
     if found.private or found.guards:
         raise ConfigError(f"defense {name!r} is marked private or guards: only a defense of this release can be")
     return replace(found, claim=HEURISTIC)
+
+
+def transforms(names: Iterable[str]) -> bool:
+    """Whether a defense trains on images that show what the client's own do in another form. Somebody's own may."""
+    return any(name not in DEFENSES or DEFENSES[name].transforms for name in names)
 
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.

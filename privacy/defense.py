@@ -153,6 +153,7 @@ class Entry:
     it does depends on an attack on the private images (``attacks.self_attack``); it must be the last of a chain.
     ``small``: an update defense whose ``observe`` does not depend on the gradient in rows and columns of a tensor of
     which the base mask keeps nothing, so that a client may train the network without them (``strategies.round.small``).
+    ``transforms``: it trains on images that show what the client's own do in another form, which scores do not see.
     """
 
     stage: Stage
@@ -164,6 +165,7 @@ class Entry:
     fills: bool = False
     guards: bool = False
     small: bool = False
+    transforms: bool = False
 
 
 Registry = Mapping[str, Entry]

@@ -23,6 +23,7 @@ from prunella.attacks.engine.objectives import cosine
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.core.types import Reconstruction, ServerView
+from prunella.privacy import DEFENSES
 from prunella.tasks.models.precode import Bottleneck
 from prunella.tasks.task import Task
 
@@ -82,6 +83,12 @@ class ViewSetting(NamedTuple):
     def disturbed(self) -> bool:
         """A defense stands between the gradient and the update."""
         return not set(self.view.defenses) <= {"none"}
+
+    @property
+    def noisy_images(self) -> bool:
+        """What explains the update is a noisy copy of what the client holds."""
+        known = (DEFENSES[name] for name in self.view.defenses if name in DEFENSES)
+        return any(entry.stage == "data" and not entry.transforms for entry in known)
 
 
 def matchable(setting: ViewSetting) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from prunella.attacks.score.likeness import correlations, least
+from prunella.attacks.score.likeness import alignments, correlations, least
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
@@ -30,6 +30,7 @@ from prunella.tasks.examples import Examples
 
 DRAWS = 32
 LOOKALIKES = 99
+ALIGNED = 16
 LARGEST = 1024
 VALUES = 2**25
 # A root mean squared error of 3 % of the range, 30 dB, or a correlation of 0.99: any two different images lie further
@@ -130,19 +131,33 @@ class Gallery:
         return [torch.stack([means[int(label)] for label in self.truth.y]), overall.expand_as(self.truth.x)]
 
     def recognition(self) -> Recognition:
-        """How many originals are told from their look-alikes."""
-        from scipy.stats import beta
+        """How many originals are told from their look-alikes: as they lie or, where that is no more than chance,
+        aligned."""
+        alike = [self._lookalikes(int(label)) for label in self.distinct.y]
+        lying = (correlations(x, self.guess).abs().max(1).values for x in (self.distinct.x, self.x))
+        found = _told(*lying, alike, looks=1)
+        if found.low > found.chance:
+            return found
+        part, used = self.distinct.x[:ALIGNED], torch.cat(alike[:ALIGNED]).unique()
+        others = torch.zeros(len(self))
+        others[used] = alignments(self.x[used], self.guess).max(1).values
+        aligned = _told(alignments(part, self.guess).max(1).values, others, alike[:ALIGNED], looks=2)
+        return aligned if aligned.low > aligned.chance else found
 
-        own = correlations(self.distinct.x, self.guess).abs().max(1).values
-        others = correlations(self.x, self.guess).abs().max(1).values
-        hits, chances, sizes = 0, [], []
-        for number, label in enumerate(self.distinct.y):
-            order = torch.randperm(len(self), generator=self.generator)
-            same = order[self.y[order] == label]
-            alike = (same if len(same) else order)[:LOOKALIKES]
-            hits += bool(own[number] > others[alike].max())
-            chances.append(1 / (len(alike) + 1))
-            sizes.append(len(alike))
-        images = len(sizes)
-        low = float(beta.ppf(0.05, hits, images - hits + 1)) if hits else 0.0
-        return Recognition(hits, images, sum(sizes) / images, sum(chances) / images, low)
+    def _lookalikes(self, label: int) -> Tensor:
+        """Positions of images of a class, or of any where there is none of it."""
+        order = torch.randperm(len(self), generator=self.generator)
+        same = order[self.y[order] == label]
+        return (same if len(same) else order)[:LOOKALIKES]
+
+
+def _told(own: Tensor, others: Tensor, alike: list[Tensor], looks: int) -> Recognition:
+    """Of originals as near as ``own`` says, by the positions of the ``alike`` in ``others``; ``looks``: how often it
+    has been asked."""
+    from scipy.stats import beta
+
+    images, sizes = len(alike), [len(each) for each in alike]
+    hits = sum(bool(near > others[each].max()) for near, each in zip(own, alike, strict=True))
+    low = float(beta.ppf(0.05, hits, images - hits + 1)) if hits else 0.0
+    chance = sum(min(1.0, looks / (size + 1)) for size in sizes) / images
+    return Recognition(hits, images, sum(sizes) / images, chance, low)

@@ -1,13 +1,19 @@
 """How like each other images are, every one of one batch with every one of another, and who is paired with whom.
 
 Images [N, C, H, W]. Pixel error is plain; correlation ignores brightness and contrast, as eyes nearly do, so that a
-pale copy, or a negative, counts as the picture that it is.
+pale copy, or a negative, counts as the picture that it is. Alignment also ignores where the picture lies, how it is
+turned and whether it is mirrored, as eyes do.
 """
+
+import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, affine_grid, grid_sample
 
 Pairs = tuple[tuple[int, int], ...]
+_TURNS = (0, 15, -15, 30, -30, 45, -45)  # degrees
+_ALIGNED = 16  # pixels a side at which images are aligned: what is left of a picture that can be told from another
 
 
 def squared_errors(a: Tensor, b: Tensor) -> Tensor:
@@ -32,6 +38,39 @@ def correlations(a: Tensor, b: Tensor) -> Tensor:
     [[1.0, -1.0]]
     """
     return (contrast_free(a) @ contrast_free(b).T).clamp(-1, 1)
+
+
+def _turned(x: Tensor, degrees: float, mirrored: bool) -> Tensor:
+    """Images of mean 0 about their middle; what comes in from outside is 0."""
+    turn, side = math.radians(degrees), -1.0 if mirrored else 1.0
+    row = [[side * math.cos(turn), -math.sin(turn), 0.0], [side * math.sin(turn), math.cos(turn), 0.0]]
+    grid = affine_grid(x.new_tensor(row).expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    return grid_sample(x, grid, align_corners=False)
+
+
+def alignments(a: Tensor, b: Tensor) -> Tensor:
+    """The most correlation, without its sign, of every image of ``a`` with every image of ``b``, shifted in a circle by
+    any number of pixels, turned by up to 45 degrees and mirrored or not: [len(a), len(b)] float32, in [0, 1]. Images
+    are averaged down to 16 pixels a side first.
+
+    >>> x = torch.rand(3, 1, 8, 8)
+    >>> alignments(x, x.roll(3, dims=2).flip(3)).diagonal().round(decimals=4).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    size = (min(_ALIGNED, a.shape[2]), min(_ALIGNED, a.shape[3]))
+    small = [adaptive_avg_pool2d(x.float(), size) for x in (a, b)]
+    small = [x - x.mean(dim=(1, 2, 3), keepdim=True) for x in small]
+    spectra, best = torch.fft.rfft2(_unit(small[0])), torch.zeros(len(a), len(b))
+    for degrees in _TURNS:
+        for mirrored in (False, True):
+            for column, one in enumerate(torch.fft.rfft2(_unit(_turned(small[1], degrees, mirrored)))):
+                shifted = torch.fft.irfft2((spectra * one.conj()).sum(1), s=size)
+                best[:, column] = torch.maximum(best[:, column], shifted.flatten(1).abs().max(1).values)
+    return best.clamp_max(1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return contrast_free(x).float().view_as(x)
 
 
 def least(costs: Tensor) -> Pairs:

@@ -3,7 +3,8 @@
 ``matching``  the portfolio without a shadow (``every-round`` where there are rounds): whatever can be read, solved or
               descended to within the scenario's passes
 ``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them (the latter
-              where a defense may draw noise), and asked of every update that matching does not explain already
+              where a defense may draw noise), and asked of every update that matching does not explain already, or
+              that is of noisy images
 ``class mean``  the mean public image of each class, the best picture that needs no update: where there is no defense
 
 Somebody's own attack (``module:NAME``) has its default settings, and a shadow where it takes one. Scores are of every
@@ -117,7 +118,8 @@ def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates,
             learn = functools.cache(lambda name=candidate.attack: learnt(name, scenario, shadow, view))
 
             def one(views: list[ServerView], number: int, learn: Callable[[], Attack] = learn) -> Reconstruction:
-                return plain[number] if plain[number].explained else learn()(views, number)
+                settled = plain[number].explained and not setting.noisy_images
+                return plain[number] if settled else learn()(views, number)
 
             yield answered(candidate.attack, lambda one=one: one, updates, means)  # type: ignore[misc]
 

@@ -153,9 +153,9 @@ def faster_supernode(poll: float) -> None:
     replace("flwr.supercore.heartbeat", "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
 
-def supernode_entry(entry: Entry) -> Entry:
-    """The SuperNode's entry point, under which a ClientApp counts as crashed after 20 s without a heartbeat, not
-    after 60.
+def supernode_entry(entry: Entry, poll: float = POLL) -> Entry:
+    """The SuperNode's entry point, under which a ClientApp counts as crashed when it has been silent for as long as a
+    dead SuperNode, 20 s where the machine has few, and not for 60.
 
     In that process alone: a ServerApp that waits longer, for a SuperLink that restarts or on an overloaded machine,
     must not count as dead. For a ClientApp a mistake costs one reply.
@@ -163,7 +163,7 @@ def supernode_entry(entry: Entry) -> Entry:
 
     def start() -> Any:
         for module in _TASKS:
-            replace(module, "HEARTBEAT_PATIENCE", 2 * HEARTBEAT / TASK_STARTS)
+            replace(module, "HEARTBEAT_PATIENCE", 2 * heartbeat_for(poll) / TASK_STARTS)
         return entry()
 
     return start
@@ -180,6 +180,15 @@ def faster_objects() -> None:
     """A tensor that its sender has not uploaded yet is asked for again after 0.05 s, not after 1 s."""
     for function in ("pull_objects", "pull_and_inflate_object_from_tree"):
         set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
+
+
+def repeatable_downloads() -> None:
+    """A SuperNode asks again for a part of a message that it was not given: Flower's drops the message, and nobody
+    hears of it until the round's deadline (``deploy.runtime.uploads``)."""
+    if not flower_release.speaks_grpc():
+        return
+    node = "flwr.supernode.start_client_internal"
+    replace(node, "pull_objects", uploads.pulled_again(_attribute(node, "pull_objects")))
 
 
 def repeatable_uploads() -> None:
@@ -278,6 +287,7 @@ def apply(spawn: Spawn, poll: float = POLL) -> Apps:
     faster_supernode(poll)
     patient_start()
     faster_objects()
+    repeatable_downloads()
     repeatable_uploads()
     forked_tasks(spawn, poll)
     quiet_superlink()

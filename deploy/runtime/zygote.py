@@ -331,7 +331,7 @@ def import_flower(zygote: Zygote, poll: float) -> None:
         for module in FLOWER:
             importlib.import_module(module)
         zygote.entries = entry_points()
-        zygote.entries[SUPERNODE_COMMAND] = patches.supernode_entry(zygote.entries[SUPERNODE_COMMAND])
+        zygote.entries[SUPERNODE_COMMAND] = patches.supernode_entry(zygote.entries[SUPERNODE_COMMAND], poll)
         zygote.apps = patches.apply(zygote.request_task, poll)
         zygote.apps.tell = zygote.report_loaded
     except (ImportError, patches.PatchError) as error:

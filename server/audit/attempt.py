@@ -13,10 +13,13 @@ from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import rebuilt_control
+from prunella.attacks.score.level import Level, level
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
+from prunella.privacy import transforms
 from prunella.tasks.task import Task
 
+TRANSFORMED = "the images that were trained on came back, transformed by a defense: scores do not see what they show"
 CANNOT_JUDGE = "this attack cannot judge this setting"
 
 
@@ -74,16 +77,25 @@ def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | No
     return None
 
 
-def canary_outcome(kind: str, scores: Mapping[str, Any], explained: bool | None) -> tuple[str, bool | None, str | None]:
+def canary_outcome(
+    kind: str, defense: str, scores: Mapping[str, Any], explained: bool | None
+) -> tuple[str, bool | None, str | None]:
     """``outcome``, ``ok`` and ``reason`` of the audit line of a scored canary. The worst case of a sum is of several
     images, so that one of them rebuilt is not enough."""
-    if kind != "control" and not (kind == "single" and scores["images"] > 1):
+    if kind.endswith("-defended"):
+        return ("scored", *evidence(defense, explained, level({"scores": scores})))
+    if kind == "single" and scores["images"] <= 1:
         return "scored", None, None
     why = control_fault(scores, explained)
     return ("scored", True, None) if why is None else ("control-failed", False, f"{CANNOT_JUDGE}: {why}")
 
 
-def client_evidence(defense: str, explained: bool | None, reason: str | None) -> bool | None:
-    """False where a client's audit cannot show that nothing leaks: the attack was cut short, for a ``reason``, or its
-    images do not explain an update that no defense changed. Else None."""
-    return False if reason or (explained is False and defense == "none") else None
+def evidence(
+    defense: str, explained: bool | None, found: Level, reason: str | None = None
+) -> tuple[bool | None, str | None]:
+    """``ok`` and ``reason`` of the audit line of a scored update. ``ok`` is False where it cannot show that nothing
+    leaks: the attack was cut short, for a ``reason``; its images do not explain an update that no defense changed; or
+    they do explain one, and are unlike the originals because a defense transforms images. Else None."""
+    if explained and found == "baseline" and transforms(defense.split(",")):
+        reason = reason or TRANSFORMED
+    return (False if reason or (explained is False and defense == "none") else None), reason

@@ -42,7 +42,7 @@ from prunella.core.types import ServerView
 from prunella.core.untrusted import clean
 from prunella.server.audit.address import cluster_address
 from prunella.server.audit.answers import read_pictures, read_scores
-from prunella.server.audit.attempt import canary_outcome, client_evidence
+from prunella.server.audit.attempt import canary_outcome, evidence
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
@@ -304,7 +304,7 @@ class Auditor:
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = (read_tree(self.queue / job.folder / file)[0] for file in (REBUILT, TRUTH))
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
-        outcome, ok, reason = canary_outcome(job.kind, result["scores"], result["explained"])
+        outcome, ok, reason = canary_outcome(job.kind, job.defense, result["scores"], result["explained"])
         self._finish(job, result, outcome, result["scores"], picture, ok, reason)
 
     def _ask(self, job: Job, grid: Grid) -> None:
@@ -343,9 +343,8 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        told = {**result, "level": reported, "reason": result["reason"] or job.doubt or None}
-        ok = client_evidence(job.defense, result["explained"], told["reason"])
-        self._finish(job, told, "scored", scores, kept, ok)
+        ok, reason = evidence(job.defense, result["explained"], reported, result["reason"] or job.doubt or None)
+        self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, reason)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"

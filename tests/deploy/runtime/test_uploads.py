@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 
 from prunella.deploy.runtime import flower_release, patches
+from prunella.deploy.runtime.uploads import pulled_again
 
 DATABASES = (":flwr-in-memory:", "state.db")
 SILENT = -1.0  # a heartbeat's interval in seconds, after which a node counts as dead at once
@@ -242,3 +243,36 @@ def test_a_supernode_whose_every_call_loses_its_first_answer_delivers_its_reply(
         _push_messages(here.state(), store, send, push)
         assert link.arrived(reply) is ours and len(store) == 0
     server.stop(None)
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["flower", "ours"])
+def test_a_part_of_a_message_whose_call_was_cancelled_is_asked_for_again(ours: bool) -> None:
+    import grpc
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    class Ended(grpc.RpcError, grpc.Call):  # type: ignore[misc]
+        def __init__(self, code: grpc.StatusCode) -> None:
+            self.how = code
+
+        def code(self) -> grpc.StatusCode:
+            return self.how
+
+    Ended.__abstractmethods__ = frozenset()
+    fetch, asked = (pulled_again(pull_objects) if ours else pull_objects), list[str]()
+
+    def fetched(name: str) -> bytes:
+        asked.append(name)
+        if asked.count(name) <= 2:
+            raise Ended(grpc.StatusCode.CANCELLED)
+        return name.encode()
+
+    def refused(name: str) -> bytes:
+        raise Ended(grpc.StatusCode.PERMISSION_DENIED)
+
+    if ours:
+        assert fetch(["a", "b"], fetched, initial_backoff=0.01) == {"a": b"a", "b": b"b"}
+    else:
+        with pytest.raises(grpc.RpcError):
+            fetch(["a"], fetched, initial_backoff=0.01)
+    with pytest.raises(grpc.RpcError):
+        fetch(["a"], refused, initial_backoff=0.01)

@@ -12,7 +12,7 @@ from prunella.attacks.score.control import undefended_view
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
-from prunella.server.audit.attempt import Order, attempt, canary_outcome, client_evidence, control_fault
+from prunella.server.audit.attempt import Order, attempt, TRANSFORMED, canary_outcome, control_fault, evidence
 from prunella.tasks.task import Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
