@@ -139,9 +139,9 @@ def explains(found: Sequence[Found]) -> bool:
     return bool(found) and best_of(found).missed <= EXPLAINED
 
 
-def settled(case: Case, found: Sequence[Found]) -> bool:
+def settled(found: Sequence[Found], noisy: bool) -> bool:
     """Whether what was found is what the client holds: it explains the update, and no defense adds noise to images."""
-    return explains(found) and not case.setting.noisy_images
+    return explains(found) and not noisy
 
 
 def expected(each: Found, gains: Gains) -> float:
@@ -150,11 +150,11 @@ def expected(each: Found, gains: Gains) -> float:
     return gain.psnr if gain is not None and each.missed <= _AS_WELL * gain.missed + _WELL else 0.0
 
 
-def chosen(case: Case, found: Sequence[Found], gains: Gains) -> Found:
+def chosen(found: Sequence[Found], gains: Gains, noisy: bool = False) -> Found:
     """The best answer: of what is best on public images, unless one explains the update, or nearly and was not asked
-    there."""
+    there. ``noisy``: of images that a defense has added noise to."""
     best, most = best_of(found), max(expected(each, gains) for each in found)
-    if settled(case, found) or not most or (best.key not in gains and best.missed <= _WELL):
+    if settled(found, noisy) or not most or (best.key not in gains and best.missed <= _WELL):
         return best
     return best_of([each for each in found if expected(each, gains) == most])
 
@@ -291,28 +291,28 @@ def polished(case: Case, best: Found, share: float) -> list[Found]:
 def finish(case: Case, found: list[Found], gains: Gains) -> Found:
     """The most promising go on, and the best is polished."""
     found = [*found, *further(case, found, gains, 0.6)]
-    best = chosen(case, found, gains)
+    best = chosen(found, gains, case.setting.noisy_images)
     if best.missed <= SOLVED:
         return best
-    return chosen(case, [*found, *polished(case, best, 0.9)], gains)
+    return chosen([*found, *polished(case, best, 0.9)], gains, case.setting.noisy_images)
 
 
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
     """The best answer of all, by the steps that the module names."""
-    several = case.setting.open_labels and matchable(case.setting)
+    several, noisy = case.setting.open_labels and matchable(case.setting), case.setting.noisy_images
     found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, Gain]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
-    if found and shadow is not None and not settled(case, found) and not case.budget.late():
+    if found and shadow is not None and not settled(found, noisy) and not case.budget.late():
         gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
     if not found:
         return None
     best = finish(case, found, gains) if best_of(found).missed > SOLVED else best_of(found)
-    if shadow is None or settled(case, [best]) or case.budget.late():
+    if shadow is None or settled([best], noisy) or case.budget.late():
         return best
-    return chosen(case, [best, *learnt(case, shadow, gains)], gains)
+    return chosen([best, *learnt(case, shadow, gains)], gains, noisy)
 
 
 def reconstruct(

@@ -26,6 +26,7 @@ from prunella.library import DEFAULT_ATTACK, pictures
 from prunella.library.pace import Pace, Tell
 from prunella.library.view import View
 from prunella.server.audit.attempt import Order, attempt
+from prunella.server.report.units import plural
 from prunella.tasks.task import Task
 
 
@@ -44,10 +45,10 @@ class Result:
     found_by: str | None = field(default=None)
 
     def __repr__(self) -> str:
-        rebuilt = "no images" if self.images is None else f"{len(self.images)} images of {tuple(self.images.shape[1:])}"
+        rebuilt = "no images" if self.images is None else f"{plural(len(self.images), 'image')} of {tuple(self.images.shape[1:])}"
         labels = "" if self.labels is None else f", labels {self.labels.tolist()}"
         by = f" ({self.found_by})" if self.found_by else ""
-        fit = f"objective {self.objective:.4g} after {self.iterations} iterations (lower fits better)"
+        fit = f"objective {self.objective:.4g} after {plural(self.iterations, 'iteration')} (lower fits better)"
         return f"{self.attack}{by}: {rebuilt}{labels}; {fit}"
 
     def _repr_png_(self) -> bytes | None:

@@ -17,6 +17,7 @@ from prunella.core.errors import AttackError, ConfigError
 from prunella.core.trees import Mask, Tree, scale
 from prunella.core.types import ServerView
 from prunella.library.module import Normal, own_task
+from prunella.server.report.units import plural
 from prunella.tasks.models.layers import frozen_norm
 from prunella.tasks.task import Task, are_classes, initial
 
@@ -31,7 +32,8 @@ class View:
     task: Task
 
     def __repr__(self) -> str:
-        what = f"{self.seen.steps} steps on up to {self.seen.num_examples} images of {self.task.shape}"
+        steps, images = plural(self.seen.steps or 1, "step"), plural(self.seen.num_examples or 1, "image")
+        what = f"{steps} on up to {images} of {self.task.shape}"
         norms = [layer for layer in self.task.build().train().modules() if isinstance(layer, _BatchNorm)]
         if still := sum(not layer.training for layer in norms):
             what += f", {still} of {len(norms)} batch norms in evaluation mode"

@@ -88,8 +88,8 @@ def find_defense(name: str) -> Entry:
 
 
 def transforms(names: Iterable[str]) -> bool:
-    """Whether a defense trains on images that show what the client's own do in another form. Somebody's own may."""
-    return any(name not in DEFENSES or DEFENSES[name].transforms for name in names)
+    """Whether a defense of this release trains on images that show what the client's own do in another form."""
+    return any(name in DEFENSES and DEFENSES[name].transforms for name in names)
 
 
 # The settings of each defense, by the word before the dot in a flat key: ``dgp.top``.

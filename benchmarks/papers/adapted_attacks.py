@@ -227,7 +227,7 @@ PUBLIC = table(
     "with-public-images",
     with_public,
     judge_public,
-    [(dataset, arm) for dataset in ("digits", "mnist") for arm in WITH_PUBLIC],
+    [(dataset, arm) for dataset in ("digits", "mnist", "cifar10") for arm in WITH_PUBLIC],
 )
 COMMON: Settings = {"dataset": "digits", "model": "cnn", "iterations": 150}
 ORDERINGS = declared(

@@ -15,11 +15,12 @@ from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import rebuilt_control
 from prunella.attacks.score.level import Level, level
 from prunella.core.errors import AttackError
+from prunella.core.foreign import is_foreign
 from prunella.core.types import Reconstruction, ServerView
 from prunella.privacy import transforms
 from prunella.tasks.task import Task
 
-TRANSFORMED = "the images that were trained on came back, transformed by a defense: scores do not see what they show"
+TRANSFORMED = "a defense transforms images, and scores do not see what a transformed one shows: look at the pictures"
 CANNOT_JUDGE = "this attack cannot judge this setting"
 
 
@@ -95,7 +96,9 @@ def evidence(
 ) -> tuple[bool | None, str | None]:
     """``ok`` and ``reason`` of the audit line of a scored update. ``ok`` is False where it cannot show that nothing
     leaks: the attack was cut short, for a ``reason``; its images do not explain an update that no defense changed; or
-    they do explain one, and are unlike the originals because a defense transforms images. Else None."""
-    if explained and found == "baseline" and transforms(defense.split(",")):
+    they are unlike the originals, and a defense transforms images, as somebody's own may if they explain the update.
+    Else None."""
+    names = defense.split(",")
+    if found == "baseline" and (transforms(names) or (explained and any(map(is_foreign, names)))):
         reason = reason or TRANSFORMED
     return (False if reason or (explained is False and defense == "none") else None), reason

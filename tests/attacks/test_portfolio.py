@@ -130,6 +130,7 @@ def test_public_images_decide_where_nothing_explains_the_update() -> None:
     assert chosen([fitted, true, learnt], gains) is learnt
     explaining = found("fitted", 1e-6)
     assert chosen([explaining, true, learnt], gains) is explaining
+    assert chosen([explaining, true, learnt], gains, noisy=True) is learnt  # what explains is the noisy image
     solved = {**gains, true.key: Gain(15.0, 0.1)}  # who got to the bottom there, and did not here
     assert chosen([fitted, true], solved) is fitted and chosen([fitted, found("true", 0.3)], solved) is not fitted
     unasked = found("label search", 0.004)  # its place on public images is not known, and it is as good as solved here
@@ -197,3 +198,24 @@ def test_an_attempt_that_cannot_be_made_costs_nothing_but_itself(task, view, mon
 
     monkeypatch.setattr(Case, "solve", refuse)
     assert run(view, task, dataclasses.replace(QUICK, passes=500)).found_by not in {None, "representation", "r-gap"}
+
+
+def test_behind_noisy_images_what_explains_the_update_is_not_the_answer(task, digits, batch) -> None:
+    """The client trains on a noisy copy, which comes back whole; whoever learns from public copies shows more."""
+    @dataclass(frozen=True)
+    class NoisyImages:
+        public: Examples
+
+        def send(
+            self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None
+        ) -> ServerView:
+            noise = torch.randn(shown.x.shape, generator=stream(draw, purpose="noise"))
+            copies = PrivateBatch((shown.x + 0.3 * noise).clamp(0, 1), shown.y)
+            view = undefended_view(task, *initial(task, 0), copies)
+            return dataclasses.replace(view, labels=shown.y, defenses=("channel-white",))
+
+    shadow, truth = NoisyImages(Examples(digits.x[50:], digits.y[50:])), batch(0, 1)
+    view = shadow.send(Examples(truth.x, truth.y), 10_000)
+    alone, learnt = run(view, task), run(view, task, shadow=shadow)
+    assert alone.explained and learnt.found_by in {each.name for each in LEARNT}
+    assert psnr(truth.x, learnt.x)[0] > psnr(truth.x, alone.x)[0] + 1

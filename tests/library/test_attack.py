@@ -43,7 +43,7 @@ def test_the_answer_shows_and_saves_itself(seen: View, tmp_path: Path) -> None:
     lines: list[str] = []
     found = attack(seen, "ig", iterations=2, progress=lines.append)
     assert found.images is not None and lines == []  # it was over before the first line was due
-    assert "1 images of (1, 8, 8), labels [3]" in repr(found) and "objective" in repr(found)
+    assert "1 image of (1, 8, 8), labels [3]" in repr(found) and "objective" in repr(found)
     shown = found._repr_png_()
     assert shown is not None and Image.open(io.BytesIO(shown)).size[0] >= 128
     assert "data:image/png;base64," in found._repr_html_()

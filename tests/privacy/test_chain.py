@@ -48,6 +48,7 @@ LIKE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1.0)}
         (["dgp", "dgp"], "once"),
         (["none", "dgp"], "alone"),
         (["dgp", "channel-natural"], "channel-natural,dgp"),
+        (["ats", "leakage-guard"], "leave one of the two out"),
         ([], "'none'"),
     ],
 )

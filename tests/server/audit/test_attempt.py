@@ -52,16 +52,29 @@ def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest
     assert "does not rebuild" in str(control_fault({"psnr": 9, "images": 1}, True))
     for images, explained in ((16, True), (16, None), (1, False)):
         assert control_fault({"psnr": 40, "images": images}, explained) is None
-    assert canary_outcome("control", {"psnr": 9, "images": 1}, True)[:2] == ("control-failed", False)
-    assert canary_outcome("control", {"psnr": 40, "images": 1}, True) == ("scored", True, None)
-    assert canary_outcome("single", {"psnr": 9, "images": 1}, True) == ("scored", None, None)
-    assert canary_outcome("single", {"psnr": 40, "images": 4}, False)[:2] == ("control-failed", False)  # of a sum
-    assert canary_outcome("single", {"psnr": 40, "images": 4}, True) == ("scored", True, None)
+    assert canary_outcome("control", "none", {"psnr": 9, "images": 1}, True)[:2] == ("control-failed", False)
+    assert canary_outcome("control", "none", {"psnr": 40, "images": 1}, True) == ("scored", True, None)
+    assert canary_outcome("single", "none", {"psnr": 9, "images": 1}, True) == ("scored", None, None)
+    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, False)[:2] == ("control-failed", False)  # of a sum
+    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, True) == ("scored", True, None)
 
 
 def test_a_client_s_audit_that_explains_nothing_is_no_evidence() -> None:
-    assert client_evidence("none", False, None) is False and client_evidence("dgp", True, "stopped") is False
-    assert client_evidence("dgp", False, None) is None and client_evidence("none", True, None) is None
+    assert evidence("none", False, "baseline") == (False, None)
+    assert evidence("dgp", True, "baseline", "stopped") == (False, "stopped")
+    assert evidence("dgp", False, "baseline") == evidence("none", True, "baseline") == (None, None)
+
+
+def test_behind_a_defense_that_transforms_images_finding_nothing_shows_nothing() -> None:
+    """ATS trains on turned and shifted pictures: two of three that came back whole read as foreign images."""
+    nothing = {"images": 2, "psnr": {"worst": 9.0, "random": 6.0, "other": 9.0}}
+    for explained in (True, False, None):
+        assert evidence("ats,dgp", explained, "baseline") == (False, TRANSFORMED)
+        assert evidence("ats", explained, "traces") == evidence("ats", explained, "rebuilt") == (None, None)
+        assert canary_outcome("single-defended", "ats", nothing, explained) == ("scored", False, TRANSFORMED)
+    assert canary_outcome("control-defended", "dgp", nothing, True) == ("scored", None, None)
+    assert evidence("mine:TURNS", True, "baseline") == (False, TRANSFORMED)
+    assert evidence("mine:TURNS", False, "baseline") == (None, None)
 
 
 @pytest.mark.parametrize(("own", "judged"), [(True, True), (None, False)])
