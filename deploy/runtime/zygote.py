@@ -33,7 +33,7 @@ from prunella.deploy.ports import LOOPBACK, wait_open
 from prunella.deploy.runtime import control_api, patches
 from prunella.deploy.runtime.processes import CONTROL, GRACE, START, Process, die_with_parent, set_process_name
 from prunella.deploy.runtime.services import SUPERNODE
-from prunella.deploy.runtime.templates import Apps, Loaded, Template, Templates
+from prunella.deploy.runtime.templates import Apps, Loaded, Template, Templates, key
 
 # What Flower's processes import on first use; imported once, before the first fork.
 FLOWER = (
@@ -56,6 +56,9 @@ FLOWER = (
     "h11",
     "encodings.idna",
 )
+# Of a machine with many SuperNodes: they and their ClientApps leave the processors to the SuperLink that all wait for.
+AFTER_SERVER = 10  # of niceness
+TO_LOAD = 60.0  # seconds that tasks wait for a template at most
 SUPERNODE_COMMAND, CLIENT_APP, TEMPLATE = "flower-supernode", "flwr-clientapp", "template"
 Entry = Callable[[], Any]
 
@@ -119,7 +122,8 @@ class Zygote:
         self.entries: dict[str, Entry] = {}
         self.apps: Apps | None = None
         self.templates = Templates()
-        self.is_template = False
+        self.is_template = self.crowded = False
+        self.begun: dict[tuple[str, ...], float] = {}  # when the first task was forked that its kind's template is of
 
     def request_task(self, command: list[str], bundle: str = "") -> None:
         """Called in a SuperExec: have the zygote fork a task that inherits this SuperExec's environment."""
@@ -131,6 +135,20 @@ class Zygote:
     def report_loaded(self, loaded: Loaded) -> None:
         """Called in a ClientApp: have the zygote make a template that has loaded the same."""
         self.ask.send(json.dumps({"loaded": asdict(loaded), "env": self.origin.env}).encode())
+
+    def holds(self, process: Process) -> bool:
+        """Whether a task waits for its template, as all but the first do where there are many: from the template a
+        message costs a twelfth, and a hundred that import the app side by side take minutes."""
+        if not self.crowded or not process.bundle or self.is_template:
+            return False
+        template, kind = self.templates.find(process.bundle, process.env), key(process.bundle, process.env)
+        given_up = template is None and not self.templates.wants(process.bundle, process.env)
+        if given_up or (template is not None and template.ready):
+            return False
+        if kind not in self.begun:
+            self.begun[kind] = time.monotonic()
+            return False
+        return time.monotonic() < self.begun[kind] + TO_LOAD
 
     def fork(self, process: Process) -> None:
         template = self.templates.find(process.bundle, process.env)
@@ -200,6 +218,8 @@ class Zygote:
         die_with_parent(self.pid)
         self.leave()
         self.origin = process
+        if self.crowded and (self.is_template or process.command == SUPERNODE_COMMAND):
+            os.nice(AFTER_SERVER)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         gc.enable()
@@ -226,7 +246,7 @@ class Zygote:
             for source in [source for source in sources if source in ready]:
                 self.take(source)
             seconds = 0
-        for process in [p for p in self.waiting if p.after <= self.preloaded]:
+        for process in [p for p in self.waiting if p.after <= self.preloaded and not self.holds(p)]:
             self.waiting.remove(process)
             self.fork(process)
         for name, code in self.reap():
@@ -333,6 +353,7 @@ def import_flower(zygote: Zygote, poll: float) -> None:
         zygote.entries = entry_points()
         zygote.entries[SUPERNODE_COMMAND] = patches.supernode_entry(zygote.entries[SUPERNODE_COMMAND], poll)
         zygote.apps = patches.apply(zygote.request_task, poll)
+        zygote.crowded = poll > patches.POLL
         zygote.apps.tell = zygote.report_loaded
     except (ImportError, patches.PatchError) as error:
         zygote.launcher.send(json.dumps({"error": str(error)}).encode())
