@@ -97,8 +97,8 @@ LEARNT = (
     Candidate("inverter", lambda s: s.disturbed or not s.single, {"shadows": 300}),
     Candidate("denoise", lambda s: s.disturbed and s.single and matchable(s)),
 )
-"""Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their objective is the mean squared
-error on public images that they did not learn from."""
+"""Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their
+objective is the mean squared error on public images that they did not learn from."""
 WEAK = (Candidate("sgi", lambda setting: True),)
 
 

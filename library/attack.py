@@ -45,7 +45,9 @@ class Result:
     found_by: str | None = field(default=None)
 
     def __repr__(self) -> str:
-        rebuilt = "no images" if self.images is None else f"{plural(len(self.images), 'image')} of {tuple(self.images.shape[1:])}"
+        rebuilt = "no images"
+        if self.images is not None:
+            rebuilt = f"{plural(len(self.images), 'image')} of {tuple(self.images.shape[1:])}"
         labels = "" if self.labels is None else f", labels {self.labels.tolist()}"
         by = f" ({self.found_by})" if self.found_by else ""
         fit = f"objective {self.objective:.4g} after {plural(self.iterations, 'iteration')} (lower fits better)"

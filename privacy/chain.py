@@ -113,8 +113,10 @@ def _check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"{name} attacks what the other defenses let through: name it last")
         changed = [other for other in names if entries[other].transforms]
         if changed and entries[name].guards:
-            raise ConfigError(f"{name} holds what an attack finds against images that {changed[0]} has transformed, and "
-                              "would see no likeness: leave one of the two out")  # fmt: skip
+            raise ConfigError(
+                f"{name} compares what an attack finds with the client's images, which {changed[0]} has transformed: "
+                "leave one of the two out"
+            )
     ordered = sorted(names, key=lambda name: STAGES.index(entries[name].stage))
     if list(names) != ordered:
         raise ConfigError(f"defenses run as data, gradient, update: write defenses = '{','.join(ordered)}'")

@@ -134,14 +134,15 @@ class Gallery:
         """How many originals are told from their look-alikes: as they lie or, where that is no more than chance,
         aligned."""
         alike = [self._lookalikes(int(label)) for label in self.distinct.y]
-        lying = (correlations(x, self.guess).abs().max(1).values for x in (self.distinct.x, self.x))
-        found = _told(*lying, alike, looks=1)
+        own, others = (correlations(x, self.guess).abs().max(1).values for x in (self.distinct.x, self.x))
+        found = _told(own, others, alike, looks=1)
         if found.low > found.chance:
             return found
-        part, used = self.distinct.x[:ALIGNED], torch.cat(alike[:ALIGNED]).unique()
+        used = torch.unique(torch.cat(alike[:ALIGNED]))
         others = torch.zeros(len(self))
         others[used] = alignments(self.x[used], self.guess).max(1).values
-        aligned = _told(alignments(part, self.guess).max(1).values, others, alike[:ALIGNED], looks=2)
+        own = alignments(self.distinct.x[:ALIGNED], self.guess).max(1).values
+        aligned = _told(own, others, alike[:ALIGNED], looks=2)
         return aligned if aligned.low > aligned.chance else found
 
     def _lookalikes(self, label: int) -> Tensor:

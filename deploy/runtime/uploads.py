@@ -11,7 +11,9 @@ A part of a message that a SuperNode fetches is another case: gRPC may end the c
 (on two busy processors 25 of 100 SuperNodes met it in one round), and the SuperNode drops the whole message.
 
 Besides, a reply that has arrived is thrown away if its SuperNode has been silent since: after a cut, the first sign of
-life may come later than the ServerApp's next look. The functions here wrap methods of Flower's ``LinkState`` and, ``pulled_again``, what a SuperNode fetches with.
+life may come later than the ServerApp's next look.
+
+The functions here wrap methods of Flower's ``LinkState`` and, ``pulled_again``, what a SuperNode fetches with.
 """
 
 import functools

@@ -343,8 +343,8 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        ok, reason = evidence(job.defense, result["explained"], reported, result["reason"] or job.doubt or None)
-        self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, reason)
+        ok, why = evidence(job.defense, result["explained"], reported, result["reason"] or job.doubt or None)
+        self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, why)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
         path = self.pictures / f"{job.name}.safetensors"

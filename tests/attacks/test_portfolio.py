@@ -202,6 +202,7 @@ def test_an_attempt_that_cannot_be_made_costs_nothing_but_itself(task, view, mon
 
 def test_behind_noisy_images_what_explains_the_update_is_not_the_answer(task, digits, batch) -> None:
     """The client trains on a noisy copy, which comes back whole; whoever learns from public copies shows more."""
+
     @dataclass(frozen=True)
     class NoisyImages:
         public: Examples

@@ -12,7 +12,7 @@ from prunella.attacks.score.control import undefended_view
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
-from prunella.server.audit.attempt import Order, attempt, TRANSFORMED, canary_outcome, control_fault, evidence
+from prunella.server.audit.attempt import TRANSFORMED, Order, attempt, canary_outcome, control_fault, evidence
 from prunella.tasks.task import Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -55,7 +55,7 @@ def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest
     assert canary_outcome("control", "none", {"psnr": 9, "images": 1}, True)[:2] == ("control-failed", False)
     assert canary_outcome("control", "none", {"psnr": 40, "images": 1}, True) == ("scored", True, None)
     assert canary_outcome("single", "none", {"psnr": 9, "images": 1}, True) == ("scored", None, None)
-    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, False)[:2] == ("control-failed", False)  # of a sum
+    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, False)[0] == "control-failed"  # of a sum
     assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, True) == ("scored", True, None)
 
 
