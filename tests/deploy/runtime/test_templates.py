@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from prunella.deploy.runtime import templates
+from prunella.deploy.runtime import templates, zygote
 from prunella.deploy.runtime.processes import Process
 from prunella.deploy.runtime.templates import Apps, Loaded, OtherBundle
 from prunella.deploy.runtime.zygote import CLIENT_APP, Zygote
@@ -86,7 +86,8 @@ class Federation:
 
     def client_app(self) -> None:
         name, wait = sys.argv[1:]
-        found = {"parent": os.getppid(), "app": getattr(sys, "app_of_template", None), "home": os.environ["FLWR_HOME"]}
+        found: dict[str, Any] = {"parent": os.getppid(), "app": getattr(sys, "app_of_template", None)}
+        found |= {"home": os.environ["FLWR_HOME"], "nice": os.nice(0)}
         (self.directory / name).write_text(json.dumps(found))
         time.sleep(float(wait))
 
@@ -138,7 +139,9 @@ def test_messages_of_a_bundle_are_forked_from_its_template(federation: Federatio
     federation.template(load)
     [template] = federation.pids()
     federation.message("second", env={**ENV, "FLWR_HOME": "/home/2"})
-    assert federation.result("second") == {"parent": template, "app": BUNDLE, "home": "/home/2"}
+    assert federation.result("second") == {
+        "parent": template, "app": BUNDLE, "home": "/home/2", "nice": os.nice(0)
+    }  # fmt: skip
     assert federation.ended["second"] == 0  # the launcher hears of its end
     for name, bundle, env in (("bundle", "another", ENV), ("none", "", ENV), ("env", BUNDLE, {"FLWR_HOME": "/home/1"})):
         federation.message(name, bundle, env=env)
@@ -150,6 +153,25 @@ def test_messages_of_a_bundle_are_forked_from_its_template(federation: Federatio
 def starts_a_thread(loaded: Loaded) -> None:
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     Apps(lambda *_: None, loader_of(sys.modules[templates.OUR_APP].app)).preload(loaded)
+
+
+def test_where_there_are_many_all_messages_but_the_first_wait_for_their_template(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred that imported the app side by side took so long that their greetings expired."""
+    federation.zygote.crowded = True
+    federation.message("first")
+    federation.message("second")
+    first = federation.result("first")
+    assert first["parent"] == federation.pid and [each.name for each in federation.zygote.waiting] == ["second"]
+    federation.template(load)
+    second = federation.result("second")
+    assert second["app"] == BUNDLE and [second["parent"]] == federation.pids()
+    assert (first["nice"], second["nice"]) == (os.nice(0), min(19, os.nice(0) + zygote.AFTER_SERVER))
+    monkeypatch.setattr(zygote, "TO_LOAD", 0.1)  # nothing of this bundle says that it was loaded
+    for name in ("third", "fourth"):
+        federation.message(name, bundle="another")
+    assert federation.result("fourth")["parent"] == federation.pid
 
 
 def test_an_app_that_cannot_be_forked_is_imported_for_every_message(
