@@ -90,6 +90,10 @@ class Templates:
             self._kept.pop(each).channel.close()
             self._given_up.add(each)
 
+    def refuse(self, bundle: str, env: Mapping[str, str]) -> None:
+        """There will be none of this bundle."""
+        self._given_up.add(key(bundle, env))
+
     def find(self, bundle: str, env: Mapping[str, str]) -> Template | None:
         return self._kept.get(key(bundle, env)) if bundle else None
 
@@ -106,13 +110,13 @@ class Templates:
 class Apps:
     """Stands in for the installer and the loader's maker of Flower's ``run_clientapp``, around those given.
 
-    In a fork of the zygote it passes on what they do, and ``tell`` hears of Prunella's own app once it is loaded. In a
-    template's fork the app is there already, and the bundle is only compared.
+    In a fork of the zygote it passes on what they do, and ``tell`` hears of an app that is loaded, and whether it is
+    Prunella's own. In a template's fork the app is there already, and the bundle is only compared.
     """
 
     def __init__(self, install: Callable[..., Any], get_loader: Callable[..., Callable[..., Any]]) -> None:
         self._install, self._get_loader = install, get_loader
-        self.tell: Callable[[Loaded], None] = lambda _: None
+        self.tell: Callable[[Loaded, bool], None] = lambda *_: None
         self._bundle, self._app = "", None
 
     def preload(self, loaded: Loaded) -> None:
@@ -139,8 +143,7 @@ class Apps:
 
         def loading(*names: str) -> Any:
             app = load(*names)
-            if _ours(app):
-                self.tell(Loaded(*names))
+            self.tell(Loaded(*names), _ours(app))
             return app
 
         return loading

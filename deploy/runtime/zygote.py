@@ -132,9 +132,11 @@ class Zygote:
         task = Process(name, command[0], tuple(command[1:]), self.origin.task_log, self.origin.env, bundle=bundle)
         self.ask.send(json.dumps(asdict(task)).encode())
 
-    def report_loaded(self, loaded: Loaded) -> None:
-        """Called in a ClientApp: have the zygote make a template that has loaded the same."""
-        self.ask.send(json.dumps({"loaded": asdict(loaded), "env": self.origin.env}).encode())
+    def report_loaded(self, loaded: Loaded, ours: bool) -> None:
+        """Called in a ClientApp: have the zygote make a template that has loaded the same, or wait for none."""
+        if ours or self.crowded:
+            said = {"loaded": asdict(loaded), "ours": ours, "env": self.origin.env}
+            self.ask.send(json.dumps(said).encode())
 
     def holds(self, process: Process) -> bool:
         """Whether a task waits for its template, as all but the first do where there are many: from the template a
@@ -257,7 +259,9 @@ class Zygote:
         if not packet:
             raise EOFError
         request = json.loads(packet)
-        if "loaded" in request:
+        if "loaded" in request and not request["ours"]:
+            self.templates.refuse(request["loaded"]["bundle"], request["env"])
+        elif "loaded" in request:
             self.fork_template(Loaded(**request["loaded"]), request["env"])
         else:
             self.waiting.append(Process(**{**request, **{k: tuple(request[k]) for k in ("args", "wait_for")}}))

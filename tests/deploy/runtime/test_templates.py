@@ -37,14 +37,14 @@ def loader_of(app: object) -> Callable[..., Callable[..., object]]:
     return lambda **_: lambda *names: app
 
 
-def test_the_zygote_hears_of_our_own_app_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Loaded] = []
+def test_the_zygote_hears_which_app_was_loaded_and_whether_it_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[Loaded, bool]] = []
     for app in (our_app(monkeypatch), object()):
         apps = Apps(lambda fab, **_: fab, loader_of(app))
-        apps.tell = heard.append
+        apps.tell = lambda *said: heard.append(said)
         assert apps.install(FAB, skip_prompt=True) == FAB  # passed on
         assert apps.get_loader(default_app_ref="")("prunella/prunella", "1.0", BUNDLE) is app
-    assert heard == [LOADED]
+    assert heard == [(LOADED, True), (LOADED, False)]
 
 
 def test_a_template_runs_one_bundle_and_unpacks_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +168,16 @@ def test_where_there_are_many_all_messages_but_the_first_wait_for_their_template
     second = federation.result("second")
     assert second["app"] == BUNDLE and [second["parent"]] == federation.pids()
     assert (first["nice"], second["nice"]) == (os.nice(0), min(19, os.nice(0) + zygote.AFTER_SERVER))
-    monkeypatch.setattr(zygote, "TO_LOAD", 0.1)  # nothing of this bundle says that it was loaded
     for name in ("third", "fourth"):
-        federation.message(name, bundle="another")
+        federation.message(name, bundle="somebody else's")
+    federation.result("third")
+    federation.zygote.origin = Process("third", CLIENT_APP, env=ENV)
+    federation.zygote.report_loaded(Loaded("other/app", "1.0", "somebody else's"), ours=False)
     assert federation.result("fourth")["parent"] == federation.pid
+    monkeypatch.setattr(zygote, "TO_LOAD", 0.1)  # nobody says that this bundle was loaded
+    for name in ("fifth", "sixth"):
+        federation.message(name, bundle="broken")
+    assert federation.result("sixth")["parent"] == federation.pid
 
 
 def test_an_app_that_cannot_be_forked_is_imported_for_every_message(
