@@ -223,7 +223,7 @@ ADAPTED = table(
     [("digits", defense) for defense in (PRIPRUNE, "top-k", "dgp")],
 )
 PUBLIC = table(
-    "public | Prunella | docs/attacks.md | an attack with public images rebuilds more where little arrives",
+    "public | Prunella | docs/attacks.md | an attack with public images rebuilds more than sgi, which needs none",
     "with-public-images",
     with_public,
     judge_public,
