@@ -4,6 +4,7 @@ import io
 import sys
 from typing import Any
 
+import click.exceptions
 import typer.main
 from click import Context, UsageError
 from typer.core import TyperArgument, TyperGroup
@@ -22,6 +23,10 @@ typer.main.TyperArgument = Argument  # type: ignore[attr-defined]
 
 class Commands(TyperGroup):
     """The command ``prunella``."""
+
+    def __init__(self, **given: Any) -> None:
+        """click 8.5 names the command that was likely meant, and typer 0.20 does so once more."""
+        super().__init__(**{**given, "suggest_commands": not hasattr(click.exceptions, "NoSuchCommand")})
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """On a terminal that does not know ε or …, a question mark stands for them."""

@@ -34,3 +34,8 @@ def test_a_terminal_that_knows_no_epsilon_gets_a_question_mark(encoding: str) ->
     env = {**importable(environment()), "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
     assert done.returncode == 0 and b"no ?" in done.stdout, done.stderr[-500:]
+
+
+def test_a_command_that_was_likely_meant_is_named_once() -> None:
+    said = RUNNER.invoke(app, ["rnu"], env={"COLUMNS": "200"})
+    assert said.exit_code == 2 and said.output.count("Did you mean 'run'") == 1
