@@ -154,7 +154,8 @@ def chosen(found: Sequence[Found], gains: Gains, noisy: bool = False) -> Found:
     """The best answer: of what is best on public images, unless one explains the update, or nearly and was not asked
     there. ``noisy``: of images that a defense has added noise to."""
     best, most = best_of(found), max(expected(each, gains) for each in found)
-    if settled(found, noisy) or not most or (best.key not in gains and best.missed <= _WELL):
+    unasked = best.key not in gains and best.missed <= _WELL and not noisy
+    if settled(found, noisy) or not most or unasked:
         return best
     return best_of([each for each in found if expected(each, gains) == most])
 

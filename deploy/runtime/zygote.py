@@ -147,15 +147,13 @@ class Zygote:
         given_up = template is None and not self.templates.wants(process.bundle, process.env)
         if given_up or (template is not None and template.ready):
             return False
-        if kind not in self.begun:
-            self.begun[kind] = time.monotonic()
-            return False
-        return time.monotonic() < self.begun[kind] + TO_LOAD
+        return kind in self.begun and time.monotonic() < self.begun[kind] + TO_LOAD
 
     def fork(self, process: Process) -> None:
         template = self.templates.find(process.bundle, process.env)
         if template and template.send(json.dumps(asdict(process)).encode()):
             return
+        self.begun.setdefault(key(process.bundle, process.env), time.monotonic())
         if pid := os.fork():
             self.children[pid] = process.name
         else:
@@ -248,9 +246,10 @@ class Zygote:
             for source in [source for source in sources if source in ready]:
                 self.take(source)
             seconds = 0
-        for process in [p for p in self.waiting if p.after <= self.preloaded and not self.holds(p)]:
-            self.waiting.remove(process)
-            self.fork(process)
+        for process in [p for p in self.waiting if p.after <= self.preloaded]:
+            if not self.holds(process):
+                self.waiting.remove(process)
+                self.fork(process)
         for name, code in self.reap():
             self.launcher.send(json.dumps({"name": name, "code": code}).encode())
 

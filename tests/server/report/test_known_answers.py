@@ -16,6 +16,7 @@ from rich.console import Console
 from prunella.deploy.console.summary import summary
 from prunella.deploy.runs import RunDir
 from prunella.deploy.tools.compare import comparison
+from prunella.server.audit.attempt import TRANSFORMED
 from prunella.server.exporter import Exporter
 from prunella.server.report.build import write_report
 from prunella.server.store.schema import row
@@ -154,6 +155,9 @@ KNOWN: dict[str, Known] = {
         "after 600 s of its 300 iterations).",
         (CONTROL, DEFENDED, *WORST_CASE, client(ok=False, reason="stopped after 600 s of its 300 iterations")),
         ("1 audit did not finish, or can show nothing: client 2, round 4 (stopped after 600 s",)),
+    "transformed by a defense": Known(
+        "Not judged", "Nothing was rebuilt, but an attack did not finish, or shows nothing: client 2, round 4 "
+        f"({TRANSFORMED}).", (CONTROL, DEFENDED, *WORST_CASE, client(ok=False, reason=TRANSFORMED)), defenses="ats"),
     "interrupted": Known(
         "Not finished", "Nothing was rebuilt so far, but the run is not complete: audits may be missing.",
         (CONTROL, DEFENDED, *WORST_CASE, client()), status="failed"),
