@@ -25,7 +25,7 @@ from prunella.deploy.runtime.templates import Apps
 POLL = 0.1
 SHARE = 0.05  # of the time without work: the longest pause before the next request
 OBJECT_BACKOFF = 0.05
-HEARTBEAT, PATIENT_HEARTBEAT = 10, 30  # the least the SuperLink accepts, and Flower's; dead is who is silent for two
+HEARTBEAT = 10  # the least the SuperLink accepts; Flower's is 30. Dead is who is silent for two
 TASK_STARTS = 90  # seconds a task may take from being claimed to its first heartbeat; Flower gives it 30
 TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
 _TASKS = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
@@ -52,10 +52,10 @@ def heartbeat_for(poll: float) -> int:
     The more SuperNodes a machine has, the longer a heartbeat waits for its turn: of a hundred on two busy processors
     three counted as dead in a round, after 20 s of silence.
 
-    >>> heartbeat_for(poll_for(4)), heartbeat_for(poll_for(50)), heartbeat_for(poll_for(100))
-    (10, 15, 30)
+    >>> heartbeat_for(poll_for(4)), heartbeat_for(poll_for(50)), heartbeat_for(poll_for(200))
+    (10, 15, 60)
     """
-    return min(PATIENT_HEARTBEAT, max(HEARTBEAT, int(15 * poll)))
+    return max(HEARTBEAT, int(15 * poll))
 
 
 class PatchError(Exception):
@@ -88,11 +88,11 @@ def set_default(module: str, function: str, parameter: str, value: Any) -> None:
 
 class PatientTime:
     """Replaces the module ``time`` in a loop that asks for work: it sleeps ``least`` seconds, or, if that is longer, a
-    twentieth of the time since there was work.
+    twentieth of the time since there was work, but no longer than Flower would.
 
     SuperNodes that wait for their next round or run must not keep the SuperLink busy: thirty that ask ten times a
-    second take a whole core of it. It never sleeps longer than Flower would; a sleep below a second waits for a reply
-    that is being computed, which counts as work.
+    second take a whole core of it. A sleep below a second waits for a reply that is being computed, which counts as
+    work.
 
     >>> clock, begin = PatientTime(0.01), time.monotonic()
     >>> clock.sleep(3)
@@ -115,7 +115,7 @@ class PatientTime:
             self.work()
             pause = min(seconds, self._least)
         else:
-            pause = min(seconds, max(self._least, SHARE * self._idle))
+            pause = max(self._least, min(seconds, SHARE * self._idle))
             self._idle += pause
         time.sleep(pause)
 
@@ -148,20 +148,21 @@ def faster_supernode(poll: float) -> None:
     """The SuperNode checks for replies every ``poll`` seconds, for work patiently, and its death shows sooner, unless
     the machine has many of them."""
     replace("flwr.supernode.start_client_internal", "time", PatientTime(poll))
-    # What it promises, and what it and a ClientApp keep to.
+    # What it promises, and what ServerApps and ClientApps keep to.
     replace(flower_release.connection(), "HEARTBEAT_DEFAULT_INTERVAL", heartbeat_for(poll))
     replace("flwr.supercore.heartbeat", "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT)
 
 
 def supernode_entry(entry: Entry, poll: float = POLL) -> Entry:
-    """The SuperNode's entry point, under which a ClientApp counts as crashed when it has been silent for as long as a
-    dead SuperNode, 20 s where the machine has few, and not for 60.
+    """The SuperNode's entry point: it says as often as it promises that it is alive, and a ClientApp counts as crashed
+    when it has been silent for as long as a dead SuperNode, 20 s where the machine has few, and not for 60.
 
     In that process alone: a ServerApp that waits longer, for a SuperLink that restarts or on an overloaded machine,
     must not count as dead. For a ClientApp a mistake costs one reply.
     """
 
     def start() -> Any:
+        replace("flwr.supercore.heartbeat", "HEARTBEAT_DEFAULT_INTERVAL", heartbeat_for(poll))
         for module in _TASKS:
             replace(module, "HEARTBEAT_PATIENCE", 2 * heartbeat_for(poll) / TASK_STARTS)
         return entry()
@@ -182,13 +183,26 @@ def faster_objects() -> None:
         set_default("flwr.supercore.inflatable.inflatable_utils", function, "initial_backoff", OBJECT_BACKOFF)
 
 
-def repeatable_downloads() -> None:
-    """A SuperNode asks again for a part of a message that it was not given: Flower's drops the message, and nobody
-    hears of it until the round's deadline (``deploy.runtime.uploads``)."""
+def repeated_calls() -> None:
+    """A SuperNode makes a call again that ended as cancelled, as it does when the SuperLink is away.
+
+    A gRPC server on busy processors cancels calls that it has not taken up within 30 s, which nobody asked for. Then
+    Flower's SuperNode ends, drops the message that it was fetching, or says no more that it is alive.
+    """
     if not flower_release.speaks_grpc():
         return
-    node = "flwr.supernode.start_client_internal"
-    replace(node, "pull_objects", uploads.pulled_again(_attribute(node, "pull_objects")))
+    import grpc
+
+    module, name = "flwr.supernode.start_client_internal", "make_simple_grpc_retry_invoker"
+    make = _attribute(module, name)
+
+    def make_patient() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+        invoker.should_giveup = lambda error: error.code() != grpc.StatusCode.CANCELLED and gives_up(error)
+        return invoker
+
+    replace(module, name, make_patient)
 
 
 def repeatable_uploads() -> None:
@@ -287,7 +301,7 @@ def apply(spawn: Spawn, poll: float = POLL) -> Apps:
     faster_supernode(poll)
     patient_start()
     faster_objects()
-    repeatable_downloads()
+    repeated_calls()
     repeatable_uploads()
     forked_tasks(spawn, poll)
     quiet_superlink()

@@ -7,13 +7,10 @@ no answer again. Flower 1.39 and 1.42 take a call that had arrived for a failure
 - ``PushMessages``: if the ServerApp has asked since, it was given the reply, whose objects are still to come, and the
   question is deleted. The SuperNode is told that there is nothing to upload, and the ServerApp waits in vain.
 
-A part of a message that a SuperNode fetches is another case: gRPC may end the call as cancelled, which nobody asked for
-(on two busy processors 25 of 100 SuperNodes met it in one round), and the SuperNode drops the whole message.
-
 Besides, a reply that has arrived is thrown away if its SuperNode has been silent since: after a cut, the first sign of
 life may come later than the ServerApp's next look.
 
-The functions here wrap methods of Flower's ``LinkState`` and, ``pulled_again``, what a SuperNode fetches with.
+The functions here wrap methods of Flower's ``LinkState``.
 """
 
 import functools
@@ -71,25 +68,6 @@ def answered_on_disk(state: Any, questions: set[str]) -> frozenset[str]:
     with state.session() as session:
         asked = MessageRes.reply_to_message_id.in_(questions)
         return frozenset(session.scalars(select(MessageRes.reply_to_message_id).where(asked)))
-
-
-def pulled_again(pull_objects: Callable[..., dict[str, bytes]]) -> Callable[..., dict[str, bytes]]:
-    """Wraps ``pull_objects``: an object whose call was cancelled is not there yet, so that it is asked for again."""
-    import grpc
-    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-
-    def pull(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **how: Any) -> dict[str, bytes]:
-        def pull_object(object_id: str) -> bytes:
-            try:
-                return pull_object_fn(object_id)
-            except grpc.RpcError as error:
-                if not isinstance(error, grpc.Call) or error.code() != grpc.StatusCode.CANCELLED:
-                    raise
-                raise ObjectUnavailableError(object_id) from error
-
-        return pull_objects(object_ids, pull_object, **how)
-
-    return pull
 
 
 def found_despite_silence(find: Finds, answered: Answered) -> Finds:

@@ -19,7 +19,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 
 from prunella.deploy.runtime import flower_release, patches
-from prunella.deploy.runtime.uploads import pulled_again
 
 DATABASES = (":flwr-in-memory:", "state.db")
 SILENT = -1.0  # a heartbeat's interval in seconds, after which a node counts as dead at once
@@ -246,33 +245,56 @@ def test_a_supernode_whose_every_call_loses_its_first_answer_delivers_its_reply(
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["flower", "ours"])
-def test_a_part_of_a_message_whose_call_was_cancelled_is_asked_for_again(ours: bool) -> None:
+def test_a_supernode_makes_a_call_again_that_ended_as_cancelled(
+    open_link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """Over gRPC, with Flower's own SuperNode: asking for a message, and for its parts; a refusal stays one."""
     import grpc
-    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.client.grpc_rere_client.connection import grpc_request_response
+    from flwr.proto.fleet_pb2_grpc import add_FleetServicer_to_server
+    from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+    from flwr.supernode import start_client_internal
 
-    class Ended(grpc.RpcError, grpc.Call):  # type: ignore[misc]
-        def __init__(self, code: grpc.StatusCode) -> None:
-            self.how = code
+    class Busy(FleetServicer):  # type: ignore[misc]
+        """Ends the first two calls of a kind without doing anything, as a gRPC server does that has no time."""
 
-        def code(self) -> grpc.StatusCode:
-            return self.how
+        calls: ClassVar[list[str]] = []
 
-    Ended.__abstractmethods__ = frozenset()
-    fetch, asked = (pulled_again(pull_objects) if ours else pull_objects), list[str]()
+        def _take(self, call: str, context: Any) -> None:
+            self.calls.append(call)
+            if self.calls.count(call) <= 2:
+                context.abort(grpc.StatusCode.CANCELLED, "not taken up")
 
-    def fetched(name: str) -> bytes:
-        asked.append(name)
-        if asked.count(name) <= 2:
-            raise Ended(grpc.StatusCode.CANCELLED)
-        return name.encode()
+        def PullMessages(self, request: Any, context: Any) -> Any:  # noqa: N802 - Flower's name
+            self._take("message", context)
+            return super().PullMessages(request, context)
 
-    def refused(name: str) -> bytes:
-        raise Ended(grpc.StatusCode.PERMISSION_DENIED)
+        def PullObject(self, request: Any, context: Any) -> Any:  # noqa: N802 - Flower's name
+            self._take("object", context)
+            return super().PullObject(request, context)
 
+        def GetRun(self, request: Any, context: Any) -> Any:  # noqa: N802 - Flower's name
+            self.calls.append("run")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+
+    make = "make_simple_grpc_retry_invoker"
+    monkeypatch.setattr(start_client_internal, make, getattr(start_client_internal, make))
     if ours:
-        assert fetch(["a", "b"], fetched, initial_backoff=0.01) == {"a": b"a", "b": b"b"}
-    else:
+        patches.repeated_calls()
+    link = open_link()
+    server = grpc.server(ThreadPoolExecutor(4))
+    add_FleetServicer_to_server(Busy(link.factory, link.factory.objectstore_factory, False), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    retries = getattr(start_client_internal, make)()
+    retries.jitter = lambda _: 0.01
+    with grpc_request_response(f"127.0.0.1:{port}", True, retries) as (_, receive, _, run, _, pull, _, _):
+        if ours:
+            assert receive() is None and Busy.calls == ["message"] * 3
+        else:
+            with pytest.raises(grpc.RpcError):
+                receive()
         with pytest.raises(grpc.RpcError):
-            fetch(["a"], fetched, initial_backoff=0.01)
-    with pytest.raises(grpc.RpcError):
-        fetch(["a"], refused, initial_backoff=0.01)
+            run(link.run)
+        assert Busy.calls.count("run") == 1
+    server.stop(None)

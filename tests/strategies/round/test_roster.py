@@ -70,20 +70,20 @@ def test_an_answer_that_is_late_counts_and_nobody_is_asked_twice() -> None:
     assert [member.client for member in roster.refresh(grid)] == list(range(50)) and len(grid.asked) == 50
 
 
-def test_a_hundred_are_asked_at_once_and_silent_ones_hold_nobody_up_for_long(monkeypatch) -> None:  # noqa: ANN001
-    """Flower's simulation engine hands out nothing while a thousand questions are open."""
+def test_so_many_are_asked_at_once_and_silent_ones_hold_nobody_up_for_long(monkeypatch) -> None:  # noqa: ANN001
+    """Flower's simulation engine hands out nothing while a thousand are open; a crowded machine answers one a second."""
     nodes = list(range(300))
     grid = HelloGrid({node: {"client": node} for node in nodes}, nodes)
     open_at_once: list[int] = []
     pull = grid.pull_messages
     monkeypatch.setattr(grid, "pull_messages", lambda ids: [open_at_once.append(len(ids)), *pull(ids)][1:])
     assert [member.client for member in Roster().refresh(grid)] == nodes
-    assert max(open_at_once) == 100 and len(grid.asked) == 300
+    assert max(open_at_once) == 64 and len(grid.asked) == 300
 
     monkeypatch.setattr("prunella.strategies.round.roster.HELLO_SECONDS", 0.3)
     grid.asked, grid.slow = [], set(range(100))
     roster = Roster()
-    assert roster.refresh(grid, timeout=0.1) == []  # the first hundred say nothing
+    assert roster.refresh(grid, timeout=0.1) == []  # the first say nothing
     assert len(roster.wait_for(grid, 200, timeout=60.0)) == 200
 
 
