@@ -104,7 +104,10 @@ on_disk = importlib.import_module('flwr.supercore.corestate.sql_corestate')
 assert on_disk.HEARTBEAT_PATIENCE * on_disk.HEARTBEAT_DEFAULT_INTERVAL == 60
 assert on_disk.HEARTBEAT_DEFAULT_INTERVAL == tasks.HEARTBEAT_DEFAULT_INTERVAL == patches.TASK_STARTS
 assert patches.supernode_entry(patience)() == 2 * patches.HEARTBEAT
+uvicorn = importlib.import_module("uvicorn.server")
+assert not isinstance(uvicorn.asyncio, patches.CalmLoop)
 assert patches.supernode_entry(patience, patches.poll_for(200))() == 120 == 2 * heartbeat.HEARTBEAT_DEFAULT_INTERVAL
+assert isinstance(uvicorn.asyncio, patches.CalmLoop) and uvicorn.asyncio.wait_for
 calls = getattr(node, "make_simple_grpc_retry_invoker", None)  # over HTTP there is none
 assert (calls is not None and calls.__module__ == patches.__name__) is flower_release.speaks_grpc()
 assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == patches.OBJECT_BACKOFF

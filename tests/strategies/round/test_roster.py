@@ -71,7 +71,7 @@ def test_an_answer_that_is_late_counts_and_nobody_is_asked_twice() -> None:
 
 
 def test_so_many_are_asked_at_once_and_silent_ones_hold_nobody_up_for_long(monkeypatch) -> None:  # noqa: ANN001
-    """Flower's simulation engine hands out nothing while a thousand are open; a crowded machine answers one a second."""
+    """Flower's simulation engine hands out nothing while a thousand are open; a full machine answers one a second."""
     nodes = list(range(300))
     grid = HelloGrid({node: {"client": node} for node in nodes}, nodes)
     open_at_once: list[int] = []
