@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from prunella.attacks import find_attack
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.score.level import level, value
+from prunella.attacks.score.level import value
 from prunella.core.config import parse_section, section_defaults
 from prunella.core.device import pick_device
 from prunella.core.errors import AttackError, ConfigError, DefenseError, unknown
@@ -35,7 +35,7 @@ from prunella.library.module import Normal, own_task
 from prunella.library.trial import Attacker, Stage, Trial, failed, judge_trials, judging
 from prunella.privacy import find_defense
 from prunella.server.audit.canary import load_pool
-from prunella.server.report.evidence import in_words, who
+from prunella.server.report.evidence import in_words, judged, who
 from prunella.server.report.state import RunState
 from prunella.server.report.verdict import RunVerdict
 from prunella.server.store.schema import StoreLine
@@ -121,7 +121,7 @@ class Report:
 
 def _row(trial: Trial, lines: Sequence[StoreLine]) -> dict[str, Any]:
     line = trial.line
-    row = {key: line[key] for key in ("kind", "attack", "defense", "outcome")} | {"level": level(line)}
+    row = {key: line[key] for key in ("kind", "attack", "defense", "outcome")} | {"level": judged(line, lines)}
     row["images"] = (line["scores"] or {}).get("images")
     for metric in SCORES:
         row[metric] = value(line, metric)

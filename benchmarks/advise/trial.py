@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import prunella
-from prunella.attacks.score.level import Level, Line, baseline, level, value
+from prunella.attacks.score.level import WORST, Level, Line, baseline, value
 from prunella.benchmarks.advise.proposals import Proposal, Question, settings_of
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
@@ -22,9 +22,9 @@ from prunella.core.foreign import digest, is_foreign
 from prunella.server.report.evidence import (
     fitted,
     is_evidence,
+    judged,
     of_kind,
     scored,
-    unfinished,
     valid_audits,
     worst_cases,
     worst_first,
@@ -80,8 +80,7 @@ def in_rounds(audits: Sequence[Line], defended: bool) -> Level:
     """What clients' updates, or public images sent in the same way, gave away."""
     matched = "control-defended" if defended else "control"
     relying = [a for a in scored(of_kind(audits, "client", matched)) if is_evidence(a, audits)]
-    found = level(worst_first(relying)[0]) if relying else "unknown"
-    return "unknown" if found == "baseline" and unfinished(relying) else found
+    return max((judged(each, audits) for each in relying), key=WORST.index, default="unknown")
 
 
 def worst_case(audits: Sequence[Line], defended: bool) -> Row:
@@ -92,8 +91,8 @@ def worst_case(audits: Sequence[Line], defended: bool) -> Row:
         return {"level": "unknown"}
     worst = worst_first(cases)[0]
     shown = {"psnr": value(worst, "psnr"), "floor": baseline(worst, "psnr")}
-    explained, found = fitted(worst, audits), level(worst)
-    if found == "baseline" and unfinished([worst]):  # it was cut short: finding nothing shows nothing
+    explained, found = fitted(worst, audits), judged(worst, audits)
+    if found == "unknown":
         return {"level": "unknown"}
     return {"level": found, "attack": worst.get("found_by") or worst["attack"], "explained": explained, **shown}
 

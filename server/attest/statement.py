@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.score.level import baseline, level, value
+from prunella.attacks.score.level import WORST, baseline, value
 from prunella.core.errors import ConfigError
 from prunella.core.installation import BUNDLED, digest_of_code
 from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
@@ -25,6 +25,7 @@ from prunella.server.report.evidence import (
     WORDS,
     control_behind,
     control_state,
+    judged,
     scored,
     trouble,
     unfinished,
@@ -210,7 +211,8 @@ def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
         done = scored(mine)
         worst = worst_first(done)[0] if done else None
         states = [control_state(a) if kind in ("control", "single") else control_behind(a, found.audits) for a in mine]
-        score = "not scored" if worst is None else WORDS[level(worst)]
+        levels = [judged(a, found.audits) for a in done]
+        score = WORDS[max(levels, key=WORST.index)] if levels else "not scored"
         cut = unfinished(done)
         score += f"; {len(cut)} did not finish, or can show nothing" if cut else ""
         psnr = "" if worst is None else f"{decibels(value(worst, 'psnr'))} / {decibels(baseline(worst, 'psnr'))}"

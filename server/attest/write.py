@@ -12,13 +12,12 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from prunella.attacks.score.level import Level, level
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 from prunella.server.attest.page import page, pdf
 from prunella.server.attest.signing import STATEMENT, fingerprint, signed
 from prunella.server.attest.statement import canonical, digest_of, statement
-from prunella.server.report.evidence import CONTROLS, is_evidence, unfinished, valid_audits
+from prunella.server.report.evidence import judged, valid_audits
 from prunella.server.store.read import read_audits
 from prunella.server.store.schema import StoreLine
 
@@ -38,19 +37,13 @@ _KEPT = (
 )
 
 
-def _level(audit: StoreLine, audits: Sequence[StoreLine]) -> Level:
-    """Of an audit that shows nothing where it finds nothing: unknown."""
-    weak = unfinished([audit]) or (audit["kind"] in CONTROLS and not is_evidence(audit, audits))
-    return "unknown" if weak and level(audit) == "baseline" else level(audit)
-
-
 def results(audits: Sequence[StoreLine], said: Mapping[str, Any]) -> list[dict[str, Any]]:
     """An entry for every attack: its audits as instances, and how many came out how."""
     found = []
     for attack in dict.fromkeys(audit["attack"] for audit in audits):
         mine = [audit for audit in audits if audit["attack"] == attack]
         instances = {
-            f"instance_{number}": {key: audit[key] for key in _KEPT} | {"level": _level(audit, audits)}
+            f"instance_{number}": {key: audit[key] for key in _KEPT} | {"level": judged(audit, audits)}
             for number, audit in enumerate(mine)
         }
         levels = [each["level"] for each in instances.values()]

@@ -129,6 +129,13 @@ def unfinished(audits: Iterable[Line]) -> list[Line]:
     return [a for a in relying if a.get("ok") is False or a.get("reason")]
 
 
+def judged(audit: Line, audits: Iterable[Line]) -> Level:
+    """What an audit shows, as every table and record names it: ``level``, and unknown where it finds nothing and that
+    shows nothing, since its attack did not finish or its control was not rebuilt."""
+    weak = unfinished([audit]) or (audit["kind"] in CONTROLS and not is_evidence(audit, audits))
+    return "unknown" if weak and level(audit) == "baseline" else level(audit)
+
+
 def worst_first(audits: Iterable[Line]) -> list[Line]:
     """The most leaking audit first: by level, then PSNR, then SSIM."""
 

@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from prunella.deploy.cli.main import app
@@ -39,6 +40,26 @@ def test_a_record_has_the_store_s_numbers_and_the_report_s_verdict(tmp_path: Pat
     assert (found["accuracy"], found["density"], found["sent_bytes"], found["dense_bytes"]) == (0.75, 0.5, 400, 1000)
     assert (found["worst.psnr"], found["worst.ssim"], found["worst.level"]) == (30.0, 0.9, "rebuilt")
     assert found["settings.rate"] == 0.3 and "settings.run-dir" not in found and found["epsilon"] is None
+
+
+@pytest.mark.parametrize(("control", "cut", "level"), [(True, False, "baseline"), (True, True, "unknown"),
+                                                       (False, False, "unknown")])  # fmt: skip
+def test_the_worst_audit_has_no_harmless_level_where_finding_nothing_shows_nothing(
+    tmp_path: Path, control: bool, cut: bool, level: str
+) -> None:
+    store = RunStore.open(tmp_path / "a")
+    store.write_run(id="a", status="completed", error=None, settings={"defenses": "dgp"}, classes=10)
+    line = {"round": 1, "attack": "sgi", "adaptive": True, "threat": "t", "seconds": 1.0, "outcome": "scored"}
+    line |= {"objective": 0.001, "client": None, "defense": "none"}
+
+    def psnr(worst: float) -> dict[str, object]:
+        return {"psnr": {"worst": worst, "mean": worst, "random": 6.0, "other": 9.0}, "images": 2}
+
+    if control:
+        store.append_audit({**line, "kind": "control", "scores": psnr(40.0), "ok": True})
+    why = {"ok": False, "reason": "stopped after 600 s"} if cut else {}
+    store.append_audit({**line, "kind": "client", "client": 0, "defense": "dgp", "scores": psnr(9.0), **why})
+    assert record(RunDir(tmp_path / "a"))["worst.level"] == level
 
 
 def test_a_run_s_own_note_is_among_the_notes(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_an_attack_that_was_cut_short_is_no_result_in_the_table(tmp_path: Path) 
     store = full_run(tmp_path)
     assert "can show nothing" not in section(statement(tmp_path), "Attacks")
     add_audit(store, 4, "client", 2.0, ok=False, reason="stopped after 600 s")
-    assert "another image shows; 1 did not finish, or can show nothing" in section(statement(tmp_path), "Attacks")
+    assert "not judged; 1 did not finish, or can show nothing" in section(statement(tmp_path), "Attacks")
 
 
 def test_what_was_not_tested_is_named(tmp_path: Path) -> None:
