@@ -23,6 +23,7 @@ from prunella.deploy.runtime import flower_release, patches
 DATABASES = (":flwr-in-memory:", "state.db")
 SILENT = -1.0  # a heartbeat's interval in seconds, after which a node counts as dead at once
 WRAPPED = ("store_object", "store_message_and_object_tree", "get_message_res")
+over_grpc = pytest.mark.skipif(not flower_release.speaks_grpc(), reason="this Flower's SuperNodes speak HTTP")
 
 
 @dataclass
@@ -191,7 +192,7 @@ def test_who_is_silent_and_has_not_answered_is_still_given_up(
     assert found.has_error() and "Node Unavailable" in found.error.reason
 
 
-@pytest.mark.skipif(not flower_release.speaks_grpc(), reason="this Flower's SuperNodes speak HTTP")
+@over_grpc
 @pytest.mark.parametrize("ours", [False, True], ids=["flower", "ours"])
 def test_a_supernode_whose_every_call_loses_its_first_answer_delivers_its_reply(
     open_link: Callable[[], Link], wrap: Callable[[], None], ours: bool
@@ -244,6 +245,7 @@ def test_a_supernode_whose_every_call_loses_its_first_answer_delivers_its_reply(
     server.stop(None)
 
 
+@over_grpc
 @pytest.mark.parametrize("ours", [False, True], ids=["flower", "ours"])
 def test_a_supernode_makes_a_call_again_that_ended_as_cancelled(
     open_link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch, ours: bool
