@@ -29,7 +29,7 @@ OBJECT_BACKOFF = 0.05
 HEARTBEAT = 10  # the least the SuperLink accepts; Flower's is 30. Dead is who is silent for two
 TASK_STARTS = 90  # seconds a task may take from being claimed to its first heartbeat; Flower gives it 30
 TASK_SILENT = 60  # seconds without a heartbeat after which Flower calls a task dead
-CALM = 1.0
+CALM = 1.0  # seconds between two looks of a SuperNode's server whether it should end
 _TASKS = ("flwr.supercore.corestate.in_memory_corestate", "flwr.supercore.corestate.sql_corestate")
 
 Spawn = Callable[[list[str], str], None]
@@ -90,7 +90,7 @@ def set_default(module: str, function: str, parameter: str, value: Any) -> None:
 
 class PatientTime:
     """Replaces the module ``time`` in a loop that asks for work: it sleeps ``least`` seconds, or, if that is longer, a
-    twentieth of the time since there was work, but no longer than Flower would.
+    twentieth of the time since there was work, which is cut to what Flower sleeps.
 
     SuperNodes that wait for their next round or run must not keep the SuperLink busy: thirty that ask ten times a
     second take a whole core of it. A sleep below a second waits for a reply that is being computed, which counts as
@@ -203,8 +203,8 @@ def faster_objects() -> None:
 def repeated_calls() -> None:
     """A SuperNode makes a call again that ended as cancelled, as it does when the SuperLink is away.
 
-    A gRPC server on busy processors cancels calls that it has not taken up within 30 s, which nobody asked for. Then
-    Flower's SuperNode ends, drops the message that it was fetching, or says no more that it is alive.
+    On busy processors gRPC cancels calls, which nobody asked for. Then Flower's SuperNode ends, drops the message that
+    it was fetching, or says no more that it is alive.
     """
     if not flower_release.speaks_grpc():
         return

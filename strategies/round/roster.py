@@ -27,7 +27,8 @@ Consent = Literal["deny", "scores", "numbers", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
 HELLO = "query.hello"
 HELLO_SECONDS = 20.0  # a round waits for the answer of a node that is new
-HELLO_AT_ONCE, HELLO_ANYWAY = 64, 16  # nodes asked at a time, and of them those whatever others have not answered
+HELLO_AT_ONCE = 64  # nodes asked at a time; the next are asked as these answer
+HELLO_LATE = 48  # of them, those that may have been silent for ``HELLO_SECONDS``
 HELLO_LIFE = 120.0  # a first question stays open; every further one twice as long
 MAX_DOUBLINGS = 5
 POLL_SECONDS = 0.2
@@ -68,8 +69,8 @@ class Roster:
     A question stays open however late its answer comes: where many clients start on one machine, the last answers after
     minutes, and if it were asked again every time the server stopped waiting, it would always be late. Not all are
     asked at once: a machine with two hundred SuperNodes answers one a second, and Flower's simulation engine looks
-    through all open messages for every client, over and over. So many are asked at a time, the next as these answer;
-    nodes that never do hold up the others by seconds.
+    through all open messages for every client, over and over. Nodes that never answer hold the others up, but do not
+    stop them: sixteen more are asked every ``HELLO_SECONDS``.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ class Roster:
         now = time.monotonic()
         self._asked = {id: since for id, since in self._asked.items() if id in self._open}
         late = sum(now - since > HELLO_SECONDS for since in self._asked.values())
-        pending = len(self._asked) - max(0, late - HELLO_AT_ONCE + HELLO_ANYWAY)
+        pending = len(self._asked) - late + min(late, HELLO_LATE)
         waiting = {node for node, _ in self._open.values()} | self.members.keys()
         fresh = [node for node in online if node not in waiting and self._unanswered.get(node, (0, now))[1] <= now]
         fresh = fresh[: max(HELLO_AT_ONCE - pending, 0)]

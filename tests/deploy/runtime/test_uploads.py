@@ -250,7 +250,7 @@ def test_a_supernode_whose_every_call_loses_its_first_answer_delivers_its_reply(
 def test_a_supernode_makes_a_call_again_that_ended_as_cancelled(
     open_link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    """Over gRPC, with Flower's own SuperNode: asking for a message, and for its parts; a refusal stays one."""
+    """Over gRPC, with Flower's own SuperNode: asking for a message; a refusal stays one."""
     import grpc
     from flwr.client.grpc_rere_client.connection import grpc_request_response
     from flwr.proto.fleet_pb2_grpc import add_FleetServicer_to_server
@@ -258,22 +258,15 @@ def test_a_supernode_makes_a_call_again_that_ended_as_cancelled(
     from flwr.supernode import start_client_internal
 
     class Busy(FleetServicer):  # type: ignore[misc]
-        """Ends the first two calls of a kind without doing anything, as a gRPC server does that has no time."""
+        """Ends the first two questions for a message without doing anything, as a gRPC server does that has no time."""
 
         calls: ClassVar[list[str]] = []
 
-        def _take(self, call: str, context: Any) -> None:
-            self.calls.append(call)
-            if self.calls.count(call) <= 2:
-                context.abort(grpc.StatusCode.CANCELLED, "not taken up")
-
         def PullMessages(self, request: Any, context: Any) -> Any:  # noqa: N802 - Flower's name
-            self._take("message", context)
+            self.calls.append("message")
+            if self.calls.count("message") <= 2:
+                context.abort(grpc.StatusCode.CANCELLED, "not taken up")
             return super().PullMessages(request, context)
-
-        def PullObject(self, request: Any, context: Any) -> Any:  # noqa: N802 - Flower's name
-            self._take("object", context)
-            return super().PullObject(request, context)
 
         def GetRun(self, request: Any, context: Any) -> Any:  # noqa: N802 - Flower's name
             self.calls.append("run")
@@ -290,7 +283,7 @@ def test_a_supernode_makes_a_call_again_that_ended_as_cancelled(
     server.start()
     retries = getattr(start_client_internal, make)()
     retries.jitter = lambda _: 0.01
-    with grpc_request_response(f"127.0.0.1:{port}", True, retries) as (_, receive, _, run, _, pull, _, _):
+    with grpc_request_response(f"127.0.0.1:{port}", True, retries) as (_, receive, _, run, *_):
         if ours:
             assert receive() is None and Busy.calls == ["message"] * 3
         else:
