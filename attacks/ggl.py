@@ -44,6 +44,7 @@ _DIVERGENCE = 0.1  # weight of the divergence: what the decoder can reach counts
 class Ggl(LatentSearch):
     """Looks for images that a generator, learnt from public images, can make."""
 
+    prior: str = ""  #: file of the network that `prunella prior` learnt from public images
     weight: Weight = 1e-3  #: of the penalty that keeps the search where the generator was trained
 
 

@@ -7,9 +7,10 @@ step cost 20 dB. So
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
    descents each, until one explains the update;
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step;
-3. the most promising go on, among them always the first that descends (``sgi`` without TV), and the best is polished,
+3. with a ``shadow``, whose images are public, the same is sought in their principal components, under the labels found;
+4. the most promising go on, among them always the first that descends (``sgi`` without TV), and the best is polished,
    by L-BFGS where Adam found it, by Adam where L-BFGS did;
-4. with a ``shadow``, and where nothing explains the update, ``LEARNT`` attacks are asked, too.
+5. with a ``shadow``, and where nothing explains the update, ``LEARNT`` attacks are asked, too.
 
 What is best is said without the truth: by how well a guess explains the direction of the update on a tenth of the
 coordinates that arrived. Scouts do not descend on these, so that an image fitted to noise does not win; what solves in
@@ -99,6 +100,8 @@ LEARNT = (
 )
 """Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their
 objective is the mean squared error on public images that they did not learn from."""
+COMPONENTS = Candidate("components", matchable)
+"""Asked with a shadow, for the labels of what is best until then: it needs public images and no chain."""
 WEAK = (Candidate("sgi", lambda setting: True),)
 
 
@@ -112,12 +115,20 @@ class Gain(NamedTuple):
 Gains = Mapping[Key, Gain]
 
 
+class Others(NamedTuple):
+    """A shadow without the public images that its client was shown: what an attacker knows in a rehearsal."""
+
+    public: Examples
+    send: Callable[..., ServerView]
+
+
 class Play(NamedTuple):
-    """A view of public images under attack, and what was found."""
+    """A view of public images under attack, what was found, and all that is public beside them."""
 
     case: Case
     shown: Examples
     found: list[Found]
+    others: Others
 
 
 def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
@@ -191,6 +202,14 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     return found
 
 
+def by_components(case: Case, found: Sequence[Found], shadow: Shadow, share: float) -> list[Found]:
+    """What is found in the principal components of public images, with the labels of the best of ``found``."""
+    best = [each for each in found if each.answer.y is not None and len(each.answer.y) == case.images]
+    if not best or done(case, found) or not COMPONENTS.applies(case.setting):
+        return []
+    return attempted(lambda: case.solve(COMPONENTS, shadow, share, best_of(best).answer.y))
+
+
 def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
     gain = psnr(*paired(shown.x, answer.x.cpu(), assign(shown.x, answer.x.cpu())))
     return sum(gain) / len(gain)
@@ -200,10 +219,12 @@ def played(case: Case, shadow: Shadow, views: int) -> list[Play]:
     """Views of public images behind the same chain."""
     made, number = list[Play](), case.view.num_examples or case.images
     for draw in range(views):
-        shown = shadow.public.take(torch.randperm(len(shadow.public), generator=case.generator)[:number])
+        order = torch.randperm(len(shadow.public), generator=case.generator)
+        shown, others = (shadow.public.take(rows) for rows in (order[:number], order[number:]))
         try:
             view = shadow.send(shown, draw)
-            made.append(Play(Case(view, case.task, case.attack, case.generator, case.end, case.budget), shown, []))
+            its = Case(view, case.task, case.attack, case.generator, case.end, case.budget)
+            made.append(Play(its, shown, [], Others(others, shadow.send)))
         except (AttackError, DefenseError):
             continue
     return made
@@ -233,6 +254,7 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
     plays = played(case, shadow, max(1, _PLAYED // case.images))
     for play in plays:
         play.found.extend(explore(play.case, candidates, 0.15 / len(plays)))
+        play.found.extend(by_components(play.case, play.found, play.others, 0.15 / len(plays)))
     plays = [play for play in plays if play.found]
     gains = scored(plays) if plays else {}
     for number, play in enumerate(plays):
@@ -304,6 +326,8 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
     found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, Gain]()
     if several and not explains(found):
         found += attempted(lambda: case.label_search(0.7))
+    if found and shadow is not None:
+        found += by_components(case, found, shadow, 0.3)
     if found and shadow is not None and not settled(found, noisy) and not case.budget.late():
         gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none

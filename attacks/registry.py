@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Generator, Tensor
 
 from prunella.attacks import (
+    components,
     denoise,
     every_round,
     expectation,
@@ -130,6 +131,13 @@ ATTACKS: dict[str, Attack] = {
         "honest-but-curious; knows the mask; few unknowns and a repair learnt from public images",
         adaptive=True,
         ready=rog.ready,
+    ),
+    "components": Attack(
+        components.Components,
+        components.reconstruct,
+        "honest-but-curious; compares where values arrived, in the principal components of public images",
+        adaptive=True,
+        learns=True,
     ),
     "model-inversion": Attack(
         model_inversion.ModelInversion, model_inversion.reconstruct, "honest-but-curious; one typical image per class"

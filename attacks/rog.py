@@ -43,6 +43,8 @@ class Rog(LatentSearch):
     ``factor`` is that of the file, which is learnt for one.
     """
 
+    prior: str = ""  #: file of the network that `prunella prior` learnt from public images
+
 
 class Repair(nn.Module):
     """Enlarged images [N, C, H, W] to repaired ones in [0, 1]: a correction is added."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
 from prunella.attacks.engine.image_priors import into_box
@@ -157,9 +157,15 @@ class Case:
             return math.inf
         return float(cosine(linearised(self.judged, answer.x, answer.y)[0], self.judged.flat, self.judged.support)[0])
 
-    def solve(self, candidate: Candidate, shadow: Shadow | None = None, share: float | None = None) -> list[Found]:
+    def solve(
+        self,
+        candidate: Candidate,
+        shadow: Shadow | None = None,
+        share: float | None = None,
+        labels: Tensor | None = None,
+    ) -> list[Found]:
         """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any, and that share
-        of the budget, if one is named."""
+        of the budget, if one is named. ``labels`` [N] are taken for the view's, which then need not be inferred."""
         from prunella.attacks import find_attack  # the registry names this module, too
 
         line = find_attack(candidate.attack)
@@ -174,7 +180,8 @@ class Case:
         more |= {"shadow": shadow} if line.shadow else {}
         more |= {"deadline": self.end} if line.timed else {}
         more |= {"stopped": self.budget.late} if line.stoppable else {}
-        answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
+        view = self.view if labels is None else dataclasses.replace(self.view, labels=labels)
+        answer = line.reconstruct(view, self.task, settings, self.generator, **more)
         if "iterations" in kept:
             self.budget.spend(answer.iterations * starts)
         return [Found(candidate.name, answer, None, self.missed(answer))]

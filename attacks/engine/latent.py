@@ -1,4 +1,4 @@
-"""Searching for images among those a decoder can make, by matching gradients: what GGL and ROG share.
+"""Searching for images among those a decoder can make, by matching gradients: what GGL, ROG and the components share.
 
 minimise over z:  distance(gradient(decode(z), y), target) + tv TV(decode(z)) + weight |z|^2 / dim z
 
@@ -37,9 +37,8 @@ Decode = Callable[[Tensor, Tensor], Tensor]  # z [M, ...] and labels [M] to imag
 
 @dataclass(frozen=True)
 class LatentSearch:
-    """``prior`` is the file of the network learnt from public images; every start takes each of ``labels_tried``."""
+    """Every start takes each of ``labels_tried``."""
 
-    prior: str = ""  #: file of the network that `prunella prior` learnt from public images
     objective: Literal["cosine", "euclidean"] = "cosine"  #: distance of the guess's update from the one received
     tv: Weight = 0.0  #: weight of the total-variation prior, which prefers smooth images
     optimizer: OptimizerSetting = "auto"  #: auto is L-BFGS for a network with sigmoids and Adam for any other
