@@ -63,7 +63,7 @@ def decoder(public: Examples, classes: int, floor: float) -> Callable[[Tensor, T
         raise AttackError("components needs public images of the same kind, at least two of them")
     flat = public.x.flatten(1)
     means = flat.mean(0).repeat(classes, 1)
-    for label in public.y.unique().tolist():
+    for label in sorted(set(public.y.tolist())):
         means[label] = flat[public.y == label].mean(0)
     # The root of the covariance, in thin factors: floor along all directions, and more along those of the images.
     _, size, along = torch.linalg.svd((flat - means[public.y]) / len(flat) ** 0.5, full_matrices=False)
@@ -71,7 +71,8 @@ def decoder(public: Examples, classes: int, floor: float) -> Callable[[Tensor, T
 
     def decode(z: Tensor, labels: Tensor) -> Tensor:
         rows = z.flatten(1)
-        return (means[labels] + floor * rows + (rows @ along.T * more) @ along).reshape(z.shape)
+        images: Tensor = means[labels] + floor * rows + (rows @ along.T * more) @ along
+        return images.reshape(z.shape)
 
     return decode
 

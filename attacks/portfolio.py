@@ -115,7 +115,8 @@ class Gain(NamedTuple):
 Gains = Mapping[Key, Gain]
 
 
-class Others(NamedTuple):
+@dataclass
+class Others:
     """A shadow without the public images that its client was shown: what an attacker knows in a rehearsal."""
 
     public: Examples
