@@ -11,7 +11,8 @@ coordinate, whereas its pixels hang together: neighbours move alike, and what di
 hundred of 784 directions. So L-BFGS, which starts out with the steps of a round problem, goes along what images differ
 in first. The penalty is the Gaussian prior (the maximum a posteriori estimate of z); it hardly counts beside the
 coordinates. GGL searches in the same way among what a network can draw, and cannot leave it; here every image can be
-reached, so that what the update tells is not lost.
+reached, so that what the update tells is not lost. Where the labels of several images are open, they are searched in
+the same coordinates (``attacks.engine.label_search``), which takes as many evaluations.
 
 Not from a paper: ours. The mean and covariance of images as a prior are Hotelling's principal components and the
 eigenfaces of Turk and Pentland 1991. Pixels are not kept in [0, 1] on the way (L-BFGS takes clipped steps badly), only
@@ -27,8 +28,9 @@ from torch import Generator, Tensor
 from prunella.attacks.engine.descent import OptimizerSetting
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.inversion import Weight
+from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import Latent, LatentSearch, candidates, search_latent
-from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.core.config import Count, Positive
@@ -66,8 +68,14 @@ def decoder(public: Examples, classes: int, floor: float) -> Callable[[Tensor, T
     for label in sorted(set(public.y.tolist())):
         means[label] = flat[public.y == label].mean(0)
     # The root of the covariance, in thin factors: floor along all directions, and more along those of the images.
-    _, size, along = torch.linalg.svd((flat - means[public.y]) / len(flat) ** 0.5, full_matrices=False)
-    more = (size.square() + floor**2).sqrt() - floor
+    apart = (flat - means[public.y]) / len(flat) ** 0.5
+    if len(apart) > apart.shape[1]:  # a third of the time, and exact enough above the floor
+        spread, across = torch.linalg.eigh(apart.T @ apart)
+        spread, along = spread.clamp_min(0), across.T
+    else:
+        _, size, along = torch.linalg.svd(apart, full_matrices=False)
+        spread = size.square()
+    more = (spread + floor**2).sqrt() - floor
 
     def decode(z: Tensor, labels: Tensor) -> Tensor:
         rows = z.flatten(1)
@@ -75,6 +83,31 @@ def decoder(public: Examples, classes: int, floor: float) -> Callable[[Tensor, T
         return images.reshape(z.shape)
 
     return decode
+
+
+def coordinates(public: Examples, task: Task, attack: Components, generator: Generator, device: torch.device) -> Latent:
+    """The components of ``public``, or of some of them where they are many. Raises ``AttackError`` for too few."""
+    some = public.take(torch.randperm(len(public), generator=generator)[:_MOST])
+    decode = decoder(Examples(some.x.to(device), some.y.to(device)), task.classes, attack.floor)
+    return Latent(decode, attack.weight, deviation=_START)
+
+
+def matched(
+    target: Target,
+    attack: Components,
+    latent: Latent,
+    z: Tensor,
+    labels: Tensor,
+    resume: ResumeStore | None = None,
+) -> Reconstruction:
+    """What a descent from each of z [S, N, C, H, W] with labels [S, N] comes to; the best, in [0, 1]."""
+    found = search_latent(target, attack, latent, z.to(target.flat.device), labels, resume)
+    return replace(found, x=into_box(found.x))
+
+
+def drawn(latent: Latent, starts: int, images: int, task: Task, generator: Generator) -> Tensor:
+    """z [S, N, C, H, W] of images near the mean of their class."""
+    return latent.deviation * torch.randn((starts, images, *task.shape), generator=generator)
 
 
 def reconstruct(
@@ -90,10 +123,11 @@ def reconstruct(
         raise AttackError("components needs public images like the client's: a run's audit has them, for a trace name "
                           "a run beside it")  # fmt: skip
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
-    device, public = target.flat.device, shadow.public
-    some = public.take(torch.randperm(len(public), generator=generator)[:_MOST])
-    decode = decoder(Examples(some.x.to(device), some.y.to(device)), task.classes, attack.floor)
+    latent = coordinates(shadow.public, task, attack, generator, target.flat.device)
+    if view.labels is None and target.plan.images > 1:
+        found = search(target, task, generator, Budget(attack.iterations * attack.restarts), latent).best
+        return matched(target, attack, latent, found.z[None], found.y[None], resume)
     labels = candidates(view, target, task, attack, generator)
-    z = _START * torch.randn((*labels.shape, *task.shape), generator=generator)
-    found = search_latent(target, attack, Latent(decode, attack.weight), z.to(device), labels, resume)
-    return replace(found, x=into_box(found.x))
+    return matched(
+        target, attack, latent, drawn(latent, len(labels), target.plan.images, task, generator), labels, resume
+    )

@@ -6,8 +6,9 @@ step cost 20 dB. So
 
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
    descents each, until one explains the update;
-2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step;
-3. with a ``shadow``, whose images are public, the same is sought in their principal components, under the labels found;
+2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
+   a ``shadow``, whose images are public, in their principal components;
+3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
 4. the most promising go on, among them always the first that descends (``sgi`` without TV), and the best is polished,
    by L-BFGS where Adam found it, by Adam where L-BFGS did;
 5. with a ``shadow``, and where nothing explains the update, ``LEARNT`` attacks are asked, too.
@@ -18,19 +19,21 @@ full has the whole update. TV decides between equals. An update that nobody can 
 nobody has, so there a shadow decides: the same steps are rehearsed on public images behind the same chain, where the
 truth is known, and what has the highest mean PSNR there is taken: whose answer, and whether as a scout, gone on or
 polished. A learnt attack's own figure on public images that it did not learn from is compared with that. What was far
-better explained there than here says nothing of here: there the descent got to the bottom, and here it did not. What
-was not asked there, such as the label search, is taken where it misses a hundredth or less, and less than all others.
+better explained there than here says nothing of here: there the descent got to the bottom, and here it did not; an
+earlier stage of it, which explained no more there than it does here, may. What was not asked there is taken where it
+misses a hundredth or less, and less than all others.
 Behind a defense that adds noise to images, what explains the update is the noisy image: there the rehearsal and the
 learnt attacks are asked all the same, and the PSNR on public images decides.
 ``Reconstruction.found_by`` names what won; ``objective`` is one minus the cosine on that tenth or, where the gradient
 cannot be matched, the winner's own.
 
-Where a client used more images than ``max_images``, each guess stands for several and no labels or steps can be told:
-there the portfolio is its first descent alone.
+Where a client used more images than ``max_images``, a guess of the first descent stands for several. Beside it only the
+label search is asked, for up to ``WHOLE`` images.
 
 Threat model: that of the candidates, all honest but curious. What it may cost is counted in images that pass the model
-(``passes``), so that the answer does not depend on the clock; ``seconds`` is a limit on top of that, and an answer that
-it cuts short depends on the machine. It cannot be resumed.
+(``passes``, ``label_passes``), so that the answer does not depend on the clock; ``seconds`` is a limit on top of that,
+and an answer that it cuts short depends on the machine, as does a label search that would take more than half of what
+is left. It cannot be resumed.
 """
 
 import dataclasses
@@ -44,10 +47,13 @@ import torch
 from torch import Generator, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from prunella.attacks import components
 from prunella.attacks.engine.case import MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import EXPLAINED
+from prunella.attacks.engine.latent import PIXELS, Latent
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.leakage import assign, paired, psnr
 from prunella.core.config import Count, Positive
@@ -63,6 +69,8 @@ _EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is dec
 _GO_ON = 2  # scouts that go on
 _AS_WELL = 3.0  # times as much may be missed as was on public images
 _WELL = 0.01  # what may be missed anyway
+_REHEARSED = 0.5  # of what a label search may cost: in a rehearsal
+WHOLE = 256  # images of a client that are searched together
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ class Portfolio:
     mask_aware: ClassVar[bool] = True
     #: of images through the model, forth and back: what is spent, the same on every machine
     passes: Count = 32_000
+    label_passes: Count = 64_000  #: the same, for the search for the label of each image and step
     seconds: Positive = 600.0  #: limit on top of that; an answer that is cut short depends on how fast the machine is
     iterations: Count = 600  #: most iterations of a descent
     restarts: Count = 2  #: random starts of a candidate
@@ -100,8 +109,6 @@ LEARNT = (
 )
 """Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their
 objective is the mean squared error on public images that they did not learn from."""
-COMPONENTS = Candidate("components", matchable)
-"""Asked with a shadow, for the labels of what is best until then: it needs public images and no chain."""
 WEAK = (Candidate("sgi", lambda setting: True),)
 
 
@@ -157,9 +164,18 @@ def settled(found: Sequence[Found], noisy: bool) -> bool:
 
 
 def expected(each: Found, gains: Gains) -> float:
-    """The PSNR that it had on public images; 0 where it was not asked there or explained far more there."""
-    gain = gains.get(each.key)
-    return gain.psnr if gain is not None and each.missed <= _AS_WELL * gain.missed + _WELL else 0.0
+    """The PSNR that it had on public images, or had at another stage where it explained far more there; 0 where it was
+    not asked there or explained far more at every stage. What explains more here than there is worth as much more as
+    the error of an image falls with that of its update, in first order."""
+    its = {key: gain for key, gain in gains.items() if key[0] == each.by
+           and each.missed <= _AS_WELL * gain.missed + _WELL}  # fmt: skip
+    same = [its[each.key]] if each.key in its else list(its.values())
+    return max((gain.psnr + better(each.missed, gain.missed) for gain in same), default=0.0)
+
+
+def better(here: float, there: float) -> float:
+    """How many dB an answer that misses so much here, and did there, is ahead of that: at least 0."""
+    return 0.0 if math.isinf(there) else max(0.0, 10 * math.log10((there + _WELL) / (here + _WELL)))
 
 
 def chosen(found: Sequence[Found], gains: Gains, noisy: bool = False) -> Found:
@@ -203,12 +219,40 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     return found
 
 
-def by_components(case: Case, found: Sequence[Found], shadow: Shadow, share: float) -> list[Found]:
+def by_labels(case: Case, found: Sequence[Found], latent: Latent | None, share: float = 1.0) -> list[Found]:
+    """What a search for the labels of several images finds, in the components of public images where there are any."""
+    if explains(found) or not case.setting.open_labels or not matchable(case.setting):
+        return []
+    return attempted(lambda: case.label_search(latent or PIXELS, share))
+
+
+def components_of(case: Case, shadow: Shadow | None) -> Latent | None:
+    """The principal components of a shadow's public images, where these are enough and a gradient can be matched."""
+    if shadow is None or not matchable(case.setting):
+        return None
+    try:
+        device = case.fitted.flat.device
+        return components.coordinates(shadow.public, case.task, components.Components(), case.generator, device)
+    except (AttackError, RuntimeError):
+        return None
+
+
+def by_components(case: Case, found: Sequence[Found], latent: Latent | None, share: float) -> list[Found]:
     """What is found in the principal components of public images, with the labels of the best of ``found``."""
     best = [each for each in found if each.answer.y is not None and len(each.answer.y) == case.images]
-    if not best or done(case, found) or not COMPONENTS.applies(case.setting):
+    if not best or done(case, found) or latent is None:
         return []
-    return attempted(lambda: case.solve(COMPONENTS, shadow, share, best_of(best).answer.y))
+    settings = components.Components(iterations=case.iterations(share, case.attack.iterations))
+    labels, store = best_of(best).answer.y, ResumeStore(stopped=case.budget.late)
+
+    def attempt() -> list[Found]:
+        assert labels is not None
+        z = components.drawn(latent, 1, case.images, case.task, case.generator)
+        answer = components.matched(case.fitted, settings, latent, z, labels[None], store)
+        case.budget.spend(answer.iterations)
+        return [Found("components", answer, None, case.missed(answer))]
+
+    return attempted(attempt)
 
 
 def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
@@ -255,7 +299,9 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
     plays = played(case, shadow, max(1, _PLAYED // case.images))
     for play in plays:
         play.found.extend(explore(play.case, candidates, 0.15 / len(plays)))
-        play.found.extend(by_components(play.case, play.found, play.others, 0.15 / len(plays)))
+        latent = components_of(play.case, play.others)
+        play.found.extend(by_labels(play.case, play.found, latent, _REHEARSED / len(plays)))
+        play.found.extend(by_components(play.case, play.found, latent, 0.15 / len(plays)))
     plays = [play for play in plays if play.found]
     gains = scored(plays) if plays else {}
     for number, play in enumerate(plays):
@@ -323,12 +369,11 @@ def finish(case: Case, found: list[Found], gains: Gains) -> Found:
 
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
     """The best answer of all, by the steps that the module names."""
-    several, noisy = case.setting.open_labels and matchable(case.setting), case.setting.noisy_images
-    found, gains = explore(case, candidates, 0.15 if several else 0.3), dict[Key, Gain]()
-    if several and not explains(found):
-        found += attempted(lambda: case.label_search(0.7))
-    if found and shadow is not None:
-        found += by_components(case, found, shadow, 0.3)
+    noisy = case.setting.noisy_images
+    found, gains = explore(case, candidates, 0.15 if case.setting.open_labels else 0.3), dict[Key, Gain]()
+    latent = None if done(case, found) else components_of(case, shadow)
+    found += by_labels(case, found, latent)
+    found += by_components(case, found, latent, 0.3)
     if found and shadow is not None and not settled(found, noisy) and not case.budget.late():
         gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
@@ -339,6 +384,17 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
     if shadow is None or settled([best], noisy) or case.budget.late():
         return best
     return chosen([best, *learnt(case, shadow, gains)], gains, noisy)
+
+
+def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]:
+    """What the first descent makes of a client's images, a guess for several of them, and the label search of all of
+    them, up to ``WHOLE``."""
+    found = attempted(lambda: case.solve(PLAIN))
+    if done(case, found) or not case.setting.open_labels:
+        return found
+    whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
+    whole.budget.late = case.budget.late
+    return found + by_labels(whole, found, components_of(whole, shadow))
 
 
 def reconstruct(
@@ -360,7 +416,8 @@ def reconstruct(
     case.budget.late = lambda: time.monotonic() >= end or stopped()
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
     if case.setting.merged and PLAIN in candidates:
-        best = next(iter(attempted(lambda: case.solve(PLAIN))), None)
+        found = in_full(case, attack, shadow)
+        best = best_of(found) if found else None
     else:
         best = sought(case, candidates, shadow)
     if best is None:

@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 from torch.nn.functional import one_hot
 
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.inversion import Guess, Inversion, descents, first_guess, labels_to_try
 from prunella.attacks.engine.label_search import Budget, search
+from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import cosine
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
+from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.privacy import DEFENSES
 from prunella.tasks.models.precode import Bottleneck
@@ -36,6 +38,7 @@ _HELD = 0.1  # share of the coordinates that arrived on which candidates are jud
 _EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spared
 _SURE = 4.0  # logit of a label that was found, where labels are still optimised
 _SEARCH = "label search"
+_ROOM = 0.5  # of the time that is left: what it may take
 _FIXED = Inversion(objective="euclidean", optimizer="lbfgs", tolerance=SOLVED)
 
 
@@ -44,6 +47,9 @@ class Limits(Protocol):
 
     @property
     def passes(self) -> int: ...
+
+    @property
+    def label_passes(self) -> int: ...
 
     @property
     def iterations(self) -> int: ...
@@ -140,8 +146,8 @@ class Case:
         whole = target_of(view, task.build(), True, attack.max_images)
         self.setting = ViewSetting(view, whole)
         self.fitted, self.judged = held_out(whole, task, generator)
-        passes = sum(len(rows) for rows in whole.plan.batches)
-        self.budget = budget or Budget(max(MOST, attack.passes // passes), lambda: time.monotonic() >= end)
+        self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
+        self.budget = budget or Budget(max(MOST, attack.passes // self.passes), lambda: time.monotonic() >= end)
 
     @property
     def images(self) -> int:
@@ -157,15 +163,9 @@ class Case:
             return math.inf
         return float(cosine(linearised(self.judged, answer.x, answer.y)[0], self.judged.flat, self.judged.support)[0])
 
-    def solve(
-        self,
-        candidate: Candidate,
-        shadow: Shadow | None = None,
-        share: float | None = None,
-        labels: Tensor | None = None,
-    ) -> list[Found]:
+    def solve(self, candidate: Candidate, shadow: Shadow | None = None, share: float | None = None) -> list[Found]:
         """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any, and that share
-        of the budget, if one is named. ``labels`` [N] are taken for the view's, which then need not be inferred."""
+        of the budget, if one is named."""
         from prunella.attacks import find_attack  # the registry names this module, too
 
         line = find_attack(candidate.attack)
@@ -180,8 +180,7 @@ class Case:
         more |= {"shadow": shadow} if line.shadow else {}
         more |= {"deadline": self.end} if line.timed else {}
         more |= {"stopped": self.budget.late} if line.stoppable else {}
-        view = self.view if labels is None else dataclasses.replace(self.view, labels=labels)
-        answer = line.reconstruct(view, self.task, settings, self.generator, **more)
+        answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
         if "iterations" in kept:
             self.budget.spend(answer.iterations * starts)
         return [Found(candidate.name, answer, None, self.missed(answer))]
@@ -211,13 +210,27 @@ class Case:
             for guess, answer in zip(guesses, answers, strict=True)
         ]
 
-    def label_search(self, share: float) -> list[Found]:
-        """Labels that fit images and steps, looked for in that share of the budget."""
-        paid = Budget(int(share * self.budget.left()), self.budget.late)
-        self.budget.spend(paid.left())
-        at = search(self.fitted, self.task, self.generator, paid)
-        answer = Reconstruction(into_box(at.x), at.y, at.objective, 0)
-        return [Found(_SEARCH, answer, _FIXED, self.missed(answer))]
+    def label_search(self, latent: Latent = PIXELS, share: float = 1.0) -> list[Found]:
+        """Labels that fit images and steps, looked for in these coordinates at that share of the cost that the settings
+        fix, or in the part of the time that is left that may go into it: after the first round, and the best. Raises
+        ``AttackError`` where that is next to no time."""
+        paid = Budget(share * self.attack.label_passes / self.passes, self.budget.late)
+        room = _ROOM * (self.end - time.monotonic()) / self.seconds()
+        paid.evaluations = min(paid.evaluations, room)
+        if paid.left() < MOST:
+            raise AttackError("no time for a search for labels and steps")
+        found = search(self.fitted, self.task, self.generator, paid, latent)
+        answers = [Reconstruction(into_box(latent.decode(at.z, at.y)), at.y, at.objective, 0) for at in found]
+        stages = zip((ASKED, WENT_ON), answers, strict=True)
+        return [Found(_SEARCH, answer, _FIXED, self.missed(answer), stage) for stage, answer in stages]
+
+    def seconds(self) -> float:
+        """What an evaluation of the objective at all images takes."""
+        guess = first_guess(self.fitted, self.task, torch.zeros(self.images, dtype=torch.long), self.generator)
+        begin = time.monotonic()
+        dummy, pullback = linearised(self.fitted, guess.x, guess.y.to(guess.x.device))
+        pullback(dummy)[0].sum().item()  # waits for the device
+        return time.monotonic() - begin
 
     def go_on(self, found: Found, changes: Mapping[str, Any], stage: str = WENT_ON) -> list[Found]:
         """A descent from what was found, with its labels or, where these were optimised and still are, from them."""

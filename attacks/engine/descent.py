@@ -87,7 +87,11 @@ class Adam:
 
 
 class Lbfgs:
-    """Steps of L-BFGS, ``LBFGS_CHUNK`` iterations each. It leaves the decision to stop to ``descend``."""
+    """Steps of L-BFGS, ``LBFGS_CHUNK`` iterations each. It leaves the decision to stop to ``descend``.
+
+    Where a line search finds nothing lower (a kink of a ReLU, rounding), the chunk is over and the estimate of the
+    curvature is forgotten: with it, every further chunk would fail at once.
+    """
 
     chunk: ClassVar[int] = LBFGS_CHUNK
 
@@ -101,7 +105,15 @@ class Lbfgs:
         )
 
     def step(self, evaluate: Evaluate, iteration: int) -> None:
+        before = self.taken()
         self.optimizer.step(lambda: evaluate()[0])  # type: ignore[no-untyped-call]
+        if self.taken() - before < self.optimizer.param_groups[0]["max_iter"]:
+            self.optimizer.state.clear()
+
+    def taken(self) -> int:
+        """Iterations since the estimate of the curvature was begun."""
+        state = self.optimizer.state.get(self.optimizer.param_groups[0]["params"][0], {})
+        return int(state.get("n_iter", 0))
 
 
 def optimizer_name(setting: OptimizerSetting, module: nn.Module) -> Literal["adam", "lbfgs"]:

@@ -96,7 +96,16 @@ def count_by_impact(evidence: Tensor, images: int) -> Tensor:
 
 def count_by_probability(evidence: Tensor, probabilities: Tensor, images: int) -> Tensor:
     """``images`` labels in ascending order, int64: expected counts, rounded one label at a time to the largest rest."""
-    expected = images * (probabilities - evidence).detach().double().cpu()
+    return repeated(images * (probabilities - evidence), images)
+
+
+def repeated(expected: Tensor, images: int) -> Tensor:
+    """Every class about as often as ``expected`` [K] says, ``images`` labels in ascending order.
+
+    >>> repeated(torch.tensor([0.4, 1.7, 0.9]), 3).tolist()
+    [1, 1, 2]
+    """
+    expected = expected.detach().double().cpu()
     counts = torch.zeros_like(expected)
     for _ in range(images):
         counts[(expected - counts).argmax()] += 1

@@ -1,4 +1,5 @@
-"""Searching for images among those a decoder can make, by matching gradients: what GGL, ROG and the components share.
+"""Searching for images among those a decoder can make, by matching gradients: what GGL, ROG, the components and the
+label search share.
 
 minimise over z:  distance(gradient(decode(z), y), target) + tv TV(decode(z)) + weight |z|^2 / dim z
 
@@ -55,11 +56,17 @@ class LatentSearch:
 
 @dataclass(frozen=True)
 class Latent:
-    """What is searched: a decoder, the weight of the penalty on its z, and whether z are pixels, kept in [0, 1]."""
+    """What is searched: a decoder, the weight of the penalty on its z, whether z are pixels, kept in [0, 1], and the
+    deviation of the first z where the search draws it."""
 
     decode: Decode
     weight: float = 0.0
     box: bool = False
+    deviation: float = 1.0
+
+
+PIXELS = Latent(lambda z, labels: z + 0.5, deviation=0.25)
+"""Every image, none likelier than another."""
 
 
 def candidates(view: ServerView, target: Target, task: Task, search: LatentSearch, generator: Generator) -> Tensor:

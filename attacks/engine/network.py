@@ -7,7 +7,8 @@ through it; here they are one more pass forward and one back with the rules of `
 tests/attacks/engine/test_network.py.
 
 ``network_of`` traces a module with torch.fx and answers None where a part of it has no rule; the engine then takes
-autograd. The loss is the mean cross-entropy over x [N, C, H, W] with labels y [N] or probabilities [N, K].
+autograd. The loss is the mean cross-entropy over x [N, C, H, W] with labels y [N] or probabilities [N, K]. A row of
+these that does not add up to 1 weighs its image: that of ``cross_entropy`` in PyTorch, which is linear in y.
 """
 
 import operator
@@ -38,6 +39,7 @@ class Pass:
     saved: list[Any]
     deltas: "_Deltas"
     probabilities: Tensor
+    weights: Tensor
     gradient: Tree
 
 
@@ -60,7 +62,8 @@ class Network:
             values.append(value)
             saved.append(kept)
         probabilities = softmax(values[-1], dim=1)
-        deltas = _Deltas(len(values), _less(probabilities, y) / self.share(x))
+        weights = weights_of(y).to(x)
+        deltas = _Deltas(len(values), _less(weights * probabilities, y) / self.share(x))
         gradient: Tree = {}
         for place, step in reversed(list(enumerate(self.steps, start=1))):
             before: Tensor | None = deltas[place]
@@ -68,7 +71,7 @@ class Network:
                 before, new = step.layer.backward(w, saved[place - 1], deltas[place], step.inputs[0] > 0)
                 gradient |= new
             deltas.add(step, before)
-        return Pass(saved, deltas, probabilities, gradient)
+        return Pass(saved, deltas, probabilities, weights, gradient)
 
     def derivative(self, w: Tree, at: Pass, v: Tree, curved: bool) -> tuple[Tensor, Tensor, Tree]:
         """Of <gradient, v>: the gradients in x, in y and, if ``curved``, in the weights (the Hessian times v)."""
@@ -84,7 +87,7 @@ class Network:
             moved.append(kept)
         logits = cast(Tensor, dots[-1])  # weights were passed on the way, so this one is not zero
         centred = logits - (at.probabilities * logits).sum(dim=1, keepdim=True)
-        deltas = _Deltas(len(dots), at.probabilities * centred / self.share(centred))
+        deltas = _Deltas(len(dots), at.weights * at.probabilities * centred / self.share(centred))
         curvature: Tree = {}
         for place, step in reversed(list(enumerate(self.steps, start=1))):
             before = deltas[place]
@@ -109,6 +112,11 @@ class _Deltas:
         """Give every input of ``step`` its share."""
         for i in step.inputs:
             self.parts[i] = _sum(self.parts[i], delta)
+
+
+def weights_of(y: Tensor) -> Tensor:
+    """[N, 1]: what the labels [N], or the rows of [N, K], add up to."""
+    return y.sum(dim=1, keepdim=True) if y.is_floating_point() else torch.ones_like(y)[:, None]
 
 
 def _less(probabilities: Tensor, y: Tensor) -> Tensor:

@@ -38,9 +38,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("soft", [False, True], ids=["labels", "probabilities"])
+@pytest.mark.parametrize("soft", ["", "probabilities", "weighted"])
 @pytest.mark.parametrize("name", MODELS)
-def test_by_hand_is_autograd(name: str, soft: bool) -> None:
+def test_by_hand_is_autograd(name: str, soft: str) -> None:
     torch.manual_seed(0)
     module = MODELS[name]().double()
     network = network_of(module)
@@ -50,7 +50,8 @@ def test_by_hand_is_autograd(name: str, soft: bool) -> None:
     x = torch.rand(3, 3, 12, 12, dtype=torch.float64, requires_grad=True)
     y: Tensor = torch.tensor([0, 4, 2])
     if soft:
-        y = torch.rand(3, 5, dtype=torch.float64).softmax(dim=1).requires_grad_()
+        y = torch.rand(3, 5, dtype=torch.float64).softmax(dim=1)
+        y = (y * torch.tensor([[2.0], [0.0], [0.3]]) if soft == "weighted" else y).requires_grad_()
     loss = cross_entropy(functional_call(module, w, (x,)), y)
     gradient = torch.autograd.grad(loss, list(w.values()), create_graph=True)
     along = sum((g * d).sum() for g, d in zip(gradient, v.values(), strict=True))
