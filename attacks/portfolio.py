@@ -39,7 +39,7 @@ is left. It cannot be resumed.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,8 +49,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks import components
 from prunella.attacks.engine.case import MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
+from prunella.attacks.engine.choice import Gain, Gains, best_of, chosen, expected, explains, settled
 from prunella.attacks.engine.descent import optimizer_name
-from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.resume import ResumeStore
@@ -65,10 +65,7 @@ from prunella.tasks.task import Task
 _PLAYED = 2  # public images that candidates are rehearsed on, in views of as many as the client's
 _PLAYING = 0.4  # of the time that is left goes into that, at most
 _LEAST = 20  # iterations of a scout
-_EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
 _GO_ON = 2  # scouts that go on
-_AS_WELL = 3.0  # times as much may be missed as was on public images
-_WELL = 0.01  # what may be missed anyway
 _REHEARSED = 0.5  # of what a label search may cost: in a rehearsal
 WHOLE = 256  # images of a client that are searched together
 
@@ -80,7 +77,7 @@ class Portfolio:
     mask_aware: ClassVar[bool] = True
     #: of images through the model, forth and back: what is spent, the same on every machine
     passes: Count = 32_000
-    label_passes: Count = 64_000  #: the same, for the search for the label of each image and step
+    label_passes: Count = 64_000  #: the same, for finding which label belongs to which image and local step
     seconds: Positive = 600.0  #: limit on top of that; an answer that is cut short depends on how fast the machine is
     iterations: Count = 600  #: most iterations of a descent
     restarts: Count = 2  #: random starts of a candidate
@@ -112,16 +109,6 @@ objective is the mean squared error on public images that they did not learn fro
 WEAK = (Candidate("sgi", lambda setting: True),)
 
 
-class Gain(NamedTuple):
-    """What an attack made of public images at a stage: mean PSNR, and how far it missed their updates."""
-
-    psnr: float
-    missed: float = math.inf
-
-
-Gains = Mapping[Key, Gain]
-
-
 @dataclass
 class Others:
     """A shadow without the public images that its client was shown: what an attacker knows in a rehearsal."""
@@ -145,47 +132,6 @@ def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
         return attempt()
     except (AttackError, DefenseError, RuntimeError):  # the last: a decomposition that fails, memory that is not there
         return []
-
-
-def best_of(found: Sequence[Found]) -> Found:
-    """The one that misses least; the smoothest of its equals."""
-    least = min(each.missed for each in found)
-    equal = [each for each in found if each.missed <= least * _EQUAL]
-    return min(equal, key=lambda each: float(total_variation(each.answer.x)[0]))
-
-
-def explains(found: Sequence[Found]) -> bool:
-    return bool(found) and best_of(found).missed <= EXPLAINED
-
-
-def settled(found: Sequence[Found], noisy: bool) -> bool:
-    """Whether what was found is what the client holds: it explains the update, and no defense adds noise to images."""
-    return explains(found) and not noisy
-
-
-def expected(each: Found, gains: Gains) -> float:
-    """The PSNR that it had on public images, or had at another stage where it explained far more there; 0 where it was
-    not asked there or explained far more at every stage. What explains more here than there is worth as much more as
-    the error of an image falls with that of its update, in first order."""
-    its = {key: gain for key, gain in gains.items() if key[0] == each.by
-           and each.missed <= _AS_WELL * gain.missed + _WELL}  # fmt: skip
-    same = [its[each.key]] if each.key in its else list(its.values())
-    return max((gain.psnr + better(each.missed, gain.missed) for gain in same), default=0.0)
-
-
-def better(here: float, there: float) -> float:
-    """How many dB an answer that misses so much here, and did there, is ahead of that: at least 0."""
-    return 0.0 if math.isinf(there) else max(0.0, 10 * math.log10((there + _WELL) / (here + _WELL)))
-
-
-def chosen(found: Sequence[Found], gains: Gains, noisy: bool = False) -> Found:
-    """The best answer: of what is best on public images, unless one explains the update, or nearly and was not asked
-    there. ``noisy``: of images that a defense has added noise to."""
-    best, most = best_of(found), max(expected(each, gains) for each in found)
-    unasked = best.key not in gains and best.missed <= _WELL and not noisy
-    if settled(found, noisy) or not most or unasked:
-        return best
-    return best_of([each for each in found if expected(each, gains) == most])
 
 
 def descends(candidate: Candidate) -> bool:

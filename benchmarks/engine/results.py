@@ -17,6 +17,7 @@ from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 
+_LONG = 1e9  # from here on a number is written with its exponent
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
@@ -51,7 +52,11 @@ def listing(claims: Iterable[Claim]) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}"
+    """
+    >>> number(2.34, 1), number(3.2e13, 2)
+    ('2.3', '3e+13')
+    """
+    return f"{value:.{digits}f}" if abs(value) < _LONG or not math.isfinite(value) else f"{value:.0e}"
 
 
 def as_printed(value: float, digits: int) -> str:

@@ -65,7 +65,9 @@ def matching(scenario: Scenario, population: Population) -> Attack:
         draw = stream(population.seed, round=number, purpose="board-matching")
         if len(views) > 1:
             return answer("every-round", views[-1], population.task, ITERATIONS, draw, earlier=views[:-1])
-        return portfolio(views[-1], population.task, Portfolio(passes=scenario.passes), draw)
+        return portfolio(
+            views[-1], population.task, Portfolio(passes=scenario.passes, label_passes=scenario.passes), draw
+        )
 
     return one
 

@@ -83,11 +83,48 @@ def test_a_portfolio_asks_it_under_the_labels_found_until_something_explains_the
     case = portfolio.Case(view, task, Portfolio(), stream(0, purpose="attack"), math.inf)
     scouted = case.scout(portfolio.PLAIN, 20)
     wrong = scouted[0]._replace(missed=0.5, answer=dataclasses.replace(scouted[0].answer, y=(truth.y + 1) % 10))
-    (found,) = portfolio.by_components(case, [wrong, *scouted], shadow, 0.5)
+    latent = portfolio.components_of(case, shadow)
+    (found,) = portfolio.by_components(case, [wrong, *scouted], latent, 0.5)
     assert found.by == "components" and torch.equal(found.answer.y, scouted[0].answer.y)
     assert portfolio.chosen([*scouted, found], {}) is found
-    assert not portfolio.by_components(case, [found._replace(missed=1e-5)], shadow, 0.5)
-    assert not portfolio.by_components(case, [], shadow, 0.5)  # no labels
+    assert not portfolio.by_components(case, [found._replace(missed=1e-5)], latent, 0.5)
+    assert not portfolio.by_components(case, [], latent, 0.5)  # no labels
+    assert not portfolio.by_components(case, scouted, None, 0.5)  # no public images
+    assert portfolio.components_of(case, None) is None
+    alone = dataclasses.replace(shadow, public=shadow.public.take(torch.tensor([0])))
+    assert portfolio.components_of(case, alone) is None  # one image has no components
+
+
+def test_it_descends_without_the_coordinates_by_which_answers_are_judged(task, batch, shadow, monkeypatch) -> None:
+    asked = []
+
+    def matched(target, *rest):  # noqa: ANN001, ANN202
+        asked.append(target)
+        raise AttackError("asked")
+
+    monkeypatch.setattr(portfolio.components, "matched", matched)
+    view = shadow.attacked(batch(0, 16).x, batch(0, 16).y)
+    case = portfolio.Case(view, task, Portfolio(), stream(0, purpose="attack"), math.inf)
+    assert not portfolio.by_components(case, case.scout(portfolio.PLAIN, 1), portfolio.components_of(case, shadow), 0.5)
+    assert asked == [case.fitted] and not torch.equal(case.fitted.flat, case.judged.flat)
+
+
+def test_labels_in_open_steps_are_searched_in_the_components(task, batch, shadow) -> None:
+    """Three steps of three digits, whose labels nobody knows."""
+    truth = batch(0, 9)
+    client = dataclasses.replace(shadow, steps=3, batch_size=3)
+    view = client.send(Examples(truth.x, truth.y), -1)
+    assert view.labels is None
+    found = ATTACK.reconstruct(view, task, Components(iterations=3000), stream(0, purpose="attack"), shadow=client)
+    wrong = ATTACK.reconstruct(
+        client.send(Examples(batch(9, 9).x, batch(9, 9).y), -1),
+        task,
+        Components(iterations=3000),
+        stream(0, purpose="attack"),
+        shadow=client,
+    )
+    assert gain(truth.x, found.x) > max(20, gain(truth.x, wrong.x) + 6)
+    assert sorted(found.y.tolist()) == sorted(truth.y.tolist())
 
 
 def test_a_rehearsal_does_not_look_at_the_images_that_its_client_was_shown(task, shadow, batch) -> None:

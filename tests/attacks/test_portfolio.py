@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS, find_attack, portfolio
-from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Found, Key, ViewSetting
+from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Key, ViewSetting
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Gain, Portfolio, chosen
+from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Gain, Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
 from prunella.core.errors import AttackError
@@ -110,35 +110,26 @@ def test_the_same_seed_gives_the_same_answer_and_no_deadline_is_overrun(task, fr
     assert late.objective > one.objective
 
 
-def test_a_part_of_many_images_costs_one_descent(task, fresh, batch, monkeypatch) -> None:
+def test_a_part_of_many_images_costs_one_descent_where_there_is_no_time_for_all(
+    task, fresh, batch, monkeypatch
+) -> None:
     monkeypatch.setattr(portfolio, "explore", None)
     view = undefended_view(task, *fresh, batch(0, 20))
+    for short, known in ({"label_passes": 100}, None), ({}, batch(0, 20).y):  # or where no label is open
+        its = dataclasses.replace(view, labels=known)
+        found = run(its, task, dataclasses.replace(QUICK, max_images=2, **short))
+        assert found.found_by == PLAIN.name and len(found.x) == 2 and found.explained is False
+
+
+def test_more_images_than_are_in_memory_are_searched_together(task, fresh, batch) -> None:
+    """Twenty digits in one step, two of them in memory: the first descent merges ten into one, the search does not."""
+    truth = batch(0, 20)
+    view = undefended_view(task, *fresh, truth)
+    assert view.labels is None
     found = run(view, task, dataclasses.replace(QUICK, max_images=2))
-    assert found.found_by == PLAIN.name and len(found.x) == 2 and found.explained is False
-
-
-def test_public_images_decide_where_nothing_explains_the_update() -> None:
-    def found(by: str, missed: float, stage: str = ASKED) -> Found:
-        return Found(by, Reconstruction(torch.zeros(1, 1, 8, 8), None, missed, 1), None, missed, stage)
-
-    fitted, true, learnt = found("fitted", 0.2), found("true", 0.4), found("learnt", float("inf"))
-    further = found("true", 0.3, WENT_ON)
-    psnr = {("fitted", ASKED): 9.0, ("true", ASKED): 15.0, ("true", WENT_ON): 14.0, ("learnt", ASKED): 20.0}
-    gains = {key: Gain(value) for key, value in psnr.items()}
-    assert chosen([fitted, true], {}) is fitted and chosen([fitted, true], gains) is true
-    assert chosen([fitted, true, further], gains) is true  # who went on fits better, and is worse on public images
-    assert chosen([fitted, true, learnt], gains) is learnt
-    explaining = found("fitted", 1e-6)
-    assert chosen([explaining, true, learnt], gains) is explaining
-    assert chosen([explaining, true, learnt], gains, noisy=True) is learnt  # what explains is the noisy image
-    assert chosen([explaining, learnt], {learnt.key: Gain(20.0)}, noisy=True) is learnt  # rehearsed or not
-    solved = {**gains, true.key: Gain(15.0, 0.1)}  # who got to the bottom there, and did not here
-    assert chosen([fitted, true], solved) is fitted and chosen([fitted, found("true", 0.3)], solved) is not fitted
-    unasked = found("label search", 0.004)  # its place on public images is not known, and it is as good as solved here
-    assert chosen([fitted, true, unasked], gains) is unasked and chosen([unasked, true, learnt], gains) is unasked
-    assert chosen([fitted, true, found("label search", 0.1)], gains) is true
-    nearly = {**gains, true.key: Gain(15.0, 1e-9)}
-    assert chosen([fitted, found("true", 0.005)], nearly).by == "true"  # both are as good as solved
+    merged = run(view, task, dataclasses.replace(QUICK, max_images=2, label_passes=1))
+    assert found.found_by == "label search" and found.x.shape == truth.x.shape and found.compared
+    assert score(found, truth).psnr.mean > score(merged, truth).psnr.mean + 5
 
 
 def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digits, monkeypatch) -> None:

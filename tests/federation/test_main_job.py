@@ -44,7 +44,8 @@ def prunella(*arguments: str, cwd: Path, timeout: float = 900) -> Finished:  # o
 def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """``prunella run`` as it stands in the README, but that audits end after a quarter of their passes: two thirds of
     the job's processor time went into making what is rebuilt behind the defense finer than is asked for here."""
-    done = prunella("run", "-c", "portfolio.passes=8000", cwd=tmp_path_factory.mktemp("main-job"))
+    short = ("-c", "portfolio.passes=8000", "-c", "portfolio.label-passes=16000")
+    done = prunella("run", *short, cwd=tmp_path_factory.mktemp("main-job"))
     assert done.code == 0, done.output
     return done
 
@@ -100,7 +101,7 @@ def test_the_transport_was_that_of_the_installed_flower_and_nothing_private_lies
 
 def test_a_recorded_view_can_be_attacked_again_from_the_command_line(job: Finished) -> None:
     trace = next(job.path.glob("traces/*-control/view.safetensors"))
-    cheap = ("-c", "portfolio.passes=2000")
+    cheap = ("-c", "portfolio.passes=2000", "-c", "portfolio.label-passes=2000")
     done = prunella("audit", str(trace.resolve()), "--out", "pictures", *cheap, cwd=job.path.parent.parent)
     assert done.code == 0, done.output
     assert "honest-but-curious" in done.output

@@ -73,3 +73,21 @@ def test_auto_is_lbfgs_for_sigmoids() -> None:
     smooth, other = nn.Sequential(nn.Linear(1, 1), nn.Sigmoid()), nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     assert [optimizer_name("auto", module) for module in (smooth, other)] == ["lbfgs", "adam"]
     assert optimizer_name("adam", smooth) == "adam"
+
+
+def test_lbfgs_forgets_a_curvature_that_leads_nowhere() -> None:
+    """At a kink no step along the old estimate helps: the next chunk begins along the gradient, and goes on."""
+    x = torch.tensor([3.0, 1.0])
+
+    def evaluate() -> tuple[Tensor, Tensor]:
+        x.grad = torch.stack([x[0].sign(), 20 * x[1]])  # |x0| + 10 x1^2
+        value = x[0].abs() + 10 * x[1].square()
+        return value, value.reshape(1)
+
+    steps = Lbfgs([x], 20)
+    lengths = []
+    for chunk in range(5):
+        steps.step(evaluate, chunk)
+        lengths.append(steps.taken())
+    assert 0 in lengths  # forgotten
+    assert float(evaluate()[0]) < 0.01
