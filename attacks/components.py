@@ -125,8 +125,10 @@ def reconstruct(
     target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
     latent = coordinates(shadow.public, task, attack, generator, target.flat.device)
     if view.labels is None and target.plan.images > 1:
-        found = search(target, task, generator, Budget(attack.iterations * attack.restarts), latent).best
-        return matched(target, attack, latent, found.z[None], found.y[None], resume)
+        store = resume or ResumeStore()
+        paid = Budget(attack.iterations * attack.restarts, store.out_of_time)
+        found = search(target, task, generator, paid, latent).best
+        return matched(target, attack, latent, found.z[None], found.y[None], store)
     labels = candidates(view, target, task, attack, generator)
     return matched(
         target, attack, latent, drawn(latent, len(labels), target.plan.images, task, generator), labels, resume

@@ -165,11 +165,13 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     return found
 
 
-def by_labels(case: Case, found: Sequence[Found], latent: Latent | None, share: float = 1.0) -> list[Found]:
+def by_labels(
+    case: Case, found: Sequence[Found], latent: Latent | None, share: float = 1.0, seconds: float | None = None
+) -> list[Found]:
     """What a search for the labels of several images finds, in the components of public images where there are any."""
     if explains(found) or not case.setting.open_labels or not matchable(case.setting):
         return []
-    return attempted(lambda: case.label_search(latent or PIXELS, share))
+    return attempted(lambda: case.label_search(latent or PIXELS, share, seconds))
 
 
 def components_of(case: Case, shadow: Shadow | None) -> Latent | None:
@@ -340,7 +342,8 @@ def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]
         return found
     whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
     whole.budget.late = case.budget.late
-    return found + by_labels(whole, found, components_of(whole, shadow))
+    seconds = case.seconds() * whole.passes / case.passes  # reckoned: all images at once may need too much memory
+    return found + by_labels(whole, found, components_of(whole, shadow), seconds=seconds)
 
 
 def reconstruct(

@@ -210,13 +210,14 @@ class Case:
             for guess, answer in zip(guesses, answers, strict=True)
         ]
 
-    def label_search(self, latent: Latent = PIXELS, share: float = 1.0) -> list[Found]:
+    def label_search(self, latent: Latent = PIXELS, share: float = 1.0, seconds: float | None = None) -> list[Found]:
         """Labels that fit images and steps, looked for in these coordinates at that share of the cost that the settings
-        fix, or in the part of the time that is left that may go into it: after the first round, and the best. Raises
-        ``AttackError`` where that is next to no time."""
+        fix, or in the part of the time that is left that may go into it, by the ``seconds`` of an evaluation: after the
+        first round, and the best. Raises ``AttackError`` where that is next to no time."""
         paid = Budget(share * self.attack.label_passes / self.passes, self.budget.late)
-        room = _ROOM * (self.end - time.monotonic()) / self.seconds()
-        paid.evaluations = min(paid.evaluations, room)
+        if paid.left():
+            room = _ROOM * (self.end - time.monotonic()) / (self.seconds() if seconds is None else seconds)
+            paid.evaluations = min(paid.evaluations, room)
         if paid.left() < MOST:
             raise AttackError("no time for a search for labels and steps")
         found = search(self.fitted, self.task, self.generator, paid, latent)

@@ -4,8 +4,9 @@ Every site takes one step on one image of its own, its label known, undefended: 
 sees what masked sums show it: the sum of the fixed-point updates and of the example counts, read back
 (``strategies.secure_sum.vector``), and nothing else. With one site that is the site's update.
 
-``honest``    the server follows the protocol; ``ATTACKS`` descend on the mean update for the images of all sites, each
-              matched with the site's image that it is most like, and the better of the two counts, by the truth
+``honest``    the server follows the protocol; ``ATTACKS`` and ``components``, which has public images, descend on the
+              mean update for the images of all sites, each matched with the site's image that it is most like, and the
+              best of them counts, by the truth
 ``silenced``  an active server sends every site but one a model of zeros, under which nothing but the last layer's bias
               has a gradient, and takes that gradient, which it can compute itself, off the sum
 ``loki``      an active server sends every site a convolution of its own (``attacks.loki``)
@@ -23,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from prunella.attacks import components
+from prunella.attacks.engine.matching import target_of
 from prunella.attacks.loki import CLIENTS, for_client
 from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import ORDER, level
@@ -38,7 +41,7 @@ from prunella.strategies.secure_sum import vector
 from prunella.tasks.data import Examples, Partition
 from prunella.tasks.task import Task
 
-SITES = (1, 2, 4, 8, 16, 32)
+SITES = (1, 2, 4, 8, 16, 32, 64)
 ATTACKS = ("ig", "gradinversion")
 HONEST, SILENCED, LOKI = "honest", "silenced", "loki"
 DATASETS = ("digits", "mnist", "cifar10")
@@ -87,6 +90,16 @@ def planted(task: Task, private: Examples, seed: int) -> ServerView:
     return dataclasses.replace(views[0], update=opened([view.update for view in views]))
 
 
+def by_components(view: ServerView, task: Task, public: Examples, iterations: int, seed: int) -> Reconstruction:
+    """``components`` for an image of every site, all at once."""
+    attack, draw = components.Components(iterations=iterations), stream(seed, purpose="components")
+    assert view.labels is not None
+    target = target_of(view, task.build(), attack.mask_aware, len(view.labels))
+    latent = components.coordinates(public, task, attack, draw, target.flat.device)
+    z = components.drawn(latent, 1, len(view.labels), task, draw)
+    return components.matched(target, attack, latent, z, view.labels[None])
+
+
 def told(found: Reconstruction, truth: Examples, public: Examples) -> dict[str, float]:
     """What the pictures of one sum tell."""
     row = score(found, PrivateBatch(truth.x, truth.y), gallery=public)
@@ -106,6 +119,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     def best(view: ServerView, truth: Examples) -> dict[str, float]:
         steps = settings["iterations"]
         found = [answer(name, view, task, steps, stream(seed, purpose=name)) for name in ATTACKS]
+        found.append(by_components(view, task, public, settings["components"], seed))
         rows = [told(pictures, truth, public) for pictures in found]
         return max(rows, key=lambda row: row["psnr"])
 
@@ -140,6 +154,10 @@ MASKED_SUMS: Claim = declared(
     "psnr 1 PSNR; best 1 best image; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share of sums with a rebuilt image",
     Plot(("psnr",), x=1, x_name="sites", split=0),
     judge,
-    [{"model": "cnn", "dataset": name, "sites": sites, "iterations": 100} for name in DATASETS for sites in SITES],
+    [
+        {"model": "cnn", "dataset": name, "sites": sites, "iterations": 100, "components": 300}
+        for name in DATASETS
+        for sites in SITES
+    ],
     seeds=(0, 1, 2),
 )
