@@ -74,7 +74,8 @@ def estimate(view: ServerView, task: Task, name: str, settings: Any) -> float | 
         if each is None or not set(view.defenses) <= {"none"}:
             return settings.seconds
         images = min(view.num_examples or view.batch_size or 1, settings.max_images)
-        return min(settings.seconds, each * settings.passes / images)
+        passes = settings.passes + (settings.label_passes if view.labels is None and images > 1 else 0)
+        return min(settings.seconds, each * passes / images)
     if not isinstance(settings, Inversion):
         return float(settings.seconds) if hasattr(settings, "seconds") else None
     each = iteration(view, task, name, settings)

@@ -53,7 +53,10 @@ def test_an_estimate_is_the_time_of_an_iteration_times_their_number(monkeypatch:
     found = seen()
     assert estimate(found.seen, found.task, "sgi", Sgi(iterations=50, restarts=4)) == 2 * 50 * 4
     assert estimate(found.seen, found.task, "portfolio", Portfolio(seconds=7)) == 7
-    assert estimate(found.seen, found.task, "portfolio", Portfolio(passes=90)) == 2 * 90 / 2
+    several, passes = dataclasses.replace(found.seen, labels=None), Portfolio(passes=90, label_passes=20)
+    assert estimate(several, found.task, "portfolio", passes) == 2 * (90 + 20) / 2
+    named = dataclasses.replace(found.seen, labels=Y)
+    assert estimate(named, found.task, "portfolio", passes) == 2 * 90 / 2
     defended = dataclasses.replace(found.seen, defenses=("dgp",))
     assert estimate(defended, found.task, "portfolio", Portfolio(passes=90)) == Portfolio().seconds
     assert estimate(found.seen, found.task, "model-inversion", ModelInversion()) is None
