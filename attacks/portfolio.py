@@ -186,15 +186,17 @@ def components_of(case: Case, shadow: Shadow | None) -> Latent | None:
 
 
 def by_components(case: Case, found: Sequence[Found], latent: Latent | None, share: float) -> list[Found]:
-    """What is found in the principal components of public images, with the labels of the best of ``found``."""
-    best = [each for each in found if each.answer.y is not None and len(each.answer.y) == case.images]
-    if not best or done(case, found) or latent is None:
+    """What is found in the principal components of public images, with the view's labels or those of the best of
+    ``found``."""
+    named = [each for each in found if each.answer.y is not None and len(each.answer.y) == case.images]
+    labels = case.view.labels[: case.images] if case.view.labels is not None else None
+    labels = best_of(named).answer.y if labels is None and named else labels
+    if labels is None or done(case, found) or latent is None:
         return []
     settings = components.Components(iterations=case.iterations(share, case.attack.iterations))
-    labels, store = best_of(best).answer.y, ResumeStore(stopped=case.budget.late)
+    store = ResumeStore(stopped=case.budget.late)
 
     def attempt() -> list[Found]:
-        assert labels is not None
         z = components.drawn(latent, 1, case.images, case.task, case.generator)
         answer = components.matched(case.fitted, settings, latent, z, labels[None], store)
         case.budget.spend(answer.iterations)
@@ -335,15 +337,20 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
 
 
 def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]:
-    """What the first descent makes of a client's images, a guess for several of them, and the label search of all of
-    them, up to ``WHOLE``."""
+    """What the first descent makes of a client's images, a guess for several of them, and what is found of all of them,
+    up to ``WHOLE``: by the label search or, where labels are known, in the components of public images."""
     found = attempted(lambda: case.solve(PLAIN))
-    if done(case, found) or not case.setting.open_labels:
+    if done(case, found):
         return found
     whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
     whole.budget.late = case.budget.late
     seconds = case.seconds() * whole.passes / case.passes  # reckoned: all images at once may need too much memory
-    return found + by_labels(whole, found, components_of(whole, shadow), seconds=seconds)
+    latent = components_of(whole, shadow)
+    if case.setting.open_labels:
+        return found + by_labels(whole, found, latent, seconds=seconds)
+    if whole.setting.merged or not whole.time_for(whole.budget.left(), seconds):
+        return found
+    return found + by_components(whole, found, latent, 1.0)
 
 
 def reconstruct(

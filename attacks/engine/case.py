@@ -225,6 +225,10 @@ class Case:
         stages = zip((ASKED, WENT_ON), answers, strict=True)
         return [Found(_SEARCH, answer, _FIXED, self.missed(answer), stage) for stage, answer in stages]
 
+    def time_for(self, evaluations: float, seconds: float) -> bool:
+        """Whether so many, each of so many seconds, take no more than their part of the time that is left."""
+        return evaluations * seconds <= _ROOM * (self.end - time.monotonic())
+
     def seconds(self) -> float:
         """What an evaluation of the objective at all images takes."""
         guess = first_guess(self.fitted, self.task, torch.zeros(self.images, dtype=torch.long), self.generator)

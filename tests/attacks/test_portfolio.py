@@ -132,6 +132,17 @@ def test_more_images_than_are_in_memory_are_searched_together(task, fresh, batch
     assert score(found, truth).psnr.mean > score(merged, truth).psnr.mean + 5
 
 
+def test_many_images_of_known_labels_are_sought_among_public_ones(task, fresh, digits, batch, monkeypatch) -> None:
+    truth, shadow = batch(0, 20), NoisyShadow(Examples(digits.x[50:], digits.y[50:]), task, 0.0)
+    view = dataclasses.replace(undefended_view(task, *fresh, truth), labels=truth.y)
+    short = dataclasses.replace(QUICK, passes=4000, max_images=2)
+    found, alone = run(view, task, short, shadow=shadow), run(view, task, short)
+    assert found.found_by == "components" and torch.equal(found.y, truth.y) and alone.found_by == PLAIN.name
+    assert score(found, truth).psnr.mean > score(alone, truth).psnr.mean + 4
+    monkeypatch.setattr(Case, "seconds", lambda _: 1e6)  # of an evaluation: no time for all
+    assert run(view, task, short, shadow=shadow).found_by == PLAIN.name
+
+
 def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digits, monkeypatch) -> None:
     """Where nothing hides the update each stage comes nearer, and all candidates are in the comparison."""
     some = tuple(each for each in CANDIDATES if each.name in ("sgi", "sgi tv=0.2"))
