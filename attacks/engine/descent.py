@@ -90,15 +90,17 @@ class Lbfgs:
     """Steps of L-BFGS, ``LBFGS_CHUNK`` iterations each. It leaves the decision to stop to ``descend``.
 
     Where a line search finds nothing lower (a kink of a ReLU, rounding), the chunk is over and the estimate of the
-    curvature is forgotten: with it, every further chunk would fail at once.
+    curvature is forgotten: with it, every further chunk would fail at once. ``history`` is how many steps the estimate
+    is made from, each of which keeps two copies of the variables.
     """
 
     chunk: ClassVar[int] = LBFGS_CHUNK
 
-    def __init__(self, variables: Sequence[Tensor], iterations: int) -> None:
+    def __init__(self, variables: Sequence[Tensor], iterations: int, history: int = 100) -> None:
         self.optimizer = torch.optim.LBFGS(
             list(variables),
             max_iter=min(LBFGS_CHUNK, iterations),
+            history_size=history,
             tolerance_grad=0.0,
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",

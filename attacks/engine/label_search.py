@@ -24,7 +24,7 @@ descent. What the search may cost is counted in evaluations of the objective at 
 on nothing else.
 
 Not from a paper: ours. Shapes: z [N, ...], images [N, C, H, W], labels [N], slopes [N, K]. Errors: ``AttackError``
-where the objective is not finite.
+where no objective is finite.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,6 +55,7 @@ _TRIED = 4  # moves of a kind that are tried, the best first
 _CLEARLY = 0.6  # of the distance: a move that leaves less is taken at once
 _APART = 0.05  # deviation between images of one class and step where a mixture has but one
 _SOLVED = 1e-9
+_VALUES = 2**24  # in what a mixture's L-BFGS remembers of either kind: 64 MiB
 
 
 class Assigned(NamedTuple):
@@ -141,7 +142,8 @@ class Mixture:
         self.z, self.logits = (each.to(device).requires_grad_() for each in (z, logits))
         self.y = classes.repeat(groups).to(device)
         self.one = one_hot(self.y, task.classes).to(z.dtype)
-        self.optimizer = Lbfgs([self.z, self.logits], LBFGS_CHUNK)
+        history = max(5, min(100, _VALUES // z.numel()))
+        self.optimizer = Lbfgs([self.z, self.logits], LBFGS_CHUNK, history)
 
     @property
     def rows(self) -> int:
@@ -303,7 +305,7 @@ class Searched(NamedTuple):
 
 def search(target: Target, task: Task, generator: Generator, budget: Budget, latent: Latent = PIXELS) -> Searched:
     """The images and labels that explain the target best, over as many rounds as the budget pays for, at least one.
-    Raises ``AttackError`` as the objective does."""
+    Raises ``AttackError`` where none has a finite objective."""
     paid = Budget(_SHARE * budget.left(), budget.late)
     budget.spend(paid.evaluations)
     work, found = LabelSearch(target, task, paid, latent), list[Assigned]()
@@ -312,5 +314,8 @@ def search(target: Target, task: Task, generator: Generator, budget: Budget, lat
         found.append(work.settled(work.fixed(z, y, _FIX), EXPLAINED))
         found += work.improvements(found[-1])
     budget.spend(-paid.evaluations)  # what was not needed, or too much
+    found = [each for each in found if each.objective < float("inf")]
+    if not found:
+        raise AttackError("the objective is not finite: the search for labels diverged")
     best = min(found, key=lambda each: each.objective)
     return Searched(found[0], LabelSearch(target, task, budget, latent).settled(best, _SOLVED))

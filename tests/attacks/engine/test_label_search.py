@@ -18,6 +18,7 @@ from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.matching import Target, TrainingPlan, target_of
 from prunella.attacks.score.control import matched_view, undefended_view
 from prunella.attacks.score.leakage import assign, paired, psnr
+from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task, initial
@@ -157,3 +158,10 @@ def test_a_search_ends_where_a_descent_goes_on_no_further(task, fresh, batch, mo
     first = work.fixed(z, batch(0, 2).y, 20)
     last = work.settled(first, 0.0)
     assert last.objective < first.objective and work.budget.left() > 0
+
+
+def test_what_diverges_is_no_answer(task, fresh, batch) -> None:
+    target = steps_of(task, fresh, batch(0, 2), 1)
+    broken = Latent(lambda z, y: z * float("nan"), deviation=0.25)
+    with pytest.raises(AttackError, match="diverged"):
+        search(target, task, stream(0, purpose="search"), Budget(100), broken)
