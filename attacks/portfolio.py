@@ -49,7 +49,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks import components
 from prunella.attacks.engine.case import MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
-from prunella.attacks.engine.choice import Gain, Gains, best_of, chosen, expected, explains, settled
+from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen, expected, explains, settled
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
@@ -337,20 +337,27 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
 
 
 def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]:
-    """What the first descent makes of a client's images, a guess for several of them, and what is found of all of them,
-    up to ``WHOLE``: by the label search or, where labels are known, in the components of public images."""
-    found = attempted(lambda: case.solve(PLAIN))
-    if done(case, found):
-        return found
+    """What is found of all of a client's images, up to ``WHOLE``, where there is time for it: by the label search or,
+    where labels are known, in the components of public images."""
     whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
     whole.budget.late = case.budget.late
     seconds = case.seconds() * whole.passes / case.passes  # reckoned: all images at once may need too much memory
     latent = components_of(whole, shadow)
     if case.setting.open_labels:
-        return found + by_labels(whole, found, latent, seconds=seconds)
+        return by_labels(whole, [], latent, seconds=seconds)
     if whole.setting.merged or not whole.time_for(whole.budget.left(), seconds):
-        return found
-    return found + by_components(whole, found, latent, 1.0)
+        return []
+    return by_components(whole, [], latent, 1.0)
+
+
+def of_many(case: Case, attack: Portfolio, shadow: Shadow | None) -> Found | None:
+    """The best of the first descent, a guess of which stands for several images, and of what is found of them all. That
+    may miss more: what stands for several matches none of them."""
+    merged = attempted(lambda: case.solve(PLAIN))
+    found = [] if done(case, merged) else in_full(case, attack, shadow)
+    if found and (not merged or best_of(found).missed <= AS_WELL * best_of(merged).missed):
+        return best_of(found)
+    return best_of(merged) if merged else None
 
 
 def reconstruct(
@@ -372,8 +379,7 @@ def reconstruct(
     case.budget.late = lambda: time.monotonic() >= end or stopped()
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
     if case.setting.merged and PLAIN in candidates:
-        found = in_full(case, attack, shadow)
-        best = best_of(found) if found else None
+        best = of_many(case, attack, shadow)
     else:
         best = sought(case, candidates, shadow)
     if best is None:

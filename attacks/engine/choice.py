@@ -13,7 +13,7 @@ from prunella.attacks.engine.image_priors import total_variation
 from prunella.attacks.engine.inversion import EXPLAINED
 
 _EQUAL = 1.0001  # under noise, where nothing explains much, a thousandth is decibels: equal is within a tenth of that
-_AS_WELL = 3.0  # times as much may be missed as was on public images
+AS_WELL = 3.0  # times as much may be missed as was on public images
 _WELL = 0.01  # what may be missed anyway
 
 
@@ -48,7 +48,7 @@ def expected(each: Found, gains: Gains) -> float:
     not asked there or explained far more at every stage. What explains more here than there is worth as much more as
     the error of an image falls with that of its update, in first order."""
     its = {key: gain for key, gain in gains.items() if key[0] == each.by
-           and each.missed <= _AS_WELL * gain.missed + _WELL}  # fmt: skip
+           and each.missed <= AS_WELL * gain.missed + _WELL}  # fmt: skip
     same = [its[each.key]] if each.key in its else [gain for gain in its.values() if not math.isinf(gain.missed)]
     return max((gain.psnr + better(each.missed, gain.missed) for gain in same), default=0.0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS, find_attack, portfolio
-from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Key, ViewSetting
+from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Found, Key, ViewSetting
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Gain, Portfolio
 from prunella.attacks.score.control import undefended_view
@@ -130,6 +130,18 @@ def test_more_images_than_are_in_memory_are_searched_together(task, fresh, batch
     merged = run(view, task, dataclasses.replace(QUICK, max_images=2, label_passes=1))
     assert found.found_by == "label search" and found.x.shape == truth.x.shape and found.compared
     assert score(found, truth).psnr.mean > score(merged, truth).psnr.mean + 5
+
+
+@pytest.mark.parametrize(("missed", "by"), [(0.02, "all"), (0.25, "all"), (0.4, "merged")])
+def test_what_stands_for_single_images_may_miss_more(task, fresh, batch, monkeypatch, missed: float, by: str) -> None:
+    def found(name: str, missed: float) -> list[Found]:
+        return [Found(name, Reconstruction(batch(0, 2).x, None, missed, 1), None, missed)]
+
+    monkeypatch.setattr(Case, "solve", lambda *_: found("merged", 0.1))
+    monkeypatch.setattr(portfolio, "in_full", lambda *_: found("all", missed))
+    assert (
+        run(undefended_view(task, *fresh, batch(0, 20)), task, dataclasses.replace(QUICK, max_images=2)).found_by == by
+    )
 
 
 def test_many_images_of_known_labels_are_sought_among_public_ones(task, fresh, digits, batch, monkeypatch) -> None:
