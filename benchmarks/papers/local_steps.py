@@ -104,4 +104,5 @@ LOCAL_STEPS: Claim = declared(
     Plot(("psnr", "labels"), split=0),
     None,
     CELLS,
+    seeds=(0,),
 )
