@@ -88,7 +88,6 @@ def test_a_portfolio_asks_it_under_the_labels_found_until_something_explains_the
     assert found.by == "components" and torch.equal(found.answer.y, scouted[0].answer.y)
     assert portfolio.chosen([*scouted, found], {}) is found
     assert not portfolio.by_components(case, [found._replace(missed=1e-5)], latent, 0.5)
-    assert not portfolio.by_components(case, [], latent, 0.5)  # no labels
     assert not portfolio.by_components(case, scouted, None, 0.5)  # no public images
     assert portfolio.components_of(case, None) is None
     alone = dataclasses.replace(shadow, public=shadow.public.take(torch.tensor([0])))

@@ -206,7 +206,8 @@ def test_it_works_all_jobs_and_stops_when_told(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_takes_its_attack_along_and_the_next_one_does_the_job(tmp_path: Path) -> None:
-    folder = job(tmp_path, "a", iterations=10**9, patience=10**9, tolerance=0.0)
+    endless = {"iterations": 10**9, "patience": 10**9, "tolerance": 0.0}
+    folder = job(tmp_path, "a", **endless)
     process = multiprocessing.get_context("fork").Process(target=serve, args=(tmp_path, os.getpid(), Jobs(1)))
     process.start()
     worker = psutil.Process(process.pid)
@@ -222,7 +223,7 @@ def test_a_killed_worker_takes_its_attack_along_and_the_next_one_does_the_job(tm
         with suppress(psutil.NoSuchProcess):
             attack.kill()
     assert open_jobs(tmp_path) == [folder]
-    job(tmp_path, "a", iterations=2)  # the same job, shorter
+    job(tmp_path, "a", seconds=0.5, **endless)  # the same attack, which may have been saved, in less time
     (tmp_path / STOP).touch()
     serve(tmp_path, os.getppid(), Jobs(1))
     assert json.loads((folder / RESULT).read_text())["error"] is None

@@ -96,7 +96,8 @@ def test_below_the_threshold_the_round_does_not_count_and_the_next_one_does(
 def test_nothing_of_one_client_travels_in_clear(tmp_path: Path) -> None:
     """Every reply of every stage, against the list of what it may hold."""
     replies: list[Message] = []
-    federation, grid = go(tmp_path, model="resnet10", local_steps=1, batch_size=4, clients=3, tamper=replies.append)
+    small = {"model": "resnet10", "local_steps": 1, "batch_size": 4, "learning_rate": 0.01}
+    federation, _ = go(tmp_path, clients=3, tamper=replies.append, **small)
     assert federation.strategy.stats.replies == 3
     allowed = {
         "train.keys": {"sum": {"clients", "letters", "masks", "voice", "mark", "signature", "round"}},
@@ -119,7 +120,10 @@ def test_nothing_of_one_client_travels_in_clear(tmp_path: Path) -> None:
 
 
 def test_a_model_with_buffers_moves_them_by_their_mean(tmp_path: Path) -> None:
-    go(tmp_path, model="resnet10", local_steps=2, batch_size=4, clients=3)
+    # At the data's own rate two steps of a ResNet can leave the range that sums are for, and on which machine they do
+    # is a matter of rounding.
+    federation, _ = go(tmp_path, model="resnet10", local_steps=2, batch_size=4, clients=3, learning_rate=0.01)
+    assert federation.strategy.stats.replies == 3
     saved, start = final(tmp_path), initial(Task("resnet10", (1, 8, 8), 10), 0)[1]
     assert start and all(bool((saved[name] > 0).all()) for name in start if name.endswith("running_var"))
     assert not any(torch.equal(saved[name], before) for name, before in start.items())
