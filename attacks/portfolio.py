@@ -55,6 +55,7 @@ from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
+from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import assign, paired, psnr
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError, DefenseError
@@ -66,6 +67,7 @@ _PLAYED = 2  # public images that candidates are rehearsed on, in views of as ma
 _PLAYING = 0.4  # of the time that is left goes into that, at most
 _LEAST = 20  # iterations of a scout
 _GO_ON = 2  # scouts that go on
+_CONFIRMED = 0.15  # of the budget: what confirming an explanation may cost
 _REHEARSED = 0.5  # of what a label search may cost: in a rehearsal
 WHOLE = 256  # images of a client that are searched together
 
@@ -143,8 +145,9 @@ def descends(candidate: Candidate) -> bool:
 
 
 def done(case: Case, found: Sequence[Found]) -> bool:
-    """Whether nothing more is asked: the update is explained, or there is something and the time is over."""
-    return explains(found) or (bool(found) and case.budget.late())
+    """Whether nothing more is asked: the update is explained, and by no other images, or there is something and the
+    time is over."""
+    return settled(found, case.ambiguous) or (bool(found) and case.budget.late())
 
 
 def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[Found]:
@@ -169,7 +172,7 @@ def by_labels(
     case: Case, found: Sequence[Found], latent: Latent | None, share: float = 1.0, seconds: float | None = None
 ) -> list[Found]:
     """What a search for the labels of several images finds, in the components of public images where there are any."""
-    if explains(found) or not case.setting.open_labels or not matchable(case.setting):
+    if settled(found, case.ambiguous) or not case.setting.open_labels or not matchable(case.setting):
         return []
     return attempted(lambda: case.label_search(latent or PIXELS, share, seconds))
 
@@ -219,6 +222,7 @@ def played(case: Case, shadow: Shadow, views: int) -> list[Play]:
         try:
             view = shadow.send(shown, draw)
             its = Case(view, case.task, case.attack, case.generator, case.end, case.budget)
+            its.ambiguous = case.ambiguous
             made.append(Play(its, shown, [], Others(others, shadow.send)))
         except (AttackError, DefenseError):
             continue
@@ -239,6 +243,16 @@ def scored(plays: Sequence[Play]) -> dict[Key, Gain]:
         for key in each[0]
         if all(key in one for one in each)
     }
+
+
+def confirmed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> bool:
+    """Whether what explains the update of public images behind the same chain is these images. A defense may leave so
+    little that it is not, however many values arrived. Where nothing explains it there, nothing is known."""
+    for play in played(case, shadow, 1):
+        play.found.extend(explore(play.case, candidates, _CONFIRMED))
+        if explains(play.found):
+            return mean_psnr(play.shown, best_of(play.found).answer) >= PSNR_FLOOR
+    return False
 
 
 def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[Key, Gain]:
@@ -283,12 +297,13 @@ def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> l
     for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
         leading.setdefault(each.by, each)
     order = sorted(leading.values(), key=lambda each: -expected(each, gains))
-    going = order[:1] if explains(found) else [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]
+    going = [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]
+    going = order[:1] if settled(found, case.ambiguous) else going
     went = list[Found]()
     for place, each in enumerate(going):
         most = case.iterations(share / (1 - share * place / len(going)) / len(going), case.attack.iterations)
         went += attempted(lambda e=each, n=most: case.go_on(e, {"iterations": n}))  # type: ignore[misc]
-        if went and best_of(went).missed <= SOLVED:
+        if went and best_of(went).missed <= SOLVED and not case.ambiguous:
             break
     return went
 
@@ -311,29 +326,33 @@ def polished(case: Case, best: Found, share: float) -> list[Found]:
 def finish(case: Case, found: list[Found], gains: Gains) -> Found:
     """The most promising go on, and the best is polished."""
     found = [*found, *further(case, found, gains, 0.6)]
-    best = chosen(found, gains, case.setting.noisy_images)
+    best = chosen(found, gains, case.doubted)
     if best.missed <= SOLVED:
         return best
-    return chosen([*found, *polished(case, best, 0.9)], gains, case.setting.noisy_images)
+    return chosen([*found, *polished(case, best, 0.9)], gains, case.doubted)
 
 
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
     """The best answer of all, by the steps that the module names."""
-    noisy = case.setting.noisy_images
-    found, gains = explore(case, candidates, 0.15 if case.setting.open_labels else 0.3), dict[Key, Gain]()
+    share = 0.15 if case.setting.open_labels else 0.3
+    found, gains = explore(case, candidates, share), dict[Key, Gain]()
+    if shadow is not None and case.setting.disturbed and settled(found, case.doubted):
+        case.ambiguous = not confirmed(case, candidates, shadow)
+        found += explore(case, candidates, share) if case.ambiguous else []
     latent = None if done(case, found) else components_of(case, shadow)
     found += by_labels(case, found, latent)
     found += by_components(case, found, latent, 0.3)
-    if found and shadow is not None and not settled(found, noisy) and not case.budget.late():
+    if found and shadow is not None and not settled(found, case.doubted) and not case.budget.late():
         gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
     if not found:
         return None
-    best = finish(case, found, gains) if best_of(found).missed > SOLVED else best_of(found)
-    if shadow is None or settled([best], noisy) or case.budget.late():
+    solved = best_of(found).missed <= SOLVED and not case.doubted
+    best = best_of(found) if solved else finish(case, found, gains)
+    if shadow is None or settled([best], case.doubted) or case.budget.late():
         return best
-    return chosen([best, *learnt(case, shadow, gains)], gains, noisy)
+    return chosen([best, *learnt(case, shadow, gains)], gains, case.doubted)
 
 
 def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]:
@@ -388,4 +407,5 @@ def reconstruct(
     answer = dataclasses.replace(best.answer, found_by=best.by)
     if not matchable(case.setting) or math.isinf(best.missed):
         return answer
-    return dataclasses.replace(answer, objective=best.missed, explained=best.missed <= EXPLAINED, compared=True)
+    explained = best.missed <= EXPLAINED and not case.ambiguous
+    return dataclasses.replace(answer, objective=best.missed, explained=explained, compared=not case.ambiguous)

@@ -19,7 +19,7 @@ from prunella.attacks.engine.inversion import Guess, Inversion, descents, first_
 from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.matching import Target, determined, target_of
 from prunella.attacks.engine.objectives import cosine
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
@@ -145,6 +145,7 @@ class Case:
         self.view, self.task, self.attack, self.generator, self.end = view, task, attack, generator, end
         whole = target_of(view, task.build(), True, attack.max_images)
         self.setting = ViewSetting(view, whole)
+        self.ambiguous = not determined(view, task, whole.plan.images)  # other images explain the update as well
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
         self.budget = budget or Budget(max(MOST, attack.passes // self.passes), lambda: time.monotonic() >= end)
@@ -152,6 +153,11 @@ class Case:
     @property
     def images(self) -> int:
         return self.fitted.plan.images
+
+    @property
+    def doubted(self) -> bool:
+        """What explains the update need not be what the client holds."""
+        return self.ambiguous or self.setting.noisy_images
 
     def iterations(self, share: float, most: int) -> int:
         """How many iterations that share of the budget pays for."""

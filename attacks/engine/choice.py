@@ -38,9 +38,9 @@ def explains(found: Sequence[Found]) -> bool:
     return bool(found) and best_of(found).missed <= EXPLAINED
 
 
-def settled(found: Sequence[Found], noisy: bool) -> bool:
-    """Whether what was found is what the client holds: it explains the update, and no defense adds noise to images."""
-    return explains(found) and not noisy
+def settled(found: Sequence[Found], doubted: bool) -> bool:
+    """Whether what was found is what the client holds: it explains the update, and nothing else would (``Case``)."""
+    return explains(found) and not doubted
 
 
 def expected(each: Found, gains: Gains) -> float:
@@ -58,11 +58,11 @@ def better(here: float, there: float) -> float:
     return 0.0 if math.isinf(there) else max(0.0, 10 * math.log10((there + _WELL) / (here + _WELL)))
 
 
-def chosen(found: Sequence[Found], gains: Gains, noisy: bool = False) -> Found:
+def chosen(found: Sequence[Found], gains: Gains, doubted: bool = False) -> Found:
     """The best answer: of what is best on public images, unless one explains the update, or nearly and was not asked
-    there. ``noisy``: of images that a defense has added noise to."""
+    there. ``doubted``: noisy or other images explain it, too."""
     best, most = best_of(found), max(expected(each, gains) for each in found)
-    unasked = best.key not in gains and best.missed <= _WELL and not noisy
-    if settled(found, noisy) or not most or unasked:
+    unasked = best.key not in gains and best.missed <= _WELL and not doubted
+    if settled(found, doubted) or not most or unasked:
         return best
     return best_of([each for each in found if expected(each, gains) == most])

@@ -32,6 +32,7 @@ from prunella.core.errors import AttackError
 from prunella.core.trees import Mask, Tree, all_finite, apply_mask
 from prunella.core.types import ServerView
 from prunella.tasks.models.precode import Bottleneck
+from prunella.tasks.task import Task
 from prunella.tasks.training import Sgd, sgd_step
 
 
@@ -126,6 +127,20 @@ def target_gradient(view: ServerView) -> Tree:
 def recovered_support(view: ServerView) -> Mask:
     """Where values arrived, as far as the server can tell."""
     return view.shared if view.shared is not None else {name: u != 0 for name, u in view.update.items()}
+
+
+def determined(view: ServerView, task: Task, guessed: int = 1) -> bool:
+    """Whether as many values arrived as the client's images have pixels. Fewer are explained by many images, so that
+    explaining them shows nothing. Of a client whose number of images nobody tells, it is of as many as are ``guessed``.
+
+    >>> view = ServerView({}, {"w": torch.ones(100)}, steps=2, batch_size=3, num_examples=4)
+    >>> determined(view, Task("cnn", (1, 5, 5), 10)), determined(view, Task("cnn", (1, 6, 6), 10))
+    (True, False)
+    """
+    used = min((view.steps or 1) * (view.batch_size or math.inf), view.num_examples or math.inf)
+    images = guessed if math.isinf(used) else max(guessed, used)
+    arrived = sum(int(seen.sum()) for seen in recovered_support(view).values())
+    return arrived >= images * math.prod(task.shape)
 
 
 def in_training_mode(module: nn.Module) -> nn.Module:

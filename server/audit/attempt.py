@@ -10,6 +10,7 @@ from torch import Generator
 
 from prunella.attacks import find_attack
 from prunella.attacks.engine.inversion import Inversion, explained
+from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import rebuilt_control
@@ -65,7 +66,10 @@ def attempt(
     if judged is None and isinstance(order.settings, Inversion):
         judged = explained(found, order.settings)
     labels = None if found.y is None else found.y.cpu()
-    return Attempt(dataclasses.replace(found, x=found.x.detach().cpu(), y=labels), cut, judged)
+    found = dataclasses.replace(found, x=found.x.detach().cpu(), y=labels)
+    if judged is not None and not determined(view, task, len(found.x)):
+        return Attempt(dataclasses.replace(found, compared=False), cut, False)
+    return Attempt(found, cut, judged)
 
 
 def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | None:

@@ -7,7 +7,7 @@ import torch
 
 from prunella.attacks import ATTACKS, find_attack, portfolio
 from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Found, Key, ViewSetting
-from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.matching import determined, target_of
 from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Gain, Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
@@ -16,6 +16,7 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
+from tests.shadow_client import ShadowClient
 
 QUICK = Portfolio(passes=1500, seconds=600, iterations=150, restarts=1)
 
@@ -159,7 +160,7 @@ def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digit
     """Where nothing hides the update each stage comes nearer, and all candidates are in the comparison."""
     some = tuple(each for each in CANDIDATES if each.name in ("sgi", "sgi tv=0.2"))
     shadow = NoisyShadow(Examples(digits.x[:60], digits.y[:60]), task, 0.0)
-    monkeypatch.setattr(portfolio, "explains", lambda found: False)
+    monkeypatch.setattr(portfolio, "settled", lambda found, doubted: False)
     view = shadow.send(shadow.public.take(torch.tensor([50])), 0)
     case = Case(view, task, dataclasses.replace(QUICK, passes=4000), stream(0, purpose="attack"), float("inf"))
     gains = portfolio.rehearsed(case, some, shadow)
@@ -235,3 +236,50 @@ def test_behind_noisy_images_what_explains_the_update_is_not_the_answer(task, di
     alone, learnt = run(view, task), run(view, task, shadow=shadow)
     assert alone.explained and learnt.found_by in {each.name for each in LEARNT}
     assert psnr(truth.x, learnt.x)[0] > psnr(truth.x, alone.x)[0] + 1
+
+
+@pytest.fixture
+def sparse(task, digits) -> ShadowClient:
+    """Clients of four digits, 256 pixels, that send a hundredth of every layer: 222 values."""
+    public = Examples(digits.x[:1000], digits.y[:1000])
+    return ShadowClient(task, public, defenses="top-k", batch_size=4, raw={"top-k.keep": 0.01})
+
+
+def test_fewer_values_than_pixels_are_explained_by_anything_and_settle_nothing(task, batch, sparse) -> None:
+    """The descent explains all that arrived by images that nobody has; who knows public ones is far ahead."""
+    truth = batch(0, 4)
+    view = sparse.attacked(truth.x, truth.y)
+    short = dataclasses.replace(QUICK, passes=4 * 200)
+    alone, learnt = run(view, task, short), run(view, task, short, shadow=sparse)
+    assert alone.objective < 1e-4 and score(alone, truth).psnr.mean < 14
+    assert (alone.explained, alone.fit, learnt.explained, learnt.fit) == (False, None, False, None)
+    assert score(learnt, truth).psnr.mean > score(alone, truth).psnr.mean + 4
+    assert run(dataclasses.replace(sparse, defenses="none").attacked(truth.x, truth.y), task, short).explained
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """Clients of whose last layer five rows arrive, and nothing else: more values than pixels, of which one image is
+    told and sixteen are not."""
+
+    client: ShadowClient
+
+    @property
+    def public(self) -> Examples:
+        return self.client.public
+
+    def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
+        view = self.client.send(shown, draw, steps, batch_size)
+        kept = {name: torch.zeros_like(update, dtype=torch.bool) for name, update in view.update.items()}
+        next(reversed([mask for mask in kept.values() if mask.ndim == 2]))[:5] = True
+        update = {name: u * kept[name] for name, u in view.update.items()}
+        return dataclasses.replace(view, update=update, shared=kept, labels=shown.y, defenses=("mine:ROWS",))
+
+
+@pytest.mark.parametrize(("images", "told"), [(1, True), (16, False)])
+def test_what_explains_an_update_is_confirmed_on_public_images(task, batch, sparse, images: int, told: bool) -> None:
+    truth, shadow = batch(0, images), FewRows(dataclasses.replace(sparse, defenses="none", batch_size=images))
+    view = shadow.send(Examples(truth.x, truth.y), 10_000)
+    assert determined(view, task)
+    case = Case(view, task, dataclasses.replace(QUICK, passes=images * 800), stream(0, purpose="attack"), math.inf)
+    assert portfolio.confirmed(case, (PLAIN,), shadow) is told

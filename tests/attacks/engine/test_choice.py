@@ -18,8 +18,8 @@ def test_public_images_decide_where_nothing_explains_the_update() -> None:
     assert chosen([fitted, true, learnt], gains) is learnt
     explaining = found("fitted", 1e-6)
     assert chosen([explaining, true, learnt], gains) is explaining
-    assert chosen([explaining, true, learnt], gains, noisy=True) is learnt  # what explains is the noisy image
-    assert chosen([explaining, learnt], {learnt.key: Gain(20.0)}, noisy=True) is learnt  # rehearsed or not
+    assert chosen([explaining, true, learnt], gains, doubted=True) is learnt  # what explains is the noisy image
+    assert chosen([explaining, learnt], {learnt.key: Gain(20.0)}, doubted=True) is learnt  # rehearsed or not
     solved = {**gains, true.key: Gain(15.0, 0.1)}  # who got to the bottom there, and did not here
     assert chosen([fitted, true], solved) is fitted and chosen([fitted, found("true", 0.3)], solved) is not fitted
     unasked = found("label search", 0.004)  # its place on public images is not known, and it is as good as solved here

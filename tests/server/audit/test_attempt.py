@@ -1,5 +1,6 @@
 """One attack on one view ends in an answer that is finite, and in the outcome that a run's audits have."""
 
+import dataclasses
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from prunella.attacks import ATTACKS, Attack
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.control import undefended_view
+from prunella.attacks.sgi import Sgi
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -34,6 +36,17 @@ def test_an_attack_says_whether_it_explains_the_update_and_whether_it_was_cut() 
     assert many.rebuilt.objective < few.rebuilt.objective and many.rebuilt.y is not None
     late = attempt(seen(), TASK, order(iterations=400), ResumeStore(deadline=time.monotonic()))
     assert late.cut and late.rebuilt.objective > many.rebuilt.objective
+
+
+def test_what_fewer_values_than_pixels_are_explained_by_is_not_an_explanation() -> None:
+    """Of any attack: 40 of an update's values are matched whole by images that are not the client's."""
+    view = seen()
+    shared = {name: torch.zeros_like(update, dtype=torch.bool) for name, update in view.update.items()}
+    shared[max(shared, key=lambda name: shared[name].numel())].view(-1)[:40] = True
+    sparse = dataclasses.replace(view, shared=shared)
+    sgi = Order("sgi", Sgi(iterations=400), stream(0, purpose="attack"))
+    found = attempt(sparse, TASK, sgi, ResumeStore())
+    assert found.rebuilt.objective < 1e-4 and (found.explained, found.rebuilt.fit) == (False, None)
 
 
 def test_an_objective_that_is_not_finite_is_a_failed_attack(monkeypatch: pytest.MonkeyPatch) -> None:
