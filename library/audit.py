@@ -32,7 +32,7 @@ from prunella.core.types import ServerView
 from prunella.library import DEFAULT_ATTACK, pictures
 from prunella.library.attack import data_uri, teller
 from prunella.library.module import Normal, own_task
-from prunella.library.trial import Attacker, Stage, Trial, failed, judge_trials, judging
+from prunella.library.trial import Attacker, Stage, Trial, as_single, failed, judge_trials, judging
 from prunella.privacy import find_defense
 from prunella.server.audit.canary import load_pool
 from prunella.server.report.evidence import in_words, judged, who
@@ -47,7 +47,6 @@ from prunella.tasks.training import evaluate
 
 Batch = tuple[Tensor, Tensor]
 SCORES = ("psnr", "ssim", "ncc")
-_MATCHED = {"single": "control", "single-defended": "control-defended"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Report:
 
     def __repr__(self) -> str:
         answer, rows = self.verdict, [f"{who(t.line)}, {t.line['attack']}: {t.words(self.lines)}" for t in self.trials]
-        worst = [] if answer.worst is None else [f"Worst: {in_words(answer.worst)}"]
+        worst = [] if answer.worst is None else [f"Worst: {in_words(answer.worst, answer.worst_level)}"]
         return "\n".join(
             [f"{answer.badge}. {answer.headline}", *worst, *answer.notes, *rows, f"Controls: {self.public}"]
         )
@@ -265,7 +264,7 @@ def audit(
         chosen: Any = parse_section(raw, name, find_attack(name).settings)
         attacker = Attacker(name, chosen, seed, _stores(chosen, progress, seconds))
         trials += _attack(stage, own, attacker, others is not None, worst_case)
-    return Report(judge_trials(trials, state), tuple(trials), whose)
+    return Report(judge_trials(trials, state, stage.alone), tuple(trials), whose)
 
 
 def _like(task: Task, steps: int, size: int, images: int, sgd: tuple[float, float, float]) -> ServerView:
@@ -315,21 +314,10 @@ def _attack(stage: Stage, own: Examples, attacker: Attacker, known: bool, worst_
         client = failed("client", attacker.name, ",".join(stage.defenses), str(error))
     else:
         client = stage.attack("client", sent, attacker, stage.public if known else None)
-    kinds = ["control", "control-defended", "single", "single-defended"] if stage.defended else ["control", "single"]
-    alone = (stage.like.num_examples, stage.like.steps) == (1, 1)
-    canaries = [kind for kind in kinds if worst_case or not kind.startswith("single")]
-    trials = {
-        kind: stage.attack_canary(kind, attacker) for kind in canaries if not (alone and kind.startswith("single"))
-    }
-    return [
-        client,
-        *(trials[kind] if kind in trials else _as_single(trials[_MATCHED[kind]], kind) for kind in canaries),
-    ]
-
-
-def _as_single(trial: Trial, kind: str) -> Trial:
-    """The control of a client that itself has one image and one step is the worst case, too."""
-    if trial.line["outcome"] == "failed":
-        return replace(trial, line={**trial.line, "kind": kind})
-    cut = trial.line["reason"] if trial.line["outcome"] == "scored" else None  # else it is why no control was rebuilt
-    return replace(trial, line={**trial.line, "kind": kind, "outcome": "scored", "ok": None, "reason": cut})
+    behind = ("", "-defended") if stage.defended else ("",)
+    controls = [stage.attack_canary(f"control{defended}", attacker) for defended in behind]
+    if not worst_case:
+        return [client, *controls]
+    if stage.alone:
+        return [client, *controls, *map(as_single, controls)]
+    return [client, *controls, *(stage.attack_canary(f"single{defended}", attacker) for defended in behind)]

@@ -26,7 +26,7 @@ from prunella.server.audit.attempt import Attempt, Order, attempt, canary_outcom
 from prunella.server.audit.canary import DEFENDED, play_canary
 from prunella.server.audit.shadow import RunShadow, Sent, SentRound, template_of
 from prunella.server.report.audit_table import result_of
-from prunella.server.report.evidence import scores_in_words, who
+from prunella.server.report.evidence import judged, scores_in_words, who
 from prunella.server.report.state import RunState
 from prunella.server.report.verdict import RunVerdict, verdict
 from prunella.server.store.schema import StoreLine, check_audit
@@ -72,7 +72,7 @@ class Trial:
         if self.line["outcome"] == "no-consent":
             return "rebuilt, but not scored: its images are not known here"
         found = result_of(self.line, lines)[1]
-        scores = f" ({scores_in_words(self.line)})" if self.line["scores"] else ""
+        scores = f" ({scores_in_words(self.line, judged(self.line, lines))})" if self.line["scores"] else ""
         return f"{found}{scores}{': ' if self.line['reason'] else ''}{self.line['reason'] or ''}"
 
     def picture(self) -> Tensor | None:
@@ -115,11 +115,11 @@ def attacked(
 
 def _scored(line: StoreLine, found: Attempt, truth: PrivateBatch, gallery: Examples | None) -> Trial:
     leakage = score(found.rebuilt, truth, gallery=gallery)
-    line = judged(line, leakage, found.explained)
+    line = scored_line(line, leakage, found.explained)
     return Trial(check_audit(line), *paired(truth.x, found.rebuilt.x, leakage.assignment))
 
 
-def judged(line: StoreLine, leakage: Leakage, explained: bool | None) -> StoreLine:
+def scored_line(line: StoreLine, leakage: Leakage, explained: bool | None) -> StoreLine:
     """The line of an audit that was scored: with what its scores are worth as evidence."""
     scores = leakage.to_dict()
     if line["kind"] == "client":
@@ -160,6 +160,11 @@ class Stage:
     def defended(self) -> bool:
         return self.defenses not in ((), ("none",))
 
+    @property
+    def alone(self) -> bool:
+        """Whether the client itself had one image in one step."""
+        return (self.like.num_examples, self.like.steps) == (1, 1)
+
     def shadow(self, defenses: tuple[str, ...], whose: str) -> RunShadow:
         """The client under ``defenses``, with the draws of ``whose``."""
         round = replace(self.sent, whose=whose)
@@ -186,7 +191,19 @@ class Stage:
         return attacked(kind, sent.view, sent.truth, self.task, attacker, **rehearsed)  # type: ignore[arg-type]
 
 
-def judge_trials(trials: Sequence[Trial], state: RunState) -> RunVerdict:
-    """What the trials show together, by the rule and in the words of a run's report."""
+def as_single(trial: Trial) -> Trial:
+    """The control of a client that itself has one image and one step is the worst case, too."""
+    line = {**trial.line, "kind": trial.line["kind"].replace("control", "single")}
+    if line["outcome"] == "failed":
+        return replace(trial, line=line)
+    cut = line["reason"] if line["outcome"] == "scored" else None  # else it is why no control was rebuilt
+    return replace(trial, line={**line, "outcome": "scored", "ok": None, "reason": cut})
+
+
+def judge_trials(trials: Sequence[Trial], state: RunState, alone: bool = False) -> RunVerdict:
+    """What the trials show together, by the rule and in the words of a run's report. Of a client that was ``alone``
+    (``Stage.alone``) the controls are the worst case, where no other was tried."""
+    if alone and not any(trial.line["kind"].startswith("single") for trial in trials):
+        trials = [*trials, *(as_single(trial) for trial in trials if trial.line["kind"].startswith("control"))]
     order = ("control", "control-defended", "single", "single-defended", "client")
     return verdict(sorted((t.line for t in trials), key=lambda line: order.index(line["kind"])), state)

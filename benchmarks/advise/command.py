@@ -147,7 +147,8 @@ def line(number: int, proposal: Proposal, seed: int, row: Row) -> str:
         return f"{start}: {row['failed']}"
     worst, doubt = row["worst"], f", {row['doubt']}" if row["doubt"] else ""
     decibels = f" at {worst['psnr']:.0f} dB" if worst.get("psnr") is not None else ""
-    return f"{start}: accuracy {row['accuracy']:.1%}{doubt}, worst case {SHOWN_LEVEL[worst['level']]}{decibels}"
+    open_ = " and not explained" if worst["level"] == "baseline" and not worst.get("explained") else ""
+    return f"{start}: accuracy {row['accuracy']:.1%}{doubt}, worst case {SHOWN_LEVEL[worst['level']]}{open_}{decibels}"
 
 
 def search(question: Question, lab: Laboratory, may_lose: float, tell: Callable[[Standings], object]) -> Standings:

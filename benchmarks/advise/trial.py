@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import prunella
-from prunella.attacks.score.level import WORST, Level, Line, baseline, value
+from prunella.attacks.score.level import WORST, Level, Line, baseline, level, value
 from prunella.benchmarks.advise.proposals import Proposal, Question, settings_of
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
@@ -26,6 +26,7 @@ from prunella.server.report.evidence import (
     of_kind,
     scored,
     valid_audits,
+    weakness,
     worst_cases,
     worst_first,
 )
@@ -89,12 +90,13 @@ def worst_case(audits: Sequence[Line], defended: bool) -> Row:
     cases = worst_cases(audits, defended)
     if not cases:
         return {"level": "unknown"}
-    worst = worst_first(cases)[0]
+    worst = worst_first(cases, audits)[0]
     shown = {"psnr": value(worst, "psnr"), "floor": baseline(worst, "psnr")}
-    explained, found = fitted(worst, audits), judged(worst, audits)
+    # What was not explained has a tier of its own, behind what was.
+    found = level(worst) if weakness(worst, audits) == "not explained" else judged(worst, audits)
     if found == "unknown":
         return {"level": "unknown"}
-    return {"level": found, "attack": worst.get("found_by") or worst["attack"], "explained": explained, **shown}
+    return {"level": found, "attack": worst.get("found_by") or worst["attack"], "explained": fitted(worst), **shown}
 
 
 def outcome(done: Federation) -> Row:

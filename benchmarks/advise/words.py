@@ -114,12 +114,14 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append("ε is of one example: what all examples of a site have in common is not hidden.")
     if any(claim == HEURISTIC for claim in claims.values()) and math.isfinite(one.epsilon):
         found.append("Of the parts without an ε only bytes are to be expected.")
+    if any(row.get("worst", {}).get("explained") is False for row in one.rows):
+        found.append("The attack does not explain its updates: that it rebuilt nothing there shows nothing.")
     if any(row.get("members") for row in one.rows):
         found.append("Examples that were trained on were told from others better than by chance.")
     if all(row.get("rounds") == "unknown" for row in one.rows):
         found.append(
             "What the clients' own rounds give away could not be judged: there the attack fails without a defense, "
-            "too, or does not finish."
+            "too, does not finish, or does not explain the updates."
         )
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(

@@ -40,7 +40,7 @@ def failure_row(lines: Sequence[Line]) -> Rows:
 def verdict_rows(answer: RunVerdict) -> Rows:
     """What the report says: the verdict, the worst audit, and what must stand beside it."""
     found: Rows = [("verdict", answer.badge), ("privacy", answer.headline), ("promised", answer.promise)]
-    found += [("worst audit", in_words(answer.worst))] if answer.worst else []
+    found += [("worst audit", in_words(answer.worst, answer.worst_level))] if answer.worst else []
     return [*found, *(("note", note) for note in answer.notes), ("next", answer.next_step)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from prunella.attacks.score.level import value
 from prunella.deploy.console.progress import State, fold
 from prunella.deploy.runs import RunDir, state
-from prunella.server.report.evidence import judged, valid_audits
+from prunella.server.report.evidence import valid_audits
 from prunella.server.report.state import run_state
 from prunella.server.report.verdict import verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
@@ -39,7 +39,7 @@ def record(run: RunDir) -> Record:
     if answer.worst is not None:
         found |= {f"worst.{key}": answer.worst[key] for key in ("kind", "round", "attack", "defense")}
         found |= {f"worst.{metric}": value(answer.worst, metric) for metric in ("psnr", "ssim", "ncc")}
-        found["worst.level"] = judged(answer.worst, audits)
+        found["worst.level"] = answer.worst_level
     return found | {f"settings.{key}": settings[key] for key in sorted(settings) if key not in LOCAL_SETTINGS}
 
 

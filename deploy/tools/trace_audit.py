@@ -38,7 +38,7 @@ from prunella.deploy.tools.replay import (
 )
 from prunella.library.audit import learned
 from prunella.library.pace import Tell, estimate
-from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, judged
+from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, scored_line
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
@@ -222,7 +222,9 @@ class TraceAudit:
         line |= {"objective": found.answer.fit, "seconds": found.seconds, "found_by": found.answer.found_by}
         doubt = clean(str(about.get("doubt") or ""))  # of a sum, as its run's own audit has it
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
-        line = line | {"outcome": "no-consent"} if found.leakage is None else judged(line, found.leakage, explained)
+        line = (
+            line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, explained)
+        )
         return Trial(check_audit(line), None, found.answer.x)
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
@@ -249,12 +251,12 @@ class TraceAudit:
         return replace(learned(task, view, None, self.named), defended=view.defenses not in ((), ("none",)))
 
     def verdict(self, trials: list[Trial]) -> RunVerdict:
-        return judge_trials(trials, self.state())
+        return judge_trials(trials, self.state(), self.stage.alone)
 
 
 def conclusion(answer: RunVerdict, whose: str, untried: str = "") -> list[str]:
     """The verdict as the lines that close an audit; ``untried``: its defenses that no image was sent behind."""
-    worst = [] if answer.worst is None else [f"worst      {in_words(answer.worst)}"]
+    worst = [] if answer.worst is None else [f"worst      {in_words(answer.worst, answer.worst_level)}"]
     notes = [f"note       {note}" for note in answer.notes]
     return [
         f"verdict    {answer.badge}. {answer.headline}",

@@ -28,6 +28,7 @@ from prunella.server.report.evidence import (
     judged,
     scored,
     trouble,
+    unexplained,
     unfinished,
     valid_audits,
     worst_first,
@@ -206,15 +207,18 @@ def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
     kinds = [kind for kind in KINDS if kind != "membership"]
     keys = dict.fromkeys((a["attack"], a["kind"], a["defense"]) for a in found.audits if a["kind"] in kinds)
     rows: list[tuple[str, ...]] = []
+    unread = unexplained(found.audits)
     for attack, kind, defense in keys:
         mine = [a for a in found.audits if (a["attack"], a["kind"], a["defense"]) == (attack, kind, defense)]
         done = scored(mine)
-        worst = worst_first(done)[0] if done else None
+        worst = worst_first(done, found.audits)[0] if done else None
         states = [control_state(a) if kind in ("control", "single") else control_behind(a, found.audits) for a in mine]
         levels = [judged(a, found.audits) for a in done]
         score = WORDS[max(levels, key=WORST.index)] if levels else "not scored"
         cut = unfinished(done)
         score += f"; {len(cut)} did not finish, or can show nothing" if cut else ""
+        blind = sum(each in unread for each in done)
+        score += f"; the update was not explained in {blind} of them" if blind else ""
         psnr = "" if worst is None else f"{decibels(value(worst, 'psnr'))} / {decibels(baseline(worst, 'psnr'))}"
         control = f"{states.count('rebuilt')} of {len(states)}"
         rows.append((attack, KINDS[kind], defense, f"{len(done)} of {len(mine)}", score, psnr, _told(worst), control))
@@ -238,7 +242,7 @@ def _attacks(found: Evidence) -> Section:
     text = (
         "The worst image of each. The baseline is what a random image, other people's images and the best guess "
         "without the update score at most. An audit that found nothing is evidence only where its control, the same "
-        "attack on public images without a defense, was rebuilt."
+        "attack on public images without a defense, was rebuilt, and where the attack explained the update."
     )
     return _section(
         "Attacks", text if found.audits else "Nothing was audited.", damaged, tables=[(heads, _attack_rows(found))]

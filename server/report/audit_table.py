@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prunella.attacks.score.level import level, value
-from prunella.server.report.evidence import control_state, is_evidence, unfinished, who
+from prunella.server.report.evidence import control_state, is_evidence, weakness, who
 from prunella.server.report.units import NONE, digits, duration, error, fixed, percent, plural, score
 from prunella.server.store.schema import StoreLine
 
@@ -65,8 +65,8 @@ def result_of(audit: StoreLine, audits: Sequence[StoreLine]) -> tuple[str, str]:
         return "unproven", "control failed"
     if not undefended and not is_evidence(audit, audits):
         return "unproven", "proves nothing"
-    if level(audit) == "baseline" and unfinished([audit]):
-        return "unproven", "proves nothing"
+    if level(audit) == "baseline" and (why := weakness(audit, audits)):
+        return "unproven", "? not explained" if why == "not explained" else "proves nothing"
     tone, words = RESULTS[level(audit)]
     return ("silent" if undefended else tone), words
 

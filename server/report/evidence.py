@@ -1,8 +1,9 @@
 """What one audit is worth: how much leaked, the control that it relies on, and whether its attack fitted the update.
 
-An attack that finds nothing is evidence only if the same attack, in the same round, rebuilt public images whose
-update was made in the same way (kind ``control``). For the worst case, one image in one step, that is ``single``. Of
-masked sums, every update here is the sum of all clients', and the worst case one image of each.
+An attack that finds nothing is evidence only if it explained the update that it was given, and if the same attack, in
+the same round, rebuilt public images whose update was made in the same way (kind ``control``). For the worst case, one
+image in one step, that is ``single``. Of masked sums, every update here is the sum of all clients', and the worst case
+one image of each.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -13,6 +14,7 @@ from prunella.server.report.units import decibels, score
 from prunella.server.store.schema import StoreError, StoreLine, check_audit
 
 Control = Literal["rebuilt", "failed", "missing"]
+Weakness = Literal["unfinished", "no control", "not explained"]
 KINDS = {
     "control": "Control, undefended", "control-defended": "Control, defended", "single": "Worst case, undefended",
     "single-defended": "Worst case, defended", "client": "Client", "membership": "Membership of client",
@@ -24,8 +26,9 @@ WORDS: dict[Level, str] = {
 }  # fmt: skip
 FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
 # An objective is 0 where a guess explains the whole update and about 1 where it explains nothing (both are relative).
-# A rebuilt control shows how low it can get in this setting; twice that is a fit as good.
-FITTED, WORSE, UNFITTED = 0.01, 2.0, 0.5
+# Guesses that miss a tenth of it may have nothing of its images: of one digit behind DGP, 4.9 dB at 0.10. No control
+# vouches for such a fit, since one that misses as much has itself not undone its update.
+FITTED = 0.01
 
 
 def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
@@ -116,11 +119,9 @@ def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:
     return level(audit) in ("rebuilt", "traces") or control_behind(audit, audits) == "rebuilt"
 
 
-def fitted(audit: Line, audits: Iterable[Line]) -> bool:
-    """Whether the attack explained the update it was given: nearly whole, or as well as that of the rebuilt control."""
-    reached = [c["objective"] for c in controls_of(audit, audits) if control_state(c) == "rebuilt"]
-    limits = [FITTED, *(min(WORSE * each, UNFITTED) for each in reached if each is not None)]
-    return audit.get("objective") is not None and bool(audit["objective"] <= max(limits))
+def fitted(audit: Line) -> bool:
+    """Whether the attack explained the update it was given nearly whole. One that compares with no update did not."""
+    return audit.get("objective") is not None and bool(audit["objective"] <= FITTED)
 
 
 def unfinished(audits: Iterable[Line]) -> list[Line]:
@@ -129,21 +130,36 @@ def unfinished(audits: Iterable[Line]) -> list[Line]:
     return [a for a in relying if a.get("ok") is False or a.get("reason")]
 
 
-def judged(audit: Line, audits: Iterable[Line]) -> Level:
-    """What an audit shows, as every table and record names it: ``level``, and unknown where it finds nothing and that
-    shows nothing, since its attack did not finish or its control was not rebuilt."""
-    weak = unfinished([audit]) or (audit["kind"] in CONTROLS and not is_evidence(audit, audits))
-    return "unknown" if weak and level(audit) == "baseline" else level(audit)
+def weakness(audit: Line, audits: Sequence[Line]) -> Weakness | None:
+    """Why finding nothing in an update shows nothing, or None where it does show something: the attack finished,
+    rebuilt the control and explained the update. An undefended canary has no control: not rebuilt, it shows nothing."""
+    if unfinished([audit]):
+        return "unfinished"
+    if control_behind(audit, audits) != "rebuilt":
+        return "no control"
+    return None if fitted(audit) else "not explained"
 
 
-def worst_first(audits: Iterable[Line]) -> list[Line]:
-    """The most leaking audit first: by level, then PSNR, then SSIM."""
+def judged(audit: Line, audits: Sequence[Line]) -> Level:
+    """What an audit shows, as every table, record and sentence names it: ``level``, and unknown where it finds nothing
+    and that shows nothing (``weakness``)."""
+    found = level(audit)
+    return "unknown" if found == "baseline" and weakness(audit, audits) else found
+
+
+def unexplained(audits: Sequence[Line]) -> list[Line]:
+    """Those that would show that nothing was found, had the attack explained the update."""
+    return [a for a in scored(audits) if level(a) == "baseline" and weakness(a, audits) == "not explained"]
+
+
+def worst_first(found: Iterable[Line], audits: Sequence[Line]) -> list[Line]:
+    """The most leaking of the ``found`` first: by what each shows among all ``audits``, then PSNR, then SSIM."""
 
     def key(audit: Line) -> tuple[int, float, float]:
         psnr, ssim = value(audit, "psnr"), value(audit, "ssim")
-        return WORST.index(level(audit)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
+        return WORST.index(judged(audit, audits)), -1.0 if psnr is None else psnr, -1.0 if ssim is None else ssim
 
-    return sorted(audits, key=key, reverse=True)
+    return sorted(found, key=key, reverse=True)
 
 
 def worst_cases(audits: Sequence[Line], defended: bool) -> list[Line]:
@@ -155,11 +171,12 @@ def worst_of(audits: Sequence[Line], defended: bool) -> Line | None:
     """The audit that a run is summed up by, and that its headline is of: the most leaking of a client, or of public
     images sent in the same way, or of the worst case, where that gave more away. A client's traces come before a worst
     case that was rebuilt, since they are of what was sent."""
-    clients = worst_first(scored(of_kind(audits, "client")))[:1]
-    matched = worst_first(a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits))[:1]
-    single = worst_first(worst_cases(audits, defended))[:1]
+    clients = worst_first(scored(of_kind(audits, "client")), audits)[:1]
+    defended_controls = [a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits)]
+    matched = worst_first(defended_controls, audits)[:1]
+    single = worst_first(worst_cases(audits, defended), audits)[:1]
     found = [*clients, *matched, *([] if clients and level(clients[0]) == "traces" else single)]
-    return max(found, key=lambda audit: WORST.index(level(audit)), default=None)
+    return max(found, key=lambda audit: WORST.index(judged(audit, audits)), default=None)
 
 
 def _when(audit: Line) -> str:
@@ -167,22 +184,25 @@ def _when(audit: Line) -> str:
     return f", round {audit['round']}" if audit["round"] else ""
 
 
-def scores_in_words(audit: Line) -> str:
+def scores_in_words(audit: Line, found: Level) -> str:
+    """``found`` is what the audit shows (``judged``), which may be less than the client reported."""
     if not audit.get("scores"):
-        return f"{WORDS[level(audit)]}, as the client reported without numbers{_when(audit)}"
+        told = "and the client told no numbers" if found == "unknown" else "as the client reported without numbers"
+        return f"{WORDS[found]}, {told}{_when(audit)}"
     return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}{_when(audit)}"
 
 
-def in_words(audit: Line) -> str:
-    """An audit in a line, as every table shows it.
+def in_words(audit: Line, found: Level) -> str:
+    """An audit that shows ``found`` (``judged``) in a line, as every table has it.
 
-    >>> in_words({"kind": "client", "client": 3, "round": 5, "attack": "sgi", "defense": "dgp", "level": "traces"})
+    >>> line = {"kind": "client", "client": 3, "round": 5, "attack": "sgi", "defense": "dgp", "level": "traces"}
+    >>> in_words(line, "traces")
     'Client 3: traces of an image, as the client reported without numbers, round 5 (sgi against dgp)'
     """
-    # What is legible by its correlation, or told apart, may have a PSNR that looks harmless.
-    found = f"{WORDS[level(audit)]}, " if audit.get("scores") and level(audit) in ("rebuilt", "traces") else ""
+    # What is legible by its correlation, told apart or not explained may have a PSNR that looks harmless.
+    shown = f"{WORDS[found]}, " if audit.get("scores") and found != "baseline" else ""
     attack = audit["attack"] + (f", {audit['found_by']}" if audit.get("found_by") else "")
-    return f"{who(audit)}: {found}{scores_in_words(audit)} ({attack} against {audit['defense']})"
+    return f"{who(audit)}: {shown}{scores_in_words(audit, found)} ({attack} against {audit['defense']})"
 
 
 def trouble(audit: Line) -> str:

@@ -171,8 +171,9 @@ page is served to others too. The run's report contains the pictures.{% else %}T
 <section>
 <h2>Leakage by audited round</h2>
 <p class="lead">The most leaking image of each audit; higher is worse for the client. The grey band
-spans what needs no attack at all: the scores of a random image and of another image of the same data. An audit whose
-client told no numbers is not drawn: its result is in the table below.</p>
+spans what needs no attack at all: the scores of a random image and of another image of the same data. A low score
+shows something only where the table below says &ldquo;nothing&rdquo;, and not &ldquo;not explained&rdquo;. An audit
+whose client told no numbers is not drawn: its result is in the table below.</p>
 <div class="charts">{% for chart in leakage_charts %}{{ chart }}{% endfor %}</div>
 </section>
 
@@ -270,6 +271,8 @@ image, a flat one of its mean brightness.</dd>
 <dt>Rebuilt</dt><dd>{{ rebuilt }}</dd>
 <dt>Control</dt><dd>The same attack on public images that were trained on exactly as the audited client trains, without
 a defense. If even this fails, the attack cannot judge this setting, and finding nothing means nothing.</dd>
+<dt>Explained</dt><dd>What was rebuilt would itself have sent the update, or nearly: its objective is at most 0.01,
+where 0 is the whole update and about 1 none of it. Where it would not, finding nothing means nothing.</dd>
 <dt>Worst case</dt><dd>One public image in one step, the easiest update to attack. The server may ask clients for
 it.</dd>
 <dt>Adaptive</dt><dd>The attack knows which defense is used and works around it.</dd>

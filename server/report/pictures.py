@@ -58,7 +58,7 @@ def choose(audits: Sequence[Line], latest: bool = False) -> list[Line]:
     """The audits to show: of each kind of control the most leaking one, then clients', the most leaking first. With
     ``latest`` the newest stand in for the most leaking."""
     shown = [a for a in audits if a.get("pictures")]
-    ordered = shown[::-1] if latest else worst_first(shown)
+    ordered = shown[::-1] if latest else worst_first(shown, audits)
     controls = [a for kind in KINDS if kind != "client" for a in of_kind(ordered, kind)[:1]]
     return controls + of_kind(ordered, "client")[: max(0, STRIPS - len(controls))]
 

@@ -3,18 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.attacks.score.level import Line, level, value
+from prunella.attacks.score.level import Level, Line, level, value
 from prunella.server.report.evidence import (
+    CONTROLS,
+    Weakness,
     control_state,
     in_words,
     is_evidence,
+    judged,
     of_kind,
     scored,
     scores_in_words,
     single_in_words,
     sum_of,
     trouble,
+    unexplained,
     unfinished,
+    weakness,
     worst_first,
 )
 from prunella.server.report.membership import membership_notes
@@ -22,6 +27,12 @@ from prunella.server.report.state import RunState
 from prunella.server.report.units import capital, decibels, percent, plural
 
 MOST = 3  # failed audits that are named one by one
+WHY: dict[Weakness | None, str] = {
+    "unfinished": "an attack on it did not finish, or can show nothing",
+    "no control": "no undefended update like it was rebuilt",
+    "not explained": "the attack did not explain its update",
+    None: "there is no baseline",
+}
 
 
 def _named(audits: Sequence[Line]) -> str:
@@ -53,6 +64,17 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
     ]
 
 
+def _unexplained(audits: Sequence[Line]) -> list[str]:
+    found, relying = unexplained(audits), scored(of_kind(audits, *CONTROLS))
+    of = f"{len(found)} of {plural(len(relying), 'audit')}"
+    return [f"The attack did not explain the update in {of}: that it found nothing there shows nothing."] * bool(found)
+
+
+def _why_unknown(audit: Line, audits: Sequence[Line]) -> str:
+    """Why it is not known what an audit shows."""
+    return WHY[weakness(audit, audits) if level(audit) == "baseline" else None]
+
+
 def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
     """One image in one step, or one of each site, told as what it is: not what clients did, but what the server may ask
     for."""
@@ -63,15 +85,15 @@ def _worst_case(audits: Sequence[Line], state: RunState) -> list[str]:
     found = [a for a in scored(of_kind(audits, kind)) if is_evidence(a, audits)]
     if not found:
         return [f"{what}, was not judged."]
-    worst = worst_first(found)[0]
-    if level(worst) == "baseline" and unfinished(found):
-        return [f"{what}, was not judged: an attack on it did not finish, or can show nothing."]
-    words = {
-        "rebuilt": "is rebuilt", "traces": "gives something away", "baseline": "gave nothing away to this attack",
-        "unknown": "could not be judged, because there is no baseline",
-    }  # fmt: skip
+    worst = worst_first(found, audits)[0]
+    shown = judged(worst, audits)
     how = f"behind {worst['defense']}" if state.defended else "without a defense"
-    return [f"{what}, {words[level(worst)]} {how} ({scores_in_words(worst)})."]
+    words: dict[Level, str] = {
+        "rebuilt": f"is rebuilt {how}", "traces": f"gives something away {how}",
+        "baseline": f"gave nothing away to this attack {how}",
+        "unknown": f"was not judged: {_why_unknown(worst, audits)}",
+    }  # fmt: skip
+    return [f"{what}, {words[shown]} ({scores_in_words(worst, shown)})."]
 
 
 def _summed(audits: Sequence[Line]) -> list[str]:
@@ -100,6 +122,7 @@ def notes(audits: Sequence[Line], state: RunState, damaged: int = 0) -> tuple[st
     found += _failures(audits) + _failed_controls(audits)
     if cut := unfinished(audits):
         found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")
+    found += _unexplained(audits)
     if audits and state.doubt:
         found.append(f"{capital(state.doubt[1])}, so the audits say little about a model that learns.")
     found += _worst_case(audits, state) + membership_notes(audits)
@@ -133,10 +156,12 @@ def _clients(audits: Sequence[Line]) -> list[str]:
     clients = scored(of_kind(audits, "client"))
     if not clients:
         return []
-    worst = worst_first(clients)[0]
+    worst = worst_first(clients, audits)[0]
     other = value(worst, "psnr", "other")
     beside = f"; another image would score PSNR {decibels(other)}" if other is not None else ""
-    found = [f"{plural(len(clients), 'client audit')} scored; the worst: {in_words(worst)}{beside}."]
+    found = [
+        f"{plural(len(clients), 'client audit')} scored; the worst: {in_words(worst, judged(worst, audits))}{beside}."
+    ]
     if named := _recognised(worst.get("scores") or {}):
         found.append(f"Of that audit's reconstruction: {'; '.join(named)}.")
     unproven = sum(not is_evidence(a, audits) for a in clients)
@@ -151,20 +176,21 @@ def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
     if not of_kind(audits, "control"):
         found = ["No undefended control was run, so an attack that finds nothing shows nothing."]
     elif rebuilt:
-        best = worst_first(rebuilt)[0]
+        best = worst_first(rebuilt, audits)[0]
         how = "public images, sent as a client sends its own but without a defense"
-        found = [f"Control: of {how}, the same attack rebuilds some ({scores_in_words(best)})."]
+        found = [f"Control: of {how}, the same attack rebuilds some ({scores_in_words(best, judged(best, audits))})."]
     defended = [a for a in scored(of_kind(audits, "control-defended")) if is_evidence(a, audits)]
-    worst = worst_first(defended)[0] if defended else None
-    if worst is None or level(worst) == "baseline" and unfinished(defended):
+    if not defended:
         return found
-    words = {
+    worst = worst_first(defended, audits)[0]
+    shown = judged(worst, audits)
+    words: dict[Level, str] = {
         "rebuilt": "does not stop it",
         "traces": "weakens it and still lets something through",
         "baseline": "brings it down to the level of another image",
-        "unknown": "could not be judged, because there is no baseline",
+        "unknown": f"could not be judged, because {_why_unknown(worst, audits)}",
     }
-    return [*found, f"On the same images this run's defense {words[level(worst)]} ({scores_in_words(worst)})."]
+    return [*found, f"On the same images this run's defense {words[shown]} ({scores_in_words(worst, shown)})."]
 
 
 def sentences(audits: Sequence[Line], state: RunState, tone: str, damaged: int = 0) -> tuple[str, ...]:

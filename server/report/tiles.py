@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from prunella.attacks.score.level import level, value
+from prunella.attacks.score.level import value
 from prunella.server.report.evidence import WORDS, who
 from prunella.server.report.series import last, points, total
 from prunella.server.report.state import RunState
@@ -36,7 +36,7 @@ def _leakage_tile(answer: RunVerdict) -> dict[str, Any]:
         return _tile(name, "not measured", "no client was scored") | wide
     where = f"{who(worst)}, round {worst['round']}"
     if not worst.get("scores"):
-        return _tile(name, WORDS[level(worst)], badge, where, "as the client reported, without numbers") | wide
+        return _tile(name, WORDS[answer.worst_level], badge, where, "as the client reported, without numbers") | wide
     psnr, ssim, nmi = (value(worst, metric) for metric in ("psnr", "ssim", "nmi"))
     other = {metric: value(worst, metric, "other") for metric in ("psnr", "ssim")}
     return (

@@ -2,21 +2,23 @@
 
 The terminal, the report, the live page and ``prunella compare`` all show a ``RunVerdict``. Evidence of a leak comes
 first. A clear verdict needs everything: a model that learned, a defense, every control rebuilt, every audit answered,
-and an attack that fitted the updates. Even then the finding is about *this attack*; it never shows that data are
-private.
+the worst case among them, and an attack that explained the updates. Even then the finding is about *this attack*; it
+never shows that data are private.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prunella.attacks.score.level import Line, level
+from prunella.attacks.score.level import Level, Line, level
 from prunella.server.report.evidence import (
+    CONTROLS,
     Control,
     control_behind,
     control_state,
     fitted,
     is_evidence,
+    judged,
     of_kind,
     scored,
     single_in_words,
@@ -54,8 +56,8 @@ NEXT_UNDER_EPSILON = (
 @dataclass(frozen=True)
 class RunVerdict:
     """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons, the ``notes``
-    being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by;
-    ``promise`` is the run's ε at its δ, or that there is none."""
+    being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by, and
+    ``worst_level`` what it shows; ``promise`` is the run's ε at its δ, or that there is none."""
 
     tone: Tone
     badge: str
@@ -64,6 +66,7 @@ class RunVerdict:
     notes: tuple[str, ...] = ()
     worst: Line | None = None
     promise: str = ""
+    worst_level: Level = "unknown"
 
     @property
     def next_step(self) -> str:
@@ -115,7 +118,7 @@ def _gaps(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | Non
 
 def _doubts(audits: Sequence[Line], state: RunState) -> Answer | None:
     """Why finding nothing is no clear verdict."""
-    relying = scored(of_kind(audits, "client", "control-defended", "single-defended"))
+    relying = scored(of_kind(audits, *CONTROLS))
     states = {control_behind(audit, audits) for audit in relying}
     states |= {control_state(audit) for audit in of_kind(audits, "control", "single")}
     if "failed" in states:
@@ -130,15 +133,17 @@ def _doubts(audits: Sequence[Line], state: RunState) -> Answer | None:
         return "unproven", badge, text
     if any(level(audit) == "unknown" for audit in relying):
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
-    if not state.defended or not {a["round"] for a in of_kind(relying, "client")} <= {
-        a["round"] for a in of_kind(relying, "control-defended")
-    }:
+    rounds = {kind: {a["round"] for a in of_kind(relying, kind)} for kind in CONTROLS}
+    if not state.defended or not rounds["client"] <= rounds["control-defended"]:
         why = "no defense was audited" if state.defended else "nothing defends the updates"
         text = f"This attack rebuilt nothing, but {why}: a stronger attack may rebuild images."
         return "unproven", "Not defended", text
-    if not all(fitted(audit, audits) for audit in relying):
+    if not all(map(fitted, relying)):
         text = "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild images."
         return "unproven", "Not explained", text
+    if not rounds["client"] <= rounds["single-defended"]:
+        text = f"Nothing was rebuilt, but {single_in_words(audits)}, which the server may ask for, was not tried."
+        return "unproven", "Worst case unknown", text
     return None
 
 
@@ -147,7 +152,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     levels = [level(a) for a in clients if is_evidence(a, audits)]
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
-    known = len(levels) == len(clients) and "unknown" not in levels and not unfinished(clients)
+    known = all(judged(a, audits) != "unknown" for a in clients)
     who = "Not the audited clients' images" if known else "The clients' images could not be judged"
     who = "The audited clients' images only in part" if "traces" in levels else who
     behind = _behind_the_defense(audits, state, who)
@@ -183,8 +188,7 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
     if controls != {"rebuilt"}:
         return _no_control(controls)
     matched = scored(of_kind(audits, "control-defended")) if state.defended else []
-    shown = (is_evidence(a, audits) and level(a) == "baseline" and fitted(a, audits) for a in matched)
-    if matched and all(shown) and not unfinished(matched):
+    if matched and all(judged(a, audits) == "baseline" for a in matched):
         return "unproven", badge, f"{nobody}; of public images the defended update gave nothing away."
     return "unproven", badge, f"{nobody}: all that is known is that the attack works without a defense."
 
@@ -209,7 +213,9 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
     if summed := sum_of(audits):
         answer = answer[0], answer[1], f"{answer[2]} What was attacked is {summed}."
     reasons, beside = sentences(audits, state, answer[0], damaged), notes(audits, state, damaged)
-    return RunVerdict(*answer, reasons, beside, worst_of(audits, state.defended), state.promise)
+    worst = worst_of(audits, state.defended)
+    shown: Level = "unknown" if worst is None else judged(worst, audits)
+    return RunVerdict(*answer, reasons, beside, worst, state.promise, shown)
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

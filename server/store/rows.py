@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prunella.attacks.score.level import ORDER, WORST, Level, level
+from prunella.attacks.score.level import ORDER, WORST
 from prunella.core.metrics import METRICS
+from prunella.server.report.evidence import judged
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
@@ -108,31 +109,26 @@ def _labels(outcome: Mapping[str, Any]) -> dict[str, str]:
     return {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
 
 
-def _level(audit: Mapping[str, Any]) -> Level:
-    """An attack that was cut short, or explained no update, shows nothing where it finds nothing."""
-    weak = audit["ok"] is False or audit.get("reason")
-    return "unknown" if weak and level(audit) == "baseline" else level(audit)
-
-
 def audit_rows(outcome: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> list[Row]:
-    """The metrics of one audit. A failed audit has a time, and nothing that could be read as low leakage. Of the audits
-    ``before`` it with the same labels, one that leaks more stays what is shown: its scores in its own round, its level
-    and a failed control for the whole run, as the report judges it."""
-    labels = _labels(outcome)
-    same = [a for a in before if (a["kind"], _labels(a)) == (outcome["kind"], labels)]
-    worse = [_level(a) for a in same if a["outcome"] == "scored"]
-    beside = [_level(a) for a in same if a["outcome"] == "scored" and a["round"] == outcome["round"]]
+    """The metrics of one audit, judged by those ``before`` it, its control among them. A failed audit has a time, and
+    nothing that could be read as low leakage. Of the audits before it with the same labels, one that leaks more stays
+    what is shown: its scores in its own round, its level and a failed control for the whole run, as the report judges
+    it."""
+    labels, known = _labels(outcome), [*before, outcome]
+    same = [a for a in known[:-1] if (a["kind"], _labels(a)) == (outcome["kind"], labels)]
+    worse = [judged(a, known) for a in same if a["outcome"] == "scored"]
+    beside = [judged(a, known) for a in same if a["outcome"] == "scored" and a["round"] == outcome["round"]]
     rows = [row("audit_seconds", outcome["seconds"])]
     if outcome["ok"] is not None and outcome["kind"] == "control":
         rows.append(row("attack_control_ok", float(all(a["ok"] for a in (outcome, *same) if a["ok"] is not None))))
     if outcome["kind"] == "membership" or outcome["kind"].startswith("single"):  # these are the report's
         return rows
-    if any(WORST.index(each) > WORST.index(_level(outcome)) for each in beside):
+    if any(WORST.index(each) > WORST.index(judged(outcome, known)) for each in beside):
         return rows
     if outcome["objective"] is not None:
         rows.append(row("attack_objective", outcome["objective"], **labels))
     if outcome["outcome"] == "scored":
-        worst = max([_level(outcome), *worse], key=WORST.index)
+        worst = max([judged(outcome, known), *worse], key=WORST.index)
         rows.append(row("leakage_level", ORDER.index(worst), **labels))
     if outcome["scores"] is not None:
         rows += _leakage(outcome, labels)

@@ -12,9 +12,9 @@ from prunella.core.errors import ConfigError
 from prunella.core.types import ServerView
 from prunella.library import DEFAULT_ATTACK
 from prunella.library import audit as module
-from prunella.library.audit import Report, _as_single, _like, audit, learned
+from prunella.library.audit import Report, _like, audit, learned
 from prunella.library.module import own_task
-from prunella.library.trial import CUT, Stage, Trial
+from prunella.library.trial import CUT, Stage, Trial, as_single
 from prunella.server.report.verdict import verdict
 from prunella.tasks.public import digits
 from prunella.tasks.task import Task
@@ -91,9 +91,9 @@ def test_a_defense_is_applied_to_the_batch_and_to_its_control_and_not_to_the_und
 
 def test_a_worst_case_that_is_the_control_was_cut_short_where_that_was() -> None:
     line = {"kind": "control-defended", "outcome": "scored", "ok": None, "reason": CUT}
-    assert _as_single(Trial(line), "single-defended").line["reason"] == CUT
+    assert as_single(Trial(line)).line["reason"] == CUT and as_single(Trial(line)).line["kind"] == "single-defended"
     failed = line | {"kind": "control", "outcome": "control-failed", "ok": False, "reason": "cannot judge"}
-    assert _as_single(Trial(failed), "single").line["reason"] is None
+    assert as_single(Trial(failed)).line["reason"] is None and as_single(Trial(failed)).line["kind"] == "single"
 
 
 def test_it_shows_itself(leak: Report, tmp_path: Path) -> None:

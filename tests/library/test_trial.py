@@ -10,12 +10,13 @@ from prunella.attacks.rob import Rob
 from prunella.attacks.score.level import level
 from prunella.core.errors import ConfigError
 from prunella.library.audit import _like, _pool
-from prunella.library.trial import Attacker, Stage, attacked, judge_trials, judging
+from prunella.library.trial import Attacker, Stage, Trial, attacked, judge_trials, judging
 from prunella.server.report.evidence import fitted
 from prunella.server.report.state import RunState
 from prunella.server.report.verdict import verdict
 from prunella.server.store.schema import check_audit
 from prunella.tasks.task import Task
+from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, audit
 
 
 def stage(defenses: tuple[str, ...] = ("none",), model: str = "cnn", **raw: float) -> Stage:
@@ -59,7 +60,7 @@ def test_an_objective_that_is_no_fit_of_the_update_is_not_told_as_one() -> None:
     """Else an attack that compares its images with no update would explain them all, and finding nothing be clear."""
     control = stage(model="prunella.attacks.rob:cnn").attack_canary("single", Attacker("rob", Rob())).line
     assert control["outcome"] == "scored" and level(control) == "rebuilt" and control["objective"] is None
-    assert not fitted({**control, "kind": "single-defended"}, [control])
+    assert not fitted({**control, "kind": "single-defended"})
     assert few().name == "ig" and stage().attack_canary("single", few()).line["objective"] is not None
 
 
@@ -67,6 +68,17 @@ def test_the_verdict_is_that_of_the_lines() -> None:
     trials = [stage().attack_canary(kind, few()) for kind in ("single", "control")]
     assert judge_trials(trials, RunState()) == verdict([t.line for t in reversed(trials)], RunState())
     assert judge_trials(trials, RunState()).badge == "Proves nothing"
+
+
+def test_the_controls_of_one_image_in_one_step_are_the_worst_case_where_none_was_tried() -> None:
+    """Else a clear verdict would miss it; of any other client it does."""
+    line = {"adaptive": True, "threat": "", "seconds": 1.0, "round": 0, "client": None, "reason": None}
+    lines = [CONTROL, DEFENDED, audit(scores=NOTHING)]
+    trials = [Trial(each | line) for each in lines]
+    state = RunState(accuracy=0.9, loss=0.3, classes=10, examples=359, defended=True)
+    assert judge_trials(trials, state, alone=True).badge == "Nothing rebuilt"
+    assert judge_trials(trials, state).badge == "Worst case unknown"
+    assert stage().alone is False
 
 
 def test_an_attack_that_cannot_judge_is_refused() -> None:

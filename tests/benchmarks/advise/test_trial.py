@@ -6,9 +6,9 @@ import pytest
 
 from prunella.benchmarks.advise.proposals import Proposal
 from prunella.benchmarks.advise.search import Standing
-from prunella.benchmarks.advise.trial import about, data_digest, in_rounds, overrides, try_out
+from prunella.benchmarks.advise.trial import about, data_digest, in_rounds, overrides, try_out, worst_case
 from tests.benchmarks.advise.test_proposals import question
-from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, audit
+from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, SINGLE, audit
 
 
 @pytest.mark.slow
@@ -26,6 +26,16 @@ def test_without_a_defense_an_image_comes_back_and_behind_an_epsilon_it_does_not
 def test_rounds_whose_attack_was_cut_short_were_not_judged() -> None:
     assert in_rounds([CONTROL, DEFENDED, audit(scores=NOTHING)], True) == "baseline"
     assert in_rounds([CONTROL, DEFENDED, audit(scores=NOTHING, reason="stopped after 600 s")], True) == "unknown"
+    assert in_rounds([CONTROL, DEFENDED, audit(scores=NOTHING, objective=0.6)], True) == "unknown"
+
+
+def test_a_worst_case_that_was_not_explained_is_told_as_that_and_one_that_was_cut_as_not_judged() -> None:
+    def found(**changes: object) -> tuple[object, object]:
+        told = worst_case([SINGLE, audit("single-defended", NOTHING, **changes)], True)
+        return told["level"], told.get("explained")
+
+    assert found() == ("baseline", True) and found(objective=0.6) == ("baseline", False)
+    assert found(objective=0.6, reason="stopped after 600 s") == ("unknown", None)
 
 
 def test_a_federation_that_cannot_train_says_why() -> None:

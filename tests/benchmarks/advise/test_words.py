@@ -31,6 +31,10 @@ def test_what_has_no_epsilon_is_no_promise() -> None:
     open_ = advise([standing(NONE, row(0.95)), standing(DGP, row(0.94, "baseline", worst={"explained": False}))], 2.0)
     assert open_ is not None and "does not explain" in headline(open_, 2.0)
     assert any("stronger attack" in text for text in limits(clear.chosen, question()))
+    private = standing(PRIVATE, row(0.94, "baseline", worst={"explained": False}))
+    for each in (open_.chosen, private):
+        assert any("does not explain its updates" in text for text in limits(each, question()))
+    assert not any("does not explain" in text for text in limits(clear.chosen, question()))
 
 
 def test_what_it_rests_on_is_said() -> None:

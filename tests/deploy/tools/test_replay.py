@@ -12,13 +12,14 @@ from PIL import Image
 from prunella.attacks import Attack
 from prunella.attacks.ig import Ig
 from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import score
 from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError
-from prunella.deploy.tools.replay import Sources, find_trace, replay, save, settings_of
+from prunella.deploy.tools.replay import Replay, Sources, find_trace, replay, save, settings_of
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.shadow import write_public
 from prunella.tasks.data import load_test
@@ -62,6 +63,19 @@ def test_an_undefended_view_is_rebuilt_and_drawn(tmp_path: Path) -> None:
     assert many.pictures.stat().st_mode & 0o777 == 0o600
     text = "\n".join(many.lines())
     assert "honest-but-curious" in text and "objective" in text and "labels [3]" in text
+
+
+@pytest.mark.parametrize(("objective", "told"), [(0.001, False), (0.6, True), (None, True)])
+def test_a_level_at_the_baseline_is_no_comfort_where_the_update_is_not_explained(
+    tmp_path: Path, objective: float | None, told: bool
+) -> None:
+    x = torch.rand(2, 1, 8, 8, generator=stream(0, purpose="image"))
+    noise = torch.rand(2, 1, 8, 8, generator=stream(1, purpose="image"))
+    answer = Reconstruction(noise, None, objective or 0.0, 1, compared=objective is not None)
+    leakage = score(answer, PrivateBatch(x, torch.tensor([3, 4])))
+    found = Replay("ig", "t", True, ServerView({}, {}), answer, None, leakage)
+    (line,) = [each for each in found.scores() if each.startswith("level")]
+    assert "baseline" in line and ("shows nothing" in line) is told
 
 
 def test_settings_are_the_attacks_own() -> None:

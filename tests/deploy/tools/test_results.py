@@ -42,10 +42,14 @@ def test_a_record_has_the_store_s_numbers_and_the_report_s_verdict(tmp_path: Pat
     assert found["settings.rate"] == 0.3 and "settings.run-dir" not in found and found["epsilon"] is None
 
 
-@pytest.mark.parametrize(("control", "cut", "level"), [(True, False, "baseline"), (True, True, "unknown"),
-                                                       (False, False, "unknown")])  # fmt: skip
+CUT = {"ok": False, "reason": "stopped after 600 s"}
+
+
+@pytest.mark.parametrize(("control", "why", "level"), [(True, {}, "baseline"), (True, CUT, "unknown"),
+                                                       (False, {}, "unknown"), (True, {"objective": 0.6}, "unknown"),
+                                                       (True, {"objective": None}, "unknown")])  # fmt: skip
 def test_the_worst_audit_has_no_harmless_level_where_finding_nothing_shows_nothing(
-    tmp_path: Path, control: bool, cut: bool, level: str
+    tmp_path: Path, control: bool, why: dict[str, object], level: str
 ) -> None:
     store = RunStore.open(tmp_path / "a")
     store.write_run(id="a", status="completed", error=None, settings={"defenses": "dgp"}, classes=10)
@@ -57,7 +61,6 @@ def test_the_worst_audit_has_no_harmless_level_where_finding_nothing_shows_nothi
 
     if control:
         store.append_audit({**line, "kind": "control", "scores": psnr(40.0), "ok": True})
-    why = {"ok": False, "reason": "stopped after 600 s"} if cut else {}
     store.append_audit({**line, "kind": "client", "client": 0, "defense": "dgp", "scores": psnr(9.0), **why})
     assert record(RunDir(tmp_path / "a"))["worst.level"] == level
 

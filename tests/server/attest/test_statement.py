@@ -81,6 +81,17 @@ def test_an_attack_that_was_cut_short_is_no_result_in_the_table(tmp_path: Path) 
     assert "not judged; 1 did not finish, or can show nothing" in section(statement(tmp_path), "Attacks")
 
 
+def test_an_update_that_was_not_explained_is_no_result_in_the_table(tmp_path: Path) -> None:
+    store = full_run(tmp_path)
+    assert "no more than another image shows" in section(statement(tmp_path), "Attacks")
+    for kind in ("control-defended", "client"):
+        add_audit(store, 4, kind, 2.0, objective=0.6)
+    add_audit(store, 4, "single", 2.0, objective=0.6)
+    text = section(statement(tmp_path), "Attacks")
+    assert text.count("not judged; the update was not explained in 1 of them") == 2
+    assert "no more than another image shows" not in text, "nor of a worst case that was not rebuilt undefended"
+
+
 def test_what_was_not_tested_is_named(tmp_path: Path) -> None:
     store = full_run(tmp_path)
     add_audit(store, 4, "client", 2.0, outcome="no-consent", scores=None)

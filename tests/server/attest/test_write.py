@@ -29,9 +29,9 @@ def test_what_shows_nothing_is_no_baseline_for_other_tools() -> None:
     said = {"run": "r-7", "made": "now"}
     base = dict.fromkeys(write._KEPT) | {"threat": "t"}
     control, cut = base | CONTROL, base | audit(scores=NOTHING, reason="stopped after 600 s")
-    lone = base | audit(scores=NOTHING, round=9)
-    (entry,) = write.results([control, base | audit(scores=NOTHING), cut, lone], said)
-    assert entry["metadata"]["global_metrics"] == {"baseline": 1, "rebuilt": 1, "unknown": 2}
+    lone, unexplained = base | audit(scores=NOTHING, round=9), base | audit(scores=NOTHING, objective=0.6)
+    (entry,) = write.results([control, base | audit(scores=NOTHING), cut, lone, unexplained], said)
+    assert entry["metadata"]["global_metrics"] == {"baseline": 1, "rebuilt": 1, "unknown": 3}
 
 
 def test_a_hostile_run_is_escaped_and_the_page_fetches_nothing(tmp_path: Path) -> None:

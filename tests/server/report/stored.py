@@ -24,7 +24,7 @@ def add_audit(store: RunStore, round: int, kind: str, noise: float, pictures: bo
         write_tree(store.path / path, {"original": x, "reconstruction": rebuilt})
     base = {
         "round": round, "kind": kind, "client": 2 if kind == "client" else None, "attack": "sgi", "adaptive": True,
-        "defense": "none" if kind == "control" else "priprune", "threat": "saw params, update", "objective": 0.1,
+        "defense": "none" if kind == "control" else "priprune", "threat": "saw params, update", "objective": 0.001,
         "seconds": 2.0, "outcome": "scored", "pictures": path, "ok": noise < 0.1 if kind == "control" else None,
         "scores": score(Reconstruction(rebuilt, y, 0.1, 9), PrivateBatch(x, y)).to_dict(),
     }  # fmt: skip
@@ -50,6 +50,12 @@ def new_run(path: Path, rounds: int = 4, loss: bool = True, **run: Any) -> RunSt
             row("wire_dense_bytes_total", 1000 * r, direction="down"), row("client_failures_total", r, reason="shape"),
         ])  # fmt: skip
     return store
+
+
+def add_worst_case(store: RunStore) -> None:
+    """A worst case that is rebuilt undefended and of which nothing is left behind the defense."""
+    for kind, noise in (("single", 0.02), ("single-defended", 2.0)):
+        add_audit(store, 4, kind, noise, pictures=False)
 
 
 def full_run(path: Path, client_noise: float = 2.0, control_noise: float = 0.02) -> RunStore:

@@ -1,7 +1,9 @@
 from pathlib import Path
 
+import pytest
+
 from prunella.server.report.audit_table import ROWS, _cells, audit_table, no_pictures, result_of
-from tests.server.report.audits import CONTROL, NOTHING, TRACES, audit
+from tests.server.report.audits import CONTROL, NOTHING, SINGLE, TRACES, audit
 from tests.server.report.test_build import add_audit, new_run, page
 
 
@@ -30,6 +32,17 @@ def test_an_attack_that_shows_nothing_where_it_finds_nothing_is_not_in_the_colou
     for why in ({"ok": False}, {"reason": "stopped after 600 s"}):
         assert result_of(audit(scores=NOTHING, **why), [CONTROL]) == ("unproven", "proves nothing")
         assert result_of(audit(scores=TRACES, **why), [CONTROL])[0] == "traces"
+
+
+@pytest.mark.parametrize("kind", ["client", "control-defended", "single-defended"])
+@pytest.mark.parametrize("objective", [0.6, None])
+def test_an_update_that_was_not_explained_is_not_in_the_colour_of_a_clear_result(
+    kind: str, objective: float | None
+) -> None:
+    controls = [CONTROL, SINGLE]
+    assert result_of(audit(kind, NOTHING), controls) == ("clear", "○ nothing")
+    assert result_of(audit(kind, NOTHING, objective=objective), controls) == ("unproven", "? not explained")
+    assert result_of(audit(kind, TRACES, objective=objective), controls)[0] == "traces"
 
 
 def test_scores_stand_beside_their_baselines_and_chance() -> None:

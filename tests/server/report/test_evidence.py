@@ -7,7 +7,9 @@ from prunella.server.report.evidence import (
     fitted,
     in_words,
     is_evidence,
+    judged,
     valid_audits,
+    weakness,
     who,
     without_control,
     worst_first,
@@ -59,29 +61,49 @@ def test_a_control_without_a_word_of_its_own_is_judged_by_its_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "reached", "fits"),
-    [(0.005, None, True), (0.02, 0.005, False), (0.2, 0.11, True), (0.2, 0.09, False), (None, 0.1, False)],
+    ("objective", "fits"),
+    [(0.0, True), (0.01, True), (0.02, False), (0.5, False), (None, False), (float("nan"), False)],
 )
-def test_an_update_is_explained_if_nearly_whole_or_as_well_as_its_control(
-    objective: float | None, reached: float | None, fits: bool
-) -> None:
-    control = CONTROL | {"objective": reached}
-    assert fitted(audit(scores=NOTHING, objective=objective), [control]) is fits
+def test_an_update_is_explained_if_nearly_whole(objective: float | None, fits: bool) -> None:
+    assert fitted(audit(scores=NOTHING, objective=objective)) is fits
 
 
-def test_a_failed_control_is_no_yardstick_of_a_fit() -> None:
-    assert not fitted(audit(scores=NOTHING, objective=0.5), [CONTROL_FAILED | {"objective": 0.5}])
+@pytest.mark.parametrize("kind", ["client", "control-defended", "single-defended"])
+def test_an_attack_that_explained_nothing_shows_nothing_where_it_finds_nothing(kind: str) -> None:
+    controls = [CONTROL, SINGLE]
+    assert judged(audit(kind, NOTHING), controls) == "baseline" and weakness(audit(kind, NOTHING), controls) is None
+    found = audit(kind, NOTHING, objective=0.6)
+    assert judged(found, controls) == "unknown" and weakness(found, controls) == "not explained"
+    assert judged(found | {"objective": None}, controls) == "unknown", "an attack that compares with no update"
+    assert judged(audit(kind, TRACES, objective=0.6), controls) == "traces", "what was found needs no fit"
+
+
+def test_a_control_that_fits_poorly_vouches_for_no_fit() -> None:
+    poor = [CONTROL | {"objective": 0.25}, SINGLE | {"objective": 0.25}]
+    for kind in ("client", "control-defended", "single-defended"):
+        assert judged(audit(kind, NOTHING, objective=0.4), poor) == "unknown"
+
+
+def test_an_undefended_canary_that_was_not_rebuilt_is_no_harmless_one() -> None:
+    for kind in ("control", "single"):
+        assert judged(audit(kind, NOTHING), [audit(kind, NOTHING)]) == "unknown"
 
 
 def test_worst_first_orders_by_level_then_psnr() -> None:
     order = [TRACES, REBUILT, NOTHING, {**NOTHING, "psnr": spread(9.5, 10.0)}]
-    assert [value(a, "psnr") for a in worst_first(audit(scores=s) for s in order)] == [25.0, 13.0, 9.5, 9.0]
+    assert [value(a, "psnr") for a in worst_first([audit(scores=s) for s in order], [])] == [25.0, 13.0, 9.5, 9.0]
 
 
 def test_what_could_not_be_judged_is_worse_than_what_found_nothing() -> None:
     unknown = audit(scores={"psnr": {"worst": 17.0}})
-    assert worst_first([audit(scores=NOTHING), unknown, audit(scores=TRACES)])[1] is unknown
+    assert worst_first([audit(scores=NOTHING), unknown, audit(scores=TRACES)], [CONTROL])[1] is unknown
     assert worst_of([CONTROL, DEFENDED, audit(scores=NOTHING), unknown], True) is unknown
+
+
+def test_a_run_is_not_summed_up_by_what_was_explained_beside_what_was_not() -> None:
+    unexplained = audit(scores={**NOTHING, "psnr": spread(6.0, 10.0)}, objective=0.6, client=2)
+    assert worst_first([audit(scores=NOTHING), unexplained], [CONTROL])[0] is unexplained
+    assert worst_of([CONTROL, DEFENDED, audit(scores=NOTHING), unexplained], True) is unexplained
 
 
 def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
@@ -99,14 +121,20 @@ def test_a_run_is_summed_up_by_what_its_headline_is_of() -> None:
 
 def test_the_words_of_an_audit_say_what_its_decibels_may_hide() -> None:
     negative = {"psnr": spread(5.0, 9.0), "ncc": spread(0.95, 0.3) | {"blind": 0.4}}
-    assert in_words(audit(scores=negative)).startswith("Client 1: an image rebuilt, PSNR 5.0")
-    assert in_words(audit(scores=NOTHING)).startswith("Client 1: PSNR 9.0"), "its control may have failed"
+    assert in_words(audit(scores=negative), "rebuilt").startswith("Client 1: an image rebuilt, PSNR 5.0")
+    assert in_words(audit(scores=NOTHING), "baseline").startswith("Client 1: PSNR 9.0")
+    assert in_words(audit(scores=NOTHING), "unknown").startswith("Client 1: not judged, PSNR 9.0")
+    told = audit(level="baseline", outcome="scored")
+    assert in_words(told, "baseline").startswith("Client 1: no more than another image shows, as the client reported")
+    assert in_words(told, "unknown").startswith("Client 1: not judged, and the client told no numbers, round 5")
 
 
 def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:
     kinds = ("control", "control-defended", "single", "single-defended")
     assert len({who(audit(kind)) for kind in kinds}) == 4
-    assert "(portfolio, lbfgs against dgp)" in in_words(audit(scores=REBUILT, attack="portfolio", found_by="lbfgs"))
+    assert "(portfolio, lbfgs against dgp)" in in_words(
+        audit(scores=REBUILT, attack="portfolio", found_by="lbfgs"), "rebuilt"
+    )
 
 
 def test_audits_that_do_not_fit_the_store_are_counted() -> None:

@@ -149,7 +149,31 @@ KNOWN: dict[str, Known] = {
                               ("an image rebuilt, as the client reported without numbers",)),
     "not explained": Known(
         "Not explained", "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild "
-        "images.", (CONTROL, DEFENDED, *WORST_CASE, client(objective=0.6))),
+        "images.", (CONTROL, DEFENDED, *WORST_CASE, client(objective=0.6)),
+        ("did not explain the update in 1 of 3 audits", "Client 2: not judged, PSNR")),
+    "explained no better than a control that fits poorly": Known(
+        "Not explained", "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild "
+        "images.", (("control", COPY, {"objective": 0.25}), DEFENDED, *WORST_CASE, client(objective=0.4))),
+    "not explained, without numbers": Known(
+        "Not explained", "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild "
+        "images.", (CONTROL, DEFENDED, *WORST_CASE, client(objective=0.6, scores=None, level="baseline")),
+        ("Client 2: not judged, and the client told no numbers, round 4",)),
+    "not explained, worst case": Known(
+        "Worst case rebuilt", f"The clients' images could not be judged, but {ONE} is rebuilt behind this run's "
+        "defense.", (CONTROL, DEFENDED, ("single", COPY, {}), ("single-defended", COPY, {}), client(objective=0.6)),
+        ("did not explain the update in 1 of 3 audits",)),
+    "worst case not explained": Known(
+        "Not explained", "Nothing was rebuilt, but the attack could not explain the updates: one that can may rebuild "
+        "images.",
+        (CONTROL, DEFENDED, ("single", COPY, {}), ("single-defended", NOTHING, {"objective": 0.6}), client()),
+        ("The worst case, one image in one step, which the server may ask for, was not judged: the attack did not "
+         "explain its update",)),
+    "all denied, not explained": Known(
+        "Audits denied", "All 4 clients denied audits: all that is known is that the attack works without a defense.",
+        (CONTROL, ("control-defended", NOTHING, {"objective": 0.6}), *WORST_CASE),
+        ("did not explain the update in 1 of 2 audits",), denying=4),
+    "worst case not tried": Known(
+        "Worst case unknown", f"Nothing was rebuilt, but {ONE} was not tried.", (CONTROL, DEFENDED, client())),
     "out of time": Known(
         "Not judged", "Nothing was rebuilt, but an attack did not finish, or shows nothing: client 2, round 4 (stopped "
         "after 600 s of its 300 iterations).",
@@ -291,6 +315,8 @@ def test_every_place_says_the_known_answer(tmp_path: Path, name: str, place: str
     assert (badge, headline) == (known.badge, known.headline)
     for part in known.beside:
         assert part in text
+    if "not explained" in name:
+        assert "no more than another image shows" not in text and "Not the audited clients' images" not in text
 
 
 def test_the_charts_say_whom_they_leave_out(tmp_path: Path) -> None:

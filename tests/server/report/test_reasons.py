@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from prunella.server.report.reasons import notes, sentences
 from prunella.server.report.state import RunState
 from tests.server.report.audits import CONTROL, CONTROL_FAILED, DEFENDED, NOTHING, REBUILT, SINGLE, audit
@@ -34,7 +36,7 @@ def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
 def test_a_worst_case_that_was_judged_once_and_once_not_is_not_said_to_give_nothing_away() -> None:
     cases = [audit("single-defended", scores) for scores in (NOTHING, {"psnr": {"worst": 9.0}})]
     text = " ".join(notes([CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE, *cases], LEARNED))
-    assert "gave nothing away" not in text and "could not be judged, because there is no baseline" in text
+    assert "gave nothing away" not in text and "was not judged: there is no baseline" in text
 
 
 def test_an_attack_that_was_cut_short_does_not_say_that_nothing_was_given_away() -> None:
@@ -43,6 +45,18 @@ def test_an_attack_that_was_cut_short_does_not_say_that_nothing_was_given_away()
     text = " ".join(sentences(audits, LEARNED, "unproven"))
     assert "was not judged: an attack on it did not finish" in text
     assert "gave nothing away" not in text and "brings it down" not in text
+
+
+@pytest.mark.parametrize("objective", [0.6, None])
+def test_an_attack_that_explained_nothing_does_not_say_that_nothing_was_given_away(objective: float | None) -> None:
+    fit = {"objective": objective}
+    audits = [CONTROL, DEFENDED | fit, audit(scores=NOTHING, **fit), SINGLE, audit("single-defended", NOTHING, **fit)]
+    text = " ".join(sentences(audits, LEARNED, "unproven"))
+    assert "gave nothing away" not in text and "brings it down" not in text
+    assert "was not judged: the attack did not explain its update (PSNR 9.0" in text
+    assert "this run's defense could not be judged, because the attack did not explain its update" in text
+    assert "did not explain the update in 3 of 3 audits" in " ".join(notes(audits, LEARNED))
+    assert "did not explain" not in " ".join(notes([CONTROL, DEFENDED, audit(scores=NOTHING)], LEARNED))
 
 
 def test_a_sum_is_told_as_one_with_what_was_not_tried_and_its_own_worst_case() -> None:

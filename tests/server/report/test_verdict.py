@@ -68,6 +68,15 @@ def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
         ([CONTROL, audit(scores={"psnr": {"worst": 9.0}})], "unproven", "cannot be judged"),
         ([*CLEAR[:-1], audit(scores=NOTHING, objective=0.6)], "unproven", "could not explain"),
         ([*CLEAR, audit("control-defended", NOTHING, objective=0.6)], "unproven", "could not explain"),
+        ([*CLEAR, audit("single-defended", NOTHING, objective=0.6)], "unproven", "could not explain"),
+        (
+            [CONTROL | {"objective": 0.25}, *CLEAR[1:-1], audit(scores=NOTHING, objective=0.4)],
+            "unproven",
+            "not explain",
+        ),
+        ([CONTROL, DEFENDED, audit(scores=NOTHING)], "unproven", "which the server may ask for, was not tried"),
+        ([CONTROL, DEFENDED, SINGLE, audit(scores=NOTHING)], "unproven", "was not tried"),
+        ([*CLEAR, *(a | {"round": 9} for a in (CONTROL, DEFENDED, CLEAR[-1]))], "unproven", "was not tried"),
     ],
 )
 def test_headlines(audits: list[Audit], tone: str, words: str) -> None:
@@ -103,11 +112,26 @@ def test_what_is_unknown_of_clients_is_not_denied_beside_a_worse_finding() -> No
 
 @pytest.mark.parametrize(
     "client",
-    [audit(scores={"psnr": {"worst": 9.0}}), audit(scores=NOTHING, ok=False), audit(scores=NOTHING, reason="cut")],
+    [
+        audit(scores={"psnr": {"worst": 9.0}}),
+        audit(scores=NOTHING, ok=False),
+        audit(scores=NOTHING, reason="cut"),
+        audit(scores=NOTHING, objective=0.6),
+        audit(scores=NOTHING, objective=None),
+        audit(level="baseline", outcome="scored", objective=0.6),
+    ],
 )
 def test_a_client_s_image_that_could_not_be_judged_is_not_said_to_be_kept(client: Audit) -> None:
     found = verdict([CONTROL, SINGLE, audit("single-defended", REBUILT), client])
     assert found.headline.startswith("The clients' images could not be judged, but one image in one step")
+
+
+@pytest.mark.parametrize("canary", ["control-defended", "single-defended"])
+def test_what_was_not_explained_of_clients_is_not_denied_beside_a_canary(canary: str) -> None:
+    for found in (REBUILT, TRACES):
+        client = audit(scores=NOTHING, objective=0.6)
+        said = verdict([CONTROL, SINGLE, audit(canary, found), client]).headline
+        assert said.startswith("The clients' images could not be judged, but")
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,18 @@ OUTCOME = {
     "ok": None,
     "outcome": "scored",
     "level": None,
-    "objective": 0.1,
+    "objective": 0.001,
     "scores": {k: SCORE for k in ("psnr", "nmi", "ssim", "mse")} | {"iip": 0.5, "label_accuracy": None},
 }
+
+
+CONTROL = OUTCOME | {"kind": "control", "ok": True, "defense": "none", "level": "rebuilt", "scores": None}
+
+
+def _level_row(outcome: dict, before: list[dict]) -> float:
+    return values(audit_rows(outcome, before))[
+        "leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")
+    ]
 
 
 def values(rows) -> dict[tuple, float]:
@@ -89,7 +98,7 @@ def test_of_a_round_s_clients_the_worst_is_shown_and_a_failed_control_stays_so()
     assert [key for key in values(audit_rows(worse, [better])) if key[0] == "leakage_level"]
     assert [key for key in values(audit_rows(better, [{**worse, "attack": "ig"}])) if key[0] == "leakage_level"]
     nothing, unjudged = ({**OUTCOME, "level": word, "scores": None} for word in ("baseline", "unknown"))
-    assert not [key for key in values(audit_rows(nothing, [unjudged])) if key[0] == "leakage_level"]
+    assert not [key for key in values(audit_rows(nothing, [CONTROL, unjudged])) if key[0] == "leakage_level"]
     control = OUTCOME | {"kind": "control", "ok": True}
     assert values(audit_rows(control, [control | {"ok": False}]))[("attack_control_ok",)] == 0.0
     single = values(audit_rows(OUTCOME | {"kind": "single"}, []))
@@ -105,10 +114,14 @@ def test_a_leak_and_a_failed_control_of_an_earlier_round_stay() -> None:
     assert values(audit_rows(control, [control | {"round": 2, "ok": False}]))[("attack_control_ok",)] == 0.0
 
 
-@pytest.mark.parametrize("weak", [{"ok": False}, {"reason": "stopped after 600 s"}])
+@pytest.mark.parametrize("weak", [{"ok": False}, {"reason": "stopped after 600 s"}, {"objective": 0.6},
+                                  {"objective": None}, {"round": 9}])  # fmt: skip
 def test_what_shows_nothing_where_it_finds_nothing_is_not_judged(weak: dict[str, object]) -> None:
-    found = values(audit_rows(OUTCOME | {"scores": None, "level": "baseline"} | weak))
-    assert found["leakage_level", ("attack", "sgi"), ("defense", "dgp"), ("view", "client")] == ORDER.index("unknown")
+    nothing = OUTCOME | {"scores": None, "level": "baseline"}
+    assert _level_row(nothing, [CONTROL]) == ORDER.index("baseline")
+    assert _level_row(nothing | weak, [CONTROL]) == ORDER.index("unknown")
+    assert _level_row(nothing, []) == ORDER.index("unknown")
+    assert _level_row(nothing, [CONTROL, nothing | weak | {"round": 2}]) == ORDER.index("unknown"), "worst so far"
 
 
 def test_a_word_without_numbers_is_a_level() -> None:
