@@ -11,6 +11,7 @@ import ctypes
 import functools
 import multiprocessing.context
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -94,8 +95,14 @@ def main(folder: Path) -> None:
         "--out",
         str(folder),
     ]
-    here, new = str(folder / "run"), str(folder / "new")
-    for words in (["report", here], ["runs", "--runs", str(folder)], ["audit", "--worst-case", *trace]):
+    here, other, new = (str(folder / name) for name in ("run", "other", "new"))
+    shutil.copytree(here, other)
+    for words in (
+        ["report", here],
+        ["compare", here, other],
+        ["runs", "--runs", str(folder)],
+        ["audit", "--worst-case", *trace],
+    ):
         done = told(words)
         assert done.exit_code == 0, (words, done.output, done.exception)
     for words in (["run", "--runs", new], ["superlink", "--insecure", "--home", new], ["doctor", "--runs", new]):
