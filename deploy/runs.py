@@ -4,6 +4,7 @@
     run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, best/, report.html     written by the server
     logs/                one file per process
     nodes/<i>/state/     what client i keeps between messages, owner-readable only
+    .launcher, .writer   empty; locked by the launcher, and by the server that writes the run
     flower/              Flower's own directories (bundles, requests); removed when the run succeeds
 
 An id is its start time and four random letters, so that ids sort by age: ``20261121-134501-kfzq``.
