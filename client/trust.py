@@ -87,7 +87,7 @@ def _signer(path: Path) -> Signer:
 
 def _peers(path: Path) -> dict[int, ec.EllipticCurvePublicKey]:
     try:
-        lines = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
+        lines = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError):
         raise ConfigError("sum-peers in the node configuration names no file that can be read") from None
     peers: dict[int, ec.EllipticCurvePublicKey] = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from prunella.core.trees import Tree
+
+MAPPED = sys.platform != "win32"  # a file that is mapped into memory may be replaced; Windows refuses
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], mode: int = 0o600) -> None:
@@ -24,7 +27,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], mode: int = 0o
     temporary = Path(name)
     try:
         write(temporary)
-        with temporary.open("rb") as file:
+        with temporary.open("rb+") as file:  # Windows flushes only what may be written to
             os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)
@@ -66,4 +69,5 @@ def write_tree(path: Path, tree: Tree, metadata: dict[str, str] | None = None) -
 def read_tree(path: Path) -> tuple[Tree, dict[str, str]]:
     """The tree and the metadata of a safetensors file."""
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})
+        tree = {name: file.get_tensor(name) for name in file.keys()}
+        return tree if MAPPED else {name: tensor.clone() for name, tensor in tree.items()}, dict(file.metadata() or {})

@@ -4,12 +4,12 @@
     run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, best/, report.html     written by the server
     logs/                one file per process
     nodes/<i>/state/     what client i keeps between messages, owner-readable only
+    .launcher, .writer   empty; locked by the launcher, and by the server that writes the run
     flower/              Flower's own directories (bundles, requests); removed when the run succeeds
 
 An id is its start time and four random letters, so that ids sort by age: ``20261121-134501-kfzq``.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from prunella.deploy.errors import UsageError
 
 LATEST = "latest"
+LAUNCHER = ".launcher"  # locked by the launcher that runs it
 WRITER = ".writer"  # as in server.store.write, which is slow to import
 
 
@@ -113,31 +116,34 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
     """Hold a run for this process. Raises ``RunError`` when another launcher holds it."""
-    handle = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
+    lock = FileLock(run.path / LAUNCHER, timeout=0, mode=0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
+        lock.acquire()
+    except Timeout:
         raise RunError(
             f"run {run.id} is still going on: wait for it, or stop it with Ctrl-C where it was started"
         ) from None
+    try:
+        yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def written(run: RunDir) -> bool:
     """Whether a ServerApp on this machine is writing the run now, as far as this user can see."""
-    try:
-        handle = os.open(run.path / WRITER, os.O_RDONLY)
-    except (FileNotFoundError, PermissionError):
+    return _held(run.path / WRITER)
+
+
+def _held(file: Path) -> bool:
+    """Whether another process has locked ``file``, as far as this user can see: a file that it may not write to, it
+    cannot lock either."""
+    if not os.access(file, os.W_OK):
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with FileLock(file, timeout=0, mode=0o600):
+            return False
+    except Timeout:
         return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def state(run: RunDir) -> str:
@@ -145,13 +151,7 @@ def state(run: RunDir) -> str:
     status = run.status() or "started"
     if status not in ("running", "started"):
         return status
-    if written(run):
-        return "running"
-    try:
-        with locked(run):
-            return "interrupted"
-    except RunError:
-        return "running"
+    return "running" if written(run) or _held(run.path / LAUNCHER) else "interrupted"
 
 
 def prepare(run: RunDir, nodes: int) -> None:

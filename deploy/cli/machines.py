@@ -5,6 +5,7 @@ through all of them.
 """
 
 import shlex
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -246,9 +247,10 @@ def wheelhouse(
     also: Annotated[list[str] | None, typer.Argument(help="Requirements besides, such as torch==2.13.0+cpu.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to fill; it must be empty.")] = Path("wheelhouse"),
     extra: Annotated[list[str] | None, typer.Option(help="server, vision …; none for a client.")] = None,
-    machine: Annotated[str, typer.Option(help="x86_64 or aarch64, if not this one's kind.")] = "",
+    machine: Annotated[str, typer.Option(help="x86_64, aarch64, macos or windows, if not this one's kind.")] = "",
     python: Annotated[str, typer.Option(help="The site's Python, such as 3.12, if not this one.")] = "",
     index: Annotated[list[str] | None, typer.Option(help="A package index besides pip's own.")] = None,
+    only: Annotated[Path | None, typer.Option("--list", help="Pack nothing: write what it would be here.")] = None,
 ) -> None:
     """Pack all that a site without a network installs: wheels, their digests and a script.
 
@@ -257,8 +259,14 @@ def wheelhouse(
     prunella wheelhouse --machine aarch64 --out for-the-jetson
     """
     with explained():
-        from prunella.deploy.tools.wheelhouse import pack
+        from prunella.deploy.tools.wheelhouse import listed, pack
 
+        if only:
+            said = shlex.join(["prunella", *sys.argv[1:]])
+            only.write_text(
+                "\n".join([f"# {said}", *listed(extra or [], also or [], machine, python, index or [])]) + "\n"
+            )
+            return
         for line in pack(out, extra or [], also or [], machine, python, index or [], say).lines():
             say(line)
 

@@ -6,7 +6,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,8 +101,7 @@ def launch(
     Ctrl-C and SIGTERM give the outcome "stopped". Raises ``UsageError``, or what ``check`` raises, when nothing could
     be started, and ``LaunchError`` when the processes broke; each after ending everything.
     """
-    if sys.platform != "linux":
-        raise UsageError("the launcher needs Linux: use the Docker image, or Flower's own `flwr run`")
+    requirements.check_system()
     check_port(request.settings)
     requirements.check("simulation" if request.simulate else "server")
     check_clients(request)

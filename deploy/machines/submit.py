@@ -18,7 +18,7 @@ from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.machines.keys import KeyFileError, Keys, present
 from prunella.deploy.ports import Address, free_ports, wait_open
 from prunella.deploy.runs import RunDir, create, locked, new_id, point_latest, prepare, written
-from prunella.deploy.runtime import settings
+from prunella.deploy.runtime import requirements, settings
 from prunella.deploy.runtime.processes import Process, StockBackend
 from prunella.deploy.runtime.request import RunRequest, describe, run_config, submission
 from prunella.deploy.runtime.services import Folders
@@ -150,6 +150,7 @@ def submit(
     resume: RunDir | None = None,
 ) -> Outcome:
     """Submit and follow to the end. "stopped" by Ctrl-C means no longer followed: the federation goes on."""
+    requirements.check_system()
     verify()
     check(target)
     reachable(target)

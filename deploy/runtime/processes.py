@@ -49,7 +49,7 @@ ENV = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "3",  # the most; ``patches.PatientTime`` shortens it
 }
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.pythonapi  # what this process has loaded, as ``CDLL(None)``, which Windows refuses at import
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Backend(Protocol):
     def stop(self) -> None: ...
 
 
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+def die_with_parent(parent: int, number: int) -> None:
     """Have the kernel send this process a signal when ``parent`` dies; end at once if it is dead already.
 
     Strictly, when the thread that started it ends: start processes from a main thread.
@@ -157,7 +157,7 @@ class StockBackend:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(parent),
+                preexec_fn=lambda: die_with_parent(parent, signal.SIGKILL),
             )
 
     def exits(self) -> list[Exit]:

@@ -48,7 +48,7 @@ def read_app(app: Path) -> dict[str, Any]:
     """The parsed ``pyproject.toml`` of a Flower app. Raises ``ConfigError``."""
     path = app / "pyproject.toml"
     try:
-        parsed = tomllib.loads(path.read_text())
+        parsed = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ConfigError(f"{app} has no pyproject.toml: name the app's directory with --app") from None
     except tomllib.TOMLDecodeError as error:

@@ -173,7 +173,7 @@ class Zygote:
 
     def template(self, launcher: socket.socket, loaded: Loaded, env: dict[str, str]) -> None:
         """Become a template: load the app, then fork what the zygote sends, until it closes its end."""
-        die_with_parent(self.pid)
+        die_with_parent(self.pid, signal.SIGKILL)
         self.leave()
         self.launcher, self.pid, self.waiting = launcher, os.getpid(), []
         self.tasks, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -215,7 +215,7 @@ class Zygote:
 
     def child(self, process: Process) -> None:
         """Become ``process``: its own log, environment, signals and randomness; then its entry point."""
-        die_with_parent(self.pid)
+        die_with_parent(self.pid, signal.SIGKILL)
         self.leave()
         self.origin = process
         if self.crowded and (self.is_template or process.command == SUPERNODE_COMMAND):

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from prunella.core.errors import ConfigError, DataError
 from prunella.deploy.ports import PortError, free_ports, is_open
-from prunella.deploy.runtime import flower_release, settings
+from prunella.deploy.runtime import flower_release, requirements, settings
 from prunella.deploy.runtime.processes import environment
 
 Severity = Literal["ok", "warn", "bad"]
@@ -42,8 +42,7 @@ class Check:
 
 def system() -> Check:
     """The launcher needs Linux to end its processes."""
-    fix = "use the Docker image, or Flower's own `flwr run`"
-    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, fix)
+    return Check("system", "ok" if sys.platform == "linux" else "bad", sys.platform, requirements.ELSEWHERE)
 
 
 def python() -> Check:

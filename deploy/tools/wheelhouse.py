@@ -8,6 +8,7 @@ The digests say that what arrives is what was packed; who packed it, a signature
 """
 
 import hashlib
+import json
 import platform
 import re
 import shutil
@@ -15,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email import message_from_bytes
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 from prunella.core.errors import unknown
 from prunella.core.installation import IMPORT_ROOT, ROOMS
@@ -27,17 +29,24 @@ from prunella.deploy.errors import LaunchError, UsageError
 
 # pip takes wheels of another machine, and yet asks its own which packages are needed there: CUDA's, on x86_64.
 PIP = """
-import sys
+import json, sys
 import pip._vendor.packaging.markers as markers
-machine, python, here = sys.argv[1], sys.argv[2], markers.default_environment
-there = {"platform_machine": machine, "python_version": python, "python_full_version": python + ".0"}
-markers.default_environment = lambda: {**here(), **{k: v for k, v in there.items() if machine}}
+there, here = json.loads(sys.argv[1]), markers.default_environment
+markers.default_environment = lambda: {**here(), **there}
 from pip._internal.cli.main import main
-sys.exit(main(sys.argv[3:]))
+sys.exit(main(sys.argv[2:]))
 """
 MADE = ("pyvenv.cfg", "install.sh")  # in an environment, and in a wheelhouse of before: gigabytes
-MACHINES = ("x86_64", "aarch64")
 GLIBC = range(17, 29)  # the C libraries 2.x whose wheels are taken: PyTorch needs 2.28, Debian 10 and Ubuntu 20.04 on
+MACOS = ("14_0", "13_0", "12_0", "11_0", "10_13", "10_9")
+MARKERS = ("sys_platform", "platform_system", "os_name", "platform_machine")  # what requirements ask of a machine
+MACHINES = {
+    "x86_64": ("linux", "Linux", "posix", "x86_64"),
+    "aarch64": ("linux", "Linux", "posix", "aarch64"),
+    "macos": ("darwin", "Darwin", "posix", "arm64"),
+    "windows": ("win32", "Windows", "nt", "AMD64"),
+}
+HERE = {"darwin": "macos", "win32": "windows"}.get(sys.platform, platform.machine())
 INSTALL = """#!/bin/sh
 # Installs what lies beside this script into a virtual environment, .venv unless another is named. No network is used,
 # and a file whose digest is not in requirements.txt is refused.
@@ -86,15 +95,48 @@ def ours(scratch: Path) -> str:
     return str(shutil.copytree(IMPORT_ROOT, scratch / "source", ignore=other))
 
 
-def platforms(machine: str, python: str) -> list[str]:
-    """Pip's options for wheels of another kind of machine.
+@dataclass(frozen=True)
+class SiteMachine:
+    """The machine that installs: a key of ``MACHINES`` and a Python, this one's where they are ""."""
 
-    >>> platforms("aarch64", "3.12")[:4]
-    ['--platform', 'manylinux_2_28_aarch64', '--platform', 'manylinux_2_27_aarch64']
-    """
-    tags = [*(f"manylinux_2_{minor}_{machine}" for minor in reversed(GLIBC)), f"manylinux2014_{machine}"]
-    chosen = [word for tag in tags for word in ("--platform", tag)]
-    return [*chosen, "--python-version", python, "--implementation", "cp"]
+    machine: str = ""
+    python: str = ""
+
+    def __post_init__(self) -> None:
+        if self.machine not in ("", *MACHINES):
+            raise UsageError(f"wheels are there for {', '.join(MACHINES)}, not for {self.machine!r}")
+        if self.python and not re.fullmatch(r"3\.\d+", self.python):
+            raise UsageError(f"--python {self.python} is not a version such as 3.12")
+
+    @property
+    def dotted(self) -> str:
+        return self.python or ".".join(map(str, sys.version_info[:2]))
+
+    @property
+    def elsewhere(self) -> bool:
+        return (self.machine or HERE, self.dotted) != (HERE, SiteMachine().dotted)
+
+    def platforms(self) -> list[str]:
+        """Pip's options for wheels of another kind of machine.
+
+        >>> SiteMachine("aarch64", "3.12").platforms()[:4]
+        ['--platform', 'manylinux_2_28_aarch64', '--platform', 'manylinux_2_27_aarch64']
+        """
+        machine = self.machine or HERE
+        tags = [*(f"manylinux_2_{minor}_{machine}" for minor in reversed(GLIBC)), f"manylinux2014_{machine}"]
+        if machine == "windows":
+            tags = ["win_amd64"]
+        if machine == "macos":
+            tags = [f"macosx_{version}_{kind}" for version in MACOS for kind in ("arm64", "universal2")]
+        chosen = [word for tag in tags for word in ("--platform", tag)]
+        return [*chosen, "--python-version", self.dotted, "--implementation", "cp"]
+
+    def markers(self) -> dict[str, str]:
+        """What requirements are told of such a machine."""
+        machine = self.machine or HERE
+        there = MACHINES.get(machine, ("linux", "Linux", "posix", machine))
+        version = {"python_version": self.dotted, "python_full_version": f"{self.dotted}.0"}
+        return dict(zip(MARKERS, there, strict=True)) | version
 
 
 def pack(
@@ -111,31 +153,51 @@ def pack(
     ``LaunchError`` with pip's last words."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: name another folder with --out")
-    here = ".".join(map(str, sys.version_info[:2]))
-    if machine not in ("", *MACHINES):
-        raise UsageError(f"wheels are there for {' and '.join(MACHINES)}, not for {machine!r}")
-    if python and not re.fullmatch(r"3\.\d+", python):
-        raise UsageError(f"--python {python} is not a version such as 3.12")
-    kind, dotted = machine or platform.machine(), python or here
-    elsewhere = (kind, dotted) != (platform.machine(), here)
+    target = SiteMachine(machine, python)
     out.mkdir(parents=True, exist_ok=True)
     say("building Prunella's own wheel")
     # Into out only what is complete: after a failure the same command finds it empty.
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=out.parent) as downloads:
-        _pip("wheel", "--no-deps", "--wheel-dir", downloads, ours(Path(scratch)))
-        [own] = Path(downloads).glob("prunella-*.whl")
-        must_be_extras(own, extras)
-        wanted = f"prunella[{','.join(extras)}] @ {own.resolve().as_uri()}" if extras else str(own)
+        wanted = built(Path(scratch), downloads, extras)
         say("downloading what it needs; PyTorch alone may take minutes")
-        more = [word for url in index for word in ("--extra-index-url", url)]
-        only = ["--only-binary", ":all:", *(platforms(kind, dotted) if elsewhere else [])]
-        _pip("download", "--dest", downloads, *more, *only, wanted, *also, of=(kind, dotted) if elsewhere else ("", ""))
+        _of(target, index, "download", "--dest", downloads, wanted, *also)
         for wheel in Path(downloads).glob("*.whl"):
             wheel.replace(out / wheel.name)
     wheels = sorted(out.glob("*.whl"))
     (out / "requirements.txt").write_text("".join(map(pinned, wheels)))
-    (out / "install.sh").write_text(INSTALL.replace("VERSION", dotted.replace(".", ", ")).replace("DOTTED", dotted))
+    (out / "install.sh").write_text(
+        INSTALL.replace("VERSION", target.dotted.replace(".", ", ")).replace("DOTTED", target.dotted)
+    )
     return Wheelhouse(out, len(wheels), sum(wheel.stat().st_size for wheel in wheels))
+
+
+def listed(
+    extras: Sequence[str] = (),
+    also: Sequence[str] = (),
+    machine: str = "",
+    python: str = "",
+    index: Sequence[str] = (),
+) -> list[str]:
+    """What requirements.txt would hold beside Prunella itself; pip resolves it and downloads next to nothing."""
+    target = SiteMachine(machine, python)
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted, report = built(Path(scratch), scratch, extras), Path(scratch) / "report.json"
+        quiet = ("--quiet", "--dry-run", "--ignore-installed", "--target", scratch, "--report", str(report))
+        _of(target, index, "install", *quiet, wanted, *also)
+        found = [(each["metadata"], each["download_info"]) for each in json.loads(report.read_text())["install"]]
+    return sorted(
+        f"{told['name'].lower()}=={told['version']} --hash=sha256:{file['archive_info']['hashes']['sha256']}"
+        for told, file in found
+        if told["name"] != "prunella"
+    )
+
+
+def built(scratch: Path, folder: str, extras: Sequence[str]) -> str:
+    """The requirement of Prunella's own wheel with these extras, once it lies in ``folder``."""
+    _pip("wheel", "--no-deps", "--wheel-dir", folder, ours(scratch))
+    [own] = Path(folder).glob("prunella-*.whl")
+    must_be_extras(own, extras)
+    return f"prunella[{','.join(extras)}] @ {own.resolve().as_uri()}" if extras else str(own)
 
 
 def must_be_extras(wheel: Path, extras: Sequence[str]) -> None:
@@ -156,8 +218,16 @@ def pinned(wheel: Path) -> str:
     return f"{name}=={version} --hash=sha256:{digest}\n"
 
 
-def _pip(*words: str, of: tuple[str, str] = ("", "")) -> None:
-    command = [sys.executable, "-c", PIP, *of, "--disable-pip-version-check", *words]
+def _of(target: SiteMachine, index: Sequence[str], command: str, *words: str) -> None:
+    """Have pip do what it would do at ``target``, with wheels only."""
+    more = [word for url in index for word in ("--extra-index-url", url)]
+    there = target.platforms() if target.elsewhere else []
+    markers = target.markers() if target.elsewhere else {}
+    _pip(command, *more, "--only-binary", ":all:", *there, *words, of=markers)
+
+
+def _pip(*words: str, of: Mapping[str, str] = MappingProxyType({})) -> None:
+    command = [sys.executable, "-c", PIP, json.dumps(dict(of)), "--disable-pip-version-check", *words]
     done = subprocess.run(command, capture_output=True)
     if done.returncode:
         told = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]

@@ -12,18 +12,17 @@ Counters are cumulative. A crash can tear only the last line, and ``RunStore.ope
 [(1, 'accuracy_ratio', 0.5), (1, 'wire_bytes_total', 10.0)]
 """
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
 from prunella.core.errors import unknown
 from prunella.core.files import write_atomically, write_json
@@ -96,15 +95,6 @@ def _table(lines: Iterable[StoreLine]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _locked(file: IO[bytes]) -> bool:
-    """Whether this process now holds the lock on an open file."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def claimed(run_dir: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the run's lock, so that no other process writes this run until the block or this process ends.
@@ -113,16 +103,18 @@ def claimed(run_dir: Path, patience: float = PATIENCE) -> Iterator[None]:
     would ruin it.
     """
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(run_dir / WRITER, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
-        limit = time.monotonic() + patience
-        while not _locked(lock):
-            if time.monotonic() > limit:
-                raise StoreError(
-                    f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `prunella "
-                    "stop`, then use --resume; a new run needs a run-dir of its own"
-                )
-            time.sleep(0.1)
+    lock = FileLock(run_dir / WRITER, timeout=patience, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise StoreError(
+            f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `prunella stop`, then "
+            "use --resume; a new run needs a run-dir of its own"
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 class RunStore:

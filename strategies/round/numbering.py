@@ -9,12 +9,10 @@ Which key *should* have a number is not known: the first that states it has it. 
 to give a number to a new key.
 """
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 from prunella.core.errors import PrunellaError
 from prunella.core.files import write_json
@@ -31,7 +29,9 @@ class Numbering:
         cannot be read."""
         if self._file is None:
             return ""
-        with _alone(self._file):
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Two runs at once read and write one after the other.
+        with FileLock(self._file.with_name(f".{self._file.name}.lock"), mode=0o600):
             owners = _read(self._file)
             if owners.get(client, node) != node:
                 return f"client {client} is another node's by {self._file}"
@@ -40,16 +40,6 @@ class Numbering:
             if client not in owners:
                 write_json(self._file, {str(n): o for n, o in sorted((owners | {client: node}).items())}, mode=0o600)
         return ""
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Two runs at once read and write one after the other."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = file.with_name(f".{file.name}.lock")
-    with open(lock, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 def _read(file: Path) -> dict[int, int]:

@@ -1,9 +1,11 @@
+import os
 import stat
 from pathlib import Path
 
 import pytest
 import torch
 
+from prunella.core import files
 from prunella.core.files import read_tree, write_atomically, write_json, write_tree
 
 
@@ -22,6 +24,22 @@ def test_tensors_that_share_memory_are_written_both(tmp_path: Path) -> None:
     write_tree(tmp_path / "state.safetensors", tree)
     read, _ = read_tree(tmp_path / "state.safetensors")
     assert all(torch.equal(read[n], tree[n]) for n in tree)
+
+
+def test_files_may_be_flushed_and_replaced_where_windows_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flush(handle: int) -> None:
+        may_be_written = os.readlink(f"/proc/self/fd/{handle}").startswith(str(tmp_path)) and os.pwrite(handle, b"", 0)
+        assert may_be_written == 0
+
+    path = tmp_path / "state.safetensors"
+    monkeypatch.setattr(files, "_settle", lambda folder: None)
+    monkeypatch.setattr(files, "MAPPED", False)
+    monkeypatch.setattr(os, "fsync", flush)
+    write_tree(path, {"x": torch.ones(3)})
+    tree, _ = read_tree(path)
+    assert str(path) not in Path("/proc/self/maps").read_text() and tree["x"].tolist() == [1, 1, 1]
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:

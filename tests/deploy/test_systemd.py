@@ -60,6 +60,14 @@ def test_the_command_is_one_that_prunella_takes_and_writes_to_the_state_director
     assert not said["insecure"] and not said["insecure_anyway"], "TLS and keys"
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.glob("*.service")))
+def test_every_unit_limits_memory_processors_and_processes(name: str) -> None:
+    patterns = {"MemoryMax": r"[1-9]\d*G", "CPUQuota": r"[1-9]\d*00%", "TasksMax": r"[1-9]\d*"}
+    for key, pattern in patterns.items():
+        (limit,) = service(name)[key]
+        assert re.fullmatch(pattern, limit), key
+
+
 def test_the_site_s_own_file_has_every_variable_and_denies_audits() -> None:
     (line,) = service(SUPERNODE)["ExecStart"]
     read = set(re.findall(r"\$\{?(\w+)", line))

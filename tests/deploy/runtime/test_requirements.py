@@ -19,6 +19,12 @@ def test_another_flower_is_refused_and_the_right_one_named(monkeypatch: pytest.M
         requirements.check()
 
 
+def test_another_system_is_told_what_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements.sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="on Linux only: .*`flower-supernode`"):
+        requirements.check()
+
+
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prunella.core.extras.find_spec", lambda name: None if name == "pyarrow" else name)
     with pytest.raises(ConfigError, match=r'this needs pyarrow: pip install "prunella\[server\]"'):

@@ -2,20 +2,27 @@
 
 import base64
 import hashlib
+import re
+import shutil
+import socket
 import subprocess
 import sys
+import tomllib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from prunella.core.errors import ConfigError
+from prunella.core.installation import IMPORT_ROOT
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.tools import wheelhouse
-from prunella.deploy.tools.wheelhouse import ours, pack, pinned
+from prunella.deploy.tools.wheelhouse import listed, ours, pack, pinned
 
 
-def wheel(folder: Path, name: str, tag: str = "py3-none-any", needs: tuple[str, ...] = ()) -> Path:
+def wheel(folder: Path, name: str, tag: str = "py3-none-any", needs: Sequence[str] = ()) -> Path:
     folder.mkdir(exist_ok=True)
     path, info = folder / f"{name}-1.0-{tag}.whl", f"{name}-1.0.dist-info"
     wanted = "".join(f"Requires-Dist: {each}\n" for each in needs)
@@ -41,12 +48,15 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place that pip asks."""
     there = tmp_path / "registry"
     markers = "platform_machine == 'x86_64'", "platform_machine == 'aarch64'", "extra == 'server'"
-    needs = "plain", f"cuda ; {markers[0]}", f"jetson ; {markers[1]}", f"web ; {markers[2]}"
+    needs = ["plain", f"cuda ; {markers[0]}", f"jetson ; {markers[1]}", f"web ; {markers[2]}"]
+    needs += ["msvc ; sys_platform == 'win32'", "metal ; platform_system == 'Darwin'"]
     own = wheel(tmp_path / "own", "prunella", needs=needs)
     for name in ("plain", "web", "more"):
         wheel(there, name)
     wheel(there, "cuda", "cp311-cp311-manylinux_2_28_x86_64")
     wheel(there, "jetson", "cp311-cp311-manylinux_2_28_aarch64")
+    wheel(there, "msvc", "cp311-cp311-win_amd64")
+    wheel(there, "metal", "cp311-cp311-macosx_12_0_arm64")
     monkeypatch.setattr(wheelhouse, "ours", lambda scratch: str(own))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -58,9 +68,17 @@ def names(out: Path) -> set[str]:
     return {path.name.split("-")[0] for path in out.glob("*.whl")}
 
 
-def installed(out: Path, venv: Path) -> subprocess.CompletedProcess[str]:
+def installed(out: Path, venv: Path, within: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
-    return subprocess.run(["sh", str(out / "install.sh"), str(venv)], env=env, capture_output=True, text=True)
+    command = [*within, "sh", str(out / "install.sh"), str(venv)]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+CUT = ("unshare", "--map-root-user", "--net")
+
+
+def may_be_cut() -> bool:
+    return bool(shutil.which(CUT[0])) and not subprocess.run([*CUT, "true"], capture_output=True).returncode
 
 
 def test_it_holds_what_was_asked_for(registry: Path, tmp_path: Path) -> None:
@@ -89,9 +107,45 @@ def test_it_installs_without_asking_anybody_and_refuses_a_file_that_was_changed(
     )
 
 
+@pytest.mark.skipif(not may_be_cut(), reason="the kernel lets nobody cut off the network here: unshare --net")
+def test_it_installs_where_there_is_no_network(registry: Path, tmp_path: Path) -> None:
+    for name in ("cuda", "jetson"):
+        wheel(registry, name)
+    made = pack(tmp_path / "house")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ask = f"import socket; socket.create_connection(('127.0.0.1', {listening.getsockname()[1]}), 5)"
+        asked = [subprocess.run([*within, sys.executable, "-c", ask], capture_output=True) for within in ((), CUT)]
+    assert [done.returncode for done in asked] == [0, 1] and b"Network is unreachable" in asked[1].stderr
+    done = installed(made.folder, tmp_path / "venv", CUT)
+    assert done.returncode == 0, done.stderr
+    assert any((tmp_path / "venv").rglob("plain.py"))
+
+
 def test_another_machine_gets_its_own_wheels_and_not_what_only_this_one_needs(registry: Path, tmp_path: Path) -> None:
     made = pack(tmp_path / "house", machine="aarch64", python="3.11")
     assert names(made.folder) == {"prunella", "plain", "jetson"}
+
+
+@pytest.mark.parametrize(("machine", "needed"), [("aarch64", "jetson"), ("windows", "msvc"), ("macos", "metal")])
+def test_what_another_machine_needs_is_listed_without_a_download(
+    registry: Path, tmp_path: Path, machine: str, needed: str
+) -> None:
+    lines = listed(machine=machine, python="3.11")
+    assert [line.split("==")[0] for line in lines] == [needed, "plain"]
+    file = next(registry.glob("plain-*"))
+    assert f"{pinned(file)}" == lines[1] + "\n" and not (tmp_path / "wheelhouse").exists()
+    with pytest.raises(LaunchError, match="^pip install failed: No matching distribution found for nowhere$"):
+        listed(also=["nowhere"])
+
+
+def test_the_list_for_arm64_covers_what_a_client_needs() -> None:
+    text = (IMPORT_ROOT / "docker" / "arm64-wheels.txt").read_text()
+    assert text.startswith("# prunella wheelhouse --machine aarch64 --python 3.11 --list docker/arm64-wheels.txt\n")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    versions = dict(re.fullmatch(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}", line).groups() for line in lines)
+    needed = tomllib.loads((IMPORT_ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for each in map(Requirement, needed):
+        assert each.specifier.contains(versions[each.name]), each
 
 
 def test_another_python_is_told_when_it_is_installed(registry: Path, tmp_path: Path) -> None:
@@ -112,7 +166,7 @@ def test_what_cannot_be_packed_is_a_line(registry: Path, tmp_path: Path) -> None
         pack(tmp_path / "house", ["sever"])
     with pytest.raises(UsageError, match="--python 2 is not a version such as 3.12"):
         pack(tmp_path / "other", python="2")
-    with pytest.raises(UsageError, match="x86_64 and aarch64, not for 'vax'"):
+    with pytest.raises(UsageError, match="x86_64, aarch64, macos, windows, not for 'vax'"):
         pack(tmp_path / "other", machine="vax")
     assert not (tmp_path / "other").exists()
 

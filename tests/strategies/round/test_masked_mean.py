@@ -159,17 +159,22 @@ def test_a_mean_of_means_is_the_mean_of_all_under_one_global_mask(seed: int) -> 
     assert torch.allclose(mean_of_means(updates, masks, weights)["w"], whole["w"], rtol=1e-6, atol=1e-6)
 
 
-def test_under_masks_of_their_own_it_is_not_unless_every_coordinate_has_its_weight() -> None:
-    updates, masks, weights = clients(8, 0.5, seed=3)
+@pytest.mark.parametrize("seed", range(5))
+def test_under_masks_of_their_own_it_is_not_unless_every_coordinate_has_its_weight(seed: int) -> None:
+    """docs/scale.md's proof, over two levels: means and weights by coordinate go up, as (mean, weight) pairs."""
+    updates, masks, weights = clients(12, 0.2, seed)
     whole = mean_of(updates, masks, weights, "holders")
-    assert (mean_of_means(updates, masks, weights)["w"] - whole["w"]).abs().max() > 0.05
-    sums = (
-        [torch.zeros(4, dtype=torch.float64) for _ in range(3)],
-        [torch.zeros(4, dtype=torch.float64) for _ in range(3)],
-    )
-    for i, (update, mask, weight) in enumerate(zip(updates, masks, weights, strict=True)):
-        sums[0][i // 3] += weight * update["w"].double()
-        sums[1][i // 3] += weight * mask["w"]
-    total, weight_at = sum(sums[0]), sum(sums[1])
-    expected = torch.where(weight_at > 0, PREVIOUS["w"] + total / weight_at.clamp(min=1), PREVIOUS["w"].double())
-    assert torch.allclose(whole["w"].double(), expected, rtol=1e-6)
+    assert (mean_of_means(updates, masks, weights)["w"] - whole["w"]).abs().max() > 0.01
+    leaves = [
+        (u["w"].double(), n * m["w"].double()) for u, m, n in zip(updates, masks, weights, strict=True)
+    ]  # of one site each
+
+    def joined(below: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        weight_at = sum(weight for _, weight in below)
+        total = sum(mean * weight for mean, weight in below)
+        return torch.where(weight_at > 0, total / weight_at, 0.0), weight_at
+
+    federations = [joined(group) for group in in_groups(leaves, 3)]
+    mean, weight_at = joined([joined(group) for group in in_groups(federations, 2)])
+    assert torch.allclose(whole["w"].double(), PREVIOUS["w"] + mean, rtol=1e-6)
+    assert torch.equal(whole["w"][weight_at == 0], PREVIOUS["w"][weight_at == 0])
