@@ -2,10 +2,11 @@
 
 The guard fails closed. First it attacks a positive control: the same images, trained on in the same steps and batches
 from the same weights, undefended. Where the attack rebuilds none of them, its failure on the update would prove
-nothing, and the update is withheld: so is every update of more steps or images than this attack can undo. Then it
-attacks the update as the server would see it, with known labels where every image can be guessed, at every level of
-noise (``privacy.leakage_guard``) until no image is rebuilt at the threshold. The update is withheld if the attack
-raises, if scores are not finite, or if the last level still leaks.
+nothing, and the update is withheld: so is every update of more steps or images than this attack can undo, and one of
+fewer values than its images have pixels, which anything explains. Then it attacks the update as the server would see
+it, with known labels where every image can be guessed, at every level of noise (``privacy.leakage_guard``) until no
+image is rebuilt at the threshold. The update is withheld if the attack raises, if scores are not finite, or if the last
+level still leaks.
 
 The error has the same text for every reason and holds no number, so that no score leaves. The images are scored in this
 module only. The guard protects against the attack that it runs, and no other.
@@ -20,6 +21,7 @@ from torch import Generator, Tensor
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, explained
+from prunella.attacks.engine.matching import determined
 from prunella.attacks.score.control import matched_view, rebuilt_control
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.core.errors import ConfigError, DefenseError, unknown
@@ -94,6 +96,9 @@ def guarded(
             if not any(bool(t.any()) for t in stronger.update.values()):
                 return stronger  # nothing leaves, so nothing is rebuilt
             seen = as_seen(view, stronger, private, settings.images)
+            if not determined(seen, task, len(private.y)):
+                logger.warning("the update has fewer values than its images have pixels: an attack proves nothing")
+                raise DefenseError(WITHHELD)
             rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack, starts)
             if not leaks(score(rebuilt, private), settings):
                 return stronger

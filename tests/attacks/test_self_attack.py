@@ -88,6 +88,23 @@ def test_an_update_that_the_attack_could_not_undo_without_a_defense_does_not_pas
     assert all(torch.equal(t, sent.update[name]) for name, t in passed.update.items())
 
 
+def test_fewer_values_than_pixels_cannot_be_judged_and_stay(monkeypatch) -> None:  # noqa: ANN001
+    """Anything explains them, so that the attack's failure would let out what public images undo."""
+    monkeypatch.setattr(self_attack, "control_succeeds", lambda *_: True)
+    view, sent, private = undefended(1, 4)
+    name = max(sent.update, key=lambda key: sent.update[key].numel())
+    for kept, leaves in ((255, False), (256, True)):
+        shared = {key: torch.zeros_like(t, dtype=torch.bool) for key, t in sent.update.items()}
+        shared[name].view(-1)[:kept] = True
+        few = dataclasses.replace(sent, update={key: t * shared[key] for key, t in sent.update.items()}, shared=shared)
+        lenient = LeakageGuard(iterations=1, psnr=101.0, ssim=1.0)
+        if leaves:
+            assert guarded(few, view, private, TASK, lenient, rehearsal(0, purpose="x")).update[name].any()
+        else:
+            with pytest.raises(DefenseError, match="withheld"):
+                guarded(few, view, private, TASK, lenient, rehearsal(0, purpose="x"))
+
+
 def test_the_guard_s_control_is_the_update_itself_without_its_defense(monkeypatch) -> None:  # noqa: ANN001
     view, sent, private = undefended(2, 2)
     noisy = dataclasses.replace(view, update={n: t + 1 for n, t in view.update.items()}, defenses=("gaussian",))
