@@ -224,7 +224,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         plan = _plan(session, round, received, memory.scheme)
         state = before_training(session, memory.state)
         batches, draws = session.batches(request), request.generator("defense")
-        result = local_update(session.procedure, received, batches, state, draws, plan)
+        result = local_update(session.procedure_of(round), received, batches, state, draws, plan)
         result = _to_cpu(after_training(session, request, received, result))
         seconds = time.perf_counter() - begin
         tell_small(session, result)
