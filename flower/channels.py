@@ -1,4 +1,4 @@
-"""Which channels of somebody else's model are one (``pruning.channels``), as a server tells its clients, who have arrays.
+"""Which channels of somebody else's model are one (``pruning.channels``), as a server tells clients, who have arrays.
 
 Of a group: how many channels, and the layers that write, carry and read them. What becomes of constants is not told.
 
@@ -31,7 +31,7 @@ def parsed(given: Any) -> Told:
     groups = [(units, *(tuple(map(str, layers)) for layers in rest)) for units, *rest in given]
     if not all(type(group[0]) is int and group[0] > 0 and len(group) == 4 for group in groups):
         raise ValueError
-    return tuple(groups)  # type: ignore[arg-type]
+    return tuple(groups)
 
 
 def read(given: Told, like: Tree) -> list[Group]:

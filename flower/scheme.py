@@ -30,6 +30,7 @@ from prunella.core.config import Run, parse_run
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.trees import Mask, Tree, apply_mask, map_trees, scale, zeros_like
 from prunella.flower.channels import Told, parsed, read
+from prunella.pruning.channels import Group
 from prunella.strategies import Scheme, find, scheme_settings
 from prunella.strategies.prunefl import MaskRule, settled, with_limit
 from prunella.strategies.round.plan import LocalPlan, Readjust, RoundContext
@@ -130,8 +131,11 @@ class SchemeOrder:
         planner = self.found.client.plan if self.scheme and self.round else None
         if planner is None:
             return LocalPlan()
-        kept, fresh, accuracy = known
-        return planner(RoundContext(self.run, self.given, self.round, params, mask, names, kept, fresh, accuracy))
+
+        def groups() -> list[Group]:
+            return read(self.channels, params)
+
+        return planner(RoundContext(self.run, self.given, self.round, params, mask, names, *known, groups))
 
     def needs_loop(self, policy: Policy) -> list[str]:
         """The scheme, if it works inside the loop: on gradients of single steps that this site lets it have, or on

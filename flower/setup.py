@@ -162,6 +162,5 @@ class Setup:
         prices = tuple(costs[name] for name in names) if costs else ()
         whole = getattr(self.settings, "granularity", "weight") == "filter"
         channels = told(scheme.model.groups) if whole and (part.plan is not None or not server_round) else ()
-        return SchemeOrder(
-            run.strategy, server_round, run.rate, run.local_steps, names, prices, json.dumps(self.raw), channels=channels
-        )
+        asked = (run.strategy, server_round, run.rate, run.local_steps, names, prices, json.dumps(self.raw))
+        return SchemeOrder(*asked, channels=channels)

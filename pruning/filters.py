@@ -13,9 +13,9 @@ Order, lowest first, ties by group and index:
   size; without that the widest layers are emptied first. Every group keeps a tenth of its channels (``LEAST``).
 * ``scope`` "layer": by the share of the group that stands lower, so that all groups lose the same share.
 
-Channels go while no more than a share ``rate`` of the prunable weights is gone (``keep_channels``), or by two numbers of
-weights, the second of which is a limit (``channels_within``). A channel without a weight left in ``inside`` stays out.
-NaN raises ``ValueError``.
+Channels go while no more than a share ``rate`` of the prunable weights is gone (``keep_channels``), or by numbers of
+weights, one of which is a limit (``channels_within``). A channel without a weight left in ``inside`` stays out. NaN
+raises ``ValueError``.
 """
 
 import math
@@ -47,8 +47,8 @@ def channels_within(
     scope: Scope,
     inside: Mask | None = None,
 ) -> Mask:
-    """The same by numbers of prunable weights: channels go while more than the second are left, then while no fewer than
-    the first would be."""
+    """The same by two numbers of prunable weights: channels go while more than the second are left, and then while no
+    fewer than the first would be."""
     before = full_mask(scores) if inside is None else inside
     own = [torch.cat(_own(group, before, prunable), 1) for group in groups]
     alive = [rows.any(1) for rows in own]

@@ -87,7 +87,7 @@ def _greedy(blocks: list[Block], fixed: Sequence[Tensor], overhead: float, most:
     sizes = [*map(len, fixed), 1]
     alive = torch.cat([*fixed, torch.ones(1, dtype=torch.bool)])  # the last is what is in no group
     brings = torch.zeros(len(alive), 3, dtype=torch.float64)
-    there, bring = alive.split(sizes), brings.split(sizes)  # of each group, in the same memory
+    there, bring = torch.split(alive, sizes), torch.split(brings, sizes)  # of each group, in the same memory
     kept = torch.zeros(3, dtype=torch.float64)
     for row, column, block in blocks:
         bring[row].add_(torch.einsum("rck,c->rk", block, there[column].double()))
