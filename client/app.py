@@ -50,6 +50,7 @@ from prunella.privacy.chain import fits, flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, line, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
+from prunella.pruning.channels import Group, channel_groups
 from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
@@ -162,10 +163,11 @@ def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree
     def fresh() -> Tree:
         return to_device(initial_weights(session.data.task, session.run.seed)[0], session.device)
 
-    names, settings = prunable(module), session.scheme_settings
-    return plan(
-        RoundContext(session.run, settings, round, received.params, received.mask, names, kept, fresh, accuracy)
-    )
+    def groups() -> list[Group]:
+        return channel_groups(module, session.data.task.shape)
+
+    params, mask, names, settings = received.params, received.mask, prunable(module), session.scheme_settings
+    return plan(RoundContext(session.run, settings, round, params, mask, names, kept, fresh, accuracy, groups))
 
 
 def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
@@ -224,7 +226,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
         plan = _plan(session, round, received, memory.scheme)
         state = before_training(session, memory.state)
         batches, draws = session.batches(request), request.generator("defense")
-        result = local_update(session.procedure, received, batches, state, draws, plan)
+        result = local_update(session.procedure_of(round), received, batches, state, draws, plan)
         result = _to_cpu(after_training(session, request, received, result))
         seconds = time.perf_counter() - begin
         tell_small(session, result)

@@ -14,7 +14,7 @@ no nats are printed with one. The virtual clients of a simulation have no config
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -229,8 +229,14 @@ class Session:
         chain: Chain = build_chain(run.defense_names, self.raw)
         sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
         task, expected = self.data.task, min(run.batch_size, len(self.data.examples))
-        shape = task.shape if self.scheme.client.sends_importance is None else None
-        return Procedure(task.build().to(self.device), sgd, chain, expected, shape=shape)
+        return Procedure(task.build().to(self.device), sgd, chain, expected, shape=task.shape)
+
+    def procedure_of(self, round: int) -> Procedure:
+        """The dense network's in the rounds in which squared gradients of pruned weights may be asked for, whether they
+        are or not: the same question has the same answer."""
+        sends = self.scheme.client.sends_importance
+        dense = sends is not None and sends(self.scheme_settings, round)
+        return replace(self.procedure, shape=None) if dense else self.procedure
 
     @cached_property
     def settings(self) -> str:

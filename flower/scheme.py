@@ -29,9 +29,10 @@ from prunella.client.policy import Policy
 from prunella.core.config import Run, parse_run
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.trees import Mask, Tree, apply_mask, map_trees, scale, zeros_like
-from prunella.pruning.prunefl import reconfigure
+from prunella.flower.channels import Told, parsed, read
+from prunella.pruning.channels import Group
 from prunella.strategies import Scheme, find, scheme_settings
-from prunella.strategies.prunefl import settled, with_limit
+from prunella.strategies.prunefl import MaskRule, settled, with_limit
 from prunella.strategies.round.plan import LocalPlan, Readjust, RoundContext
 
 FIRST, IMPORTANCE, BASE, FRESH = "mask", "prunella-importance", "prunella-base", "prunella-fresh"
@@ -60,8 +61,8 @@ NOTHING = Known()
 @dataclass(frozen=True)
 class SchemeOrder:
     """A scheme's round. ``names`` are the arrays that it prunes, ``costs`` of a weight of each (PruneFL's first mask);
-    round 0 makes the first mask; ``starts``: the message has the weights that the run starts from. No scheme orders
-    nothing."""
+    round 0 makes the first mask; ``starts``: the message has the weights that the run starts from; ``channels`` are
+    those that are one, where whole filters go. No scheme orders nothing."""
 
     scheme: str = ""
     round: int = 0
@@ -71,6 +72,7 @@ class SchemeOrder:
     costs: tuple[float, ...] = ()
     settings: str = "{}"
     starts: bool = False
+    channels: Told = ()
 
     def record(self) -> dict[str, Any]:
         """As a config record holds it."""
@@ -86,7 +88,7 @@ class SchemeOrder:
         try:
             given = json.loads(str(text))
             lists = {"names": tuple(map(str, given["names"])), "costs": tuple(map(float, given["costs"]))}
-            order = cls(**{**given, **lists})
+            order = cls(**{**given, **lists, "channels": parsed(given.get("channels", ()))})
             known = isinstance(order.round, int) and order.round >= 0
         except (ValueError, TypeError, KeyError):
             known = False
@@ -129,8 +131,11 @@ class SchemeOrder:
         planner = self.found.client.plan if self.scheme and self.round else None
         if planner is None:
             return LocalPlan()
-        kept, fresh, accuracy = known
-        return planner(RoundContext(self.run, self.given, self.round, params, mask, names, kept, fresh, accuracy))
+
+        def groups() -> list[Group]:
+            return read(self.channels, params)
+
+        return planner(RoundContext(self.run, self.given, self.round, params, mask, names, *known, groups))
 
     def needs_loop(self, policy: Policy) -> list[str]:
         """The scheme, if it works inside the loop: on gradients of single steps that this site lets it have, or on
@@ -168,7 +173,8 @@ class LocalScheme:
             settings = with_limit(order.given, order.rate)
             moves = max(1, settings.initial_steps // settings.initial_interval)
             cost = {n: c for n, c in zip(order.names, order.costs, strict=True) if n in names}
-            return cls(names, True, _first_move(settings, cost), settings.initial_interval, moves, first=True)
+            rule = MaskRule(settings, cost, read(order.channels, params))
+            return cls(names, True, _first_move(rule), settings.initial_interval, moves, first=True)
         plan = order.plan(params, mask, names, known)
         if plan.readjust is not None:
             return cls(names, True, plan.readjust, plan.before, 1, plan=plan)
@@ -203,9 +209,9 @@ def _plus_square(squares: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(squares, gradient, gradient)
 
 
-def _first_move(settings: Any, cost: dict[str, float]) -> Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]:
+def _first_move(rule: MaskRule) -> Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]:
     def move(params: Tree, squares: Tree, mask: Mask) -> tuple[Tree, Mask]:
-        after = reconfigure(params, squares, mask, cost, settings)
+        after = rule.next_mask(params, squares, mask)
         return apply_mask(params, after), after
 
     return move

@@ -18,6 +18,7 @@ from prunella.core.config import Run, kebab, parse_run
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Mask, Tree, full_mask
 from prunella.flower.arrays import floats
+from prunella.flower.channels import told
 from prunella.flower.legacy import positions
 from prunella.flower.prunable import prunable_names
 from prunella.flower.scheme import SchemeOrder
@@ -157,6 +158,9 @@ class Setup:
         if not asks:
             return SchemeOrder()
         names = tuple(sorted(scheme.model.prunable))
-        costs = scheme.costs() if isinstance(scheme, PruneFL) and not server_round else {}
-        told = tuple(costs[name] for name in names) if costs else ()
-        return SchemeOrder(run.strategy, server_round, run.rate, run.local_steps, names, told, json.dumps(self.raw))
+        costs = scheme.rule.cost if isinstance(scheme, PruneFL) and not server_round else {}
+        prices = tuple(costs[name] for name in names) if costs else ()
+        whole = getattr(self.settings, "granularity", "weight") == "filter"
+        channels = told(scheme.model.groups) if whole and (part.plan is not None or not server_round) else ()
+        asked = (run.strategy, server_round, run.rate, run.local_steps, names, prices, json.dumps(self.raw))
+        return SchemeOrder(*asked, channels=channels)

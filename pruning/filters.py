@@ -13,12 +13,13 @@ Order, lowest first, ties by group and index:
   size; without that the widest layers are emptied first. Every group keeps a tenth of its channels (``LEAST``).
 * ``scope`` "layer": by the share of the group that stands lower, so that all groups lose the same share.
 
-Channels go while no more than a share ``rate`` of the prunable weights is gone. A channel without a weight left in
-``inside`` stays out. NaN raises ``ValueError``.
+Channels go while no more than a share ``rate`` of the prunable weights is gone (``keep_channels``), or by numbers of
+weights, one of which is a limit (``channels_within``). A channel without a weight left in ``inside`` stays out. NaN
+raises ``ValueError``.
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
@@ -34,6 +35,20 @@ def keep_channels(
     scores: Tree, groups: Sequence[Group], prunable: Set[str], rate: float, scope: Scope, inside: Mask | None = None
 ) -> Mask:
     """The mask of a network without the channels that score lowest, which no channel outside of ``inside`` enters."""
+    total = sum(scores[name].numel() for name in scores if name in prunable)
+    return channels_within(scores, groups, prunable, (kept_count(total, rate), total), scope, inside)
+
+
+def channels_within(
+    scores: Tree,
+    groups: Sequence[Group],
+    prunable: Set[str],
+    weights: tuple[int, int],
+    scope: Scope,
+    inside: Mask | None = None,
+) -> Mask:
+    """The same by two numbers of prunable weights: channels go while more than the second are left, and then while no
+    fewer than the first would be."""
     before = full_mask(scores) if inside is None else inside
     own = [torch.cat(_own(group, before, prunable), 1) for group in groups]
     alive = [rows.any(1) for rows in own]
@@ -42,13 +57,23 @@ def keep_channels(
         for number, group in enumerate(groups)
         for place in _keyed(number, torch.cat(_own(group, scores, prunable), 1), own[number], scope)
     ]
-    kept = _Kept(groups, {name: scores[name].numel() for name in scores if name in prunable}, alive)
-    least = kept_count(kept.total, rate)
+    kept = _Kept(groups, scores, prunable, [int(stays.sum()) for stays in alive])
+    least, most = weights
     for _, number, unit in sorted(ranked):
-        if not kept.remove(number, least):
+        if not kept.remove(number, least if kept.now <= most else 0):
             break
         alive[number][unit] = False
-    return _mask(scores, groups, prunable, alive)
+    return channel_mask(scores, groups, prunable, alive)
+
+
+def fewest(units: int) -> int:
+    """How many of so many channels always stay."""
+    return math.ceil(LEAST * units)
+
+
+def fewest_weights(like: Tree, groups: Sequence[Group], prunable: Set[str]) -> int:
+    """How many prunable weights always stay."""
+    return _Kept(groups, like, prunable, [fewest(group.units) for group in groups]).now
 
 
 def _own(group: Group, tree: Tree, prunable: Set[str]) -> list[Tensor]:
@@ -65,7 +90,7 @@ def _keyed(number: int, scores: Tensor, inside: Tensor, scope: Scope) -> list[tu
     means = (scores.double() * inside).sum(1) / inside.sum(1).clamp(min=1)
     order = means.masked_fill(~inside.any(1), -torch.inf).argsort(stable=True).tolist()
     size = float(means.abs().sum()) / left or 1.0
-    last = units - min(left, math.ceil(LEAST * units))
+    last = units - min(left, fewest(units))
     places = range(units - left, last)
     return [(float(means[order[at]]) / size if scope == "global" else at / units, number, order[at]) for at in places]
 
@@ -73,11 +98,11 @@ def _keyed(number: int, scores: Tensor, inside: Tensor, scope: Scope) -> list[tu
 class _Kept:
     """How many prunable weights stay, as channels go: a share of its rows times a share of its columns of each."""
 
-    def __init__(self, groups: Sequence[Group], sizes: Mapping[str, int], alive: Sequence[Tensor]) -> None:
-        self.total = sum(sizes.values())
-        self.alive = [int(stays.sum()) for stays in alive]
+    def __init__(self, groups: Sequence[Group], like: Tree, prunable: Set[str], alive: Sequence[int]) -> None:
+        sizes = {name: like[name].numel() for name in like if name in prunable}
+        self.alive = list(alive)
         self.factors: dict[str, list[int]] = {name: [] for name in sizes}  # the groups of its rows and its columns
-        self.size = dict(sizes)
+        self.size = sizes
         for number, group in enumerate(groups):
             for layer in (*group.writers, *group.carriers, *(reader.layer for reader in group.readers)):
                 if f"{layer}.weight" in sizes:
@@ -101,7 +126,8 @@ class _Kept:
         return True
 
 
-def _mask(like: Tree, groups: Sequence[Group], prunable: Set[str], alive: Sequence[Tensor]) -> Mask:
+def channel_mask(like: Tree, groups: Sequence[Group], prunable: Set[str], alive: Sequence[Tensor]) -> Mask:
+    """The mask of a network of the channels ``alive``, [U] bool for each group."""
     mask = full_mask(like)
     for group, stays in zip(groups, alive, strict=True):
         for name in (f"{layer}.weight" for layer in (*group.writers, *group.carriers)):

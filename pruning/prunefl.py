@@ -8,7 +8,7 @@ current Γ. Only a share of the weights may leave at a time: the smallest by mag
 
 Departures: t is not timed on a device but counted, multiply-adds per weight relative to their mean (``cost="flops"``)
 or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio
-deciding who is left out. The largest weight of a layer never leaves.
+deciding who is left out. The largest weight of a layer never leaves. Whole filters: ``pruning.prunefl_filters``.
 """
 
 from collections.abc import Mapping, Set
@@ -45,6 +45,11 @@ def _costs(params: Tree, cost: Mapping[str, float], names: list[str]) -> torch.T
     return torch.cat([torch.full((params[name].numel(),), float(cost[name]), dtype=torch.float64) for name in names])
 
 
+def may_leave(held: int, settings: Reconfiguration, round: int) -> int:
+    """How many of so many kept weights may leave at a time."""
+    return int(settings.prunable_share * 0.5 ** (round / settings.half_life) * held)
+
+
 def greedy_set(gain: torch.Tensor, cost: torch.Tensor, fixed: torch.Tensor, overhead: float) -> torch.Tensor:
     """Alg. 2 on flat tensors [n]: the bool mask of ``fixed`` and every candidate whose ratio beats the current Γ.
 
@@ -71,11 +76,11 @@ def reconfigure(
     names = [name for name in params if name in cost]
     gain, price = _flat(importance, names), _costs(params, cost, names)
     inside = _flat(mask, names).bool()
-    share = settings.prunable_share * 0.5 ** (round / settings.half_life)
+    held = int(inside.sum())
     outside_last = map_trees(lambda w, m: w.abs().double().masked_fill(~m, -1.0), params, mask)
     magnitude = torch.cat([best_first(outside_last[name]) for name in names])
     limit = max(len(names), int(settings.max_density * len(gain)) if settings.max_density else len(gain))
-    fixed = keep_largest(magnitude, max(len(names), min(int(inside.sum()) - int(share * int(inside.sum())), limit)))
+    fixed = keep_largest(magnitude, max(len(names), min(held - may_leave(held, settings, round), limit)))
     chosen = greedy_set(gain, price, fixed, settings.fixed_cost * float(price.sum()))
     if int(chosen.sum()) > limit:
         rank = torch.where(fixed, torch.inf, gain / price)

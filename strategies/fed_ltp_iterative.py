@@ -21,11 +21,12 @@ from prunella.core.config import Rate, Run
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.ltp import further_masks
+from prunella.pruning.scores import magnitude
 from prunella.strategies.round.personal import to_bytes, to_tensor
 from prunella.strategies.round.roster import Member, selected
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
-from prunella.strategies.tickets import TicketSettings, winning_ticket
+from prunella.strategies.tickets import FILTERS, Ticket, TicketSettings, winning_ticket
 from prunella.wire.encode import decode_mask, encode_mask
 
 
@@ -64,10 +65,21 @@ class FedLTPIterative(MaskedMean):
         run, settings = self.run, self.settings
         ticket = winning_ticket(self.model, run, settings)
         count = settings.slots or selected(len(members), run.fraction, run.min_clients)
-        plan = (run.rate, settings.further, count)
-        masks = further_masks(ticket.params, ticket.mask, self.model.prunable, plan, settings.rule)
+        if settings.granularity == "filter":
+            masks = self._fewer_filters(ticket, count)
+        else:
+            plan = (run.rate, settings.further, count)
+            masks = further_masks(ticket.params, ticket.mask, self.model.prunable, plan, settings.rule)
         self._slots = [encode_mask(mask) for mask in masks]
         return apply_mask(ticket.params, masks[0]), masks[0]
+
+    def _fewer_filters(self, ticket: Ticket, count: int) -> list[Mask]:
+        """The models of whole channels, of the same retentions p_i."""
+        masks, rate, further = [ticket.mask], self.run.rate, self.settings.further
+        for times in range(1, count + 1):
+            gone = 1 - (1 - rate) * (1 - further) ** times
+            masks.append(self.model.keep(magnitude(ticket.params), gone, FILTERS, masks[-1]))
+        return masks[1:]
 
     def models(self, like: Tree) -> list[Mask]:
         """The models' masks, the largest first."""

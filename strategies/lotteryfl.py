@@ -9,16 +9,20 @@ The client's own disk has the last word on its mask, so a lost reply costs a rou
 shrank (one bit about accuracy on held-out data), leave outside the defenses.
 
 Departures: the target is the run's ``rate`` and the last step is shortened to meet it exactly; a layer keeps at least
-its largest weight; ``rewind`` off goes on from the received weights. The paper's models are personal, so
+its largest weight; ``rewind`` off goes on from the received weights; with ``granularity`` "filter" a client prunes
+whole channels (``pruning.filters``), and then trains a small network of its own. The paper's models are personal, so
 ``evaluation=clients`` measures what it measures; the global model's accuracy is beside the point here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prunella.core.config import Rate, Share
 from prunella.core.trees import Mask, Tree, apply_mask, count, intersect
+from prunella.pruning.channels import Group
+from prunella.pruning.filters import keep_channels
 from prunella.pruning.scores import magnitude
-from prunella.pruning.selection import Scope, below, density, keep_by_score
+from prunella.pruning.selection import Granularity, Scope, below, density, keep_by_score
 from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import Contribution, Expected
@@ -34,14 +38,26 @@ class LotteryFLSettings:
     step: Share = 0.2  #: share of the remaining weights that a pruning removes
     rewind: bool = True  #: go back to the run's initial weights after a pruning
     scope: Scope = "global"  #: rank weights over all layers together, or within each
+    granularity: Granularity = "weight"  #: what goes at once: a weight, or a filter with all added into its channel
 
 
-def shrink(params: Tree, mask: Mask, prunable: frozenset[str], rate: float, settings: LotteryFLSettings) -> Mask:
-    """The next mask on the way to ``rate``: inside ``mask``, or ``mask`` itself once the rate is reached."""
+def shrink(
+    params: Tree,
+    mask: Mask,
+    prunable: frozenset[str],
+    rate: float,
+    settings: LotteryFLSettings,
+    groups: Sequence[Group] = (),
+) -> Mask:
+    """The next mask on the way to ``rate``: inside ``mask``, or ``mask`` itself once the rate is reached. With
+    ``groups`` whole channels go."""
     removed = 1 - density(mask, prunable)
     target = min(rate, 1 - (1 - removed) * (1 - settings.step))
-    ranked = below(magnitude(params), mask)
-    smaller = intersect(keep_by_score(ranked, prunable, target, settings.scope), mask)
+    if groups:
+        smaller = keep_channels(magnitude(params), groups, prunable, target, settings.scope, mask)
+    else:
+        ranked = below(magnitude(params), mask)
+        smaller = intersect(keep_by_score(ranked, prunable, target, settings.scope), mask)
     return smaller if count(smaller) < count(mask) else mask
 
 
@@ -50,7 +66,8 @@ def plan(context: RoundContext) -> LocalPlan:
     mine = intersect(context.kept["mask"], context.mask) if "mask" in context.kept else context.mask
     weights, after = apply_mask(context.params, mine), mine
     if context.accuracy(weights) > context.settings.accuracy:
-        after = shrink(weights, mine, context.prunable, context.run.rate, context.settings)
+        groups = context.groups() if context.settings.granularity == "filter" else ()
+        after = shrink(weights, mine, context.prunable, context.run.rate, context.settings, groups)
     pruned = after is not mine
     start = context.fresh() if pruned and context.settings.rewind else context.params
     return LocalPlan(start=apply_mask(start, after), mask=after, keep={"mask": after})

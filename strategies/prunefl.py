@@ -2,6 +2,7 @@
 
 Jiang et al., IEEE TNNLS 2022 (arXiv 1909.12326), Sec. III; the set that is kept is found in ``pruning.prunefl``.
 The client with the lowest number prunes first (``initial_mask``, run by the client) and sends back a mask, no weights.
+With ``granularity`` "filter" whole channels move (``pruning.prunefl_filters``), of the same squared gradients.
 Every ``adjust_interval`` rounds clients add the mean squared gradient of every prunable weight to their reply.
 
 What this costs in privacy: the first mask depends on one client's data, and importances are squared gradients. A
@@ -12,11 +13,12 @@ along and leaves the mask to the others (``client.policy``); where all do, the m
 Departure: the paper reconfigures every 50 rounds of a 10 000-round run; ``adjust_interval`` is scaled to short runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from logging import WARNING
+from typing import NamedTuple
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -28,8 +30,10 @@ from prunella.core.errors import WireError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
 from prunella.privacy.chain import ChainState
+from prunella.pruning.channels import Group, channel_groups
 from prunella.pruning.prunefl import Reconfiguration, reconfigure, weight_cost
-from prunella.pruning.selection import density
+from prunella.pruning.prunefl_filters import most_weights, of_channels, reconfigure_filters
+from prunella.pruning.selection import Granularity, density
 from prunella.strategies.round.client_part import ClientPart, FirstMask
 from prunella.strategies.round.local import Procedure, Received, train
 from prunella.strategies.round.replies import Contribution
@@ -54,6 +58,7 @@ class PruneFLSettings(Reconfiguration):
     adjust_interval: Count = 4  #: rounds between moves of the mask
     initial_steps: Count = 20  #: most steps of the client that prunes first
     initial_interval: Count = 5  #: of those steps, how many between moves of the mask
+    granularity: Granularity = "weight"  #: what moves at once: a weight, or a filter with all added into its channel
 
 
 def with_limit(settings: PruneFLSettings, rate: float) -> PruneFLSettings:
@@ -61,8 +66,33 @@ def with_limit(settings: PruneFLSettings, rate: float) -> PruneFLSettings:
     return settings if settings.max_density else PruneFLSettings(**{**settings.__dict__, "max_density": 1 - rate})
 
 
+class MaskRule(NamedTuple):
+    """How the mask moves. ``cost`` is of a weight of each prunable tensor; ``groups`` are the channels that move, if
+    not single weights."""
+
+    settings: PruneFLSettings
+    cost: Mapping[str, float]
+    groups: Sequence[Group] = ()
+
+    def next_mask(self, params: Tree, importance: Tree, mask: Mask, round: int = 0) -> Mask:
+        """From weights and mean squared gradients."""
+        if self.groups:
+            return reconfigure_filters(params, importance, mask, self.groups, self.cost, self.settings, round)
+        return reconfigure(params, importance, mask, self.cost, self.settings, round)
+
+    def is_first(self, mask: Mask) -> bool:
+        """Whether a client may make this mask: every bias, something of every layer, no more than the limit."""
+        names, most = frozenset(self.cost), self.settings.max_density
+        if not all(bool(mask[name].any() if name in names else mask[name].all()) for name in mask):
+            return False
+        if not self.groups:
+            return density(mask, names) <= most
+        few = count({name: mask[name] for name in names}) <= most_weights(mask, self.groups, names, most)
+        return few and of_channels(mask, self.groups, names)
+
+
 def initial_mask(
-    scheme: tuple[PruneFLSettings, Mapping[str, float]],
+    rule: MaskRule,
     procedure: Procedure,
     received: Received,
     batches: Iterator[Examples],
@@ -70,12 +100,12 @@ def initial_mask(
     generator: PrivateGenerator,
 ) -> Mask:
     """Initial pruning on a client: train, reconfigure on its own squared gradients, repeat until settled."""
-    settings, cost = scheme
+    settings = rule.settings
     params, mask = received.params, received.mask
     for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
         start = Received(params, mask, received.buffers)
         done = train(procedure, params, start, islice(batches, settings.initial_interval), state, generator)
-        before, mask = mask, reconfigure(done.params, done.squares, mask, cost, settings)
+        before, mask = mask, rule.next_mask(done.params, done.squares, mask)
         params, state = apply_mask(done.params, mask), done.state
         if settled(before, mask):
             break
@@ -91,7 +121,8 @@ def first_mask(run: Run, settings: PruneFLSettings, task: Task) -> FirstMask:
     """The client's half of initial pruning."""
     limited, module = with_limit(settings, run.rate), task.build()
     cost = weight_cost(module, task.shape, prunable(module), limited.cost)
-    return FirstMask(limited.initial_steps, partial(initial_mask, (limited, cost)))
+    groups = channel_groups(module, task.shape) if limited.granularity == "filter" else ()
+    return FirstMask(limited.initial_steps, partial(initial_mask, MaskRule(limited, cost, groups)))
 
 
 def sends_importance(settings: PruneFLSettings, round: int) -> bool:
@@ -110,9 +141,12 @@ class PruneFL(MaskedMean):
         self._importance: Tree | None = None
         self._weight: Tree | None = None
 
-    def costs(self) -> dict[str, float]:
-        """Of a weight of each prunable tensor."""
-        return weight_cost(self.model.module, self.model.shape, self.model.prunable, self.settings.cost)
+    @cached_property
+    def rule(self) -> MaskRule:
+        """How the mask moves."""
+        model, settings = self.model, self.settings
+        groups = model.groups if settings.granularity == "filter" else ()
+        return MaskRule(settings, weight_cost(model.module, model.shape, model.prunable, settings.cost), groups)
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         """Ask members one after the other, lowest client first, until one answers with a valid mask."""
@@ -133,7 +167,7 @@ class PruneFL(MaskedMean):
         return everything
 
     def read_mask(self, reply: Message, everything: Mask) -> Mask | None:
-        """A mask that keeps every bias, something of every layer and no more than the limit, or None."""
+        """A mask that a client may make, or None."""
         if reply.has_error() or "mask" not in reply.content.array_records:
             return None
         record = reply.content.array_records["mask"]
@@ -142,9 +176,7 @@ class PruneFL(MaskedMean):
             mask = mask_from_coded(record, everything)
         except WireError:
             return None
-        whole = all(bool(mask[name].all()) for name in mask if name not in self.model.prunable)
-        alive = all(bool(mask[name].any()) for name in self.model.prunable)
-        return mask if whole and alive and density(mask, self.model.prunable) <= self.settings.max_density else None
+        return mask if self.rule.is_first(mask) else None
 
     def importance_names(self, server_round: int) -> frozenset[str]:
         return self.model.prunable if sends_importance(self.settings, server_round) else frozenset()
@@ -175,4 +207,4 @@ class PruneFL(MaskedMean):
             )
             return mask
         mean = map_trees(lambda t, w: t / w.clamp(min=1), importance, weight)
-        return reconfigure(params, {**zeros_like(params), **mean}, mask, self.costs(), self.settings, server_round)
+        return self.rule.next_mask(params, {**zeros_like(params), **mean}, mask, server_round)

@@ -5,12 +5,13 @@ function is pure: what it wants to remember is in ``LocalPlan.keep``, which the 
 in ``RoundContext.kept`` in the next round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree
+from prunella.pruning.channels import Group
 from prunella.pruning.powerprop import Power
 
 Readjust = Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]
@@ -21,7 +22,8 @@ class RoundContext:
     """What a client knows when it plans a round.
 
     ``params`` and ``mask`` are as received; ``settings`` is the scheme's section; ``fresh`` makes the weights the run
-    started from, ``accuracy`` is the share of held-out examples that weights label right.
+    started from, ``accuracy`` is the share of held-out examples that weights label right, and ``groups`` finds the
+    channels that are one, for a scheme of whole filters.
     """
 
     run: Run
@@ -33,6 +35,7 @@ class RoundContext:
     kept: dict[str, Tree]
     fresh: Callable[[], Tree]
     accuracy: Callable[[Tree], float]
+    groups: Callable[[], Sequence[Group]] = tuple
 
 
 @dataclass(frozen=True)

@@ -147,11 +147,14 @@ def test_a_client_says_once_for_each_mask_that_it_trains_the_small_network(
         trained("plain", round, width)
     sizes = [sum(int(m.sum()) for m in sub_mask(TASK.build(), TASK.shape, width).values()) for width in (0.5, 0.25)]
     assert said == [(kept, 21_882) for kept in sizes]
-    trained("wanted", 1, 0.5, strategy="prunefl")  # whose server is told the gradients of pruned weights
+    for scheme in ("prunefl", "fedtiny"):  # whose server may be told the gradients of pruned weights in round 4
+        trained(f"wanted-{scheme}", 4, 0.5, strategy=scheme)
     trained("watched", 1, 0.5, defenses="gaussian")  # draws for every coordinate
     assert len(said) == 2
     trained("unneeded", 1, 0.5, defenses="priprune")  # does without those of pruned rows and columns
-    assert len(said) == 3
+    for scheme in ("prunefl", "fedtiny"):
+        trained(f"unwanted-{scheme}", 3, 0.5, strategy=scheme)
+    assert len(said) == 5
 
 
 @pytest.mark.parametrize("defenses", ["none", "dgp"])

@@ -17,6 +17,7 @@ from prunella.flower.defend import Defend
 from prunella.flower.loop import protected
 from prunella.flower.prune import Prune
 from prunella.privacy.chain import build_chain
+from prunella.pruning.prunefl_filters import of_channels
 from prunella.strategies.lotteryfl import LotteryFLSettings, plan
 from prunella.strategies.round.plan import RoundContext
 from prunella.strategies.round.replies import build_reply
@@ -24,7 +25,19 @@ from prunella.tasks.training import evaluate
 from prunella.wire.records import from_dense, mask_from_coded, record_bytes, to_coded
 from tests.flower.foreign import Net, Seen, batches, load, make, plain, run
 from tests.flower.test_defend import Norm, store
-from tests.flower.test_scheme import NAMES, Looked, Rounded, Watched, Wire, assert_no_larger, equal, guarded, ours
+from tests.flower.test_scheme import (
+    GROUPS,
+    MODEL,
+    NAMES,
+    Looked,
+    Rounded,
+    Watched,
+    Wire,
+    assert_no_larger,
+    equal,
+    guarded,
+    ours,
+)
 
 # Of its held-out images the untrained model labels 10 % of the first client's right and 7.5 % of the second's.
 SETTINGS: dict[str, Any] = {"accuracy": 0.09, "step": 0.3, "rewind": True}
@@ -60,11 +73,16 @@ def lotteries(folder: Path, rounds: int, defenses: str, **more: Any) -> tuple[Wa
 
 
 @pytest.mark.parametrize("rewind", [True, False])
-@pytest.mark.parametrize("defenses", ["none", "dgp", "mask-hiding"])
-def test_its_masks_updates_and_error_feedback_are_our_own_client_s(defenses: str, rewind: bool, tmp_path: Path) -> None:
-    layer, looked, seen = lotteries(tmp_path, 4, defenses, rewind=rewind)
+@pytest.mark.parametrize(
+    ("defenses", "granularity"), [("none", "weight"), ("dgp", "weight"), ("mask-hiding", "weight"), ("none", "filter")]
+)
+def test_its_masks_updates_and_error_feedback_are_our_own_client_s(
+    defenses: str, granularity: str, rewind: bool, tmp_path: Path
+) -> None:
+    more = {"rewind": rewind, "granularity": granularity}
+    layer, looked, seen = lotteries(tmp_path, 4, defenses, **MODEL, **more)
     assert not seen.errors
-    settings, chain = LotteryFLSettings(**{**SETTINGS, "rewind": rewind}), build_chain([defenses], {})
+    settings, chain = LotteryFLSettings(**{**SETTINGS, **more}), build_chain([defenses], {})
     config = parse_run({"strategy": "lotteryfl", "rate": 0.6})
     first, shrank = looked.sent[0], [0, 0]
     states: list[Any] = [{}, {}]
@@ -79,6 +97,7 @@ def test_its_masks_updates_and_error_feedback_are_our_own_client_s(defenses: str
                 *(config, settings, round, received, mask, NAMES, kept[client]),
                 lambda: first,
                 lambda weights, x=x, y=y: evaluate(Net(), weights, {}, x, y).accuracy,
+                lambda: GROUPS,
             )
             how = plan(context)
             done = ours(client, received, mask, states[client], chain, how)
@@ -104,6 +123,7 @@ def test_its_masks_updates_and_error_feedback_are_our_own_client_s(defenses: str
         mean = map_trees(lambda w, t, n: w + t / n.clamp(min=1), looked.sent[round - 1], total, holders)
         if defenses != "mask-hiding":
             assert all(torch.allclose(looked.made[round][n], mean[n], atol=1e-6) for n in mean)
+    assert all(of_channels(mask, GROUPS, NAMES) == (granularity == "filter") for mask in held)
     assert min(shrank) > 0 and max(shrank) > 1 and not equal(held[0], held[1]), shrank
     if defenses == "dgp":
         assert equal(store(tmp_path, 0).load(5).state["dgp"]["error"], states[0]["dgp"]["error"])

@@ -24,10 +24,13 @@ from prunella.flower.loop import protected
 from prunella.flower.prune import Prune
 from prunella.flower.scheme import LocalScheme, SchemeOrder
 from prunella.privacy.chain import build_chain, start
+from prunella.pruning.channels import channel_groups
 from prunella.pruning.feddst import vote
 from prunella.pruning.prunefl import reconfigure, weight_cost
+from prunella.pruning.prunefl_filters import of_channels
+from prunella.pruning.selection import density
 from prunella.strategies.feddst import FedDSTSettings, plan
-from prunella.strategies.prunefl import PruneFLSettings, initial_mask, with_limit
+from prunella.strategies.prunefl import MaskRule, PruneFLSettings, initial_mask, with_limit
 from prunella.strategies.round.local import LocalResult, Procedure, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
@@ -38,6 +41,7 @@ from tests.flower.foreign import RATE, Net, Seen, batches, make, plain, run, tre
 from tests.flower.test_defend import store
 
 NAMES = frozenset({"conv.weight", "fc1.weight", "fc2.weight"})
+GROUPS = channel_groups(Net(), (1, 8, 8))
 MODEL: dict[str, Any] = {"model": Net(), "shape": (1, 8, 8)}
 Loop = Callable[[nn.Module, Message, Context], Any]
 
@@ -142,16 +146,19 @@ def equal(one: Tree, other: Tree) -> bool:
 SETTINGS: dict[str, Any] = {"initial_interval": 2, "initial_steps": 4, "adjust_interval": 2, "prunable_share": 0.5}
 
 
+@pytest.mark.parametrize("granularity", ["weight", "filter"])
 @pytest.mark.parametrize("loop", [guarded, by_hand])
-def test_prunefl_s_first_mask_is_our_own_client_s(loop: Loop, tmp_path: Path) -> None:
-    layer, looked, _ = federation(loop, tmp_path, "prunefl", 1, **SETTINGS)
+def test_prunefl_s_first_mask_is_our_own_client_s(loop: Loop, granularity: str, tmp_path: Path) -> None:
+    layer, looked, _ = federation(loop, tmp_path, "prunefl", 1, granularity=granularity, **SETTINGS)
     settings = with_limit(PruneFLSettings(**SETTINGS), 0.3)
     cost = weight_cost(Net(), (1, 8, 8), NAMES, "flops")
     received, chain = looked.sent[0], build_chain(["dgp"], {})
     draws = PrivateGenerator(bytes(32))
     state = start(chain, torch.empty(0), received, {}, draws)
     procedure, got = Procedure(Net(), Sgd(RATE), chain), Received(received, full_mask(received), {})
-    first = initial_mask((settings, cost), procedure, got, steps(0), state, draws)
+    groups = GROUPS if granularity == "filter" else ()
+    first = initial_mask(MaskRule(settings, cost, groups), procedure, got, steps(0), state, draws)
+    assert of_channels(first, GROUPS, NAMES) == (granularity == "filter")
     assert equal(first, layer.masks[0]) and count(first) < count(full_mask(first))
     assert equal(apply_mask(looked.sent[1], first), looked.sent[1]), "what is sent afterwards is under it"
 
@@ -191,6 +198,13 @@ def test_prunefl_s_importances_masks_and_error_feedback_are_our_own_client_s(
     averaged = apply_mask(looked.made[2], layer.masks[1])
     moved = reconfigure(averaged, {**zeros_like(averaged), **mean}, layer.masks[1], cost, settings, 2)
     assert equal(moved, layer.masks[2]) and not equal(moved, layer.masks[1])
+
+
+def test_prunefl_moves_whole_filters_of_somebody_else_s_model(tmp_path: Path) -> None:
+    layer, looked, seen = federation(guarded, tmp_path, "prunefl", 4, granularity="filter", **SETTINGS)
+    assert not seen.errors and not equal(layer.masks[2], layer.masks[1])
+    assert all(of_channels(mask, GROUPS, NAMES) and density(mask, NAMES) <= 0.7 for mask in layer.masks)
+    assert equal(apply_mask(looked.sent[3], layer.masks[3]), looked.sent[3])
 
 
 def assert_no_larger(answer: RecordDict, own: dict[str, ArrayRecord]) -> None:
@@ -338,7 +352,10 @@ def test_a_bad_mask_or_importance_is_left_out(tmp_path: Path) -> None:
 
 
 def test_an_order_is_read_back_and_nonsense_is_refused() -> None:
-    order = SchemeOrder("prunefl", 4, 0.3, 5, ("a.weight",), (1.0,), '{"prunefl.adjust-interval": 2}')
+    channels = ((2, ("a",), (), ("b", "c")),)
+    order = SchemeOrder(
+        "prunefl", 4, 0.3, 5, ("a.weight",), (1.0,), '{"prunefl.adjust-interval": 2}', channels=channels
+    )
     assert SchemeOrder.read(ConfigRecord(order.record())) == order and order.importance
     assert not SchemeOrder.read(None).scheme and not SchemeOrder.read(ConfigRecord({"mask": b"x"})).scheme
     for text in ("{", "[1]", '{"names": [], "costs": [], "round": -1}', '{"names": 3, "costs": []}'):

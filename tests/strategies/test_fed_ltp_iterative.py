@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 import prunella.client.app
 from prunella.core.config import parse_run
 from prunella.pruning.ltp import retained
+from prunella.pruning.prunefl_filters import of_channels
+from prunella.pruning.selection import density
 from prunella.server.app import assemble
 from prunella.strategies.fed_ltp_iterative import FedLTPIterative, deal
 from prunella.tasks.task import Task, initial, prunable
@@ -34,16 +36,20 @@ def test_when_models_run_out_all_are_shuffled_again() -> None:
     assert sorted(list(dealt.values())[:2]) == [0, 1] == sorted(list(dealt.values())[2:4])
 
 
-@pytest.fixture
-def built(tmp_path: Path):
+def make(tmp_path: Path, **more: object):
     raw = settings(run_dir=str(tmp_path / "run"), strategy="fed-ltp-iterative", rate=0.3, defenses="none", fraction=0.5,
                    audit_every=0, fed_ltp_iterative__tickets=1, fed_ltp_iterative__iterations=5,
-                   fed_ltp_iterative__further=0.2, learning_rate=0.1)  # fmt: skip
+                   fed_ltp_iterative__further=0.2, learning_rate=0.1, **more)  # fmt: skip
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
     strategy, grid = federation.strategy, LocalGrid(prunella.client.app.app, 6, raw, tmp_path / "nodes")
     assert isinstance(strategy, FedLTPIterative)
     strategy.listener = None
     return strategy, grid, lambda: assemble(federation.run, raw).strategy
+
+
+@pytest.fixture
+def built(tmp_path: Path):
+    return make(tmp_path)
 
 
 def slot_densities(strategy: FedLTPIterative) -> dict[int, int]:
@@ -76,3 +82,26 @@ def test_each_client_keeps_the_model_it_was_dealt_and_the_server_averages_over_h
     again.recall(strategy.remembered())
     assert slot_densities(again) == slot_densities(strategy)
     assert again.remembered().keys() == strategy.remembered().keys()
+
+
+def test_models_of_filters_are_smaller_networks_each_inside_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[bool] = []
+    before = prunella.client.app.local_update
+
+    def told(*given: object) -> object:
+        result = before(*given)  # type: ignore[arg-type]
+        trained.append(result.small)
+        return result
+
+    monkeypatch.setattr(prunella.client.app, "local_update", told)
+    strategy, grid, _ = make(tmp_path, fed_ltp_iterative__granularity="filter")
+    messages = list(strategy.configure_train(1, to_dense(PARAMS), ConfigRecord(), grid))
+    models = strategy.models(PARAMS)
+    assert all(of_channels(mask, strategy.model.groups, NAMES) for mask in models)
+    assert not any(bool((b[n] & ~a[n]).any()) for a, b in zip(models, models[1:], strict=False) for n in NAMES)
+    wanted = [0.7 * 0.8**i for i in (1, 2, 3)]
+    assert [density(mask, NAMES) for mask in models] == pytest.approx(wanted, abs=0.02)
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert trained == [True] * 3 and strategy.stats.failures == {}

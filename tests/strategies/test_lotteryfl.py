@@ -7,6 +7,8 @@ from flwr.app import ConfigRecord
 import prunella.client.app
 from prunella.core.config import Run, parse_run
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask
+from prunella.pruning.channels import channel_groups
+from prunella.pruning.prunefl_filters import of_channels
 from prunella.pruning.selection import density, kept_count
 from prunella.server.app import assemble
 from prunella.strategies.lotteryfl import LotteryFL, LotteryFLSettings, plan, shrink
@@ -17,15 +19,23 @@ from prunella.tasks.training import Evaluation
 from prunella.wire.encode import decode_mask
 from prunella.wire.records import from_dense, to_dense
 from tests.local_grid import LocalGrid, settings
+from tests.server.test_rounds import final, go
 
 TASK = Task("cnn", (1, 8, 8), 10)
 PARAMS, _ = initial(TASK, 0)
 FRESH, _ = initial(TASK, 1)
 NAMES = prunable(TASK.build())
+GROUPS = channel_groups(TASK.build(), TASK.shape)
 TOTAL = sum(PARAMS[n].numel() for n in NAMES)
 
 
-def planned(accuracy: float, kept: Mask | None = None, mask: Mask | None = None, **more: object) -> LocalPlan:
+def planned(
+    accuracy: float,
+    kept: Mask | None = None,
+    mask: Mask | None = None,
+    groups: object = lambda: GROUPS,
+    **more: object,
+) -> LocalPlan:
     memory: dict[str, Tree] = {} if kept is None else {"mask": kept}
     received = full_mask(PARAMS) if mask is None else mask
     here = RoundContext(
@@ -38,6 +48,7 @@ def planned(accuracy: float, kept: Mask | None = None, mask: Mask | None = None,
         memory,
         lambda: FRESH,
         lambda tree: accuracy,
+        groups,  # type: ignore[arg-type]
     )
     return plan(here)
 
@@ -68,6 +79,44 @@ def test_steps_end_at_the_rate_exactly_are_nested_and_then_stop(rate: float, sco
     assert sum(int(masks[-1][n].sum()) for n in NAMES) == wanted
     assert masks[-1] is masks[-2]
     assert not any(bool((b[n] & ~a[n]).any()) for a, b in zip(masks, masks[1:], strict=False) for n in NAMES)
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_steps_of_filters_end_near_the_rate_are_nested_and_then_stop(scope: str) -> None:
+    masks, settings_ = [full_mask(PARAMS)], LotteryFLSettings(step=0.2, scope=scope, granularity="filter")
+    for _ in range(8):
+        masks.append(shrink(apply_mask(PARAMS, masks[-1]), masks[-1], NAMES, 0.5, settings_, GROUPS))
+    assert all(of_channels(mask, GROUPS, NAMES) for mask in masks)
+    assert density(masks[1], NAMES) == pytest.approx(0.8, abs=0.03) and masks[-1] is masks[-2]
+    assert 0.5 <= density(masks[-1], NAMES) < 0.53
+    assert not any(bool((b[n] & ~a[n]).any()) for a, b in zip(masks, masks[1:], strict=False) for n in NAMES)
+
+
+def test_channels_are_looked_for_only_where_filters_go() -> None:
+    assert not of_channels(planned(0.9, groups=None).mask, GROUPS, NAMES)
+    assert of_channels(planned(0.9, granularity="filter").mask, GROUPS, NAMES)
+
+
+def test_clients_with_filters_train_small_networks_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter([0.5, 0.0, 0.5, 0.5, 0.5, 0.5])  # the second client does not prune in the first round
+    monkeypatch.setattr("prunella.client.app.evaluate_model", lambda *_: Evaluation(1.0, next(shares), 10))
+    trained: list[bool] = []
+    before = prunella.client.app.local_update
+
+    def told(*given: object) -> object:
+        result = before(*given)  # type: ignore[arg-type]
+        trained.append(result.small)
+        return result
+
+    monkeypatch.setattr(prunella.client.app, "local_update", told)
+    go(tmp_path, 2, strategy="lotteryfl", rate=0.6, rounds=3, defenses="none", lotteryfl__accuracy=0.0,
+       lotteryfl__step=0.3, lotteryfl__granularity="filter", lotteryfl__rewind=False)  # fmt: skip
+    kept = [decode_mask(data.numpy().tobytes(), PARAMS) for data in final(tmp_path).scheme.values()]
+    assert trained == [True, False, True, True, True, True]
+    assert all(of_channels(mask, GROUPS, NAMES) for mask in kept)
+    assert sorted(density(mask, NAMES) for mask in kept) == pytest.approx([0.4, 0.49], abs=0.03)
 
 
 def test_the_clients_own_mask_has_the_last_word() -> None:

@@ -1,20 +1,26 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from torch import Tensor, nn
 
 import prunella.client.app
+from prunella.client.session import Session
 from prunella.core.config import parse_run
-from prunella.core.trees import Mask, Tree, full_mask, zeros_like
+from prunella.core.randomness import stream
+from prunella.core.trees import Mask, Tree, full_mask, same_masks, zeros_like
 from prunella.pruning.prunefl import reconfigure
+from prunella.pruning.prunefl_filters import of_channels, reconfigure_filters
 from prunella.pruning.selection import density
 from prunella.server.app import assemble
 from prunella.strategies.prunefl import PruneFL, PruneFLSettings, with_limit
-from prunella.tasks.task import Task, initial
+from prunella.tasks.task import Task, initial, prunable
 from prunella.wire.records import mask_from_coded, mask_to_coded, to_dense
 from tests.local_grid import LocalGrid, settings
+from tests.server.test_rounds import final, go
 
 TASK = Task("cnn", (1, 8, 8), 10)
 
@@ -50,6 +56,89 @@ def test_the_first_client_alone_prunes_first_and_sends_a_mask_only(tmp_path: Pat
     assert strategy.stats.up > 0
 
 
+FILTERS = {"prunefl__granularity": "filter"}
+
+
+def of_filters(strategy: PruneFL, mask: Mask) -> bool:
+    return of_channels(mask, strategy.model.groups, strategy.model.prunable)
+
+
+@pytest.mark.parametrize(("model", "defenses"), [("cnn", "none"), ("cnn", "priprune"), ("resnet10", "none")])
+def test_the_first_mask_of_filters_is_a_smaller_network_within_the_limit(
+    tmp_path: Path, model: str, defenses: str
+) -> None:
+    strategy, grid, arrays = build(tmp_path, model=model, defenses=defenses, **FILTERS)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert asked(grid) == [100] and strategy.mask is not None
+    assert of_filters(strategy, strategy.mask)
+    assert 0.1 < density(strategy.mask, strategy.model.prunable) <= 0.7
+
+
+@pytest.mark.parametrize("fault", ["weight", "dense"])
+def test_a_client_whose_first_mask_is_not_of_filters_is_passed_over(tmp_path: Path, fault: str) -> None:
+    def damage(message: Message) -> Message:
+        if message.metadata.src_node_id == 100 and message.has_content() and "mask" in message.content:
+            mask = full_mask(initial(TASK, 0)[0])
+            name = max((n for n in mask if n.endswith("weight")), key=lambda n: mask[n].numel())
+            if fault == "weight":
+                mask[name] = torch.rand(mask[name].shape, generator=stream(0, purpose="x")) < 0.1
+            message.content["mask"] = mask_to_coded(mask)
+        return message
+
+    strategy, grid, arrays = build(tmp_path, damage, **FILTERS)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert asked(grid) == [100, 101] and strategy.mask is not None and of_filters(strategy, strategy.mask)
+
+
+def test_a_limit_below_the_tenth_that_stays_is_no_reason_to_pass_a_client_over(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path, rate=0.999, **FILTERS)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert asked(grid) == [100] and strategy.mask is not None
+    assert of_filters(strategy, strategy.mask) and density(strategy.mask, strategy.model.prunable) > 0.001
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch norm into one sum, small enough for whole federations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.one, self.two, self.last = nn.BatchNorm2d(16), nn.BatchNorm2d(16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.one(self.first(x)))
+        logits: Tensor = self.last(torch.relu(x + self.two(self.second(x))).mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("defenses", ["none", "dgp"])
+@pytest.mark.parametrize("model", ["cnn", f"{__name__}:Residual"])
+def test_clients_train_the_small_network_where_no_importance_leaves_and_the_run_ends_as_the_dense_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, defenses: str
+) -> None:
+    run = {"strategy": "prunefl", "prunefl__adjust_interval": 2, "rate": 0.6, "rounds": 3, "learning_rate": 0.05,
+           "defenses": defenses, "model": model, "momentum": 0.9, "weight_decay": 0.01, **FILTERS}  # fmt: skip
+    asked = Session.request  # draws depend on what was sent, which rounding changes
+    monkeypatch.setattr(Session, "request", lambda self, kind, round, trees=(): asked(self, kind, round))
+    trained: list[bool] = []
+    before = prunella.client.app.local_update
+
+    def told(*given: Any) -> Any:
+        result = before(*given)
+        trained.append(result.small)
+        return result
+
+    monkeypatch.setattr(prunella.client.app, "local_update", told)
+    go(tmp_path / "small", **run)
+    monkeypatch.setattr(prunella.client.app, "local_update", lambda procedure, *rest: told(
+        replace(procedure, shape=None), *rest))  # fmt: skip
+    go(tmp_path / "dense", **run)
+    assert trained == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 9  # all tell importances after round 2
+    a, b = final(tmp_path / "small"), final(tmp_path / "dense")
+    assert same_masks(a.mask, b.mask) and 0 < density(a.mask, prunable(Task(model, (1, 8, 8), 10).build())) <= 0.4
+    assert all(torch.allclose(a.tree[n].double(), b.tree[n].double(), atol=2e-4) for n in a.tree)
+
+
 @pytest.mark.parametrize("fault", ["error", "dense", "bias", "layer"])
 def test_a_client_that_gives_no_valid_mask_is_passed_over(tmp_path: Path, fault: str) -> None:
     def damage(message: Message) -> Message | None:
@@ -77,8 +166,9 @@ def test_nobody_gives_a_mask_and_the_round_is_dense(tmp_path: Path) -> None:
     assert strategy.mask is not None and density(strategy.mask, strategy.model.prunable) == 1.0
 
 
-def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: Path) -> None:
-    strategy, grid, arrays = build(tmp_path, prunefl__adjust_interval=1)
+@pytest.mark.parametrize("granularity", ["weight", "filter"])
+def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: Path, granularity: str) -> None:
+    strategy, grid, arrays = build(tmp_path, prunefl__adjust_interval=1, prunefl__granularity=granularity)
     got: list[tuple[Mask, int]] = []
     strategy.listener = lambda c: got.append((c.importance, c.weight))
     replies = grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid))
@@ -94,7 +184,12 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     mean = {n: sum(t[n].double() * w for t, w in got) / total for n in got[0][0]}
     assert aggregated is not None
     full = {**zeros_like(params), **mean}
-    expected = reconfigure(uncut[0], full, before, strategy.costs(), strategy.settings, 1)
+    cost = strategy.rule.cost
+    if granularity == "filter":
+        expected = reconfigure_filters(uncut[0], full, before, strategy.model.groups, cost, strategy.settings, 1)
+    else:
+        expected = reconfigure(uncut[0], full, before, cost, strategy.settings, 1)
+    assert of_filters(strategy, expected) == (granularity == "filter")
     assert all(torch.equal(strategy.mask[n], expected[n]) for n in expected)
     assert any(not torch.equal(strategy.mask[n], before[n]) for n in before)
 

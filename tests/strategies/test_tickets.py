@@ -2,11 +2,13 @@ import pytest
 import torch
 
 from prunella.core.config import Run
-from prunella.core.errors import PrunellaError
+from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import apply_mask
+from prunella.pruning.compact import living
 from prunella.pruning.ltp import ticket_mask
-from prunella.pruning.selection import kept_count
+from prunella.pruning.prunefl_filters import of_channels
+from prunella.pruning.selection import density, kept_count
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.tickets import Ticket, TicketSettings, make_ticket, winning_ticket
 from prunella.tasks.data import batches, load_test
@@ -54,6 +56,21 @@ def test_tickets_differ_by_number_and_the_winner_is_one_of_them_by_seed() -> Non
     winner, again = winning_ticket(MODEL, run, SMALL), winning_ticket(MODEL, run, SMALL)
     assert all(torch.equal(winner.params[n], again.params[n]) for n in winner.params)
     assert any(all(torch.equal(winner.params[n], t.params[n]) for n in t.params) for t in made)
+
+
+def test_a_ticket_of_filters_keeps_the_largest_of_every_layer_and_is_a_smaller_network() -> None:
+    run, filters = Run(rate=0.5), TicketSettings(iterations=40, granularity="filter")
+    whole, filtered = make_ticket(MODEL, Run(rate=0.0), SMALL, 0), make_ticket(MODEL, run, filters, 0)
+    assert of_channels(filtered.mask, MODEL.groups, MODEL.prunable)
+    assert 0.5 <= density(filtered.mask, MODEL.prunable) < 0.55
+    shares = [int(each.sum()) / len(each) for each in living(MODEL.groups, filtered.mask)]
+    assert max(shares) - min(shares) <= 1 / 16 and max(shares) < 0.8
+    assert all(torch.equal(filtered.params[n], apply_mask(whole.params, filtered.mask)[n]) for n in whole.params)
+
+
+def test_the_printed_rule_is_of_single_weights_only() -> None:
+    with pytest.raises(ConfigError, match="leave rule=rate"):
+        TicketSettings(granularity="filter", rule="as_printed")
 
 
 def test_without_a_task_it_says_so() -> None:

@@ -269,14 +269,14 @@ def told(kind: str) -> dict[str, set[str]]:
 def network(name: str) -> set[str]:
     """Which network a scheme's clients train in its first rounds."""
     part, settings = STRATEGIES[name].client, scheme_settings(name, {})
-    if part.sends_importance is not None:  # ``client.session``
-        return {"dense"}
+    tells = part.sends_importance or (lambda settings, round: False)
     params, seen = {"w": torch.rand(4, 4)}, set()
     for number in range(1, 41):
         names = frozenset(params)
         here = RoundContext(Run(), settings, number, params, full_mask(params), names, {}, dict, lambda _: 0.0)
         how = LocalPlan() if part.plan is None else part.plan(here)
-        seen.add("small" if how.readjust is None and how.power is None else "dense")
+        small = how.readjust is None and how.power is None and not tells(settings, number)  # ``Session.procedure_of``
+        seen.add("small" if small else "dense")
     return seen
 
 
