@@ -56,7 +56,7 @@ def test_the_privacy_dashboard_states_its_threat_model() -> None:
 def test_what_was_not_judged_and_traces_have_words_of_their_own(title: str) -> None:
     (found,) = [each for each in panels("privacy") if each["title"] == title]
     (target,), (mapping,) = found["targets"], found["fieldConfig"]["defaults"]["mappings"]
-    assert "prunella_leakage_level{" in target["expr"] and len(mapping["options"]) == len(ORDER)
+    assert "prunella_leakage_level:worst{" in target["expr"] and len(mapping["options"]) == len(ORDER)
     words = [mapping["options"][str(number)]["text"] for number in range(len(ORDER))]
     assert words == ["not judged", "not by this attack", "traces", "REBUILT"]
 
