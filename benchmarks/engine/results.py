@@ -127,7 +127,7 @@ def _beside(result: Measured) -> str:
     kept = any(point.interval(metric.key) for point in result.points[:1] for metric in result.experiment.metrics)
     if not kept:
         return "± standard deviation"
-    return "and, of what was kept for every image, [95 % interval, bootstrap of seeds and images],"
+    return "and, of what was kept for every image, [the middle 95 % of a bootstrap of seeds and images, too narrow for few seeds],"
 
 
 def page(result: Measured, plot: str) -> str:
