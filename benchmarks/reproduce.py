@@ -68,7 +68,7 @@ def reproduce(
     took = sum(row["seconds"] for row in done.values())
     box = {key: value for key, value in machine().items() if key != "platform"}
     box["data"] = "local Parquet copies" if data is not None else "the hub"
-    return Measured(claim, size, found, judged(experiment, found, left), took, box, left)
+    return Measured(claim, size, found, judged(experiment, size, found, left), took, box, left)
 
 
 def elsewhere(claim: Claim, size: Size, data: Path | None) -> list[str]:

@@ -39,6 +39,11 @@ def test_a_page_says_what_its_numbers_say_and_three_seeds_stand_behind(name: str
         assert experiment.judge(points(name)).word == found["verdict"]  # the rule of today gives the verdict of then
 
 
+@pytest.mark.parametrize(("name", "model"), [("D6", "CNN6"), ("P4", "Conv-1")])
+def test_a_model_whose_control_failed_stands_in_the_verdict(name: str, model: str) -> None:
+    assert f"Not judged: {model}" in (RESULTS / f"{name}.md").read_text().split("**Verdict: ")[1].split("\n")[0]
+
+
 def test_the_index_is_that_of_the_files() -> None:
     assert (RESULTS / "README.md").read_text() == index(CLAIMS.values(), RESULTS)
 

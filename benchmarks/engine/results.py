@@ -127,7 +127,7 @@ def _beside(result: Measured) -> str:
     kept = any(point.interval(metric.key) for point in result.points[:1] for metric in result.experiment.metrics)
     if not kept:
         return "± standard deviation"
-    return "and, of what was kept for every image, [95 % interval, bootstrap of seeds and images],"
+    return "and, of what was kept for every image, [the middle 95 % of a bootstrap of seeds and images, too narrow],"
 
 
 def page(result: Measured, plot: str) -> str:
@@ -290,7 +290,7 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
         for row in found["points"]
     ]
     left = found.get("missing", 0)
-    verdict = judged(claim.experiment, points, left)
+    verdict = judged(claim.experiment, size, points, left)
     return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left)
 
 

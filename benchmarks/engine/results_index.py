@@ -18,10 +18,20 @@ Every page has the verdict with its reason, the table with published numbers bes
 seeds; every number stands in the JSON beside it. Rules are the same for every claim, and know the spread over seeds
 (`benchmarks/engine/rules.py`): *holds*, every comparison is as the paper says, beyond chance, and by the smallest
 effect that the claim declares; *holds in trend*, so is their mean, and none is refuted; *does not hold*, one is refuted
-beyond chance; *undecided*, the seeds are too few to say; *not judged*, the positive control of an attack failed. Where
-nothing is there a claim holds in 2.5 % of measurements (a simulation among the tests). The rules and the smallest
-effects were changed after most of these numbers were measured, and all were judged again. Sizes are small: another data
-set, model or length of training than the paper's where the page says so. `prunella reproduce CLAIM` measures one again.
+beyond chance; *undecided*, the seeds are too few to say; *not judged*, the positive control of an attack failed. What
+was left out because its control failed stands first in a verdict as not judged. Where nothing is there, at most 5 % of
+a claim's verdicts are wrong: it holds in 2.5 % of measurements, and in 2.5 % any of its comparisons or parts refutes it
+(a simulation among the tests, for symmetric noise; the module says what is not covered). Were there nothing behind any
+of 32 claims, one or two would be judged wrong. Three seeds seldom refute one of many comparisons: such a claim is
+rather *undecided*.
+
+Verdicts are by Student's t over the means of seeds, which is wrong in 5 %. A bootstrap of seeds and images, as in the
+brackets of some tables, would be wrong too often. With three seeds its nominal 5 % are 3 to 6 % where seeds differ by
+their images only, 17 to 19 % where half of the variance is the seed's and 23 to 25 % where all of it is.
+
+The rules and the smallest effects were changed after most of these numbers were measured, and all were judged again.
+Sizes are small: another data set, model or length of training than the paper's where the page says so.
+`prunella reproduce CLAIM` measures one again.
 
 """
 

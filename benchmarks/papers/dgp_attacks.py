@@ -244,6 +244,7 @@ D6 = declared(
     small: CIFAR-10, untrained weights, known labels. Rob: one batch of 8 images; IG: LeNet (Zhu) only, 2 images, 1200
     iterations of L-BFGS on the Euclidean distance to a tolerance of 1e-9. Neither attack rebuilds undefended images on
     CNN6 here, and IG on ResNet18 and VGG11 does not fit two cores; CIFAR-100 is left out.
+    dropped: CNN6 under Rob and under IG, whose controls failed
     paper: CIFAR-10; no imprint module stands before VGG11. {PRIVACY}
     * A first table had CNN6 under Rob, and IG with 400 iterations. It was not judged: undefended, Rob reached 14 dB on
     CNN6 and IG 19.5 dB at one seed. CNN6 was taken out and IG given more iterations, until the control alone

@@ -270,6 +270,7 @@ P4 = bounding(
     small: Conv-2 and -4 on the digits (8x8) in place of FEMNIST, VGG-4 and -6 on CIFAR-10, random pruning, 4 clients,
     2 rounds of one step; 1 image a seed at batch 1, the same one for every model of a family, with a known label, 150
     iterations of signed Adam on the cosine, for the VGGs with total variation.
+    dropped: Conv-1, whose control failed
     paper: 10 clients, all in every round, where the paper draws 10 of 193; known labels.
     * Settings were settled on one image of another seed (7), dense and undefended, before a pruned cell was seen, in
     rounds of four steps: Conv-2 56 dB, Conv-4 67, VGG-4 29, VGG-6 25. Conv-1 stays under the 20 dB that a positive

@@ -108,9 +108,8 @@ def prices(points: Sequence[Point]) -> str:
 
 def table(points: Sequence[Point]) -> str:
     """Both tables, with what an entry means."""
-    said = (
-        f"Mean PSNR in dB (at most {MOST:.0f}) of the attack that rebuilds most, [95 % interval over seeds and images],"
-    )
+    said = f"Mean PSNR in dB (at most {MOST:.0f}) of the attack that rebuilds most, [the middle 95 % of a bootstrap of "
+    said += "seeds and images, too narrow for few seeds],"
     seeds = sorted({len(point.values["psnr"]) for point in points if "psnr" in point.values})
     rest = f" Seeds behind an entry: {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))}." if seeds else ""
     parts = [f"{said} the share of images that a report calls rebuilt, and the attack.{rest}", leaks(points)]

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from prunella.benchmarks.engine.claim import Point, numbers
+from prunella.benchmarks.engine.claim import Measure, Plot, Point, declared, judged, numbers
 from prunella.benchmarks.engine.measuring import cells_of
+from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement
 from prunella.benchmarks.registry import CLAIMS
 
 NAMES = [
@@ -48,3 +49,13 @@ def test_tables_parse_and_a_short_row_does_not() -> None:
 
 def test_a_point_has_no_spread_at_one_seed() -> None:
     assert math.isnan(Point(("a",), {"x": (1.0,)}).spread("x")) and Point(("a",), {"x": (1.0, 3.0)}).mean("x") == 2.0
+
+
+def test_what_was_dropped_for_its_control_is_said_with_the_verdict() -> None:
+    words = "T1 | Toy | Table 1 | it falls\n small: one model\n dropped: B, whose control failed\n paper: two"
+    shape = "model: attack", "psnr 1 PSNR", Plot(("psnr",)), lambda _: Judgement(HOLDS, "A falls")
+    toy = declared(words, Measure("m", lambda *_: {}), *shape, small=[{}], paper=[{}]).experiment
+    found = [Point(("a", "ig"), {"psnr": (1.0,)})]
+    assert judged(toy, "small", found) == Judgement(HOLDS, "not judged: B, whose control failed; A falls")
+    assert judged(toy, "paper", found) == Judgement(HOLDS, "A falls")
+    assert judged(toy, "small", found, 1).word == REFUSED
