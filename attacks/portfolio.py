@@ -41,9 +41,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import torch
 from torch import Generator, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -55,12 +54,11 @@ from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
+from prunella.attacks.rehearsal import mean_psnr, played, scored
 from prunella.attacks.score.control import PSNR_FLOOR
-from prunella.attacks.score.leakage import assign, paired, psnr
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.types import Reconstruction, ServerView
-from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
 _PLAYED = 2  # public images that candidates are rehearsed on, in views of as many as the client's
@@ -109,23 +107,6 @@ LEARNT = (
 """Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their
 objective is the mean squared error on public images that they did not learn from."""
 WEAK = (Candidate("sgi", lambda setting: True),)
-
-
-@dataclass
-class Others:
-    """A shadow without the public images that its client was shown: what an attacker knows in a rehearsal."""
-
-    public: Examples
-    send: Callable[..., ServerView]
-
-
-class Play(NamedTuple):
-    """A view of public images under attack, what was found, and all that is public beside them."""
-
-    case: Case
-    shown: Examples
-    found: list[Found]
-    others: Others
 
 
 def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
@@ -206,43 +187,6 @@ def by_components(case: Case, found: Sequence[Found], latent: Latent | None, sha
         return [Found("components", answer, None, case.missed(answer))]
 
     return attempted(attempt)
-
-
-def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
-    gain = psnr(*paired(shown.x, answer.x.cpu(), assign(shown.x, answer.x.cpu())))
-    return sum(gain) / len(gain)
-
-
-def played(case: Case, shadow: Shadow, views: int) -> list[Play]:
-    """Views of public images behind the same chain."""
-    made, number = list[Play](), case.view.num_examples or case.images
-    for draw in range(views):
-        order = torch.randperm(len(shadow.public), generator=case.generator)
-        shown, others = (shadow.public.take(rows) for rows in (order[:number], order[number:]))
-        try:
-            view = shadow.send(shown, draw)
-            its = Case(view, case.task, case.attack, case.generator, case.end, case.budget)
-            its.ambiguous = case.ambiguous
-            made.append(Play(its, shown, [], Others(others, shadow.send)))
-        except (AttackError, DefenseError):
-            continue
-    return made
-
-
-def scored(plays: Sequence[Play]) -> dict[Key, Gain]:
-    """The gains of everything that was found in every play: means over plays, in each of which the best counts."""
-    each = [
-        {
-            key: max(Gain(mean_psnr(p.shown, f.answer), f.missed) for f in p.found if f.key == key)
-            for key in {f.key for f in p.found}
-        }
-        for p in plays
-    ]
-    return {
-        key: Gain(*(sum(values) / len(each) for values in zip(*(one[key] for one in each), strict=True)))
-        for key in each[0]
-        if all(key in one for one in each)
-    }
 
 
 def confirmed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> bool:

@@ -124,11 +124,3 @@ def test_labels_in_open_steps_are_searched_in_the_components(task, batch, shadow
     )
     assert gain(truth.x, found.x) > max(20, gain(truth.x, wrong.x) + 6)
     assert sorted(found.y.tolist()) == sorted(truth.y.tolist())
-
-
-def test_a_rehearsal_does_not_look_at_the_images_that_its_client_was_shown(task, shadow, batch) -> None:
-    view = shadow.attacked(batch(0, 16).x, batch(0, 16).y)
-    case = portfolio.Case(view, task, Portfolio(), stream(0, purpose="attack"), math.inf)
-    (play,) = portfolio.played(case, shadow, 1)
-    shown, others = ({tuple(x.flatten().tolist()) for x in each.x} for each in (play.shown, play.others.public))
-    assert len(play.shown) == 16 and not shown & others and len(play.others.public) == 984
