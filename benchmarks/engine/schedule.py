@@ -35,22 +35,23 @@ def next_cell(
     >>> next_cell(claims, {"c": "e"}, {"a": 9, "b": 9, "c": 1, "d": 1, "e": 5}.__getitem__, [])
     'e'
     """
-    left = [[[key for key in keys if key not in taken] for keys in rounds] for rounds in claims.values()]
-    due = [next(((gain(n), keys) for n, keys in enumerate(rounds) if keys), None) for rounds in left]
-    rounds = [each for each in due if each is not None]
+    rounds = list[tuple[float, list[str], set[str]]]()  # of every claim the first that is not finished
+    for each in claims.values():
+        left = ((gain(n), [key for key in keys if key not in taken]) for n, keys in enumerate(each))
+        rounds += [(tells, keys, set(keys)) for tells, keys in left if keys][:1]
 
     def cost(keys: Sequence[str]) -> float:
         return max(_LEAST, sum(map(seconds, keys)))
 
-    def told(keys: Sequence[str]) -> float:
-        return sum(tells for tells, others in rounds if set(others) <= set(keys))
+    def rate(keys: Sequence[str], together: set[str]) -> float:
+        return sum(tells for tells, _, others in rounds if others <= together) / cost(keys)
 
     def missing(key: str) -> list[str]:
         return [one for one in (controls.get(key, key), key) if one not in taken]
 
     if not rounds:
         return None
-    keys = max((keys for _, keys in rounds), key=lambda keys: told(keys) / cost(keys))
+    _, keys, _ = max(rounds, key=lambda each: rate(*each[1:]))
     return missing(min(keys, key=lambda key: cost(missing(key))))[0]
 
 
