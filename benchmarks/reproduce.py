@@ -1,11 +1,15 @@
-"""Measures a claim of the papers again, or a table of docs/: one engine for all of ``benchmarks.papers``.
+"""Measures a claim of the papers again, or a table of docs/, or all of them: one engine for ``benchmarks.papers``.
 
 Finished cells are kept in ``--cache`` under a digest of measure, settings and seed: a killed run continues where it
 stopped, and claims share cells. The positive control of an attack is a cell, too, and runs before the cells that depend
 on it. Where one fails, nothing is compared: the verdict is "not judged". The engine writes a page, a plot and a JSON
 file into ``--out``, and rewrites ``README.md`` there, the list of all claims.
 
+Without a claim, all that have the size are measured, by information per second (``engine.schedule``), as far as
+``--budget`` goes. At its end, or after Ctrl-C, every claim with a finished point gets its files, and the rest is named.
+
     prunella reproduce --list
+    prunella reproduce --size paper --budget 30min --device cuda
     prunella reproduce D3 [--size small] [--data /data] [--out results]
     prunella reproduce board --budget 30min --jobs 2
     prunella reproduce board --submit my_module:DEFENSE
@@ -18,16 +22,16 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunella.benchmarks.engine.cells import Cache, must_be_writable
 from prunella.benchmarks.engine.claim import SIZES, Claim, Size, judged
 from prunella.benchmarks.engine.machine import machine, use_device
-from prunella.benchmarks.engine.measuring import ALONE, RunLimits, Say, measured, missing, points
+from prunella.benchmarks.engine.measuring import ALONE, Plan, RunLimits, Say, fill, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
-from prunella.benchmarks.engine.results_index import write_index, write_pages
+from prunella.benchmarks.engine.results_index import typical, write_index, write_pages
 from prunella.benchmarks.registry import CLAIMS, TABLES
 from prunella.benchmarks.scenarios.board import BOARD, submission
 from prunella.core.errors import ConfigError, PrunellaError
@@ -35,8 +39,10 @@ from prunella.core.foreign import is_foreign, lookup
 
 VERSION = 1
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a checkout
 USAGE, INTERRUPTED = 2, 130
 EPILOG = "Exit code: 0, 2 for what you can fix, 130 after Ctrl-C. A run that was stopped goes on where it was."
+TOO_SHORT = "the budget was over before one cell and its control: give it more time; they are kept"
 UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -55,20 +61,50 @@ def seconds(text: str) -> float:
 def reproduce(
     claim: Claim, size: Size, cache: Path, data: Path | None, say: Say, limits: RunLimits = ALONE
 ) -> Measured:
-    """Measure and judge. Raises ``ConfigError`` when the claim does not run at this size."""
-    experiment = claim.experiment
-    if size not in experiment.sweeps:
-        raise ConfigError(f"{claim.name} has no size {size!r}: choose {', '.join(claim.sizes())}")
-    for name in elsewhere(claim, size, data):
+    """Measure and judge. Raises ``ConfigError`` when the claim does not run at this size, or has no point yet."""
+    plan = planned([claim], size, cache)
+    run(plan, [claim], size, data, say, limits)
+    found = result(claim, size, plan, data)
+    if not found.points:
+        raise ConfigError(TOO_SHORT)
+    return found
+
+
+def planned(claims: Sequence[Claim], size: Size, cache: Path, took: Mapping[str, float] | None = None) -> Plan:
+    """Raises ``ConfigError`` when a claim does not run at this size."""
+    for claim in claims:
+        if size not in claim.experiment.sweeps:
+            raise ConfigError(f"{claim.name} has no size {size!r}: choose {', '.join(claim.sizes())}")
+    return Plan({claim.name: claim.experiment for claim in claims}, size, Cache(cache, VERSION), took)
+
+
+def run(plan: Plan, claims: Sequence[Claim], size: Size, data: Path | None, say: Say, limits: RunLimits) -> None:
+    """Measure, after a word on images that are not local."""
+    for name in sorted({name for claim in claims for name in elsewhere(claim, size, data)}):
         say(f"{name} has no folder under --data: its images come from the hub, or from where they were kept before")
-    done = measured(experiment, size, Cache(cache, VERSION), data, say, limits)
-    found, left = list(points(experiment, size, done)), missing(experiment, size, done)
-    if not found:
-        raise ConfigError("the budget was over before one cell and its control: give it more time; they are kept")
-    took = sum(row["seconds"] for row in done.values())
+    fill(plan, data, say, limits)
+
+
+def result(claim: Claim, size: Size, plan: Plan, data: Path | None) -> Measured:
+    """A claim, judged by what was measured of it so far."""
+    experiment, own = claim.experiment, {key for keys in plan.claims[claim.name] for key in keys}
+    found, left = list(points(experiment, size, plan.done)), missing(experiment, size, plan.done)
+    took = sum(row["seconds"] for key, row in plan.done.items() if key in own)
     box = {key: value for key, value in machine().items() if key != "platform"}
     box["data"] = "local Parquet copies" if data is not None else "the hub"
     return Measured(claim, size, found, judged(experiment, size, found, left), took, box, left)
+
+
+def unfinished(plan: Plan, limits: RunLimits) -> list[str]:
+    """A line for every claim that cells are missing of: how many, and about how long they take."""
+    lines, every = list[str](), plan.left(plan.claims)
+    for name, rounds in plan.claims.items():
+        if left := plan.left([name]):
+            why = f"; it failed: {plan.failed[name]}" if name in plan.failed else ""
+            many = f"{len(left)} of {sum(map(len, rounds))} cells missing"
+            lines.append(f"{name}: {many}, about {plan.minutes(left, limits):.0f} min{why}")
+    together = f"in all {len(every)} cells missing, about {plan.minutes(every, limits) / 60:.1f} h"
+    return [*lines, f"{together}; the same command goes on"] if len(lines) > 1 else lines
 
 
 def elsewhere(claim: Claim, size: Size, data: Path | None) -> list[str]:
@@ -88,7 +124,10 @@ def claim_of(name: str) -> Claim:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").splitlines()[0], epilog=EPILOG)
     parser.add_argument(
-        "claim", nargs="?", default="", help="its name, as D3 or defenses; --list has them all; or my_module:CLAIM"
+        "claim",
+        nargs="?",
+        default="",
+        help="its name, as D3 or defenses; --list has them all; or my_module:CLAIM; without one, all that have --size",
     )
     parser.add_argument(
         "--list", action="store_true", dest="listed", help="list all claims and tables, and what each one needs"
@@ -96,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--index", action="store_true", help="only rewrite the README.md of --out")
     parser.add_argument("--pages", action="store_true", help="judge --out again and rewrite it, from its JSON")
     parser.add_argument(
-        "--size", default="small", choices=SIZES, help="small (the default) fits 15 minutes on two cores; paper: a GPU"
+        "--size", choices=SIZES, help="small (the default): each claim fits 15 minutes on two cores; paper: a GPU"
     )
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, on a thread each (1)")
     parser.add_argument(
@@ -115,37 +154,68 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def chosen_claims(chosen: Any, size: Size) -> list[Claim]:
+    """The one that was asked for, or all of this size."""
+    if chosen.submit or chosen.claim:
+        return [submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)]
+    return [claim for claim in (*CLAIMS.values(), *TABLES.values()) if size in claim.sizes()]
+
+
+def measure(chosen: Any) -> int:
+    """Measure what was chosen, and write what has a point. 0, or 2 where a claim failed, or 130 after Ctrl-C. Raises
+    ``ConfigError``."""
+    must_be_writable(chosen.cache, "--cache")
+    if chosen.jobs < 1 or (chosen.submit and chosen.claim.casefold() != BOARD.name):
+        raise ConfigError("--jobs is at least 1, and --submit is of the board")
+    use_device(chosen.device)
+    size: Size = chosen.size or "small"
+    claims = chosen_claims(chosen, size)
+    if chosen.data is not None and not chosen.data.is_dir():
+        raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
+    limits = RunLimits(chosen.jobs, time.time() + chosen.budget, chosen.device)
+    plan = planned(claims, size, chosen.cache, typical(claims, size, (RESULTS, chosen.out)))
+    stopped = False
+    try:
+        run(plan, claims, size, chosen.data, complain, limits)
+    except KeyboardInterrupt:
+        stopped = True
+    found = [each for each in (result(claim, size, plan, chosen.data) for claim in claims) if each.points]
+    if not found and not stopped:
+        raise ConfigError("no claim could be measured, for the reasons above" if plan.failed else TOO_SHORT)
+    for each in found:
+        print(*write(each, chosen.out), sep="\n")
+        print(f"{each.claim.name} {each.verdict.word}: {each.verdict.reason}")
+    if any(each.claim.name in CLAIMS for each in found):
+        print(write_index(CLAIMS.values(), chosen.out))
+    for line in unfinished(plan, limits):
+        complain(line)
+    if stopped:
+        complain("reproduce: stopped; the same command goes on after the last finished cell")
+    return INTERRUPTED if stopped else USAGE if plan.failed else 0
+
+
+def complain(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 and one line for what a user can fix, or 130 after Ctrl-C."""
     chosen: Any = parser().parse_args(arguments)
-    if chosen.listed or not (chosen.claim or chosen.index or chosen.pages):
+    asked = chosen.claim or chosen.submit or chosen.size or chosen.budget < math.inf
+    if chosen.listed or not (asked or chosen.index or chosen.pages):
         print(listing((*CLAIMS.values(), *TABLES.values())))
         return 0 if chosen.listed else USAGE
     try:
         must_be_writable(chosen.out, "--out")
-        if chosen.index or chosen.pages:
-            written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
-            for path in (*written, write_index(CLAIMS.values(), chosen.out)):
-                print(path)
-            return 0
-        must_be_writable(chosen.cache, "--cache")
-        if chosen.jobs < 1 or (chosen.submit and chosen.claim.casefold() != BOARD.name):
-            raise ConfigError("--jobs is at least 1, and --submit is of the board")
-        use_device(chosen.device)
-        claim = submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)
-        if chosen.data is not None and not chosen.data.is_dir():
-            raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
-        limits = RunLimits(chosen.jobs, time.time() + chosen.budget, chosen.device)
-        done = reproduce(claim, chosen.size, chosen.cache, chosen.data, lambda x: print(x, file=sys.stderr), limits)
-        written = write(done, chosen.out)
-        for path in (*written, write_index(CLAIMS.values(), chosen.out)) if claim.name in CLAIMS else written:
-            print(path)
-        print(f"{claim.name} {done.verdict.word}: {done.verdict.reason}")
+        if not (chosen.index or chosen.pages):
+            return measure(chosen)
+        written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
+        print(*written, write_index(CLAIMS.values(), chosen.out), sep="\n")
     except PrunellaError as error:
-        print(f"reproduce: {error}", file=sys.stderr)
+        complain(f"reproduce: {error}")
         return USAGE
     except KeyboardInterrupt:
-        print("reproduce: stopped; the same command goes on after the last finished cell", file=sys.stderr)
+        complain("reproduce: stopped; the same command goes on after the last finished cell")
         return INTERRUPTED
     return 0
 

@@ -1,29 +1,30 @@
-"""The cells of an experiment: which there are, measuring them one after the other or side by side, and their points.
+"""The cells of experiments: which there are, measuring them one after the other or side by side, and their points.
 
-Cells go seed by seed: everything has its first seed before anything has its second, so that a run may end anywhere.
-With a time limit those of a seed that took least elsewhere go first. Only finished seeds of a point count, and only
-where its control has been measured, too.
+``engine.schedule`` says which cell is next: within a claim, everything has its first seed before anything has its
+second, so that a run may end anywhere. Only finished seeds of a point count, and only where its control has been
+measured, too.
 """
 
 import itertools
+import json
 import math
 import multiprocessing
 import os
-import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from prunella.benchmarks.engine.cells import Cache, Row
 from prunella.benchmarks.engine.claim import Experiment, Found, Point, Settings, Size
 from prunella.benchmarks.engine.machine import device, use_device
+from prunella.benchmarks.engine.schedule import Seconds, next_cell
 from prunella.core.foreign import digest, is_foreign
 
 Say = Callable[[str], object]
@@ -61,6 +62,10 @@ class Cell:
         code = {name: digest(name) for name in named if is_foreign(name) and not name.startswith(OURS)}
         return {**about, "code": code} if code else about
 
+    def key(self, experiment: Experiment) -> str:
+        """What it is about, as text, whatever the order in which a claim writes its settings."""
+        return json.dumps(self.about(experiment), sort_keys=True)
+
 
 def control_of(cell: Cell, experiment: Experiment) -> Cell | None:
     """The cell that must succeed before ``cell`` means anything."""
@@ -81,30 +86,70 @@ def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
             cell = Cell(settings, seed, f"{name}, seed {seed}")
             for one in (control_of(cell, experiment), cell):
                 if one is not None:
-                    found.setdefault(str(one.about(experiment)), one)
+                    found.setdefault(one.key(experiment), one)
     return list(found.values())
 
 
-def remaining(taken: Sequence[float], left: int, limits: RunLimits = ALONE) -> str:
-    """About how long ``left`` cells take, from those of this run, and no longer than there is time.
+class Plan:
+    """The cells of some claims at a size: those that are done, and which comes next."""
 
-    >>> remaining([], 3), remaining([10.0, 20.0], 4), remaining([60.0], 4, RunLimits(2))
-    ('', ', about 1.0 min left', ', about 2.0 min left')
-    """
-    if not taken or not left:
-        return ""
-    seconds = min(statistics.fmean(taken) * left / limits.jobs, max(0.0, limits.end - time.time()))
-    return f", about {seconds / 60:.1f} min left"
+    def __init__(
+        self,
+        experiments: Mapping[str, Experiment],
+        size: Size,
+        cache: Cache,
+        typical: Mapping[str, float] | None = None,
+    ) -> None:
+        self.cells = dict[str, tuple[Cell, Experiment]]()
+        self.claims, self.controls = dict[str, list[list[str]]](), dict[str, str]()
+        self.kinds = dict[str, tuple[str, str]]()  # settings and measure, which other seeds have, too
+        self.cache, self.seconds = cache, Seconds(typical)
+        self.done, self.taken, self.failed = dict[str, Row](), set[str](), dict[str, str]()
+        for name, experiment in experiments.items():
+            rounds = {seed: list[str]() for seed in experiment.sweeps[size].seeds}
+            for cell in cells_of(experiment, size):
+                key, control = cell.key(experiment), control_of(cell, experiment)
+                rounds[cell.seed].append(key)
+                self.cells[key] = cell, experiment
+                self.kinds[key] = json.dumps(cell.settings, sort_keys=True), experiment.measure.name
+                if key not in self.done and cache.has(cell.about(experiment)):
+                    self.keep(key, {})
+                self.controls |= {key: control.key(experiment)} if control is not None else {}
+            self.claims[name] = list(rounds.values())
 
+    def keep(self, key: str, row: Row) -> None:
+        """A finished cell, on disk at once; one that is there stays as it is."""
+        cell, experiment = self.cells[key]
+        self.done[key] = self.cache.get(cell.about(experiment), lambda: row)
+        self.taken.add(key)
+        self.seconds.learn(*self.kinds[key], self.done[key]["seconds"])
 
-def in_time(experiment: Experiment, todo: Sequence[Cell], cache: Cache) -> list[Cell]:
-    """Seed by seed as they are, but within a seed first those that took least with another seed."""
-    known = dict[str, float]()
-    for cell in todo:
-        if cache.has(cell.about(experiment)):
-            known[str(cell.settings)] = cache.get(cell.about(experiment), dict)["seconds"]
-    seeds = list(dict.fromkeys(cell.seed for cell in todo))
-    return sorted(todo, key=lambda cell: (seeds.index(cell.seed), known.get(str(cell.settings), 0.0)))
+    def guess(self, key: str) -> float:
+        """Seconds of a cell."""
+        return self.seconds.of(*self.kinds[key])
+
+    def following(self, limits: RunLimits) -> Iterator[str]:
+        """The cells to begin, each chosen when it is asked for, until the time is over."""
+        while time.time() < limits.end:
+            due = {name: rounds for name, rounds in self.claims.items() if name not in self.failed}
+            key = next_cell(due, self.controls, self.guess, self.taken)
+            if key is None:
+                return
+            self.taken.add(key)
+            yield key
+
+    def of(self, key: str) -> list[str]:
+        """The claims that a cell belongs to."""
+        return [name for name, rounds in self.claims.items() if any(key in keys for keys in rounds)]
+
+    def left(self, names: Iterable[str]) -> list[str]:
+        """The cells of these claims that have not been measured."""
+        keys = (key for name in names for round in self.claims[name] for key in round)
+        return [key for key in dict.fromkeys(keys) if key not in self.done]
+
+    def minutes(self, keys: Iterable[str], limits: RunLimits) -> float:
+        """About how long cells take, from what others took."""
+        return sum(map(self.guess, keys)) / limits.jobs / 60
 
 
 def work(make: Make, settings: Settings, seed: int, data: Path | None, limits: RunLimits) -> Row | None:
@@ -144,19 +189,59 @@ def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
-def made(
-    experiment: Experiment, todo: Sequence[Cell], data: Path | None, limits: RunLimits
-) -> Iterator[tuple[Cell, Row | None]]:
-    """Every cell with what it gives, as they are finished."""
-    make = experiment.measure.make
+def outcome(result: Callable[[], Row | None]) -> Row | Exception | None:
+    """What a cell gives, or why it gives nothing. Raises where its process died."""
+    try:
+        return result()
+    except BrokenExecutor:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a cell may raise: the caller says it, and decides
+        return error
+
+
+def made(plan: Plan, data: Path | None, limits: RunLimits) -> Iterator[tuple[str, Row | Exception | None]]:
+    """Every cell of the plan with what it gives, as they are finished."""
+
+    def call(key: str) -> tuple[Any, ...]:
+        cell, experiment = plan.cells[key]
+        return experiment.measure.make, cell.settings, cell.seed, data, limits
+
+    todo = plan.following(limits)
     if limits.jobs == 1:
-        for cell in todo:
-            yield cell, work(make, cell.settings, cell.seed, data, limits)
+        for key in todo:
+            yield key, outcome(lambda key=key: work(*call(key)))  # type: ignore[misc]
         return
     with workers(limits.jobs) as pool:
-        asked = {pool.submit(work, make, cell.settings, cell.seed, data, limits): cell for cell in todo}
-        for done in as_completed(asked):
-            yield asked[done], done.result()
+        asked = dict[Future[Row | None], str]()
+        while True:
+            for key in itertools.islice(todo, limits.jobs - len(asked)):
+                asked[pool.submit(work, *call(key))] = key
+            if not asked:
+                return
+            for done in wait(asked, return_when=FIRST_COMPLETED).done:
+                yield asked.pop(done), outcome(done.result)
+
+
+def fill(plan: Plan, data: Path | None, say: Say, limits: RunLimits = ALONE) -> None:
+    """Measure what is left of a plan, as far as the time goes. Of several claims, those of which a cell fails are left
+    out from there on; of one, it raises what the cell raised."""
+    if plan.done:
+        say(f"{len(plan.done)}/{len(plan.cells)} kept from before")
+    for key, row in made(plan, data, limits):
+        names, several = plan.of(key), len(plan.claims) > 1
+        called = f"{', '.join(names)}: {plan.cells[key][0].name}" if several else plan.cells[key][0].name
+        if isinstance(row, Exception):
+            if not several:
+                raise row
+            why = f"{type(row).__name__}: {row}"
+            plan.failed |= dict.fromkeys(names, why)
+            say(f"{called} failed, and no more of {', '.join(names)} is measured now: {why}")
+        elif row is not None:
+            plan.keep(key, row)
+            left = plan.minutes(plan.left(name for name in plan.claims if name not in plan.failed), limits)
+            left = min(left, max(0.0, limits.end - time.time()) / 60)
+            more = f", about {left:.1f} min left" if left else ""
+            say(f"{len(plan.done)}/{len(plan.cells)} {called}: {row['seconds']:.1f} s{more}")
 
 
 def measured(
@@ -164,28 +249,16 @@ def measured(
 ) -> dict[str, Row]:
     """Every cell's ``found`` and ``seconds``, by what it is about; those that the time did not suffice for are not
     among them."""
-    every = cells_of(experiment, size)
-    order = every if limits.end == math.inf else in_time(experiment, every, cache)
-    todo = [cell for cell in order if not cache.has(cell.about(experiment))]
-    kept, taken = len(every) - len(todo), list[float]()
-    if kept:
-        say(f"{kept}/{len(every)} kept from before")
-    for cell, row in made(experiment, todo, data, limits):
-        if row is None:
-            continue
-        cache.get(cell.about(experiment), lambda row=row: row)  # type: ignore[misc]
-        taken.append(row["seconds"])
-        left = remaining(taken, len(todo) - len(taken), limits)
-        say(f"{kept + len(taken)}/{len(every)} {cell.name}: {row['seconds']:.1f} s{left}")
-    abouts = [cell.about(experiment) for cell in every]
-    return {str(about): cache.get(about, dict) for about in abouts if cache.has(about)}
+    plan = Plan({"": experiment}, size, cache)
+    fill(plan, data, say, limits)
+    return plan.done
 
 
 def vouched(cell: Cell, experiment: Experiment, done: dict[str, Row]) -> bool | None:
     """Whether a cell's control succeeded; None where one of the two has not been measured."""
     control = control_of(cell, experiment)
-    about = str(cell.about(experiment) if control is None else control.about(experiment))
-    if about not in done or str(cell.about(experiment)) not in done:
+    about = (control or cell).key(experiment)
+    if about not in done or cell.key(experiment) not in done:
         return None
     return control is None or experiment.measure.works(done[about]["found"])
 
@@ -206,7 +279,7 @@ def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator
     for settings in sweep.cells:
         every = [Cell(settings, seed, "") for seed in sweep.seeds]
         cells = list(itertools.takewhile(lambda cell: vouched(cell, experiment, done) is not None, every))
-        found = [done[str(cell.about(experiment))]["found"] for cell in cells]
+        found = [done[cell.key(experiment)]["found"] for cell in cells]
         good = all(vouched(cell, experiment, done) for cell in cells)
         fixed = tuple(str(settings[key]) for key in experiment.keys)
         for series in in_order(found[0] if found else ()):
@@ -218,4 +291,4 @@ def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator
 
 def missing(experiment: Experiment, size: Size, done: dict[str, Row]) -> int:
     """How many cells have not been measured."""
-    return sum(str(cell.about(experiment)) not in done for cell in cells_of(experiment, size))
+    return sum(cell.key(experiment) not in done for cell in cells_of(experiment, size))

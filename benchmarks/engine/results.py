@@ -17,6 +17,7 @@ from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 
+ALL = "All of a size, what tells most per second first: prunella reproduce --size small --budget 30min"
 _LONG = 1e9  # from here on a number is written with its exponent
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -42,13 +43,14 @@ class Measured:
 
 
 def listing(claims: Iterable[Claim]) -> str:
-    """All claims: name, sizes and what they need, where it stands, what it says and what it is compared with."""
+    """All claims: name, sizes and what they need, where it stands, what it says and what it is compared with; and how
+    to measure them all."""
     lines = []
     for claim in claims:
         sizes = ", ".join(f"{size} ({claim.needs(size)})" for size in claim.sizes())
         lines += [f"{claim.name:3} {claim.paper}, {claim.where}: {claim.says}", f"    [runs: {sizes}]"]
         lines.append(f"    {claim.compared}")
-    return "\n".join(lines)
+    return "\n".join([*lines, ALL])
 
 
 def number(value: float, digits: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunella.benchmarks.engine.claim import SIZES, Claim
+from prunella.benchmarks.engine.claim import SIZES, Claim, Size
 from prunella.benchmarks.engine.results import from_json, stem, write
 from prunella.core.files import write_atomically
 
@@ -31,7 +31,8 @@ their images only, 17 to 19 % where half of the variance is the seed's and 23 to
 
 The rules and the smallest effects were changed after most of these numbers were measured, and all were judged again.
 Sizes are small: another data set, model or length of training than the paper's where the page says so.
-`prunella reproduce CLAIM` measures one again.
+`prunella reproduce CLAIM` measures one again, `prunella reproduce --size small --budget 30min` all of them, as far as
+that goes.
 
 """
 
@@ -40,6 +41,18 @@ def found(claim: Claim, folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """The pages and JSON of a claim, one for each size that was measured."""
     paths = [folder / f"{stem(claim.name, size)}.json" for size in SIZES]
     return [(path.stem, json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+def typical(claims: Iterable[Claim], size: Size, folders: Iterable[Path]) -> dict[str, float]:
+    """Seconds of a cell by measure, the mean of a result: of one of this size rather than of another, and of a later
+    folder rather than of an earlier one."""
+    took = dict[str, float]()
+    for folder in folders:
+        every = [(claim.experiment.measure.name, row) for claim in claims for _, row in found(claim, folder)]
+        for measure, row in sorted(every, key=lambda one: one[1]["size"] == size):
+            cells = len(row["settings"]) * len(row["seeds"]) - row.get("missing", 0)
+            took[measure] = row["seconds"] / max(1, cells)
+    return took
 
 
 def rows(claim: Claim, folder: Path) -> list[str]:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from prunella.attacks import Attack
 from prunella.attacks.score.control import PSNR_FLOOR
-from prunella.benchmarks.engine.claim import Claim, Found, Measure, Own, Plot, Settings, declared
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Own, Plot, Settings, Size, declared
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import behind, training
 from prunella.benchmarks.scenarios.meeting import MATCHING, STRONG, meet
 from prunella.benchmarks.scenarios.price import price
-from prunella.benchmarks.scenarios.scenario import SCENARIOS
+from prunella.benchmarks.scenarios.scenario import SCENARIOS, full
 from prunella.benchmarks.scenarios.standing import COST, PICTURED, draw, table
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import lookup
@@ -41,6 +41,7 @@ MORE = (
     *("dp-psac", "dp-fed", "fed-ltp-client", "fed-spa"),
 )
 SEEDS = (0, 1, 2, 3, 4)
+FULL_ROUNDS = 5  # times the rounds of a federation, at full size
 FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
     "mnist": training("cnn", rounds=20, local_steps=10, learning_rate=recommended_rate("mnist")),
     "cifar10": training("cnn", rounds=15, local_steps=20, learning_rate=recommended_rate("cifar10")),
@@ -55,15 +56,21 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
 
 
 def cells(
-    chains: Iterable[str], attack: str = STRONG, costs: bool = True, scenarios: Iterable[str] = tuple(SCENARIOS)
+    chains: Iterable[str],
+    attack: str = STRONG,
+    costs: bool = True,
+    scenarios: Iterable[str] = tuple(SCENARIOS),
+    size: Size = "small",
 ) -> tuple[Settings, ...]:
     """Every chain in every one of the scenarios and, with ``costs``, in a federation on every dataset."""
     found, every = list[Settings](), tuple(chains)
     for name in scenarios:
-        about = {**SCENARIOS[name].settings(name), "raw": {}, "attack": attack}
+        scenario = SCENARIOS[name] if size == "small" else full(SCENARIOS[name])
+        about = {**scenario.settings(name), "raw": {}, "attack": attack}
         found += [{**about, "defenses": chain} for chain in every]
     for dataset, run in FEDERATIONS.items() if costs else ():
         about = {"scenario": COST, "draws": "board", "attack": STRONG}
+        about |= {"rounds": FULL_ROUNDS * run["rounds"]} if size == "paper" else {}
         found += [{**behind(run, dataset, chain), **about} for chain in every]
     return tuple(found)
 
@@ -77,8 +84,10 @@ MEASURE = Measure(
 )
 
 
-def board(sweep: Sequence[Settings], name: str = "board", where: str = "docs/choose.md") -> Claim:
-    """A board of these cells."""
+def board(
+    sweep: Sequence[Settings], name: str = "board", where: str = "docs/choose.md", paper: Sequence[Settings] = ()
+) -> Claim:
+    """A board of these cells, and of those at full size."""
     there = {key: SCENARIOS[key] for key in SCENARIOS if any(cell["scenario"] == key for cell in sweep)}
     words = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in there.items())
     pruned = """* Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the
@@ -87,6 +96,7 @@ def board(sweep: Sequence[Settings], name: str = "board", where: str = "docs/cho
         f"""{name} | Prunella | {where} | what the strongest attacks rebuild behind every defense, and its price
         small: Untrained or shortly trained models of 20 to 110 thousand weights, so that attacks are at their
         strongest; intervals are over seeds and images, and images of one update are not independent.
+        paper: Twenty images for a seed, ten times the attacker's passes, and federations of five times the rounds.
         * {words}
         * An update that an attack gives no answer for counts as the mean images of its classes.
         {pruned if "pruned-0.8" in there else ""}
@@ -98,6 +108,7 @@ def board(sweep: Sequence[Settings], name: str = "board", where: str = "docs/cho
         "time 2 time; epsilon 2 ε",
         Plot(("psnr",), split=0),
         small=sweep,
+        paper=paper,
         seeds=SEEDS,
     )
     return replace(claim, experiment=replace(claim.experiment, own=Own(table, draw)))
@@ -113,5 +124,8 @@ def submission(name: str) -> Claim:
     raise ConfigError(f"{name} is a {type(found).__name__}, not a privacy.defense.Entry or an attacks.Attack")
 
 
-BOARD = board(cells(CHAINS))
-DEFENSES = board(cells((*CHAINS, *MORE), scenarios=sorted(PICTURED.values())), "defenses", "docs/defenses.md")
+_ALL, _WORST = (*CHAINS, *MORE), sorted(PICTURED.values())
+BOARD = board(cells(CHAINS), paper=cells(CHAINS, size="paper"))
+DEFENSES = board(
+    cells(_ALL, scenarios=_WORST), "defenses", "docs/defenses.md", cells(_ALL, scenarios=_WORST, size="paper")
+)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from prunella.benchmarks.engine.claim import Claim, Label, Plot, Point, declared, paired
+from prunella.benchmarks.engine.claim import SIZES, Claim, Label, Plot, Point, declared, paired
 from prunella.benchmarks.engine.rules import Judgement, at_least
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.masks import X3
@@ -18,6 +18,7 @@ ASKED = ("one-image", "one-digit")  # scenarios
 SCORES = "psnr 1 PSNR in dB; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share rebuilt; seconds 0 processor seconds"
 NOTE = """Cells of the board: one image in one step of an untrained `cnn`, labels known, a client's first round, four
 images of a client each for a seed, and every attack that fits the chain."""
+FULL_NOTE = "As the small cells, with twenty images for a seed and ten times the attacker's passes."
 REMARK = """Judged by the attack that rebuilds most behind a chain, in the mean over all seeds and images; PSNR counts
 up to 60 dB. `matching` is the portfolio without a shadow; see the board for the other attacks."""
 
@@ -44,9 +45,11 @@ def judge_composed(points: Sequence[Point]) -> Judgement:
 
 def claim(words: str, chains: Sequence[str], judge: Callable[[Sequence[Point]], Judgement]) -> Claim:
     """A claim over cells of the board."""
-    asked = [cell for cell in cells((NONE, *chains), costs=False) if cell["scenario"] in ASKED]
+    chosen = (NONE, *chains)
+    small, paper = (cells(chosen, costs=False, scenarios=ASKED, size=size) for size in SIZES)
     shape = "scenario dataset defenses: attack", SCORES, Plot(("psnr",), split=0)
-    return declared(f"{words}\n small: {NOTE}\n * {REMARK}", MEASURE, *shape, judge, small=asked, seeds=SEEDS)
+    text = f"{words}\n small: {NOTE}\n paper: {FULL_NOTE}\n * {REMARK}"
+    return declared(text, MEASURE, *shape, judge, small, paper, seeds=SEEDS)
 
 
 X1 = claim(

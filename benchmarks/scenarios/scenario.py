@@ -70,6 +70,11 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
+def full(scenario: Scenario) -> Scenario:
+    """At full size: twenty images of a seed, one update at least, and ten times the attacker's passes."""
+    return replace(scenario, updates=max(1, 20 // scenario.images), passes=10 * scenario.passes)
+
+
 def of(settings: Mapping[str, Any]) -> Scenario:
     """The scenario of a cell's settings, whatever ``SCENARIOS`` says today."""
     return Scenario("", **{key: settings[key] for key in asdict(Scenario("", "")) if key != "says"})

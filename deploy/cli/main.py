@@ -313,9 +313,14 @@ def advise(
 
 @app.command()
 def reproduce(
-    claim: Annotated[str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM.")] = "",
+    claim: Annotated[
+        str, typer.Argument(help="Name of a claim, such as D3, or your own module:CLAIM; without one, all of --size.")
+    ] = "",
     listed: Annotated[bool, typer.Option("--list", help="List all claims, what they say and what they need.")] = False,
-    size: Annotated[Literal["small", "paper"], typer.Option(help="small: minutes on two cores.")] = "small",
+    size: Annotated[
+        Literal["small", "paper"] | None,
+        typer.Option(help="small (the default): minutes a claim on two cores. Without a claim, all of this size."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory for the page, the plot and the numbers.")] = Path("results"),
     cache: Annotated[Path, typer.Option(help="Directory of finished cells, from which a stopped run resumes.")] = Path(
         "runs/claims"
@@ -341,6 +346,11 @@ def reproduce(
     prunella reproduce my_table:TABLE --data /data --out paper
 
     prunella reproduce board --budget 30min --jobs 2
+
+    prunella reproduce --size paper --budget 30min --device cuda
+
+    Without a claim, all that have the size are measured, what tells most per second first. A run may be stopped at any
+    time: finished cells are kept, what is complete is written, and the same command goes on.
     """
     from prunella.deploy.tools.claims import REPRODUCE, measure
     from prunella.deploy.tools.claims import listed as every_claim
@@ -348,7 +358,7 @@ def reproduce(
     if listed:
         typer.echo(every_claim())
         return
-    chosen = [*filter(None, [claim]), "--size", size, "--out", str(out), "--cache", str(cache)]
+    chosen = [*filter(None, [claim]), *(["--size", size] if size else []), "--out", str(out), "--cache", str(cache)]
     chosen += ["--jobs", str(jobs), "--device", device, *["--pages"][:pages], *["--index"][:index]]
     for name, value in (("data", data), ("budget", budget), ("submit", submit)):
         chosen += [f"--{name}", str(value)] if value else []

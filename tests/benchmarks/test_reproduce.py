@@ -1,5 +1,6 @@
 """The engine: cells kept over a kill, controls that refuse, files with the numbers, and the list."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from prunella.benchmarks import reproduce as engine
+from prunella.benchmarks.engine import measuring
 from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Sweep
 from prunella.benchmarks.engine.results import as_json, listing, write
 from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement, falls
@@ -15,16 +17,17 @@ from prunella.benchmarks.registry import CLAIMS, TABLES
 
 
 class Laboratory:
-    """A measure that counts its work, and is killed once after ``alive`` cells."""
+    """A measure that counts its work, and ends once, as ``end`` says, after ``alive`` cells."""
 
     def __init__(self, alive: int = 10**9, rebuilt: float = 30.0) -> None:
         self.made: list[tuple[float, int]] = []
         self.alive, self.rebuilt = alive, rebuilt
+        self.end: type[BaseException] = KeyboardInterrupt
 
     def make(self, settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
         if len(self.made) == self.alive:
             self.alive = 10**9
-            raise KeyboardInterrupt
+            raise self.end
         self.made.append((settings["rate"], seed))
         return {"sgi": {"psnr": self.rebuilt - 20 * settings["rate"] + 0.1 * seed}}
 
@@ -161,16 +164,101 @@ def test_a_run_without_time_keeps_what_it_has_and_judges_nothing(
     asked = ["T1", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
     assert engine.main([*asked, "--budget", "0s"]) == 2 and "more time" in capsys.readouterr().err
     assert not laboratory.made and not (tmp_path / "out").exists()
-    assert engine.main(asked) == 130  # six cells: the first seed, and the second's control and first rate
+    assert engine.main(asked) == 130  # six cells: the first seed, and the second's control and cheapest rate
     assert engine.main([*asked, "--budget", "0s"]) == 0 and len(laboratory.made) == 6
     assert "T1 not judged: 6 cells have not been measured yet" in capsys.readouterr().out
     page, kept = (tmp_path / "out" / "T1.md").read_text(), json.loads((tmp_path / "out" / "T1.json").read_text())
     assert "(2 of 3 seeds)" in page and "(1 of 3 seeds)" in page and kept["missing"] == 6
     assert "over 2 seeds (0, 1)" in page  # that were measured, and not those that will be
-    assert [len(point["values"]["psnr"]) for point in kept["points"]] == [2, 1, 1]
+    assert sorted(len(point["values"]["psnr"]) for point in kept["points"]) == [1, 1, 2]
     assert engine.main(["--pages", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "T1.md").read_text() == page
     assert engine.main(asked) == 0 and "T1 holds" in capsys.readouterr().out and len(laboratory.made) == 12
+
+
+class Killed(BaseException):
+    """What no code catches."""
+
+
+class Clock:
+    """In which a cell of rate r takes 20 + 100 r seconds."""
+
+    def __init__(self, laboratory: Laboratory) -> None:
+        self.laboratory = laboratory
+
+    def time(self) -> float:
+        return sum(20 + 100 * rate for rate, _ in self.laboratory.made)
+
+    perf_counter = time
+
+
+@pytest.fixture
+def everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Laboratory, list[str]]:
+    """A laboratory of three claims, of which one has no small size, and a command that measures all of them."""
+    laboratory = Laboratory()
+    dear, cheap = laboratory.claim(), laboratory.claim()
+    sweep = Sweep(({"rate": 0.01}, {"rate": 0.02}), (0, 1), note="a toy")
+    measure = dataclasses.replace(cheap.experiment.measure, name="cheap", control=None)
+    few = dataclasses.replace(cheap.experiment, measure=measure, sweeps={"small": sweep})
+    large = dataclasses.replace(dear.experiment, sweeps={"paper": sweep})
+    monkeypatch.setattr(engine, "CLAIMS", {"T1": dear, "T2": dataclasses.replace(cheap, name="T2", experiment=few)})
+    monkeypatch.setattr(engine, "TABLES", {"t3": dataclasses.replace(cheap, name="t3", experiment=large)})
+    for module in (measuring, engine):
+        monkeypatch.setattr(module, "time", Clock(laboratory))
+    return laboratory, ["--size", "small", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+
+
+def test_without_a_claim_all_of_the_size_are_measured_as_far_as_the_budget_goes(
+    everything: tuple[Laboratory, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laboratory, asked = everything
+    out = tmp_path / "out"
+    assert engine.main([*asked, "--budget", "320s"]) == 0
+    rates, seeds = zip(*laboratory.made, strict=True)  # T2 has two rates, and T1 three and a control; seed by seed
+    assert rates == (0.01, 0.02, 0.0, 0.1, 0.5, 0.9, 0.01, 0.02, 0.0) and seeds == (0, 0, 0, 0, 0, 0, 1, 1, 1)
+    said = capsys.readouterr()
+    assert "T2 holds" in said.out and "T1 not judged: 7 cells have not been measured yet" in said.out
+    assert said.err.splitlines()[-1] == "T1: 7 of 12 cells missing, about 7 min"  # 440 s
+    assert sorted(path.name for path in out.glob("*.json")) == ["T1.json", "T2.json"] and (out / "README.md").exists()
+    assert engine.main(asked) == 0 and len(laboratory.made) == len(set(laboratory.made)) == 16
+    said = capsys.readouterr()
+    assert "T1 holds" in said.out and "9/16 kept from before" in said.err and "missing" not in said.err
+
+
+def test_a_run_of_all_that_was_killed_goes_on_and_one_that_was_stopped_writes_what_it_has(
+    everything: tuple[Laboratory, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laboratory, asked = everything
+    for end, cells in ((Killed, 3), (KeyboardInterrupt, 8)):
+        laboratory.alive = cells
+        with pytest.raises(Killed) if end is Killed else contextlib.nullcontext():
+            laboratory.end = end
+            assert engine.main(asked) == 130
+        assert len(laboratory.made) == cells and (tmp_path / "out").exists() is (end is not Killed)
+    said = capsys.readouterr()
+    assert "T2 holds" in said.out and "T1 not judged" in said.out
+    assert said.err.splitlines()[-2].startswith("T1: 8 of 12 cells missing") and "goes on" in said.err.splitlines()[-1]
+    assert engine.main(asked) == 0 and len(laboratory.made) == len(set(laboratory.made)) == 16
+
+
+def test_a_claim_that_fails_is_named_and_the_rest_is_written(
+    everything: tuple[Laboratory, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laboratory, asked = everything
+    laboratory.alive, laboratory.end = 2, ValueError
+    assert engine.main(asked) == 2
+    said = capsys.readouterr()
+    assert "T2 holds" in said.out and "T1 " not in said.out and "no more of T1 is measured now" in said.err
+    assert (
+        "T1: 12 of 12 cells missing" in said.err.splitlines()[-1]
+        and "it failed: ValueError" in said.err.splitlines()[-1]
+    )
+    assert engine.main([*asked, "--budget", "0s"]) == 0 and len(laboratory.made) == 4
+
+
+def test_without_claim_and_size_the_list_says_how_to_measure_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine.main([]) == 2
+    assert "prunella reproduce --size small --budget 30min" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("text", ["", "30", "min", "1.5.2h", "-3s", "2 days"])

@@ -1,4 +1,4 @@
-"""Cells side by side and in order of time; what is kept, judged and killed is in tests/benchmarks/test_reproduce.py."""
+"""Cells side by side, and of several claims; what is kept and judged is in tests/benchmarks/test_reproduce.py."""
 
 import dataclasses
 import multiprocessing
@@ -15,7 +15,7 @@ import pytest
 
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import Claim, Measure, Plot, declared
-from prunella.benchmarks.engine.measuring import RunLimits, cells_of, in_time, measured, missing, points
+from prunella.benchmarks.engine.measuring import Plan, RunLimits, cells_of, fill, measured, missing, points
 
 
 def toy(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
@@ -77,18 +77,48 @@ def slow_run() -> None:
 
 def test_within_a_seed_what_took_least_elsewhere_is_first(tmp_path: Path) -> None:
     experiment, cache = claim().experiment, Cache(tmp_path, 1)
-    todo = cells_of(experiment, "small")
-    for cell, seconds in zip(todo[:2], (9.0, 1.0), strict=True):  # both rates of the first seed
+    for cell, seconds in zip(cells_of(experiment, "small"), (9.0, 1.0), strict=False):  # both rates of the first seed
         cache.get(cell.about(experiment), lambda seconds=seconds: {"found": {}, "seconds": seconds})  # type: ignore[misc]
-    order = [(cell.seed, cell.settings["rate"]) for cell in in_time(experiment, todo, cache)]
-    assert order == [(seed, rate) for seed in (0, 1, 2) for rate in (0.5, 0.1)]
+    plan = Plan({"T2": experiment}, "small", cache)
+    order = [plan.cells[key][0] for key in plan.following(RunLimits())]
+    assert [(cell.seed, cell.settings["rate"]) for cell in order] == [(s, rate) for s in (1, 2) for rate in (0.5, 0.1)]
+    again = Plan({"T2": experiment}, "small", cache)
+    assert again.minutes(again.left(["T2"]), RunLimits(2)) == pytest.approx(20.0 / 2 / 60)
+
+
+def other(make: Any, name: str = "other", cells: int = 1) -> Any:
+    one = claim(make).experiment
+    sweep = dataclasses.replace(one.sweeps["small"], cells=one.sweeps["small"].cells[:cells])
+    return dataclasses.replace(one, measure=Measure(name, make), sweeps={"small": sweep})
+
+
+def test_claims_share_cells_and_what_is_typical_decides_where_nothing_was_measured(tmp_path: Path) -> None:
+    two = {"T2": claim().experiment, "T3": claim().experiment, "T4": other(toy)}
+    plan, lines = Plan(two, "small", Cache(tmp_path, 1), {"toy": 1.0, "other": 50.0}), list[str]()
+    assert next(plan.following(RunLimits())) in plan.claims["T2"][0] and len(plan.cells) == 6 + 3
+    plan = Plan(two, "small", Cache(tmp_path, 1), {"toy": 1.0, "other": 0.1})
+    assert next(plan.following(RunLimits())) in plan.claims["T4"][0]
+    plan = Plan(two, "small", Cache(tmp_path, 1))
+    fill(plan, None, lines.append)
+    assert not plan.failed and len(lines) == 9 and not plan.left(two)
+    assert any("T2, T3: rate 0.1, seed 0: " in line for line in lines)
+    assert all(len(list(points(each, "small", plan.done))) > 0 for each in two.values())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_claim_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path, jobs: int) -> None:
+    plan, lines = Plan({"T2": claim().experiment, "T4": other(failing)}, "small", Cache(tmp_path, 1)), list[str]()
+    fill(plan, None, lines.append, RunLimits(jobs))
+    assert list(plan.failed) == ["T4"] and len(plan.left(["T2"])) == 0 and len(plan.left(["T4"])) == 3
+    assert sum("T4: rate 0.1, seed" in line and "cannot be made" in line for line in lines) in range(1, jobs + 1)
+    assert Plan({"T4": other(failing)}, "small", Cache(tmp_path, 1)).done == {}
 
 
 def test_a_point_has_the_seeds_up_to_the_first_that_was_not_measured(tmp_path: Path) -> None:
     experiment = claim().experiment
     done = measured(experiment, "small", Cache(tmp_path, 1), None, lambda line: None)
     gone = cells_of(experiment, "small")[2]  # the second seed of the first rate
-    del done[str(gone.about(experiment))]
+    del done[gone.key(experiment)]
     lengths = {point.label: len(point.values["x"]) for point in points(experiment, "small", done)}
     assert lengths == {("0.1", "a"): 1, ("0.1", "late"): 1, ("0.5", "a"): 3, ("0.5", "late"): 3}
     assert missing(experiment, "small", done) == 1
@@ -99,5 +129,5 @@ def test_a_cell_whose_control_was_not_measured_does_not_count(tmp_path: Path) ->
     experiment = dataclasses.replace(claim().experiment, measure=measure)
     done = measured(experiment, "small", Cache(tmp_path, 1), None, lambda line: None)
     control = next(cell for cell in cells_of(experiment, "small") if cell.settings["rate"] == 0.0)
-    del done[str(control.about(experiment))]
+    del done[control.key(experiment)]
     assert not list(points(experiment, "small", done))

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from prunella.benchmarks.engine.results_index import counts, index, write_index
+from prunella.benchmarks.engine.claim import SIZES
+from prunella.benchmarks.engine.results_index import counts, index, typical, write_index
 from prunella.benchmarks.registry import CLAIMS
 
 
@@ -26,3 +27,20 @@ def test_counts_look_at_a_claim_once(tmp_path: Path) -> None:
     for name, word in (("P1", "holds"), ("P1-paper", "holds"), ("P3", "does not hold")):
         (tmp_path / f"{name}.json").write_text(json.dumps({"verdict": word, "reason": ""}))
     assert counts(claims, tmp_path) == "2 of 2 claims measured: does not hold 1, holds 1."
+
+
+def test_the_seconds_of_a_cell_are_those_of_the_same_size_and_of_the_later_folder(tmp_path: Path) -> None:
+    def keep(folder: str, name: str, size: str, seconds: float) -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        row = {"size": size, "seconds": seconds, "settings": [{}, {}], "seeds": [0, 1, 2], "missing": 1}
+        (tmp_path / folder / f"{name}.json").write_text(json.dumps(row))
+
+    folders, claims = (tmp_path / "stored", tmp_path / "out"), [CLAIMS["P1"], CLAIMS["D3"]]
+    assert typical(claims, "paper", folders) == {}
+    keep("stored", "P1", "small", 10.0)
+    keep("stored", "D3", "small", 5.0)
+    assert typical(claims, "paper", folders) == {"leakage": 2.0, "traffic": 1.0}
+    keep("stored", "P1-paper", "paper", 100.0)
+    assert [typical(claims, size, folders)["leakage"] for size in SIZES] == [2.0, 20.0]
+    keep("out", "P1-paper", "paper", 50.0)
+    assert typical(claims, "paper", folders) == {"leakage": 10.0, "traffic": 1.0}

@@ -4,9 +4,11 @@ import pytest
 
 from prunella.attacks import Attack
 from prunella.attacks.ig import Ig
+from prunella.benchmarks.engine.claim import SIZES, Claim
 from prunella.benchmarks.engine.measuring import cells_of, control_of
 from prunella.benchmarks.scenarios import board as bench
-from prunella.benchmarks.scenarios.scenario import SCENARIOS
+from prunella.benchmarks.scenarios.ours import X1, X2
+from prunella.benchmarks.scenarios.scenario import SCENARIOS, of
 from prunella.core.errors import ConfigError
 from prunella.privacy import DEFENSES
 from prunella.privacy.chain import build_chain
@@ -40,6 +42,18 @@ def test_controls_are_the_cells_without_a_defense_and_nothing_is_measured_twice(
         control = control_of(cell, EXPERIMENT)
         assert control is not None and control.settings["defenses"] == "none"
         assert control.settings["scenario"] == cell.settings["scenario"]
+
+
+@pytest.mark.parametrize("table", [bench.BOARD, bench.DEFENSES, X1, X2], ids=lambda claim: claim.name)
+def test_at_full_size_the_same_chains_meet_twenty_images_of_a_seed_and_an_attacker_with_more_time(table: Claim) -> None:
+    small, paper = (table.experiment.sweeps[size].cells for size in SIZES)
+    assert len(small) == len(paper) and not any(cell in small for cell in paper)
+    for few, many in zip(small, paper, strict=True):
+        assert (few["scenario"], few["defenses"]) == (many["scenario"], many["defenses"])
+        if few["scenario"] == bench.COST:
+            assert many["rounds"] == 5 * few["rounds"] >= 75
+            continue
+        assert of(many).updates * of(many).images == 20 and of(many).passes == 10 * of(few).passes
 
 
 def test_a_federation_has_no_attack_that_could_fail() -> None:
