@@ -26,7 +26,7 @@ from prunella.server.checkpoint import Checkpoint
 from prunella.server.doubts import diverged_rows, measured_rows
 from prunella.server.evaluation import LEAST, PATIENCE, Evaluator, on_all
 from prunella.server.exporter import Exporter
-from prunella.server.report.evidence import without_control
+from prunella.server.report.evidence import judged, without_control
 from prunella.server.report.units import audits_left
 from prunella.server.store.rows import (
     audit_rows,
@@ -203,7 +203,7 @@ def take_audits(federation: Federation, grid: Grid) -> None:
         name = f"audits_total|{outcome['outcome']}"
         federation.counters[name] = federation.counters.get(name, 0.0) + 1
         federation.store.append_audit(outcome)
-        rows = audit_rows(outcome, known) + counter_rows({name: federation.counters[name]})
+        rows = audit_rows(judged, outcome, known) + counter_rows({name: federation.counters[name]})
         known.append(outcome)
         federation.emit(outcome["round"], rows)
     _tell_doubts(federation, known)

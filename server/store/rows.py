@@ -1,16 +1,17 @@
 """What a round, a privacy ledger or an audit says, as rows of numbers for the run store and Prometheus."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prunella.attacks.score.level import ORDER, WORST
+from prunella.attacks.score.level import ORDER, WORST, Level
 from prunella.core.metrics import METRICS
-from prunella.server.report.evidence import judged
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
+Audit = Mapping[str, Any]
+Judge = Callable[[Audit, Iterable[Audit]], Level]  # ``server.report.evidence.judged``, of a floor above
 _SCORES = {
     "leakage_nmi_ratio": "nmi",
     "leakage_psnr_decibels": "psnr",
@@ -109,11 +110,11 @@ def _labels(outcome: Mapping[str, Any]) -> dict[str, str]:
     return {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
 
 
-def audit_rows(outcome: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> list[Row]:
-    """The metrics of one audit, judged by those ``before`` it, its control among them. A failed audit has a time, and
-    nothing that could be read as low leakage. Of the audits before it with the same labels, one that leaks more stays
-    what is shown: its scores in its own round, its level and a failed control for the whole run, as the report judges
-    it."""
+def audit_rows(judged: Judge, outcome: Audit, before: Iterable[Audit] = ()) -> list[Row]:
+    """The metrics of one audit, ``judged`` by those ``before`` it, its control among them. A failed audit has a time,
+    and nothing that could be read as low leakage. Of the audits before it with the same labels, one that leaks more
+    stays what is shown: its scores in its own round, its level and a failed control for the whole run, as the report
+    judges it."""
     labels, known = _labels(outcome), [*before, outcome]
     same = [a for a in known[:-1] if (a["kind"], _labels(a)) == (outcome["kind"], labels)]
     worse = [judged(a, known) for a in same if a["outcome"] == "scored"]

@@ -1,9 +1,12 @@
+from functools import partial
+
 import pytest
 
 from prunella.attacks.score.level import ORDER
 from prunella.core.metrics import METRICS
+from prunella.server.report.evidence import judged
+from prunella.server.store import rows
 from prunella.server.store.rows import (
-    audit_rows,
     counter_rows,
     evaluation_rows,
     ledger_rows,
@@ -12,6 +15,7 @@ from prunella.server.store.rows import (
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
+audit_rows = partial(rows.audit_rows, judged)
 SCORE = {"mean": 1.0, "worst": 2.0, "random": 0.25, "other": 0.5}
 OUTCOME = {
     "round": 4,
