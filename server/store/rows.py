@@ -1,7 +1,7 @@
 """What a round, a privacy ledger or an audit says, as rows of numbers for the run store and Prometheus."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prunella.attacks.score.level import ORDER, WORST, Level
@@ -11,7 +11,7 @@ from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
 Audit = Mapping[str, Any]
-Judge = Callable[[Audit, Iterable[Audit]], Level]  # ``server.report.evidence.judged``, of a floor above
+Judge = Callable[[Audit, Sequence[Audit]], Level]  # ``server.report.evidence.judged``, of a floor above
 _SCORES = {
     "leakage_nmi_ratio": "nmi",
     "leakage_psnr_decibels": "psnr",
