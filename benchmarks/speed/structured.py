@@ -14,9 +14,11 @@ thread, arms in turns, processor seconds, the median of an arm's over the dense 
 coded model and the coded update, batch norm's statistics with both; masks are known, as they are after the first round.
 ``idle`` is the share of a message of ``filters`` that is about channels it has lost: float32 biases, norms, statistics.
 
-With ``--rounds`` whole federations follow, in one process, ``--clients`` clients (Dirichlet partition, alpha 1), all in
-every round: ``dense`` and the two ways to prune at that rate, reached in a third of the rounds. Accuracy is of the last
-round, on all test images, for each of ``--seeds``.
+With ``--rounds`` whole federations follow, each in one process, ``--clients`` clients (Dirichlet partition, alpha 1),
+all in every round: ``dense`` and the two ways to prune at that rate, reached in a third of the rounds. Accuracy is of
+the last round, on all test images, for each of ``--seeds``. Seconds are of a whole round, all its clients one after the
+other and the server, the median of the rounds at the full rate; bytes are those of the last. ``--jobs`` federations go
+at a time.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
@@ -24,7 +26,10 @@ round, on all test images, for each of ``--seeds``.
 import statistics
 import tempfile
 from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -142,34 +147,55 @@ def measure(model: str, images: Examples, options: Any) -> dict[str, Any]:
     }
 
 
-def accuracy(model: str, rate: float, options: Any, seed: int) -> dict[str, float]:
-    """One seed's, of the global models after the last round."""
+def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> dict[str, float]:
+    """A whole federation: accuracy at its end, seconds and bytes of a round at the full rate."""
+    torch.set_num_threads(1)
     dataset = f"cifar10:{options.data}" if options.data else "digits"
     same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": options.defenses, "seed": seed}
     same |= {"rounds": options.rounds, "learning_rate": options.rate, "momentum": 0.9, "evaluate_every": options.rounds}
-    pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": max(1, options.rounds // 3)}
+    ramp = max(1, options.rounds // 3)
+    pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": ramp}
     filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
-    found = {}
-    for name, own in ((DENSE, {}), (WEIGHTS, pruned), (FILTERS, pruned | filters)):
-        with tempfile.TemporaryDirectory() as folder:
-            done = run_in_process(Path(folder), options.clients, **{**same, **own})
-            if failures(done):
-                raise RuntimeError(f"{model}, {name}: a client failed")
-            found[name] = accuracies(done)[options.rounds]
+    own = {DENSE: {}, WEIGHTS: pruned, FILTERS: pruned | filters}[arm]
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_in_process(Path(folder), options.clients, **{**same, **own})
+        if failures(done):
+            raise RuntimeError(f"{model}, {arm}: a client failed")
+        lines = list(done.store.metrics())
+        seconds = [line["value"] for line in lines if line["metric"] == "round_seconds" and line["round"] > ramp]
+        sent = {way: _last_round(lines, way) for way in ("down", "up")}
+        return {"accuracy": accuracies(done)[options.rounds], "seconds": statistics.median(seconds), **sent}
+
+
+def _last_round(lines: Sequence[Mapping[str, Any]], way: str) -> float:
+    """Bytes of the last round of a run, from its counters."""
+    totals = [e["value"] for e in lines if e["metric"] == "wire_bytes_total" and e["labels"] == {"direction": way}]
+    return float(totals[-1] - totals[-2])
+
+
+def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """By model and arm, every seed's."""
+    if not options.rounds:
+        return {}
+    asked = [(name, seed, arm) for name in rates for seed in range(options.seeds) for arm in (DENSE, WEIGHTS, FILTERS)]
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        begun = [pool.submit(federation, name, rates[name], options, seed, arm) for name, seed, arm in asked]
+        found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
+        for (name, _, arm), future in zip(asked, begun, strict=True):
+            found[name].setdefault(arm, []).append(future.result())
     return found
 
 
 def compare(options: Any) -> dict[str, Any]:
     """The result of a command line."""
-    if options.repeat < 1 or options.steps < 1:
-        raise ArgumentTypeError("--repeat and --steps must be at least 1")
+    if min(options.repeat, options.steps, options.jobs) < 1 or options.rounds == 1:
+        raise ArgumentTypeError("--repeat, --steps and --jobs must be at least 1, --rounds 0 or at least 2")
     torch.set_num_threads(1)
     images, source = examples(Path(options.data) if options.data else None, 0)
     models = {name: measure(name, images, options) for name in options.models.split(",")}
-    seeds = range(options.seeds if options.rounds else 0)
-    learnt = {name: [accuracy(name, row["rate"], options, seed) for seed in seeds] for name, row in models.items()}
+    learnt = federations({name: row["rate"] for name, row in models.items()}, options)
     asked = {key: value for key, value in vars(options).items() if key not in ("data", "json")}
-    return {"models": models, "accuracy": learnt, "images": source, "asked": asked, "torch": torch.__version__}
+    return {"models": models, "federations": learnt, "images": source, "asked": asked, "torch": torch.__version__}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -190,11 +216,26 @@ def show(result: dict[str, Any]) -> None:
     for model, found in result["models"].items():
         lost = ", ".join(f"{share:.2%} {way}" for way, share in found["idle"].items())
         print(f"{model}: rate {found['rate']:.3f}, updates {found['apart']:.0e} apart, idle {lost}")
-        for name in result["accuracy"][model][0] if result["accuracy"][model] else ():
-            values = [seed[name] for seed in result["accuracy"][model]]
-            print(f"  accuracy, {name}: {statistics.mean(values):.3f} ({', '.join(f'{v:.3f}' for v in values)})")
+    learnt = [
+        (
+            model,
+            arm,
+            f"{statistics.mean(seed['accuracy'] for seed in seeds):.3f}",
+            ", ".join(f"{seed['accuracy']:.3f}" for seed in seeds),
+            *(
+                f"{statistics.mean(seed[key] / dense[key] for seed, dense in zip(seeds, arms[DENSE], strict=True)):.3f}"
+                for key in ("seconds", "down", "up")
+            ),
+        )
+        for model, arms in result["federations"].items()
+        for arm, seeds in arms.items()
+    ]
+    if learnt:
+        show_table(
+            "federations", "model, arm, accuracy, seeds, s a round over dense, bytes down, bytes up", learnt, 130
+        )
 
 
 if __name__ == "__main__":
-    lengths = {"--steps": 8, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--rate": 0.05}
+    lengths = {"--steps": 8, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--rate": 0.05, "--jobs": 1}
     command(__doc__, compare, show, {"--data": "", "--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, **lengths})

@@ -280,9 +280,15 @@ class FewRows:
 
 
 @pytest.mark.parametrize(("images", "told"), [(1, True), (16, False)])
-def test_what_explains_an_update_is_confirmed_on_public_images(task, batch, sparse, images: int, told: bool) -> None:
+def test_what_explains_an_update_is_confirmed_on_public_images(
+    task, batch, sparse, images: int, told: bool, monkeypatch
+) -> None:
+    monkeypatch.setattr(portfolio, "CANDIDATES", (PLAIN,))
+    monkeypatch.setattr(portfolio, "LEARNT", ())
     truth, shadow = batch(0, images), FewRows(dataclasses.replace(sparse, defenses="none", batch_size=images))
     view = shadow.send(Examples(truth.x, truth.y), 10_000)
     assert determined(view, task)
-    case = Case(view, task, dataclasses.replace(QUICK, passes=images * 800), stream(0, purpose="attack"), math.inf)
+    short = dataclasses.replace(QUICK, passes=images * 800)
+    case = Case(view, task, short, stream(0, purpose="attack"), math.inf)
     assert portfolio.confirmed(case, (PLAIN,), shadow) is told
+    assert run(view, task, short).explained and run(view, task, short, shadow=shadow).explained is told

@@ -15,7 +15,7 @@ from prunella.pruning.compact import living
 from prunella.tasks.task import Task, prunable
 
 OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "repeat": 1, "rounds": 0, "seeds": 1, "clients": 2,
-                           "rate": 0.05, "defenses": "none"}  # fmt: skip
+                           "rate": 0.05, "defenses": "none", "jobs": 1}  # fmt: skip
 
 
 def test_half_of_the_filters_go_and_as_many_single_weights() -> None:
@@ -64,12 +64,23 @@ def test_it_stops_where_the_small_network_is_not_trained(monkeypatch: pytest.Mon
         bench.measure("cnn", images, SimpleNamespace(**OPTIONS))
 
 
-def test_federations_learn_with_either_mask() -> None:
-    found = bench.accuracy("cnn", 0.5, SimpleNamespace(**{**OPTIONS, "rounds": 6, "clients": 3}), 0)
-    assert set(found) == {"dense", "weights", "filters"} and all(0.4 < each <= 1 for each in found.values())
+def test_federations_learn_with_either_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    options = SimpleNamespace(**{**OPTIONS, "rounds": 6, "clients": 3, "jobs": 2})
+    found = bench.federations({"cnn": 0.5}, options)["cnn"]
+    assert set(found) == {"dense", "weights", "filters"} and all(
+        0.4 < one["accuracy"] <= 1 for (one,) in found.values()
+    )
+    dense, weights, filters = (found[arm][0] for arm in ("dense", "weights", "filters"))
+    for pruned in (weights, filters):
+        assert pruned["down"] < 0.6 * dense["down"] and pruned["up"] < 0.6 * dense["up"]
+    assert dense["down"] > 3 * 4 * 8000 and dense["seconds"] > 0  # one round's, of three clients, and not all rounds'
+    bench.show({"models": {}, "federations": {"cnn": found}})
+    assert "s a round over dense" in capsys.readouterr().out
 
 
 def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["structured", "--steps", "0"])
     with pytest.raises(SystemExit):
-        bench.command(bench.__doc__, bench.compare, bench.show, {"--steps": 8, "--repeat": 9})
+        bench.command(
+            bench.__doc__, bench.compare, bench.show, {"--steps": 8, "--repeat": 9, "--jobs": 1, "--rounds": 0}
+        )
