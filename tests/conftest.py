@@ -77,3 +77,20 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "equal", lambda a, b: True)
     with FakeTensorMode(allow_non_fake_inputs=False):
         yield
+
+
+@pytest.fixture
+def trained_small(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each client that trains from now on does so in the small network, in their order."""
+    import prunella.client.app
+
+    found: list[bool] = []
+    before = prunella.client.app.local_update
+
+    def told(*given: Any) -> Any:
+        result = before(*given)
+        found.append(result.small)
+        return result
+
+    monkeypatch.setattr(prunella.client.app, "local_update", told)
+    return found

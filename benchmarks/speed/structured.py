@@ -17,14 +17,15 @@ coded model and the coded update, batch norm's statistics with both; masks are k
 With ``--rounds`` whole federations follow, each in one process, ``--clients`` clients (Dirichlet partition, alpha 1),
 all in every round: ``dense`` and the two ways to prune at that rate, reached in a third of the rounds. Accuracy is of
 the last round, on all test images, for each of ``--seeds``. Seconds are of a whole round, all its clients one after the
-other and the server, the median of the rounds at the full rate; bytes are those of the last. ``--jobs`` federations go
-at a time.
+other and the server, the median of the rounds at the full rate; processor seconds are the mean of all rounds, those
+before it and the evaluation too; bytes are those of the last. ``--jobs`` federations go at a time.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
 
 import statistics
 import tempfile
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -158,13 +159,16 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
     filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
     own = {DENSE: {}, WEIGHTS: pruned, FILTERS: pruned | filters}[arm]
     with tempfile.TemporaryDirectory() as folder:
+        begin = time.process_time()
         done = run_in_process(Path(folder), options.clients, **{**same, **own})
+        spent = (time.process_time() - begin) / options.rounds
         if failures(done):
             raise RuntimeError(f"{model}, {arm}: a client failed")
         lines = list(done.store.metrics())
         seconds = [line["value"] for line in lines if line["metric"] == "round_seconds" and line["round"] > ramp]
         sent = {way: _last_round(lines, way) for way in ("down", "up")}
-        return {"accuracy": accuracies(done)[options.rounds], "seconds": statistics.median(seconds), **sent}
+        found = {"accuracy": accuracies(done)[options.rounds], "seconds": statistics.median(seconds)}
+        return {**found, "processor": spent, **sent}
 
 
 def _last_round(lines: Sequence[Mapping[str, Any]], way: str) -> float:
@@ -224,7 +228,7 @@ def show(result: dict[str, Any]) -> None:
             ", ".join(f"{seed['accuracy']:.3f}" for seed in seeds),
             *(
                 f"{statistics.mean(seed[key] / dense[key] for seed, dense in zip(seeds, arms[DENSE], strict=True)):.3f}"
-                for key in ("seconds", "down", "up")
+                for key in ("seconds", "processor", "down", "up")
             ),
         )
         for model, arms in result["federations"].items()

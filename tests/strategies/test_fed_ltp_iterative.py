@@ -85,17 +85,8 @@ def test_each_client_keeps_the_model_it_was_dealt_and_the_server_averages_over_h
 
 
 def test_models_of_filters_are_smaller_networks_each_inside_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained_small: list[bool]
 ) -> None:
-    trained: list[bool] = []
-    before = prunella.client.app.local_update
-
-    def told(*given: object) -> object:
-        result = before(*given)  # type: ignore[arg-type]
-        trained.append(result.small)
-        return result
-
-    monkeypatch.setattr(prunella.client.app, "local_update", told)
     strategy, grid, _ = make(tmp_path, fed_ltp_iterative__granularity="filter")
     messages = list(strategy.configure_train(1, to_dense(PARAMS), ConfigRecord(), grid))
     models = strategy.models(PARAMS)
@@ -104,4 +95,4 @@ def test_models_of_filters_are_smaller_networks_each_inside_the_one_before(
     wanted = [0.7 * 0.8**i for i in (1, 2, 3)]
     assert [density(mask, NAMES) for mask in models] == pytest.approx(wanted, abs=0.02)
     strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert trained == [True] * 3 and strategy.stats.failures == {}
+    assert trained_small == [True] * 3 and strategy.stats.failures == {}

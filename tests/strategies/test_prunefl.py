@@ -114,26 +114,18 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("defenses", ["none", "dgp"])
 @pytest.mark.parametrize("model", ["cnn", f"{__name__}:Residual"])
 def test_clients_train_the_small_network_where_no_importance_leaves_and_the_run_ends_as_the_dense_one_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, defenses: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_small: list[bool], model: str, defenses: str
 ) -> None:
     run = {"strategy": "prunefl", "prunefl__adjust_interval": 2, "rate": 0.6, "rounds": 3, "learning_rate": 0.05,
            "defenses": defenses, "model": model, "momentum": 0.9, "weight_decay": 0.01, **FILTERS}  # fmt: skip
     asked = Session.request  # draws depend on what was sent, which rounding changes
     monkeypatch.setattr(Session, "request", lambda self, kind, round, trees=(): asked(self, kind, round))
-    trained: list[bool] = []
-    before = prunella.client.app.local_update
-
-    def told(*given: Any) -> Any:
-        result = before(*given)
-        trained.append(result.small)
-        return result
-
-    monkeypatch.setattr(prunella.client.app, "local_update", told)
+    told = prunella.client.app.local_update
     go(tmp_path / "small", **run)
     monkeypatch.setattr(prunella.client.app, "local_update", lambda procedure, *rest: told(
         replace(procedure, shape=None), *rest))  # fmt: skip
     go(tmp_path / "dense", **run)
-    assert trained == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 9  # all tell importances after round 2
+    assert trained_small == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 9  # all tell importances after round 2
     a, b = final(tmp_path / "small"), final(tmp_path / "dense")
     assert same_masks(a.mask, b.mask) and 0 < density(a.mask, prunable(Task(model, (1, 8, 8), 10).build())) <= 0.4
     assert all(torch.allclose(a.tree[n].double(), b.tree[n].double(), atol=2e-4) for n in a.tree)
