@@ -11,7 +11,7 @@ from prunella.benchmarks.speed import client
 BURN = "import time\nwhile time.process_time() < {}: pass"
 ORPHAN = f"""
 import subprocess, sys
-subprocess.Popen([sys.executable, "-c", '''
+subprocess.Popen([sys.executable, "-c", r'''
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", {BURN.format(1.0)!r}])
 '''])
