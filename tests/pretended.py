@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 _ATEN = torch.ops.aten
 _MOVES = (_ATEN._to_copy.default, _ATEN.copy_.default, _ATEN.copy.default)
 _INDEXED = (_ATEN.index.Tensor, _ATEN.index_put_.default, _ATEN.index_put.default, _ATEN._index_put_impl_.default)
@@ -28,25 +28,25 @@ class Placed(Tensor):
     """A tensor on CUDA, whose values are those of ``held`` on the CPU."""
 
     held: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "Placed":
         # To PyTorch's own code it lies on "lazy", for which autograd asks no driver.
-        shell: Placed = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        shell: Placed = Tensor._make_wrapper_subclass(
             cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device="lazy"
         )
         shell.held = held
         return shell
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return CUDA
 
-    def __repr__(self, **given: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **given: Any) -> str:
         return f"{self.held} on {CUDA}"
 
-    def numpy(self, **given: Any) -> Any:  # type: ignore[override]
+    def numpy(self, **given: Any) -> Any:
         raise DeviceError(f"a tensor on {CUDA} has no numpy array")
 
     def tolist(self) -> Any:
