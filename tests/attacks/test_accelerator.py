@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from prunella.attacks import ATTACKS, ggl, portfolio, rog
+from prunella.attacks.denoise import Channel, Denoise
 from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import dummy_gradient, target_of
@@ -110,7 +111,8 @@ def test_every_attack_makes_of_a_view_there_what_it_makes_here(
     modules want larger images than digits are. What a portfolio learns stands for itself here."""
     monkeypatch.setattr(portfolio, "LEARNT", ())
     shape = (1, 28, 28) if name in ("loki", "scale-mia") else (1, 8, 8)
-    task, truth = Task(PLANTED.get(name, "cnn"), shape, 10), batch(0, images)
+    # Its module fishes for noughts: the fourth is one.
+    task, truth = Task(PLANTED.get(name, "cnn"), shape, 10), batch(13 if name == "fishing" else 0, images)
     if shape != (1, 8, 8):
         truth = PrivateBatch(interpolate(truth.x, shape[1:]), truth.y)
     public = PrivateBatch(digits.x[:200], digits.y[:200])
@@ -130,6 +132,13 @@ def test_every_attack_makes_of_a_view_there_what_it_makes_here(
     assert there.x.device == CUDA and (there.y is None or there.y.device == CUDA)
     assert here.x.shape == there.x.shape and (here.y is None) == (there.y is None)
     torch.testing.assert_close(there.x.cpu(), here.x, atol=0.02, rtol=0)
+
+
+def test_an_image_taken_out_of_noise_that_is_known_lies_there(view: ServerView, task: Task, digits, pretended) -> None:
+    known = Channel(digits.x[:100], torch.tensor(0.1))
+    how, draw = Denoise(iterations=2), stream(0, purpose="attack")
+    found = ATTACKS["denoise"].reconstruct(view.on(CUDA), task, how, draw, known)
+    assert found.y is not None and found.x.device == found.y.device == CUDA
 
 
 class Untraced(nn.Module):
