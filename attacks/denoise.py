@@ -281,4 +281,5 @@ def reconstruct(
     noise = known.noise.double().cpu() / len(solved)
     noise = noise if noise.dim() else noise * torch.eye(len(mean), dtype=torch.float64)
     x = into_box(posterior_mean(noisy, mean, signal, noise)).reshape(1, *task.shape)
-    return Reconstruction(x.float(), solved[-1][1], solved[-1][2], len(solved))
+    image, label, misfit = solved[-1]
+    return Reconstruction(x.float().to(image.device), label, misfit, len(solved))

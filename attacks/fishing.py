@@ -86,7 +86,7 @@ def caught(view: ServerView, task: Task) -> tuple[ServerView, int]:
         shared=shared,
         num_examples=count,
         batch_size=count,
-        labels=torch.full((count,), wanted),
+        labels=torch.full((count,), wanted, device=rows.device),
     )
     return alone, count
 

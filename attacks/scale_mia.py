@@ -128,7 +128,7 @@ def codes_of(view: ServerView, task: Task, attack: ScaleMia, images: int) -> Ten
 
 def decode(encoder: Callable[[Tensor], Tensor], codes: Tensor, shape: Shape, attack: ScaleMia) -> Tensor:
     """The images [N, C, H, W] whose codes are ``codes``: all descend at once, each on its own distance."""
-    x = torch.full((len(codes), *shape), 0.5).requires_grad_()
+    x = torch.full((len(codes), *shape), 0.5, device=codes.device).requires_grad_()
     sizes = codes.pow(2).sum(dim=1).clamp_min(torch.finfo(codes.dtype).tiny)
     optimizer = torch.optim.LBFGS([x], max_iter=attack.iterations, line_search_fn="strong_wolfe", history_size=20)
 

@@ -17,6 +17,8 @@ from hypothesis import settings  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
+from tests.pretended import Pretended  # noqa: E402
+
 settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
 settings.load_profile("unhurried")
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,6 +78,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(FakeTensor, "tolist", lambda self: [0.5] * self.numel(), raising=False)
     monkeypatch.setattr(torch, "equal", lambda a, b: True)
     with FakeTensorMode(allow_non_fake_inputs=False):
+        yield
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CUDA device whose tensors have values, for what branches on them or learns from them (``tests.pretended``)."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    with Pretended():
         yield
 
 

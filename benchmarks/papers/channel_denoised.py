@@ -133,7 +133,7 @@ def denoised(settings: Settings, seed: int, data: Path | None) -> Found:
             seen(one, part(own, number), draws(seed, number)),
             stream(seed, round=number, purpose="claim-attack"),
         )
-        noisy.append(picture(got.view, one.task, settings["iterations"], draw))
+        noisy.append(picture(got.view, one.task, settings["iterations"], draw).cpu())
         added.append(float((got.shown.x - own.x[number]).square().mean()))
     pictures = torch.cat(noisy)
     answers = {PLAIN: pictures}

@@ -98,7 +98,7 @@ def rebuilt_mean(settings: Settings, seed: int, data: Path | None) -> Found:
         private = Examples(own.x[chosen], own.y[chosen])
         view = seen(one, private, draws(seed, number)).view
         single = dataclasses.replace(view, num_examples=1, batch_size=1, labels=None)
-        found = reconstruct(single, one.task, how, stream(seed, round=number, purpose="claim-attack")).x
+        found = reconstruct(single, one.task, how, stream(seed, round=number, purpose="claim-attack")).x.cpu()
         mean = private.x.mean(dim=0, keepdim=True)
         errors = [float((other - mean).square().mean()) for other in (found, torch.full_like(mean, GREY))]
         rows.append((*errors, psnr(mean, found)[0]))

@@ -31,6 +31,7 @@ from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import ORDER, level
 from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Point, Settings, declared, seeds_of
 from prunella.benchmarks.engine.images import chosen_images, client_images, part, task_of
+from prunella.benchmarks.engine.machine import device
 from prunella.benchmarks.engine.priors import PUBLIC
 from prunella.benchmarks.engine.rules import Judgement, above
 from prunella.benchmarks.engine.views import answer, draws, initial_sender, seen
@@ -54,11 +55,12 @@ def opened(updates: Sequence[Tree]) -> Tree:
 
 
 def view_of(task: Task, private: Examples, seed: int, site: int, models: Sequence[Tree] = ()) -> ServerView:
-    """What one site would have sent; with ``models``, trained on its own of these."""
+    """What one site would have sent, on the CPU, where updates are added up; with ``models``, trained on its own of
+    these."""
     one = initial_sender(task, seed, "none", {}, private.x, 1)
     if models:
         one = dataclasses.replace(one, received=dataclasses.replace(one.received, params=models[site]))
-    return seen(one, part(private, site), draws(seed, site, "masked-sum")).view
+    return seen(one, part(private, site), draws(seed, site, "masked-sum")).view.on(torch.device("cpu"))
 
 
 def honest(task: Task, private: Examples, seed: int) -> ServerView:
@@ -117,14 +119,14 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     one = part(private, 0)
 
     def best(view: ServerView, truth: Examples) -> dict[str, float]:
-        steps = settings["iterations"]
+        steps, view = settings["iterations"], view.on(device())
         found = [answer(name, view, task, steps, stream(seed, purpose=name)) for name in ATTACKS]
         found.append(by_components(view, task, public, settings["components"], seed))
         rows = [told(pictures, truth, public) for pictures in found]
         return max(rows, key=lambda row: row["psnr"])
 
     planting = dataclasses.replace(task, model=f"prunella.attacks.loki:{task.model}")
-    by_loki = answer(LOKI, planted(planting, private, seed), planting, 0, stream(seed, purpose=LOKI))
+    by_loki = answer(LOKI, planted(planting, private, seed).on(device()), planting, 0, stream(seed, purpose=LOKI))
     return {
         HONEST: best(honest(task, private, seed), private),
         SILENCED: best(silenced(task, private, seed), one),

@@ -51,6 +51,7 @@ LEARNS_FROM: Mapping[str, Any] = {"shadows": 300, "epochs": 10, "polish": 50}
 REBUILT = 100  # iterations in which a noisy shadow image is rebuilt
 GALLERY = 256  # other people's images that a picture is compared with
 ITERATIONS = 100  # of every-round
+_CPU = torch.device("cpu")
 TAUGHT = 16  # shadow clients whose defense has learnt, as in a run's audit
 Rows = list[dict[str, float]]  # an image each
 Updates = list[tuple[PrivateBatch, list[ServerView]]]
@@ -166,7 +167,8 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     population = Population(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
     updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, population, images, public)]
     last = next((views[-1] for _, views in updates if views), None)
-    met = start if last is None else Received(last.params, start.mask, last.buffers)
+    home = None if last is None else last.on(_CPU)  # where shadow clients train, as the attacked ones do
+    met = start if home is None else Received(home.params, start.mask, home.buffers)
     now = replace(population, received=met)
     means, gallery, found = class_means(public, task.classes), first(public, GALLERY), Found()
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on

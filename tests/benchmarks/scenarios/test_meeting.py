@@ -1,5 +1,6 @@
 """A cell of the board: an undefended image comes back, noise does not, and somebody's own attack is asked."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from prunella.attacks import Attack
 from prunella.attacks.ig import Ig
+from prunella.benchmarks.engine import machine
 from prunella.benchmarks.scenarios import meeting
-from prunella.benchmarks.scenarios.scenario import Scenario
+from prunella.benchmarks.scenarios.scenario import SCENARIOS, Scenario
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.types import Reconstruction
 from prunella.privacy import DEFENSES
@@ -25,6 +27,7 @@ def helpless(view: Any, task: Any, settings: Any, generator: Any) -> Reconstruct
     raise AttackError("nothing found")
 
 
+CUDA = torch.device("cuda", 0)
 GREY, HELPLESS = Attack(Ig, grey, "nobody"), Attack(Ig, helpless, "nobody")
 MINE: Entry = DEFENSES["top-k"]
 
@@ -96,3 +99,27 @@ def test_a_client_that_sends_nothing_leaves_the_class_mean() -> None:
 def test_noise_is_expected_of_channels_dp_and_whatever_is_not_known() -> None:
     chains = ("channel-natural,dgp", "dp-sgd", "gaussian", f"{__name__}:MINE", "dgp", "top-k,mask-hiding", "none")
     assert [meeting.noisy(chain) for chain in chains] == [True, True, True, True, False, False, False]
+
+
+def met_on_cuda(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, chain: str) -> Any:
+    """A cell whose attacks run on a device that is not there (``tests.pretended``): two devices that meet raise."""
+    monkeypatch.setattr(machine, "_DEVICE", [CUDA])
+    monkeypatch.setattr(meeting, "LEARNS_FROM", {"shadows": 12, "epochs": 1, "polish": 2})
+    monkeypatch.setattr(meeting, "REBUILT", 2)
+    monkeypatch.setattr(meeting, "ITERATIONS", 2)
+    scenario = replace(scenario, dataset="digits", updates=1, passes=100, trained=min(scenario.trained, 2))
+    return meeting.meet({**scenario.settings("toy"), "defenses": chain, "raw": {}, "attack": meeting.STRONG}, 0, None)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_is_attacked_on_another_device(name: str, pretended: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On small digits, behind noise: everything is asked."""
+    found = met_on_cuda(monkeypatch, SCENARIOS[name], "gaussian")
+    assert found.keys() >= {meeting.MATCHING, "inverter"} and all(row["sent"] == 1 for row in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", ["channel-natural,dgp", "dgp,mask-hiding", "priprune", "precode", "dp-sgd"])
+def test_a_chain_is_attacked_on_another_device(chain: str, pretended: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = met_on_cuda(monkeypatch, Scenario("", "digits"), chain)
+    assert found.keys() >= {meeting.MATCHING, "inverter"} and all(row["sent"] == 1 for row in found.values())
