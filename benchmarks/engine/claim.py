@@ -132,16 +132,17 @@ def each(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines of ``metric`` over the label's entry ``x``, or bars where ``x`` is None; ``split``: a panel per value of
-    that entry of the label. ``over``: a metric that is drawn along the axis instead of the entry ``x``. ``apart``:
-    panels have axes of their own, since their numbers are not to be compared."""
+    """Lines of ``metrics`` over the label's entry ``x``, or bars where ``x`` is None; ``split``: a panel per value of
+    that entry of the label. ``over``: a metric that is drawn along the axis instead, as a trade-off: marks and a Pareto
+    front. ``apart``: metrics, or the ``x_name``, whose panels have axes of their own, since they are not to be
+    compared."""
 
     metrics: tuple[str, ...]
     x: int | None = None
     x_name: str = ""
     split: int | None = None
     over: str = ""
-    apart: bool = False
+    apart: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

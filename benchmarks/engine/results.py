@@ -1,28 +1,20 @@
-"""A measured claim as files: a page, a plot and a JSON, and the list of all claims.
-
-Colours are Okabe and Ito's, which colour-blind eyes tell apart; lines differ in marker and dash too, bars in hatching,
-so that a print in grey is enough.
-"""
+"""A measured claim as files: a page, a plot and a JSON, and the list of all claims."""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunella.attacks.score.control import PSNR_FLOOR
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Plot, Point, Settings, Size, judged
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Point, Settings, Size, judged
+from prunella.benchmarks.engine.plots import draw
 from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 
 ALL = "All of a size, what tells most per second first: prunella reproduce --size small --budget 30min"
 _LONG = 1e9  # from here on a number is written with its exponent
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", "-.", ":", "-", "--", "-.")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 
 
 @dataclass(frozen=True)
@@ -159,100 +151,6 @@ def page(result: Measured, plot: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _grouped(points: Sequence[Point], key: Callable[[Label], Any]) -> dict[Any, list[Point]]:
-    found: dict[Any, list[Point]] = {}
-    for point in points:
-        found.setdefault(key(point.label), []).append(point)
-    return found
-
-
-def _curves(points: Sequence[Point], plot: Plot) -> dict[Label, list[Point]]:
-    """Points by what tells lines apart."""
-    return _grouped(points, lambda label: tuple(p for i, p in enumerate(label) if i not in (plot.x, plot.split)))
-
-
-def _lines(axes: Any, points: Sequence[Point], metric: Column, plot: Plot, names: Sequence[Label]) -> None:
-    """One line a series, in the style of its place in ``names``, error bars of one standard deviation; published
-    numbers as crosses."""
-    x, seen = plot.x or 0, False
-    for name, curve in _curves(points, plot).items():
-        i = names.index(name)
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // 7) % len(MARKERS)]}
-        xs = [point.mean(plot.over) if plot.over else float(point.label[x]) for point in curve]
-        means, spreads = [p.mean(metric.key) for p in curve], [p.spread(metric.key) for p in curve]
-        text = ", ".join(name) or "measured"
-        axes.errorbar(xs, means, spreads, capsize=3, linestyle=DASHES[i % len(DASHES)], label=text, **style)
-        known = [(float(p.label[x]), metric.published[p.label]) for p in curve if p.label in metric.published]
-        if known:
-            axes.plot(*zip(*known, strict=True), "kx", label=None if seen else "published", markersize=8)
-            seen = True
-
-
-def _bars(axes: Any, points: Sequence[Point], metric: Column, split: int | None, series: Sequence[str]) -> None:
-    """One bar a point, published numbers as crosses. Where more than the series tells points apart, the bars of a
-    series have the colour of its place in ``series``, which is that of all panels, and those of one setting stand
-    together; else every bar has its own."""
-    rests = [tuple(part for i, part in enumerate(p.label) if i != split) for p in points]
-    grouped = any(len(rest) > 1 for rest in rests)
-    groups = list(dict.fromkeys(rest[:-1] for rest in rests)) if grouped else []
-    there = {group: [rest[-1] for rest in rests if rest[:-1] == group] for group in groups}
-    wide = 0.8 / max((len(names) for names in there.values()), default=1)
-    for i, (point, rest) in enumerate(zip(points, rests, strict=True)):
-        kind, beside = (series.index(rest[-1]), there[rest[:-1]]) if grouped else (i, [])
-        middle = (len(beside) - 1) / 2
-        x = groups.index(rest[:-1]) + (beside.index(rest[-1]) - middle) * wide if grouped else float(i)
-        style = {"color": COLOURS[kind % len(COLOURS)], "hatch": HATCHES[kind % len(HATCHES)], "edgecolor": "white"}
-        named = grouped and all(other[-1] != rest[-1] for other in rests[:i])
-        spread = point.spread(metric.key)
-        text = rest[-1] if named else None
-        error = spread if math.isfinite(spread) else None
-        axes.bar(x, point.mean(metric.key), wide, yerr=error, capsize=1.5 if grouped else 3, label=text, **style)
-        if point.label in metric.published:
-            first = not any(p.label in metric.published for p in points[:i])
-            text = "published" if first else None
-            axes.plot(x, metric.published[point.label], "kx", markersize=9, markeredgewidth=2, label=text)
-    names = [", ".join(group) for group in groups] if grouped else [", ".join(rest) for rest in rests]
-    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
-
-
-def draw(result: Measured, path: Path) -> None:
-    """The plot: a row a metric, whose panels share their axis unless they stand ``apart``, a panel a group; in dB, with
-    a line from where on papers call an image rebuilt."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    plot = result.experiment.plot
-    metrics = [next(m for m in result.experiment.metrics if m.key == key) for key in plot.metrics]
-    groups = _grouped(result.points, lambda label: "" if plot.split is None else label[plot.split])
-    most = 0.2 * max(len(points) for points in groups.values()) if plot.x is None else 0.0  # room for every bar
-    series = list(dict.fromkeys(point.label[-1] for point in result.points))
-    wide = max(4.0, len(groups) * max(2.3, most))
-    figure = Figure(figsize=(wide, 2.6 * len(metrics)), layout="constrained")
-    panels = figure.subplots(len(metrics), len(groups), squeeze=False, sharey=False if plot.apart else "row")
-    for row, metric in zip(panels, metrics, strict=True):
-        for axes, (name, points) in zip(row, groups.items(), strict=True):
-            shown = [point for point in points if metric.key in point.values]
-            if plot.x is None:
-                _bars(axes, shown, metric, plot.split, series)
-            else:
-                _lines(axes, shown, metric, plot, list(_curves(result.points, plot)))
-                axes.set_xlabel(plot.x_name, fontsize=9)
-            if metric.key.startswith("psnr"):
-                axes.axhline(PSNR_FLOOR, color="grey", linestyle=":", zorder=0, label=f"{PSNR_FLOOR:.0f} dB: rebuilt")
-            axes.set_title(name, fontsize=10)
-            axes.grid(axis="y", alpha=0.3)
-            axes.tick_params(labelsize=8)
-        row[0].set_ylabel(metric.heading, fontsize=9)
-    named: dict[str, Any] = {}
-    for axes in panels.flat:
-        named |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if named:
-        figure.legend(list(named.values()), list(named), loc="outside right upper", fontsize=8)
-    with rc_context({"svg.hashsalt": result.claim.name}):
-        undated = {"Date": None} if path.suffix == ".svg" else {}  # the same numbers give the same file
-        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=undated)
-
-
 def as_json(result: Measured) -> dict[str, Any]:
     """Every number, seed by seed, with settings, verdict and machine."""
     experiment = result.experiment
@@ -314,7 +212,7 @@ def write(result: Measured, out: Path) -> list[Path]:
     markdown, svg, png, data = paths
     own = result.experiment.own
     for path in (svg, png):
-        own.draw(result.points, path) if own else draw(result, path)
+        own.draw(result.points, path) if own else draw(result.claim, result.points, path)
     write_atomically(markdown, lambda p: p.write_text(page(result, svg.name), encoding="utf-8"), 0o644)
     text = json.dumps(as_json(result), indent=1)
     write_atomically(data, lambda p: p.write_text(text + "\n", encoding="utf-8"), 0o644)

@@ -233,7 +233,7 @@ C3 = declared(
     CHANNELLED,
     "channel kappa examples: attack",
     "mse 4 MSE; psnr 1 PSNR in dB; ssim 2 SSIM; mse_flat 4 MSE of a flat image; noise 3 noise",
-    Plot(("mse", "psnr"), split=0),
+    Plot(("mse", "psnr"), x=1, x_name="kappa", split=0),
     judge_inversion,
     NOISED_CELLS,
     noised_cells({**NOISED, "model": "lenet", "iterations": 4800}, KAPPAS),

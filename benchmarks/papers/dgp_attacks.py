@@ -230,7 +230,7 @@ D2 = declared(
     DEFENDED,
     "swept value: attack",
     f"ssim 3 SSIM; {SCORES}; answered 2 answered; accuracy 3 accuracy",
-    Plot(("ssim", "accuracy"), x=1, x_name="value", split=0),
+    Plot(("ssim", "accuracy"), x=1, x_name="value", split=0, apart=("value",)),
     judge_table_2,
     table_2("small"),
     table_2("paper"),

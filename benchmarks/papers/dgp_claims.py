@@ -73,7 +73,7 @@ D3 = declared(
     Measure("traffic", traffic),
     "model: scheme",
     "paper_mib 3 MiB, the paper's accounting; wire_mib 3 MiB on our wire; saved 3 saved on our wire",
-    Plot(("paper_mib", "saved"), split=0, apart=True),
+    Plot(("paper_mib", "saved"), split=0, apart=("paper_mib",)),
     judge_traffic,
     ({"model": m, "dataset": "cifar10", "steps": 4, "batch": 16, "learning_rate": 0.05} for m in MODELS),
     printed={"paper_mib": numbers(TABLE_3)},

@@ -263,7 +263,8 @@ def weighing(
     shown = "accuracy 3 accuracy; nmi 3 NMI, SGI; nmi_strongest 3 NMI, better attack; nmi_random 3 NMI of noise; "
     shown += "psnr_strongest 1 PSNR, better attack, dB; withheld 2 withheld; mib_up 1 MiB up"
     sizes, printed = (cells("small"), cells("paper")), {"nmi": published}
-    plot = Plot(("nmi_strongest", "accuracy"))
+    metrics = ("nmi_strongest", "accuracy")
+    plot = Plot(metrics, x=0, x_name="lambda_pri") if "lambda_pri" in keys else Plot(metrics[:1], over="accuracy")
     return declared(f"{text}\n{NOTES}", TRADEOFF, f"{keys}: defense", shown, plot, judge, *sizes, printed)
 
 
@@ -272,7 +273,7 @@ def lasting(text: str, cells: Callable[[Size], list[Settings]], judge: Any, publ
     shown = "accuracy 3 accuracy; accuracy_early 3 half-way; nmi_better 3 NMI, better attack; nmi 3 NMI, SGI; "
     shown += "nmi_random 3 NMI of noise; psnr_better 1 PSNR, better attack, dB; withheld 2 withheld; "
     shown += "sharing 6 lambda_sha used; mib_up 1 MiB up"
-    plot = Plot(("nmi_better", "accuracy"), split=0 if published else None)
+    plot = Plot(("nmi_better",), over="accuracy", split=0 if published else None)
     sizes, printed = (cells("small"), cells("paper")), {"nmi": published}
     return declared(f"{text}\n{LONG_NOTES}", WEIGHED, "scheme: defense", shown, plot, judge, *sizes, printed)
 

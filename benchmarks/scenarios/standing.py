@@ -6,12 +6,13 @@ tells nothing. A chain is on the front of a picture if no other leaks less and i
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.engine.claim import Point
+from prunella.benchmarks.engine.plots import FLOOR, FRONT, front, save
 from prunella.benchmarks.papers.defended import TRAINING
 from prunella.benchmarks.scenarios.meeting import MATCHING, MEAN
 
@@ -119,24 +120,8 @@ def table(points: Sequence[Point]) -> str:
     return "\n\n".join(parts)
 
 
-def front(places: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names that no other beats: (leak, accuracy) with less leak and at least the accuracy, or as little and more.
-
-    >>> front({"none": (60, 0.9), "noise": (12, 0.7), "bad": (30, 0.6), "same": (12, 0.6)})
-    ['noise', 'none']
-    """
-    beaten = {
-        name
-        for name, (leak, accuracy) in places.items()
-        for other, (less, more) in places.items()
-        if other != name and less <= leak and more >= accuracy and (less, more) != (leak, accuracy)
-    }
-    return sorted((name for name in places if name not in beaten), key=lambda name: places[name])
-
-
 def draw(points: Sequence[Point], path: Path) -> None:
     """Leak against accuracy, a panel a dataset. A mark's size is what went up (``DRAWN`` at most), blue has an ε."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     found, paid = strongest(points), costs(points)
@@ -149,8 +134,11 @@ def draw(points: Sequence[Point], path: Path) -> None:
         chains = [chain for chain in chains if "accuracy" in paid[dataset, chain].values]
         places = {c: (found[scenario, c].mean, paid[dataset, c].mean("accuracy")) for c in chains}
         best = front(places)
-        axes.plot(*zip(*(places[c] for c in best), strict=True), color="grey", linewidth=1, label="front", zorder=1)
+        axes.plot(*zip(*(places[c] for c in best), strict=True), **FRONT)
         axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=f"{PSNR_FLOOR:.0f} dB: rebuilt", zorder=0)
+        blind = [p.mean("psnr") for p in points if p.label[:2] == (scenario, dataset) and p.label[3] == MEAN]
+        if blind:
+            axes.axvline(statistics.fmean(blind), **FLOOR, linestyle="--", label=f"{MEAN}, no update")
         for chain in chains:
             number, point, (leak, accuracy) = numbers[chain], paid[dataset, chain], places[chain]
             low, high = found[scenario, chain].interval
@@ -163,11 +151,11 @@ def draw(points: Sequence[Point], path: Path) -> None:
             axes.annotate(str(number), (leak, accuracy), ha="center", va="center", fontsize=7, zorder=4)
             more = (", ε" if "epsilon" in point.values else "") + (f", {sent:.0f} MB" if sent > DRAWN else "")
             axes.plot([], [], " ", label=f"{number} {chain}{more}")
+        for chain in (chain for chain in numbers if chain not in chains):
+            axes.plot([], [], " ", label=f"{numbers[chain]} {chain}: not measured")
         axes.set_title(f"{dataset}, {scenario}", fontsize=10)
         axes.set_xlabel("PSNR of the strongest attack in dB: less leaks less", fontsize=9)
         axes.set_ylabel("accuracy", fontsize=9)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    with rc_context({"svg.hashsalt": "board"}):
-        undated = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150, metadata=undated)
+    save(figure, path, "board")
