@@ -159,9 +159,11 @@ def _floors(panel: Panel, place: Callable[[Label], float | None], half: float = 
     place only."""
     for i, (name, rows) in enumerate(panel.floors().items()):
         look: dict[str, Any] = {**FLOOR, "linestyle": ((0, (5, 2)), (0, (1, 1)))[i % 2], "label": name}
-        every = {at: [value for label, value in rows if place(label) == at] for at in map(place, dict(rows))}
-        means = {at: statistics.fmean(values) for at, values in every.items()}
-        if None in means or len(means) < 2:
+        found: dict[float | None, list[float]] = {}
+        for label, value in rows:
+            found.setdefault(place(label), []).append(value)
+        means = {at: statistics.fmean(values) for at, values in found.items() if at is not None}
+        if None in found or len(means) < 2:
             panel.axes.axhline(statistics.fmean(value for _, value in rows), **look)
         elif half:
             panel.axes.hlines(list(means.values()), [x - half for x in means], [x + half for x in means], **look)
@@ -261,16 +263,16 @@ def panels(claim: Claim, points: Sequence[Point]) -> list[list[Panel]]:
     varying = [i for i in range(len(keys)) if i != plot.split and any(len(set(e[i])) > 1 for e in entries if e)]
     found = []
     for metric in (next(m for m in claim.experiment.metrics if m.key == key) for key in plot.metrics):
-        names = [
+        series, row_of = (
             list(dict.fromkeys(named(p.label, plot, keys, varying) for p in seen if key in p.values or not key))
             for key in ("", metric.key)
-        ]
+        )
         row = []
         for group in groups.values():
             shown = [point for point in group if metric.key in point.values]
             on = shown if plot.x_name in plot.apart else seen
-            at = ({}, "") if plot.x is None else places(point.label[plot.x] for point in on)
-            row.append(Panel(None, metric, plot, shown, *names, keys, varying, *at))
+            at, kind = ({}, "") if plot.x is None else places(point.label[plot.x] for point in on)
+            row.append(Panel(None, metric, plot, shown, series, row_of, keys, varying, at, kind))
         found.append(row)
     return found
 
