@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 import torch
@@ -14,6 +15,21 @@ def test_results_keep_the_order_and_the_first_error_is_raised(monkeypatch: pytes
     with pytest.raises(ZeroDivisionError):
         each(lambda x: 1 / x, [1, 0, 2])
     assert each(len, []) == []
+
+
+def test_after_an_error_nothing_more_is_begun_and_all_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "threads", lambda: 3)
+    begun: set[int] = set()
+
+    def work(x: int) -> None:
+        begun.add(x)
+        if x == 5:
+            raise LookupError(x)
+        time.sleep(0.001)
+
+    with pytest.raises(LookupError, match="5"):
+        each(work, range(1000))
+    assert begun >= set(range(6)) and len(begun) < 20
 
 
 def test_threads_are_several_and_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
