@@ -82,6 +82,7 @@ class Portfolio:
     iterations: Count = 600  #: most iterations of a descent
     restarts: Count = 2  #: random starts of a candidate
     max_images: Count = 16  #: images in memory at a time
+    learn: bool = True  #: ask the attacks that learn from public images, too, where there are any
 
 
 PLAIN = Candidate("sgi", matchable)
@@ -294,7 +295,7 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
         return None
     solved = best_of(found).missed <= SOLVED and not case.doubted
     best = best_of(found) if solved else finish(case, found, gains)
-    if shadow is None or settled([best], case.doubted) or case.budget.late():
+    if shadow is None or not case.attack.learn or settled([best], case.doubted) or case.budget.late():
         return best
     return chosen([best, *learnt(case, shadow, gains)], gains, case.doubted)
 

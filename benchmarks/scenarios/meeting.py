@@ -1,7 +1,8 @@
 """One cell of the board: a chain of defenses in a scenario, under every attack that fits.
 
-``matching``  the portfolio without a shadow (``every-round`` where there are rounds): whatever can be read, solved or
-              descended to within the scenario's passes
+``matching``  the portfolio (``every-round`` where there are rounds): whatever can be read, solved or descended to within
+              the scenario's passes; from a scenario's version 2 on with public images, in whose principal components it
+              descends, too, and on which it rehearses
 ``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them (the latter
               where a defense may draw noise), and asked of every update that matching does not explain already, or
               that is of noisy images
@@ -51,6 +52,7 @@ LEARNS_FROM: Mapping[str, Any] = {"shadows": 300, "epochs": 10, "polish": 50}
 REBUILT = 100  # iterations in which a noisy shadow image is rebuilt
 GALLERY = 256  # other people's images that a picture is compared with
 ITERATIONS = 100  # of every-round
+PUBLIC_SINCE = 2  # version of a scenario since which matching has a shadow
 _CPU = torch.device("cpu")
 TAUGHT = 16  # shadow clients whose defense has learnt, as in a run's audit
 Rows = list[dict[str, float]]  # an image each
@@ -59,16 +61,17 @@ Attack = Callable[[list[ServerView], int], Reconstruction]
 Answers = Iterator[tuple[str, list[Reconstruction], float]]
 
 
-def matching(scenario: Scenario, population: Population) -> Attack:
-    """Whatever needs nothing but the update."""
+def matching(scenario: Scenario, shadow: ShadowSender) -> Attack:
+    """Whatever learns nothing."""
+    population = shadow.population
 
     def one(views: list[ServerView], number: int) -> Reconstruction:
         draw = stream(population.seed, round=number, purpose="board-matching")
         if len(views) > 1:
             return answer("every-round", views[-1], population.task, ITERATIONS, draw, earlier=views[:-1])
-        return portfolio(
-            views[-1], population.task, Portfolio(passes=scenario.passes, label_passes=scenario.passes), draw
-        )
+        attack = Portfolio(passes=scenario.passes, label_passes=scenario.passes, learn=False)
+        known = shadow if scenario.version >= PUBLIC_SINCE else None
+        return portfolio(views[-1], population.task, attack, draw, known)
 
     return one
 
@@ -107,13 +110,13 @@ def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates,
     """The attacks of a cell, one after the other: each one's name, answers and processor seconds."""
     population, there = shadow.population, [views[-1] for _, views in updates if views]
     if not there:  # nothing was sent
-        yield answered(MATCHING, lambda: matching(scenario, population), updates, means)
+        yield answered(MATCHING, lambda: matching(scenario, shadow), updates, means)
         return
     view = there[0]
     if name != STRONG:
         yield answered(name, lambda: submitted(name, shadow), updates, means)
         return
-    name, plain, seconds = answered(MATCHING, lambda: matching(scenario, population), updates, means)
+    name, plain, seconds = answered(MATCHING, lambda: matching(scenario, shadow), updates, means)
     yield name, plain, seconds
     setting = Case(view, population.task, Portfolio(), stream(0, purpose="board-setting"), math.inf).setting
     for candidate in LEARNT:

@@ -236,7 +236,7 @@ def show(result: dict[str, Any]) -> None:
     ]
     if learnt:
         show_table(
-            "federations", "model, arm, accuracy, seeds, s a round over dense, bytes down, bytes up", learnt, 130
+            "federations", "model, arm, accuracy, seeds, s a round over dense, processor s, bytes down, bytes up", learnt, 130
         )
 
 
