@@ -65,7 +65,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         "four images in one step, labels unknown", "mnist", batch=4, updates=2, known_labels=False, passes=3000
     ),
     "fedavg-4x1": Scenario(
-        "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=8000
+        "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=8000, version=2
     ),
 }
 

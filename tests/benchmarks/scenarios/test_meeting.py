@@ -19,7 +19,7 @@ from prunella.privacy.none import NoDefense
 
 
 def grey(view: Any, task: Any, settings: Any, generator: Any, shadow: Any = None, earlier: Any = ()) -> Reconstruction:
-    assert shadow.public.x.shape[1:] == task.shape and not earlier
+    assert (shadow is None or shadow.public.x.shape[1:] == task.shape) and not earlier
     return Reconstruction(torch.full((view.num_examples, *task.shape), 0.5), view.labels, 0.0, 1)
 
 
@@ -44,6 +44,22 @@ def test_without_a_defense_images_come_back_and_nothing_is_learnt() -> None:
     assert row["psnr"] > 30 and row["rebuilt"] == 1 and row["null"] < 25 and row["seconds"] > 0
     assert row["psnr"] == pytest.approx((row["psnr.0"] + row["psnr.1"]) / 2)
     assert found[meeting.MEAN]["psnr"] < 20
+
+
+@pytest.mark.parametrize(("version", "public"), [(1, False), (2, True)])
+def test_matching_has_public_images_from_version_2_on_and_learns_nothing(
+    version: int, public: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What version 1 measured stays what it was: the same cell, with nothing drawn from a shadow."""
+    asked = list[tuple[Any, Any]]()
+
+    def noted(view: Any, task: Any, settings: Any, draw: Any, shadow: Any) -> Reconstruction:
+        asked.append((settings.learn, shadow))
+        return grey(view, task, settings, draw)
+
+    monkeypatch.setattr(meeting, "portfolio", noted)
+    meeting.meet(cell("none", version=version), 0, None)
+    assert [(learn, shadow is not None) for learn, shadow in asked] == 2 * [(False, public)]
 
 
 @pytest.mark.slow
