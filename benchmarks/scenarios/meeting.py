@@ -1,8 +1,8 @@
 """One cell of the board: a chain of defenses in a scenario, under every attack that fits.
 
-``matching``  the portfolio (``every-round`` where there are rounds): whatever can be read, solved or descended to within
-              the scenario's passes; from a scenario's version 2 on with public images, in whose principal components it
-              descends, too, and on which it rehearses
+``matching``  the portfolio (``every-round`` where there are rounds): whatever can be read, solved or descended to
+              within the scenario's passes; from a scenario's version 2 on with public images, in whose principal
+              components it descends, too, and on which it rehearses
 ``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them (the latter
               where a defense may draw noise), and asked of every update that matching does not explain already, or
               that is of noisy images

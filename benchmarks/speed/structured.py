@@ -155,7 +155,12 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
     torch.set_num_threads(1)
     dataset = f"cifar10:{options.data}" if options.data else "digits"
     same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": options.defenses, "seed": seed}
-    same |= {"rounds": options.rounds, "learning_rate": options.rate, "momentum": 0.9, "evaluate_every": max(1, options.rounds // EVALUATIONS)}
+    same |= {
+        "rounds": options.rounds,
+        "learning_rate": options.rate,
+        "momentum": 0.9,
+        "evaluate_every": max(1, options.rounds // EVALUATIONS),
+    }
     ramp = max(1, options.rounds // 3)
     pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": ramp}
     filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
@@ -239,7 +244,10 @@ def show(result: dict[str, Any]) -> None:
     ]
     if learnt:
         show_table(
-            "federations", "model, arm, accuracy, seeds, s a round over dense, processor s, bytes down, bytes up", learnt, 130
+            "federations",
+            "model, arm, accuracy, seeds, s a round over dense, processor s, bytes down, bytes up",
+            learnt,
+            130,
         )
 
 
