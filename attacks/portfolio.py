@@ -277,8 +277,8 @@ def finish(case: Case, found: list[Found], gains: Gains) -> Found:
     return chosen([*found, *polished(case, best, 0.9)], gains, case.doubted)
 
 
-def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -> Found | None:
-    """The best answer of all, by the steps that the module names."""
+def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None, learn: bool) -> Found | None:
+    """The best answer of all, by the steps that the module names; the last one if it may ``learn``."""
     share = 0.15 if case.setting.open_labels else 0.3
     found, gains = explore(case, candidates, share), dict[Key, Gain]()
     if shadow is not None and case.setting.disturbed and settled(found, case.doubted):
@@ -295,7 +295,7 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None) -
         return None
     solved = best_of(found).missed <= SOLVED and not case.doubted
     best = best_of(found) if solved else finish(case, found, gains)
-    if shadow is None or not case.attack.learn or settled([best], case.doubted) or case.budget.late():
+    if shadow is None or not learn or settled([best], case.doubted) or case.budget.late():
         return best
     return chosen([best, *learnt(case, shadow, gains)], gains, case.doubted)
 
@@ -345,7 +345,7 @@ def reconstruct(
     if case.setting.merged and PLAIN in candidates:
         best = of_many(case, attack, shadow)
     else:
-        best = sought(case, candidates, shadow)
+        best = sought(case, candidates, shadow, attack.learn)
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
     best = best._replace(answer=dataclasses.replace(best.answer, cut=case.budget.late()))
