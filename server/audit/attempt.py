@@ -78,7 +78,8 @@ def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | No
     if not rebuilt_control(scores):
         return "it does not rebuild an undefended update of it"
     if scores["images"] > 1 and explained is False:
-        return "its images do not explain an undefended update of it, or that has fewer values than they have pixels"
+        few = "the update has fewer values than they have pixels"
+        return f"its images do not explain an undefended update of it, or {few}"
     return None
 
 
