@@ -30,8 +30,9 @@ def unguarded(home: Path) -> torch.Tensor:
 
 def test_a_guarded_update_is_noised_and_says_nothing_more(tmp_path: Path) -> None:
     plain = send(tmp_path / "a", "train", model(), defenses="none", **ONE).content
-    some = {"leakage-guard.psnr": 25.0, "leakage-guard.ssim": 0.999}
-    guarded = send(tmp_path / "b", "train", model(), defenses="leakage-guard", **ONE, **some).content
+    # Long enough to be far above the limit, whatever is drawn: draws follow from all settings, new ones too.
+    some = ONE | {"leakage-guard.iterations": 150, "leakage-guard.psnr": 20.0, "leakage-guard.ssim": 0.999}
+    guarded = send(tmp_path / "b", "train", model(), defenses="leakage-guard", **some).content
     assert set(plain) == set(guarded) and set(guarded["metrics"]) == {"num-examples", "train-seconds"}
     assert guarded["provenance"]["applied"] == ["leakage-guard"]
     one, two = unguarded(tmp_path / "b"), update_of(guarded)
