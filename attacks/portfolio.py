@@ -82,7 +82,6 @@ class Portfolio:
     iterations: Count = 600  #: most iterations of a descent
     restarts: Count = 2  #: random starts of a candidate
     max_images: Count = 16  #: images in memory at a time
-    learn: bool = True  #: ask the attacks that learn from public images, too, where there are any
 
 
 PLAIN = Candidate("sgi", matchable)
@@ -332,9 +331,11 @@ def reconstruct(
     shadow: Shadow | None = None,
     deadline: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    learn: bool = True,
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that the best candidate found. It ends with what it has at the
-    ``deadline``, by ``time.monotonic``, or once it is ``stopped``.
+    ``deadline``, by ``time.monotonic``, or once it is ``stopped``. Without ``learn`` a shadow's images are descended to
+    and rehearsed on, and nothing is learnt from them.
 
     Raises ``AttackError`` where no candidate finds anything.
     """
@@ -345,7 +346,7 @@ def reconstruct(
     if case.setting.merged and PLAIN in candidates:
         best = of_many(case, attack, shadow)
     else:
-        best = sought(case, candidates, shadow, attack.learn)
+        best = sought(case, candidates, shadow, learn)
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
     best = best._replace(answer=dataclasses.replace(best.answer, cut=case.budget.late()))

@@ -69,9 +69,9 @@ def matching(scenario: Scenario, shadow: ShadowSender) -> Attack:
         draw = stream(population.seed, round=number, purpose="board-matching")
         if len(views) > 1:
             return answer("every-round", views[-1], population.task, ITERATIONS, draw, earlier=views[:-1])
-        attack = Portfolio(passes=scenario.passes, label_passes=scenario.passes, learn=False)
+        attack = Portfolio(passes=scenario.passes, label_passes=scenario.passes)
         known = shadow if scenario.version >= PUBLIC_SINCE else None
-        return portfolio(views[-1], population.task, attack, draw, known)
+        return portfolio(views[-1], population.task, attack, draw, known, learn=False)
 
     return one
 

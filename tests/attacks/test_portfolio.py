@@ -236,7 +236,7 @@ def test_behind_noisy_images_what_explains_the_update_is_not_the_answer(task, di
     alone, learnt = run(view, task), run(view, task, shadow=shadow)
     names = {each.name for each in LEARNT}
     assert alone.explained and learnt.found_by in names
-    assert run(view, task, dataclasses.replace(QUICK, learn=False), shadow=shadow).found_by not in names
+    assert run(view, task, QUICK, shadow=shadow, learn=False).found_by not in names
     assert psnr(truth.x, learnt.x)[0] > psnr(truth.x, alone.x)[0] + 1
 
 
@@ -251,8 +251,8 @@ def test_fewer_values_than_pixels_are_explained_by_anything_and_settle_nothing(t
     """The descent explains all that arrived by images that nobody has; who knows public ones is far ahead."""
     truth = batch(0, 4)
     view = sparse.attacked(truth.x, truth.y)
-    short = dataclasses.replace(QUICK, passes=4 * 200, learn=False)  # what learns takes long, and finds less here
-    alone, learnt = run(view, task, short), run(view, task, short, shadow=sparse)
+    short = dataclasses.replace(QUICK, passes=4 * 200)
+    alone, learnt = run(view, task, short), run(view, task, short, shadow=sparse, learn=False)  # which takes long
     assert alone.objective < 1e-4 and score(alone, truth).psnr.mean < 14
     assert (alone.explained, alone.fit, learnt.explained, learnt.fit) == (False, None, False, None)
     assert score(learnt, truth).psnr.mean > score(alone, truth).psnr.mean + 4
@@ -286,7 +286,7 @@ def test_what_explains_an_update_is_confirmed_on_public_images(
     truth, shadow = batch(0, images), FewRows(dataclasses.replace(sparse, defenses="none", batch_size=images))
     view = shadow.send(Examples(truth.x, truth.y), 10_000)
     assert determined(view, task)
-    short = dataclasses.replace(QUICK, passes=images * 800, learn=False)
+    short = dataclasses.replace(QUICK, passes=images * 800)
     case = Case(view, task, short, stream(0, purpose="attack"), math.inf)
     assert portfolio.confirmed(case, (PLAIN,), shadow) is told
-    assert run(view, task, short).explained and run(view, task, short, shadow=shadow).explained is told
+    assert run(view, task, short).explained and run(view, task, short, shadow=shadow, learn=False).explained is told

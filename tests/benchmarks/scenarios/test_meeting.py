@@ -53,8 +53,8 @@ def test_matching_has_public_images_from_version_2_on_and_learns_nothing(
     """What version 1 measured stays what it was: the same cell, with nothing drawn from a shadow."""
     asked = list[tuple[Any, Any]]()
 
-    def noted(view: Any, task: Any, settings: Any, draw: Any, shadow: Any) -> Reconstruction:
-        asked.append((settings.learn, shadow))
+    def noted(view: Any, task: Any, settings: Any, draw: Any, shadow: Any, learn: bool) -> Reconstruction:
+        asked.append((learn, shadow))
         return grey(view, task, settings, draw)
 
     monkeypatch.setattr(meeting, "portfolio", noted)
