@@ -334,8 +334,8 @@ def reconstruct(
     learn: bool = True,
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that the best candidate found. It ends with what it has at the
-    ``deadline``, by ``time.monotonic``, or once it is ``stopped``. Without ``learn`` a shadow's images are descended to
-    and rehearsed on, and nothing is learnt from them.
+    ``deadline``, by ``time.monotonic``, or once it is ``stopped``. Without ``learn`` the ``LEARNT`` attacks are left
+    out; a shadow still serves for components and rehearsals.
 
     Raises ``AttackError`` where no candidate finds anything.
     """
