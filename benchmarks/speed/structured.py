@@ -189,7 +189,8 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
     """By model and arm, every seed's."""
     if not options.rounds:
         return {}
-    asked = [(name, seed, arm) for name in rates for seed in range(options.seeds) for arm in (DENSE, WEIGHTS, FILTERS)]
+    arms = options.arms.split(",")
+    asked = [(name, seed, arm) for name in rates for seed in range(options.seeds) for arm in arms]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         begun = [pool.submit(federation, name, rates[name], options, seed, arm) for name, seed, arm in asked]
         found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
@@ -202,6 +203,8 @@ def compare(options: Any) -> dict[str, Any]:
     """The result of a command line."""
     if min(options.repeat, options.steps, options.jobs) < 1 or options.rounds == 1:
         raise ArgumentTypeError("--repeat, --steps and --jobs must be at least 1, --rounds 0 or at least 2")
+    if DENSE not in (arms := options.arms.split(",")) or set(arms) - {DENSE, WEIGHTS, FILTERS}:
+        raise ArgumentTypeError(f"--arms: {DENSE}, which the others are compared with, {WEIGHTS} and {FILTERS}")
     torch.set_num_threads(1)
     images, source = examples(Path(options.data) if options.data else None, 0)
     models = {name: measure(name, images, options) for name in options.models.split(",")}
@@ -253,4 +256,5 @@ def show(result: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     lengths = {"--steps": 8, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--rate": 0.05, "--jobs": 1}
-    command(__doc__, compare, show, {"--data": "", "--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, **lengths})
+    chosen = {"--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, "--arms": f"{DENSE},{WEIGHTS},{FILTERS}"}
+    command(__doc__, compare, show, {"--data": "", **chosen, **lengths})

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import ArgumentTypeError
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from prunella.pruning.compact import living
 from prunella.tasks.task import Task, prunable
 
 OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "repeat": 1, "rounds": 0, "seeds": 1, "clients": 2,
-                           "rate": 0.05, "defenses": "none", "jobs": 1}  # fmt: skip
+                           "rate": 0.05, "defenses": "none", "jobs": 1, "arms": "dense,weights,filters"}  # fmt: skip
 
 
 def test_half_of_the_filters_go_and_as_many_single_weights() -> None:
@@ -84,3 +85,17 @@ def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.command(
             bench.__doc__, bench.compare, bench.show, {"--steps": 8, "--repeat": 9, "--jobs": 1, "--rounds": 0}
         )
+
+
+def test_accuracy_is_the_mean_of_the_last_evaluations_and_an_arm_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A single round's accuracy moves by points. In one process, so that the pool reads what is set here."""
+    monkeypatch.setattr(bench, "accuracies", lambda done: {2: 0.9, 4: 0.1, 6: 0.4, 8: 0.7})
+    threads = torch.get_num_threads()
+    options = SimpleNamespace(**{**OPTIONS, "rounds": 2, "arms": "dense,filters"})
+    assert bench.federation("cnn", 0.5, options, 0, "dense")["accuracy"] == pytest.approx(0.4)
+    torch.set_num_threads(threads)
+    assert set(bench.federations({"cnn": 0.5}, options)["cnn"]) == {"dense", "filters"}
+    with pytest.raises(ArgumentTypeError, match="--arms: dense"):
+        bench.compare(SimpleNamespace(**{**OPTIONS, "arms": "filters"}))
