@@ -9,7 +9,8 @@ in the sum. ``client.planted`` is the client's answer.
 A bias's gradient is the sum over all clients, so it cannot scale the image, as in Rob. What can is the bin: the row
 measures the mean pixel, and an image alone between two thresholds has a mean pixel between them.
 
-Use: ``model = "prunella.attacks.loki:cnn"`` (or conv_2, lenet_zhu); the view's ``params`` say whose images are wanted.
+Use: ``model = "prunella.attacks.loki:cnn"`` (or conv_2, lenet_zhu, and ``amplified_cnn``, whose gradient outlasts noise
+as Rob's does); the view's ``params`` say whose images are wanted.
 
 Of three clients with 16 images each, 47 of 48 images of MNIST (`cnn`) and 48 of 48 of CIFAR-10 (`lenet-zhu`) came out
 of the mean of their updates above 20 dB, seed 0.
@@ -29,7 +30,7 @@ from torch import Generator, Tensor, nn
 
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.matching import target_gradient, target_of
-from prunella.attacks.rob import BRIGHTNESS, Imprint, bins_of
+from prunella.attacks.rob import AMPLIFIED, BRIGHTNESS, Imprint, bins_of
 from prunella.core.config import Positive
 from prunella.core.errors import AttackError
 from prunella.core.trees import Tree
@@ -53,10 +54,10 @@ class Loki:
 class Split(nn.Module):
     """x [B, C, H, W] + imprint(split(x)), split a convolution into ``CLIENTS`` groups of C channels."""
 
-    def __init__(self, shape: Shape, mean: float, deviation: float) -> None:
+    def __init__(self, shape: Shape, mean: float, deviation: float, gain: float = 1.0) -> None:
         super().__init__()
         self.split = nn.Conv2d(shape[0], CLIENTS * shape[0], 3, padding=1, bias=False)
-        self.imprint = Imprint(shape, BINS, mean, deviation, copies=CLIENTS)
+        self.imprint = Imprint(shape, BINS, mean, deviation, copies=CLIENTS, gain=gain)
         with torch.no_grad():
             self.split.weight.copy_(for_client({KERNEL: self.split.weight.detach()}, 0)[KERNEL])
 
@@ -76,17 +77,18 @@ def for_client(params: Tree, client: int) -> Tree:
     return {**params, KERNEL: kernel}
 
 
-def split(base: str) -> Builder:
+def split(base: str, gain: float = 1.0) -> Builder:
     """The builder of ``base`` behind LOKI's module for ``CLIENTS`` clients, its kernels those of client 0."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
-        front = Split(shape, *BRIGHTNESS.get(shape[0], (0.5, 0.2)))
+        front = Split(shape, *BRIGHTNESS.get(shape[0], (0.5, 0.2)), gain)
         return nn.Sequential(OrderedDict([("loki", front), ("model", MODELS[base](shape, classes))]))
 
     return build
 
 
 cnn, conv_2, lenet_zhu = (split(base) for base in ("cnn", "conv-2", "lenet-zhu"))
+amplified_cnn = split("cnn", AMPLIFIED)
 
 
 def reconstruct(view: ServerView, task: Task, attack: Loki, generator: Generator) -> Reconstruction:
@@ -107,7 +109,8 @@ def reconstruct(view: ServerView, task: Task, attack: Loki, generator: Generator
     if not bool(filled.any()):
         raise AttackError("no image left a trace in loki's module")
     best = torch.where(filled, size, 0).topk(min(int(filled.sum()), target.plan.images)).indices
-    cuts = -view.params[bias][order].double()
+    gain = float(view.params[weight].max()) * pixels
+    cuts = -view.params[bias][order].double() / gain
     middle = (cuts + torch.cat([cuts[1:], cuts[-1:]])) / 2
     x = sums[best] * (middle[best] / sums[best].mean(dim=1))[:, None]
     return Reconstruction(into_box(x.reshape(-1, *task.shape).float()), None, 0.0, 1, compared=False)

@@ -6,7 +6,9 @@ of their own, the next linear layer's columns are alike, so that neighbouring ro
 latent codes (``attacks.rob``). Each code is then decoded into its image. ``client.planted`` is the client's answer.
 
 Use: ``model = "prunella.attacks.scale_mia:conv_2"``, which plants into a fresh model with noise in
-place of images; ``plant`` takes public images and any weights.
+place of images; ``plant`` takes public images and any weights. An update is a difference of float32 weights, and beside
+weights as large as these codes lose digits in it. ``amplified_conv_2`` is the same function with the imprint 2^20 times
+smaller (``attacks.rob``), which keeps the digits and outlasts noise of a fixed deviation.
 
 Departures: the paper trains a decoder on public images. This one descends, for every code a alone, on
 
@@ -28,7 +30,7 @@ from torch.func import functional_call
 from prunella.attacks.engine.image_priors import into_box, total_variation
 from prunella.attacks.engine.matching import Target, target_gradient, target_of
 from prunella.attacks.engine.outer_products import input_of
-from prunella.attacks.rob import BRIGHTNESS, bins_of
+from prunella.attacks.rob import AMPLIFIED, BRIGHTNESS, bins_of
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
@@ -70,17 +72,17 @@ def _codes(module: nn.Module, params: Tree, buffers: Tree, layer: str, x: Tensor
     return seen[0]
 
 
-def plant(module: nn.Module, params: Tree, buffers: Tree, public: Tensor) -> Tree:
+def plant(module: nn.Module, params: Tree, buffers: Tree, public: Tensor, gain: float = 1.0) -> Tree:
     """The params with an imprint in the first linear layer, its thresholds at quantiles of the codes of ``public``
-    [N, C, H, W]."""
+    [N, C, H, W]. That layer is ``gain`` times as large and the next one as much smaller: the same function."""
     first, second = linear_layers(module)
     codes = _codes(module, params, buffers, first, public)
     bins, size = params[f"{first}.weight"].shape
     means = codes.double().mean(dim=1)
     cuts = torch.quantile(means, torch.arange(1, bins + 1, dtype=torch.float64) / (bins + 1))
-    scale = 1 / means.std()
+    scale = gain / means.std()
     columns = params[f"{second}.weight"]
-    like = columns[:, :1].sign() * columns.abs().mean() / bins * 16
+    like = columns[:, :1].sign() * columns.abs().mean() / bins * 16 / gain
     return {
         **params,
         f"{first}.weight": torch.full_like(params[f"{first}.weight"], float(scale) / size),
@@ -96,21 +98,21 @@ def noise_images(shape: Shape, count: int, generator: Generator) -> Tensor:
     return (level + 0.25 * torch.randn((count, *shape), generator=generator)).clamp(0, 1)
 
 
-def planted(base: str | Builder) -> Builder:
+def planted(base: str | Builder, gain: float = 1.0) -> Builder:
     """The builder of ``base`` with planted weights."""
 
     def build(shape: Shape, classes: int) -> nn.Module:
         module = MODELS[base](shape, classes) if isinstance(base, str) else base(shape, classes)
         params = {name: p.detach() for name, p in module.named_parameters()}
         public = noise_images(shape, _CALIBRATION, stream(0, purpose="scale-mia"))
-        weights = plant(module, params, dict(module.named_buffers()), public)
+        weights = plant(module, params, dict(module.named_buffers()), public, gain)
         module.load_state_dict(weights, strict=False)
         return module
 
     return build
 
 
-conv_2 = planted("conv-2")
+conv_2, amplified_conv_2 = planted("conv-2"), planted("conv-2", AMPLIFIED)
 
 
 def codes_of(view: ServerView, task: Task, attack: ScaleMia, images: int) -> Tensor:

@@ -65,3 +65,20 @@ def test_a_client_s_kernel_copies_into_its_own_channels_only() -> None:
 def test_a_model_without_the_module_is_refused(view, task) -> None:
     with pytest.raises(AttackError, match="prunella.attacks.loki:cnn"):
         run(view, task)
+
+
+def test_an_amplified_module_is_the_same_function_and_its_gradient_outlasts_noise(photographs) -> None:
+    truth, shares = photographs("mnist", 8), []
+    tasks = [Task(f"prunella.attacks.loki:{name}", SHAPES["mnist"], 10) for name in ("cnn", "amplified_cnn")]
+    start = [initial(task, 0) for task in tasks]
+    outputs = [torch.func.functional_call(t.build(), p, truth.x) for t, (p, _) in zip(tasks, start, strict=True)]
+    torch.testing.assert_close(*outputs)
+    for task, (params, buffers) in zip(tasks, start, strict=True):
+        view, draw = undefended_view(task, params, buffers, truth), stream(0, purpose="noise")
+        rate = view.learning_rate or 1.0
+        noisy = {n: u + 0.01 * rate * torch.randn(u.shape, generator=draw) for n, u in view.update.items()}
+        shares += [
+            recovered(truth, run(view, task)),
+            recovered(truth, run(dataclasses.replace(view, update=noisy), task)),
+        ]
+    assert shares[0] >= 0.8 and shares[1] == 0 and min(shares[2:]) >= 0.8

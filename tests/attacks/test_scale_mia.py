@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from prunella.attacks import ATTACKS
+from prunella.attacks.rob import AMPLIFIED
 from prunella.attacks.scale_mia import ScaleMia, codes_of, planted
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
@@ -25,6 +28,7 @@ def small(shape: Shape, classes: int) -> nn.Module:
 
 
 mlp, conv = planted(plain), planted(small)
+amplified = planted(plain, AMPLIFIED)
 
 
 def run(view: ServerView, task: Task, iterations: int = 40) -> Reconstruction:
@@ -69,3 +73,17 @@ def test_the_codes_read_are_those_of_the_images(photographs) -> None:
 def test_a_model_with_one_linear_layer_is_refused(view, task) -> None:
     with pytest.raises(AttackError, match="two linear layers"):
         run(view, task)
+
+
+def test_amplified_weights_are_the_same_function_and_their_gradient_outlasts_noise(photographs) -> None:
+    truth, found = photographs("mnist", 8), []
+    tasks = [Task(f"{__name__}:{name}", SHAPES["mnist"], 10) for name in ("mlp", "amplified")]
+    start = [initial(task, 0) for task in tasks]
+    outputs = [torch.func.functional_call(t.build(), p, truth.x) for t, (p, _) in zip(tasks, start, strict=True)]
+    torch.testing.assert_close(*outputs)
+    for task, (params, buffers) in zip(tasks, start, strict=True):
+        view, draw = undefended_view(task, params, buffers, truth), stream(0, purpose="noise")
+        rate = view.learning_rate or 1.0
+        noisy = {n: u + 0.01 * rate * torch.randn(u.shape, generator=draw) for n, u in view.update.items()}
+        found.append(hits(truth, run(dataclasses.replace(view, update=noisy), task)))
+    assert found[0] <= 1 and found[1] >= 6

@@ -71,7 +71,10 @@ def test_a_model_that_learned_passes_and_so_does_one_that_never_saw_most_classes
 PLANTED = {
     "prunella.attacks.rob:cnn": "bins in imprint.encode",
     "prunella.attacks.loki:cnn": "bins in loki.imprint.encode",
+    "prunella.attacks.rob:amplified_cnn": "bins in imprint.encode",
+    "prunella.attacks.loki:amplified_cnn": "bins in loki.imprint.encode",
     "tests.attacks.test_scale_mia:mlp": "bins in 2.0",
+    "tests.attacks.test_scale_mia:amplified": "bins in 2.0",
     "tests.attacks.test_scale_mia:conv": "bins in 2.0",
     "prunella.attacks.fishing:cnn": "silenced classes in 2.0",
     "prunella.attacks.fishing:lenet_zhu": "silenced classes in 2.0",
