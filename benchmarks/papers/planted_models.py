@@ -35,11 +35,13 @@ from prunella.tasks.task import Task, initial
 BATCH, ITERATIONS = 8, 300
 HONEST, FISHING = "honest", "fishing"
 DATASETS = ("mnist", "cifar10")
-CHAINS = (NONE, "dgp", "dgp,mask-hiding", "gaussian", "dp-sgd")
+CHAINS = (NONE, "top-k", "top-k,mask-hiding", "dgp", "dgp,mask-hiding", "gaussian", "dp-sgd")
 MODELS = {
     HONEST: ("cnn", "sgi"),
     "rob": ("prunella.attacks.rob:cnn", "rob"),
     "rob, amplified": ("prunella.attacks.rob:amplified_cnn", "rob"),
+    "rob, sparse": ("prunella.attacks.rob:sparse_cnn", "rob"),
+    "rob, shielded": ("prunella.attacks.rob:shielded_cnn", "rob"),
     "loki, amplified": ("prunella.attacks.loki:amplified_cnn", "loki"),
     "scale-mia, amplified": ("prunella.attacks.scale_mia:amplified_conv_2", "scale-mia"),
     FISHING: ("cnn", "fishing"),

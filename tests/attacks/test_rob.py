@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.rob import AMPLIFIED, ENCODE, bins_of, imprinted, thresholds
+from prunella.attacks.rob import AMPLIFIED, ENCODE, agreed, bins_of, imprinted, thresholds
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
+from prunella.benchmarks.engine.views import draws, initial_sender, seen
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy.dgp import dual_mask
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 from tests.attacks.conftest import SHAPES
 
@@ -92,3 +94,33 @@ def test_an_amplified_module_is_the_same_function_and_its_gradient_outlasts_nois
         noisy = {n: u + 0.01 * rate * torch.randn(u.shape, generator=draw) for n, u in view.update.items()}
         shares.append(recovered(truth, run(dataclasses.replace(view, update=noisy), task)))
     assert shares[0] == 0 and shares[1] >= 0.8
+
+
+@pytest.mark.parametrize(
+    ("chain", "model"),
+    [
+        ("top-k", "sparse_cnn"),
+        ("top-k,mask-hiding", "sparse_cnn"),
+        ("dgp", "shielded_cnn"),
+        ("dgp,mask-hiding", "shielded_cnn"),
+    ],
+)
+@pytest.mark.parametrize("data", ["mnist", "cifar10"])
+def test_pruning_by_size_hides_nothing_from_a_server_that_chooses_the_sizes(photographs, chain, model, data) -> None:
+    """Behind the client's own chain: what comes through the plain module is no image."""
+    truth = photographs(data, 8)
+    private, found = Examples(truth.x, truth.y), {}
+    for name in ("amplified_cnn", model):
+        task = Task(f"prunella.attacks.rob:{name}", SHAPES[data], 10)
+        one = initial_sender(task, 0, chain, {}, truth.x, len(truth.x))
+        found[name] = recovered(truth, run(seen(one, private, draws(0)).view, task))
+    assert found["amplified_cnn"] <= 0.2 and found[model] >= (0.3 if "dgp,mask" in chain else 0.6)
+
+
+def test_rows_planted_alike_tell_what_was_made_up() -> None:
+    weights, biases = torch.ones(6, 2), torch.tensor([-0.3, -0.1, -0.3, -0.1, 1.0, -9.0])
+    weights[4], weights[5] = 0.5, 0.0  # a loud row, and one that never fires
+    slopes = torch.tensor([[3.0, 3.0], [1.0, 1.0], [3.0, 5.0], [1.0, 1.001], [9.0, 9.0], [7.0, 7.0]])
+    rows, shifts, order = agreed(weights, biases, slopes, slopes[:, 0])
+    torch.testing.assert_close(rows, torch.tensor([[1.0, 1.0005], [3.0, 0.0]]))
+    assert shifts.tolist() == [1.0, 3.0] and order.tolist() == [0, 1]

@@ -72,6 +72,8 @@ PLANTED = {
     "prunella.attacks.rob:cnn": "bins in imprint.encode",
     "prunella.attacks.loki:cnn": "bins in loki.imprint.encode",
     "prunella.attacks.rob:amplified_cnn": "bins in imprint.encode",
+    "prunella.attacks.rob:sparse_cnn": "bins in imprint.encode",
+    "prunella.attacks.rob:shielded_cnn": "bins in imprint.encode",
     "prunella.attacks.loki:amplified_cnn": "bins in loki.imprint.encode",
     "tests.attacks.test_scale_mia:mlp": "bins in 2.0",
     "tests.attacks.test_scale_mia:amplified": "bins in 2.0",
