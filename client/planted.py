@@ -173,7 +173,8 @@ def planted_layers(
     seen = [logits, *(each for response in hidden.values() for each in response)]
     if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
         return [*found, "values that are not finite"]  # one such probe would hide what the others show
-    if last is not None and heard(logits, params[f"{last}.weight" if last else "weight"]) < HEARD:
+    own = "" if last is None else f"{last}.weight" if last else "weight"
+    if own in params and heard(logits, params[own]) < HEARD:
         found.append(f"silenced classes in {last}")
     for name, response in hidden.items():
         rows, singled = bins(response)

@@ -18,20 +18,28 @@ loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) nee
 Poisson sample, so a step counts without amplification; ``for x, y in guard.loader(loader)`` draws Poisson batches of
 the same expected size from the loader's dataset, and counts as such.
 
+*Planted models.* Before the first batch the model is asked, as Prunella's own client asks it (``client.planted``),
+whether it would tell single examples apart; one that would is refused. Where batches are no images, weights alone are
+looked at.
+
 *Checked:* the model is the one received when the guard opens, nothing but guarded steps moves it until the guard
 closes, and what the app answers is the model as the guard left it. Else the message is refused. An ``optimizer.step()``
 of PyTorch's is seen by hooks: it needs a ``guard.gradients()`` of its own. An update that is written out by hand
 (``p -= rate * p.grad``) is not.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
 
+from prunella.client.planted import planted_layers
 from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, to_device
 from prunella.flower.charged import Batch, ChargedSteps
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
@@ -41,6 +49,7 @@ from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.scheme import Settled
 from prunella.privacy.chain import observe, present
 from prunella.privacy.defense import DataDefense, Step, StepDefense
+from prunella.privacy.imprint import imprint_layers
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
@@ -73,6 +82,33 @@ def answer_of(model: nn.Module, x: Batch) -> Any:
     return model(**x) if isinstance(x, Mapping) else model(x)
 
 
+@contextmanager
+def plainly() -> Iterator[None]:
+    """In float32, whatever precision the app has chosen, and without a draw of the app's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def planted_in(model: nn.Module, x: Batch, draw: PrivateGenerator) -> list[str]:
+    """What looks planted in the model, as ``client.planted`` names it. Of the batch only its shape is looked at."""
+    with plainly():
+        params = {n: p.detach().cpu().float() for n, p in model.named_parameters()}
+        if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
+            channels, height, width = x.shape[1:]
+            asked = copy.deepcopy(model).cpu().float()
+            with torch.no_grad():
+                logits = asked.eval()(torch.full((1, channels, height, width), 0.5))
+            if isinstance(logits, Tensor) and logits.dim() == 2:
+                shape, buffers = (channels, height, width), dict(asked.named_buffers())
+                return planted_layers(asked, params, buffers, shape, logits.shape[1], draw)
+        return [f"imprint in {name}" for name in imprint_layers(model, params, draw)]
+
+
 class Guard:
     """The defended steps of one message; made by ``protected``."""
 
@@ -92,7 +128,7 @@ class Guard:
         self._draws = work.site.generator(work.question, "loop")
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
-        self._steps, self._shown = ChargedSteps(work), False
+        self._steps, self._shown, self._asked = ChargedSteps(work), False, False
         self._number = 0  # of the next step since the mask moved
         self._failed = False  # in the middle of a step, or out of a with
         hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
@@ -150,6 +186,7 @@ class Guard:
     def images(self, x: Any) -> Any:
         """The batch [B, C, H, W] as training may see it. One of named tensors has no images: no defense changes it."""
         self._steps.require_as_drawn(x)
+        self._ask(x)
         self._moved.shows_images()
         self._steps.take()
         self._shown = True
@@ -158,6 +195,14 @@ class Guard:
                 raise self._work.refuse(ConfigError(f"{changing[0]} changes images; {TOKENS}"))
             return x
         return present(self._chain, x, self._state, self._draws)
+
+    def _ask(self, x: Batch) -> None:
+        if self._asked:
+            return
+        self._asked, draw = True, self._work.site.generator(self._work.question, "planted")
+        if found := planted_in(self._model, x, draw):
+            told = f"the model would copy single images into its update ({', '.join(found)}): not trained"
+            raise self._work.refuse(DefenseError(told))
 
     def gradients(self) -> None:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""

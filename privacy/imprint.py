@@ -55,6 +55,7 @@ def largest_cluster(weight: Tensor, generator: PrivateGenerator) -> int:
 
 def imprint_layers(module: nn.Module, params: Tree, generator: PrivateGenerator) -> list[str]:
     """Names of the linear layers that look like an imprint; the last one, which makes the logits, is left out."""
-    layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    found = {name: params[f"{name}.weight" if name else "weight"] for name in layers[:-1]}
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    # A weight that is tied, or made of other parameters (weight norm), is not among them.
+    found = {name: params.get(f"{name}.weight" if name else "weight", layer.weight) for name, layer in layers[:-1]}
     return [name for name, weight in found.items() if largest_cluster(weight, generator) >= CLUSTER]

@@ -194,6 +194,8 @@ D1 = declared(
     `{AMPLIFIED}` has encode 2^20 times smaller and decode larger by as much, which is the same function bit by bit, but
     encode's gradient is 2^20 times as large. The noise is to it what a deviation of 1e-8 is to ours. Rob's authors
     scale theirs alike (`attacks/rob.py`).
+    * Rob is the paper's module here. A server that plants one whose rows choose their size reads images through DGP
+    and Top-k as well (the table `planted`).
     * Outpost equals Top-k under IG, where 0.640 and 0.769 are published: its noise has 0.8 times the variance of the
     layer's weights for its deviation, which for `cnn` as drawn is 0.014, 0.006 and 2e-5. With weights from U(-1/2,
     1/2), an option of its authors' code, it is 0.067 everywhere. DGP's paper does not say how its weights were drawn.

@@ -1,5 +1,6 @@
 """The loop's defenses in somebody else's loop."""
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
+from prunella.attacks.rob import Imprint
 from prunella.client.accounts import Accounts
 from prunella.client.state import ClientStore
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import full_mask
 from prunella.flower.defend import Defend
-from prunella.flower.loop import images_of, protected
+from prunella.flower.loop import images_of, planted_in, protected
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
@@ -449,3 +451,55 @@ def test_parameters_that_are_equal_by_chance_are_defended_each(tmp_path: Path) -
     run(make([Defend()], guarded, Residual), tmp_path, {"defenses": "priprune"}, rounds=2, tamper=seen, build=Residual)
     assert not seen.errors and len(seen.trained()) == 2
     assert {"one.bias", "two.bias"} <= store(tmp_path).load(99).state["priprune"]["withheld"].keys()
+
+
+def imprinted() -> nn.Module:
+    """The app's network behind Rob's module, whose brightness is that of the digits."""
+    torch.manual_seed(0)
+    return nn.Sequential(OrderedDict([("imprint", Imprint((1, 8, 8), 64, 0.3, 0.1)), ("model", Net())]))
+
+
+@pytest.mark.parametrize("loop", [guarded, by_hand, poisson])
+@pytest.mark.parametrize("names", ["none", "dgp"])
+def test_a_planted_model_is_refused_before_the_first_step(loop: Any, names: str, tmp_path: Path) -> None:
+    seen = Seen()
+    run(make([Defend()], loop, imprinted), tmp_path, {"defenses": names}, tamper=seen, build=imprinted)
+    assert "would copy single images" in seen.errors[0] and "imprint.encode" in seen.errors[0] and not seen.trained()
+
+
+def test_asking_the_model_leaves_it_and_the_draws_of_the_loop_as_they_were() -> None:
+    """With dropout, batch norm and another precision."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 32), nn.ReLU(),
+        nn.Linear(32, 10),
+    ).double()  # fmt: skip
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.manual_seed(1)
+    drawn = torch.get_rng_state()
+    assert planted_in(model, torch.ones(2, 3, 8, 8).double(), PrivateGenerator(bytes(32))) == []
+    assert torch.equal(torch.get_rng_state(), drawn) and model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(2, 64), {"input_ids": torch.ones(2, 4).long()}, torch.ones(2, 1, 8, 8).long()]
+)
+def test_where_batches_are_no_images_weights_are_looked_at(x: Any) -> None:
+    draw = PrivateGenerator(bytes(32))
+    found = planted_in(imprinted(), x, draw)
+    assert found == ["imprint in imprint.encode", "imprint in imprint.decode"] and planted_in(Net(), x, draw) == []
+
+
+def test_tied_weights_and_weights_made_of_others_are_asked_about_too() -> None:
+    """Sixteen rows along one line, in a layer that shares its weight, and in one whose weight is no parameter."""
+    draw, row = PrivateGenerator(bytes(32)), torch.rand(1, 64)
+    first, second, last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+    model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
+    second.weight = first.weight
+    assert planted_in(model, torch.ones(2, 1, 8, 8), draw) == []
+    with torch.no_grad():
+        first.weight[:16] = row
+    assert planted_in(model, torch.ones(2, 1, 8, 8), draw)[:2] == ["imprint in 1", "imprint in 3"]
+    second.weight = nn.Parameter(torch.rand(64, 64) - 0.5)
+    nn.utils.parametrizations.weight_norm(first)
+    assert "imprint in 1" in planted_in(model, torch.ones(2, 1, 8, 8), draw)
