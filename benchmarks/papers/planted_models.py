@@ -11,15 +11,18 @@ the chain here, so that the row says what it prevents.
 The control is the same model without a defense: one image of the batch is rebuilt.
 """
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from prunella.attacks.fishing import plant
 from prunella.attacks.score.control import PSNR_FLOOR
-from prunella.benchmarks.engine.claim import Claim, Found, Measure, Plot, Point, Settings, declared, each, seeds_of
+from prunella.benchmarks.engine.claim import Claim, Found, Measure, Own, Plot, Point, Settings, declared, each, seeds_of
 from prunella.benchmarks.engine.images import chosen_images, task_of
+from prunella.benchmarks.engine.plots import save
 from prunella.benchmarks.engine.rules import Judgement, at_least, worst
 from prunella.benchmarks.engine.views import NONE, Sender, answer, draws, seen, sender
 from prunella.benchmarks.papers.defended import completed, scores
@@ -113,6 +116,54 @@ def judge(points: Sequence[Point]) -> Judgement:
     )
 
 
+def _cell(point: Point) -> str:
+    low, high = point.interval("psnr") or (point.mean("psnr"),) * 2
+    return f"{point.mean('psnr'):.1f} [{low:.0f}, {high:.0f}] {point.mean('rebuilt'):.0%}"
+
+
+def table(points: Sequence[Point]) -> str:
+    """What is planted by defense, a table a dataset."""
+    text = (
+        "Mean PSNR in dB over the images of a batch, [the middle 95 % of a bootstrap of seeds and images, too narrow],"
+    )
+    parts = [f"{text} and the share of images from {PSNR_FLOOR:.0f} dB on."]
+    for dataset in dict.fromkeys(point.label[0] for point in points):
+        of = {point.label[1:3]: point for point in points if point.label[0] == dataset}
+        planted, chains = (list(dict.fromkeys(key[i] for key in of)) for i in (0, 1))
+        heads = [dataset, *chains, "noticed by the client"]
+        rows = []
+        for what in planted:
+            asked = sum(seed for chain in chains for seed in of[what, chain].values["noticed"])
+            noticed = f"{asked:.0f} of {sum(len(of[what, chain].values['noticed']) for chain in chains)}"
+            rows.append([what, *(_cell(of[what, chain]) for chain in chains), noticed])
+        lines = [heads, ["---"] * len(heads), *rows]
+        parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    return "\n\n".join(parts)
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
+    """The same as shades, a panel a dataset."""
+    from matplotlib.figure import Figure
+
+    datasets = list(dict.fromkeys(point.label[0] for point in points))
+    figure = Figure(figsize=(6.5 * len(datasets), 4.6), layout="constrained")
+    for axes, dataset in zip(figure.subplots(1, len(datasets), squeeze=False)[0], datasets, strict=True):
+        of = {point.label[1:3]: point.mean("psnr") for point in points if point.label[0] == dataset}
+        planted, chains = (list(dict.fromkeys(key[i] for key in of)) for i in (0, 1))
+        shades = [[of[what, chain] for chain in chains] for what in planted]
+        shown = axes.imshow(shades, cmap="Greys", vmin=0, vmax=100, aspect="auto")
+        for row, column in itertools.product(range(len(planted)), range(len(chains))):
+            leak = shades[row][column]
+            weight = "bold" if leak >= PSNR_FLOOR else "normal"
+            colour = "white" if leak > 55 else "black"
+            axes.text(column, row, f"{leak:.0f}", ha="center", va="center", color=colour, weight=weight, fontsize=9)
+        axes.set_xticks(range(len(chains)), chains, rotation=30, ha="right", fontsize=8)
+        axes.set_yticks(range(len(planted)), planted, fontsize=8)
+        axes.set_title(f"{dataset}: mean PSNR in dB, bold from {PSNR_FLOOR:.0f} dB on", fontsize=9)
+    figure.colorbar(shown, ax=figure.axes, label="dB", shrink=0.8)
+    save(figure, path, "planted")
+
+
 def cells(planted: Sequence[str] = tuple(MODELS)) -> tuple[Settings, ...]:
     return tuple(
         {"planted": what, "dataset": dataset, "defenses": chain, "raw": {}, "iterations": ITERATIONS}
@@ -123,7 +174,7 @@ def cells(planted: Sequence[str] = tuple(MODELS)) -> tuple[Settings, ...]:
     )
 
 
-PLANTED_TABLE: Claim = declared(
+_DECLARED = declared(
     f"""planted | Prunella | docs/attacks.md | a planted model copies more of a batch than an honest server rebuilds,
     and the client notices every one of them
     small: Batches of {BATCH} images, a step of untrained weights.
@@ -136,3 +187,4 @@ PLANTED_TABLE: Claim = declared(
     judge,
     cells(),
 )
+PLANTED_TABLE: Claim = replace(_DECLARED, experiment=replace(_DECLARED.experiment, own=Own(table, draw)))

@@ -1,5 +1,6 @@
 """The table of planted models: what is rebuilt where one is planted, what the client notices, and the rule."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +72,12 @@ def test_it_holds_where_all_are_noticed_and_copy_more() -> None:
     assert bench.judge(points()).word == "holds"
     assert bench.judge(points(noticed=0.0)).word == "does not hold"
     assert bench.judge(points(best=20.0)).word == "does not hold"
+
+
+def test_the_table_has_a_row_for_each_planted_model_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    rows = {"psnr": (20.0, 30.0), "rebuilt": (0.5, 1.0), "noticed": (1.0, 0.0)}
+    both = [Point(("mnist", what, chain, "x"), rows) for what in ("honest", "rob") for chain in ("none", "dgp")]
+    text = bench.table(both)
+    assert "| rob | 25.0 [25, 25] 75% | 25.0 [25, 25] 75% | 2 of 4 |" in text and text.count("| mnist |") == 1
+    bench.draw(both, tmp_path / "planted.png")
+    assert (tmp_path / "planted.png").stat().st_size > 5000
