@@ -123,10 +123,8 @@ def _cell(point: Point) -> str:
 
 def table(points: Sequence[Point]) -> str:
     """What is planted by defense, a table a dataset."""
-    text = (
-        "Mean PSNR in dB over the images of a batch, [the middle 95 % of a bootstrap of seeds and images, too narrow],"
-    )
-    parts = [f"{text} and the share of images from {PSNR_FLOOR:.0f} dB on."]
+    text = "Mean PSNR in dB over the images of a batch, [its interval], and the share of images from"
+    parts = [f"{text} {PSNR_FLOOR:.0f} dB on."]
     for dataset in dict.fromkeys(point.label[0] for point in points):
         of = {point.label[1:3]: point for point in points if point.label[0] == dataset}
         planted, chains = (list(dict.fromkeys(key[i] for key in of)) for i in (0, 1))
