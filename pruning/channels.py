@@ -29,6 +29,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from prunella.core.errors import PrunellaError
+from prunella.core.tracing import symbolic_trace
 from prunella.core.trees import Tree
 
 _ACTIVATIONS = (
@@ -113,7 +114,7 @@ def traced(module: nn.Module, shape: tuple[int, ...]) -> fx.GraphModule:
     """The graph in evaluation mode, every node with the shape of its result. Raises ``PrunellaError``."""
     training = module.training
     try:
-        graph = fx.symbolic_trace(module.eval())
+        graph = symbolic_trace(module.eval())
         with torch.no_grad():
             ShapeProp(graph).propagate(next(module.parameters()).new_zeros(2, *shape))
     except Exception as error:  # noqa: BLE001 - a network of somebody else's may do anything while it is traced

@@ -21,6 +21,7 @@ from torch.nn.functional import relu as relu_function
 from torch.nn.functional import softmax
 
 from prunella.attacks.engine.layer_rules import Convolution, LayerRule, relu, rule_of
+from prunella.core.tracing import symbolic_trace
 from prunella.core.trees import Tree
 
 
@@ -143,7 +144,7 @@ def network_of(module: nn.Module, bf16: bool = False) -> Network | None:
     """The module, in its present mode, as a network, its convolutions in bfloat16 or not; None where something in it
     has no rule."""
     try:
-        graph = fx.symbolic_trace(module).graph
+        graph = symbolic_trace(module).graph
         graph.eliminate_dead_code()
         nodes = list(graph.nodes)
     except Exception:  # noqa: BLE001 - whatever a stranger's model does when it is traced, autograd can still attack it

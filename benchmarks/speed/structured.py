@@ -25,6 +25,7 @@ the last. ``--jobs`` federations go at a time.
 """
 
 import statistics
+import sys
 import tempfile
 import time
 from argparse import ArgumentTypeError
@@ -194,8 +195,12 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         begun = [pool.submit(federation, name, rates[name], options, seed, arm) for name, seed, arm in asked]
         found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
-        for (name, _, arm), future in zip(asked, begun, strict=True):
-            found[name].setdefault(arm, []).append(future.result())
+        for (name, seed, arm), future in zip(asked, begun, strict=True):
+            done = future.result()
+            print(
+                f"{name}, {arm}, seed {seed}: accuracy {done['accuracy']:.3f}", file=sys.stderr
+            )  # hours, of many runs
+            found[name].setdefault(arm, []).append(done)
     return found
 
 
