@@ -197,9 +197,7 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
         found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
         for (name, seed, arm), future in zip(asked, begun, strict=True):
             done = future.result()
-            print(
-                f"{name}, {arm}, seed {seed}: accuracy {done['accuracy']:.3f}", file=sys.stderr
-            )  # hours, of many runs
+            print(f"{name}, {arm}, seed {seed}: accuracy {done['accuracy']:.3f}", file=sys.stderr)
             found[name].setdefault(arm, []).append(done)
     return found
 
