@@ -155,9 +155,11 @@ def bins_of(rows: Tensor, biases: Tensor, order: Tensor) -> tuple[Tensor, Tensor
 def agreed(weights: Tensor, biases: Tensor, slopes: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of encode's rows [k, d] and biases [k] that measure, one of those that were planted alike, and their
     order, dimmest first. Where these did not send alike, a defense made something up: there nothing was sent."""
-    live = (weights.amax(dim=1) == weights.max()).nonzero().flatten()
+    sizes = weights.amax(dim=1)
+    live = (sizes > sizes.max() / 2).nonzero().flatten()  # a round of training moves them a little
     order = live[biases[live].argsort(descending=True, stable=True)]  # the bias is minus the threshold
     alike = int((biases[order] == biases[order[0]]).sum())
+    alike = 1 if len(order) % alike else alike
     kept = []
     for sent in (slopes, shifts):
         found = sent[order].reshape(-1, alike, *sent.shape[1:])

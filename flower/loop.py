@@ -99,13 +99,15 @@ def planted_in(model: nn.Module, x: Batch, draw: PrivateGenerator) -> list[str]:
     with plainly():
         params = {n: p.detach().cpu().float() for n, p in model.named_parameters()}
         if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
-            channels, height, width = x.shape[1:]
-            asked = copy.deepcopy(model).cpu().float()
-            with torch.no_grad():
-                logits = asked.eval()(torch.full((1, channels, height, width), 0.5))
+            shape = (x.shape[1], x.shape[2], x.shape[3])
+            try:
+                asked = copy.deepcopy(model).cpu().float()
+                with torch.no_grad():
+                    logits = asked.eval()(torch.full((1, *shape), 0.5))
+            except Exception:  # noqa: BLE001 - a model that takes more than images, or that cannot be copied
+                logits = None
             if isinstance(logits, Tensor) and logits.dim() == 2:
-                shape, buffers = (channels, height, width), dict(asked.named_buffers())
-                return planted_layers(asked, params, buffers, shape, logits.shape[1], draw)
+                return planted_layers(asked, params, dict(asked.named_buffers()), shape, logits.shape[1], draw)
         return [f"imprint in {name}" for name in imprint_layers(model, params, draw)]
 
 

@@ -124,3 +124,14 @@ def test_rows_planted_alike_tell_what_was_made_up() -> None:
     rows, shifts, order = agreed(weights, biases, slopes, slopes[:, 0])
     torch.testing.assert_close(rows, torch.tensor([[1.0, 1.0005], [3.0, 0.0]]))
     assert shifts.tolist() == [1.0, 3.0] and order.tolist() == [0, 1]
+
+
+def test_rows_that_a_round_of_training_has_moved_are_read_all_the_same(photographs) -> None:
+    truth, task = photographs("mnist", 16), Task("prunella.attacks.rob:cnn", SHAPES["mnist"], 10)
+    params, buffers = initial(task, 0)
+    for _ in range(3):
+        view = undefended_view(task, params, buffers, truth)
+        assert recovered(truth, run(view, task)) >= 0.5
+        moved = {name: tensor + view.update[name] for name, tensor in params.items()}
+        assert not torch.equal(moved[f"{ENCODE}.weight"], params[f"{ENCODE}.weight"])
+        params = moved

@@ -503,3 +503,16 @@ def test_tied_weights_and_weights_made_of_others_are_asked_about_too() -> None:
     second.weight = nn.Parameter(torch.rand(64, 64) - 0.5)
     nn.utils.parametrizations.weight_norm(first)
     assert "imprint in 1" in planted_in(model, torch.ones(2, 1, 8, 8), draw)
+
+
+def test_of_a_model_that_takes_more_than_images_weights_are_looked_at() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = imprinted()
+
+        def forward(self, x: torch.Tensor, age: torch.Tensor) -> torch.Tensor:
+            return self.net(x) + age
+
+    found = planted_in(Two(), torch.ones(2, 1, 8, 8), PrivateGenerator(bytes(32)))
+    assert found == ["imprint in net.imprint.encode", "imprint in net.imprint.decode"]
