@@ -173,9 +173,10 @@ def planted_layers(
     seen = [logits, *(each for response in hidden.values() for each in response)]
     if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
         return [*found, "values that are not finite"]  # one such probe would hide what the others show
-    own = "" if last is None else f"{last}.weight" if last else "weight"
-    if own in params and heard(logits, params[own]) < HEARD:
-        found.append(f"silenced classes in {last}")
+    if last is not None:
+        tied = module.get_submodule(last).weight  # or made of other parameters: not among ``params``
+        if heard(logits, params.get(f"{last}.weight" if last else "weight", tied)) < HEARD:
+            found.append(f"silenced classes in {last}")
     for name, response in hidden.items():
         rows, singled = bins(response)
         if rows >= ROWS and singled >= SINGLED:

@@ -19,8 +19,8 @@ Poisson sample, so a step counts without amplification; ``for x, y in guard.load
 the same expected size from the loader's dataset, and counts as such.
 
 *Planted models.* Before the first batch the model is asked, as Prunella's own client asks it (``client.planted``),
-whether it would tell single examples apart; one that would is refused. Where batches are no images, weights alone are
-looked at.
+whether it would tell single examples apart; one that would is refused. Where batches are no images, or not shown,
+weights alone are looked at.
 
 *Checked:* the model is the one received when the guard opens, nothing but guarded steps moves it until the guard
 closes, and what the app answers is the model as the guard left it. Else the message is refused. An ``optimizer.step()``
@@ -199,16 +199,18 @@ class Guard:
         return present(self._chain, x, self._state, self._draws)
 
     def _ask(self, x: Batch) -> None:
+        """Once the model has passed it is asked no more; a loop that goes on after a refusal is refused again."""
         if self._asked:
             return
-        self._asked, draw = True, self._work.site.generator(self._work.question, "planted")
-        if found := planted_in(self._model, x, draw):
+        if found := planted_in(self._model, x, self._work.site.generator(self._work.question, "planted")):
             told = f"the model would copy single images into its update ({', '.join(found)}): not trained"
             raise self._work.refuse(DefenseError(told))
+        self._asked = True
 
     def gradients(self) -> None:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
         self._moved.require_unmoved()
+        self._ask({})  # of a loop that shows no batch: weights alone
         if not self._shown and self._moved.hides_images:
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
         if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:

@@ -19,7 +19,7 @@ all in every round: ``dense`` and the two ways to prune at that rate, reached in
 all test images, for each of ``--seeds``, the mean of the last three of ten evaluations, since a single round's moves by
 points. Seconds are of a whole round, all its clients one after the other and the server, the median of the rounds at
 the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too; bytes are those of
-the last. ``--jobs`` federations go at a time.
+the last. ``--jobs`` federations go at a time; ``--arms`` leaves some out.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
