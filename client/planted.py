@@ -174,7 +174,7 @@ def planted_layers(
     if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
         return [*found, "values that are not finite"]  # one such probe would hide what the others show
     if last is not None:
-        tied = module.get_submodule(last).weight  # or made of other parameters: not among ``params``
+        tied: Tensor = module.get_submodule(last).weight  # type: ignore[assignment]  # or made of other parameters: not among ``params``
         if heard(logits, params.get(f"{last}.weight" if last else "weight", tied)) < HEARD:
             found.append(f"silenced classes in {last}")
     for name, response in hidden.items():
