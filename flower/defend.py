@@ -30,6 +30,7 @@ stand on either side. Secure aggregation's mods work on another kind of message 
 import copy
 import json
 import logging
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -73,6 +74,7 @@ from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import flatten_state, release
 from prunella.privacy.defense import Outgoing
+from prunella.privacy.imprint import imprint_arrays
 from prunella.privacy.ledger.ledger import UNBOUNDED, Tally, digest, spend, tallied
 from prunella.strategies.round.local import importance_that_leaves
 from prunella.wire.records import from_dense, mask_to_coded, to_coded
@@ -228,6 +230,13 @@ def _spend(site: Site, new: Charge) -> None:
     site.accounts.charge(new)
 
 
+def refuse_imprint(received: Tree, site: Site) -> None:
+    """Raise ``DefenseError`` for weights that would copy single examples. Only ``protected``, which has the model, can
+    also ask what they do."""
+    if found := imprint_arrays(received, site.generator(secrets.token_hex(16), "planted")):
+        raise DefenseError(f"the model would copy single examples into its update (imprint in {', '.join(found)})")
+
+
 def _round(site: Site, content: RecordDict) -> int:
     """The round that the message names, or the one after the last that is remembered."""
     named = [record.get(ROUND) for record in content.config_records.values()]
@@ -259,6 +268,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
         raise DefenseError(f"{order.scheme} scores held-out examples, which no ε covers: choose another scheme")
     if order.first:
         return _first_mask(message, context, call_next, Handled(site, received, mask, (), {}, order), name)
+    refuse_imprint(received, site)
     round = _round(site, message.content)
     memory = site.store.load(round)
     kept = {name: tree for name, tree in memory.scheme.items() if name != TRACKED}

@@ -59,3 +59,16 @@ def imprint_layers(module: nn.Module, params: Tree, generator: PrivateGenerator)
     # A weight that is tied, or made of other parameters (weight norm), is not among them.
     found = {name: params.get(f"{name}.weight" if name else "weight", layer.weight) for name, layer in layers[:-1]}
     return [name for name, weight in found.items() if largest_cluster(weight, generator) >= CLUSTER]
+
+
+def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
+    """The same of arrays without a module, in its order: matrices that a vector of as many biases follows, without the
+    last of them. An imprint needs biases, its thresholds; an embedding, whose rows training makes alike, has none."""
+    following = list(arrays.items())
+    layers = [
+        (name, weight)
+        for (name, weight), (after, bias) in zip(following, following[1:], strict=False)
+        if weight.ndim == 2 and weight.is_floating_point() and bias.shape == weight.shape[:1]
+        and (name.isdigit() or after == f"{name.removesuffix('weight')}bias")
+    ]  # fmt: skip
+    return [name for name, weight in layers[:-1] if largest_cluster(weight, generator) >= CLUSTER]

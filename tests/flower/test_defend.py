@@ -338,3 +338,16 @@ def test_draws_are_the_site_s_own_and_follow_the_question(tmp_path: Path) -> Non
         run(make([Defend()]), home, {"defenses": "random"}, tamper=seen)
         answers.append(tree(seen.trained()[0]["arrays"])["fc1.weight"])
     assert torch.equal(answers[0], answers[1]) and not torch.equal(answers[0], answers[2])
+
+
+@pytest.mark.parametrize("names", ["none", "dgp"])
+def test_planted_weights_are_refused_though_the_app_shows_no_model(names: str, tmp_path: Path) -> None:
+    def imprinted() -> nn.Module:
+        net = Net()
+        with torch.no_grad():
+            net.fc1.weight[:] = torch.rand(1, 96)
+        return net
+
+    seen = Seen()
+    run(make([Defend()], plain, imprinted), tmp_path, {"defenses": names}, tamper=seen, build=imprinted)
+    assert "would copy single examples into its update (imprint in fc1.weight)" in seen.errors[0] and not seen.trained()

@@ -4,7 +4,7 @@ from torch import nn
 
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import Tree
-from prunella.privacy.imprint import ALIKE, CLUSTER, SKETCH, imprint_layers, largest_cluster
+from prunella.privacy.imprint import ALIKE, CLUSTER, SKETCH, imprint_arrays, imprint_layers, largest_cluster
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
@@ -99,3 +99,21 @@ def test_planted_weights_are_noticed_in_a_model_of_any_name() -> None:
     assert imprint_layers(net, params, DRAW) == []
     params["1.weight"] = torch.cat([params["1.weight"][:60], torch.ones(40, 64)])
     assert imprint_layers(net, params, DRAW) == ["1"]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_arrays_without_their_module_are_read_by_their_order(numbered: bool) -> None:
+    """As ``imprint_layers`` reads the module; an embedding, whose rows may well be alike, is none."""
+    net = nn.Sequential(nn.Embedding(40, 64), nn.LayerNorm(64), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 30))
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)  # type: ignore[operator]
+        net[4].weight.fill_(1.0)  # the last layer, which makes the logits
+
+    def arrays() -> Tree:
+        named = {name: tensor.detach() for name, tensor in net.state_dict().items()}
+        return {str(at): t for at, t in enumerate(named.values())} if numbered else named
+
+    assert imprint_arrays(arrays(), DRAW) == []
+    with torch.no_grad():
+        net[2].weight[:CLUSTER] = net[2].weight[0]  # type: ignore[index]
+    assert imprint_arrays(arrays(), DRAW) == ["3" if numbered else "2.weight"]
