@@ -18,6 +18,7 @@ t + 1 Gaussian steps; the published 9.71 counts all tau local ones, so ``steps``
 (4.38, 4.73, 0.0)
 """
 
+import functools
 import logging
 import math
 from collections import Counter
@@ -120,7 +121,16 @@ def _events(charges: Iterable[Charge], sampled: bool) -> list[Any]:
         events += [dp.SelfComposedDpEvent(step, count)] if count else []
     if sampled:
         return events + [dp.SelfComposedDpEvent(dp.LaplaceDpEvent(s), n) for s, n in answers.items() if s]
-    return events + [dp.ZCDpEvent(rho=n / (2 * s * s)) for s, n in answers.items() if s]
+    return events + [dp.SelfComposedDpEvent(dp.ZCDpEvent(rho=1 / (2 * s * s)), n) for s, n in answers.items() if s]
+
+
+@functools.lru_cache(maxsize=4 * EVENTS)
+def _renyi(event: Any) -> Any:
+    """Renyi divergences of one event, at dp-accounting's orders: a tenth of a second of computing, asked for by the
+    same few events in every message."""
+    import dp_accounting as dp
+
+    return dp.rdp.RdpAccountant(None, dp.NeighboringRelation.REPLACE_SPECIAL).compose(event)._rdp
 
 
 def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant) -> float:
@@ -134,8 +144,13 @@ def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant) -> 
     if not events:
         return 0.0
     relation = dp.NeighboringRelation.REPLACE_SPECIAL
-    made: Any = dp.pld.PLDAccountant(relation) if accountant == "pld" else dp.rdp.RdpAccountant(None, relation)
-    return float(made.compose(dp.ComposedDpEvent(events)).get_epsilon(delta))
+    if accountant == "pld":
+        made: Any = dp.pld.PLDAccountant(relation).compose(dp.ComposedDpEvent(events))
+    else:
+        made = dp.rdp.RdpAccountant(None, relation)
+        for repeated in events:
+            made._rdp += repeated.count * _renyi(repeated.event)
+    return float(made.get_epsilon(delta))
 
 
 def ltp_printed(charge: Charge, rounds: int, delta: float) -> float:

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.privacy.accounting import EVENTS, Charge, Privacy, _few, epsilon, ltp_printed
+from prunella.privacy.accounting import EVENTS, Charge, Privacy, _events, _few, epsilon, ltp_printed
 
 GRID = [(1.4, 15 / 955, 3000), (1.0, 0.1, 50), (0.8, 64 / 1500, 200), (4.0, 0.5, 20)]
 
@@ -131,3 +131,14 @@ def test_ever_other_steps_cost_no_less_and_stay_few() -> None:
 def test_a_charge_that_nobody_could_add_up_is_none(odd: dict[str, float]) -> None:
     with pytest.raises(DefenseError):
         Charge("x", **odd)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "zcdp"])
+def test_what_is_remembered_of_one_step_composes_as_dp_accounting_does(accountant: str) -> None:
+    charges = [charge(1.2, 0.1, 7), charge(2.0, 1.0, 3, laplace=4.0), charge(1.2, 0.1, 5)]
+    whole = dp.rdp.RdpAccountant(None, dp.NeighboringRelation.REPLACE_SPECIAL)
+    for event in _events(charges, sampled=accountant == "rdp"):
+        whole.compose(event)
+    first, again = (epsilon(charges, 1e-5, accountant) for _ in range(2))
+    assert first == again == whole.get_epsilon(1e-5)
+    assert epsilon(charges[:1], 1e-5, accountant) < first

@@ -76,10 +76,12 @@ def test_the_inputs_must_fit() -> None:
         score(Reconstruction(images(1), None, 0.0, 1), batch(images(1)), gallery=labelled(bad))
 
 
-@pytest.mark.parametrize(("count", "shown"), [(1, 1), (4, 4), (4, 32)])
-def test_without_a_leak_an_original_is_recognised_as_often_as_chance_has_it(count: int, shown: int) -> None:
+@pytest.mark.parametrize(("count", "shown", "trials"), [(1, 1, 300), (4, 4, 300), (4, 32, 100)])
+def test_without_a_leak_an_original_is_recognised_as_often_as_chance_has_it(
+    count: int, shown: int, trials: int
+) -> None:
     """However many images the attacker shows: each original and each look-alike is held against all of them."""
-    trials, hits, told, chance = 300, 0, 0, 1 / 31
+    hits, told, chance = 0, 0, 1 / 31
     for seed in range(trials):
         pool = images(count + shown + 60, seed)
         truth, guess, others = pool[:count], pool[count : count + shown], pool[count + shown :]
