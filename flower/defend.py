@@ -234,7 +234,8 @@ def refuse_imprint(received: Tree, site: Site) -> None:
     """Raise ``DefenseError`` for weights that would copy single examples. Only ``protected``, which has the model, can
     also ask what they do."""
     if found := imprint_arrays(received, site.generator(secrets.token_hex(16), "planted")):
-        raise DefenseError(f"the model would copy single examples into its update (imprint in {', '.join(found)})")
+        told = f"the model would copy single examples into its update (imprint in {', '.join(found)})"
+        raise DefenseError(f"{told}; weight decay that has all but ended a layer looks the same: use less")
 
 
 def _round(site: Site, content: RecordDict) -> int:

@@ -49,7 +49,7 @@ from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.scheme import Settled
 from prunella.privacy.chain import observe, present
 from prunella.privacy.defense import DataDefense, Step, StepDefense
-from prunella.privacy.imprint import imprint_layers
+from prunella.privacy.imprint import EXACTLY, imprint_layers
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
@@ -108,7 +108,7 @@ def planted_in(model: nn.Module, x: Batch, draw: PrivateGenerator) -> list[str]:
                 logits = None
             if isinstance(logits, Tensor) and logits.dim() == 2:
                 return planted_layers(asked, params, dict(asked.named_buffers()), shape, logits.shape[1], draw)
-        return [f"imprint in {name}" for name in imprint_layers(model, params, draw)]
+        return [f"imprint in {name}" for name in imprint_layers(model, params, draw, EXACTLY)]
 
 
 class Guard:
