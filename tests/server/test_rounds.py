@@ -440,7 +440,7 @@ def test_without_a_sample_rounds_in_between_have_no_accuracy(tmp_path: Path) -> 
 
 
 def test_a_run_that_its_budget_ends_early_is_evaluated_on_all_examples(tmp_path: Path) -> None:
-    budget = {"defenses": "dp-sgd", "dp_sgd__noise_multiplier": 1.0, "privacy__epsilon_budget": 4.0}
+    budget = {"defenses": "dp-sgd", "dp_sgd__noise_multiplier": 1.0, "privacy__epsilon_budget": 2.5}
     federation = go(tmp_path, rounds=50, evaluate_every=40, evaluate_examples=20, **budget)
     done = int(series(federation, "round")[-1])
     assert 1 < done < 40 and series(federation, "accuracy_error_ratio")[-1] == 0.0
