@@ -94,4 +94,4 @@ def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
         if weight.ndim == 2 and weight.is_floating_point() and bias.shape == weight.shape[:1]
         and (name.isdigit() or after == f"{name.removesuffix('weight')}bias")
     ]  # fmt: skip
-    return [name for name, *pair in layers[:-1] if largest_cluster(*pair, generator, EXACTLY) >= CLUSTER]
+    return [n for n, weight, bias in layers[:-1] if largest_cluster(weight, bias, generator, EXACTLY) >= CLUSTER]
