@@ -164,12 +164,13 @@ def planted_layers(
     module: nn.Module, params: Tree, buffers: Tree, shape: Shape, classes: int, generator: PrivateGenerator
 ) -> list[str]:
     """What looks planted, as "kind in layer"; empty for an honest model."""
-    found = [f"imprint in {name}" for name in imprint_layers(module, params, generator)]
     linear = sum(isinstance(layer, nn.Linear) for layer in module.modules())
     count = PROBES if linear > 1 else FEW
     x, y = probes(count, shape, generator), generator.below(classes, count)
     with drawing(module, generator):
         logits, last, hidden = respond(module, params, buffers, x, y)
+    answers = {name: response.out for name, response in hidden.items()}
+    found = [f"imprint in {name}" for name in imprint_layers(module, params, generator, answers=answers)]
     seen = [logits, *(each for response in hidden.values() for each in response)]
     if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
         return [*found, "values that are not finite"]  # one such probe would hide what the others show

@@ -214,3 +214,52 @@ def test_a_model_of_another_kind_is_looked_at_as_far_as_it_goes() -> None:
     module = Tokens()
     params = {name: p.detach() for name, p in module.named_parameters()}
     assert planted_layers(module, params, {}, (1, 8, 8), 10, draw()) == []
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 0.5), (0.12, 0.14), (0.3, 0.31)])
+@pytest.mark.parametrize("constant", [True, False])
+def test_thresholds_between_few_probes_are_seen_also_where_they_are_no_biases(
+    low: float, high: float, constant: bool
+) -> None:
+    """Forty rows that read the mean brightness, between values that a server knows its victims to have; the thresholds
+    are biases, or weights of an input that is always 1."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 10)
+    )
+    params = {name: p.detach().clone() for name, p in net.named_parameters()}
+    assert planted_layers(net, params, {}, (1, 28, 28), 10, draw()) == []
+    means = torch.zeros(14, 14, 14, 2, 14, 2)
+    for row in range(14):
+        for column in range(14):
+            means[row, column, row, :, column] = 0.25
+    params["1.weight"], params["1.bias"] = torch.zeros(400, 784), torch.zeros(400)
+    params["1.weight"][:196], params["1.bias"][196] = means.reshape(196, 784), 1.0
+    at = torch.linspace(low, high, 40)
+    params["3.weight"][:40], params["3.bias"][:] = 0, 0
+    params["3.weight"][:40, :196] = 1 / 196
+    if constant:
+        params["3.weight"][:40, 196] = -at
+    else:
+        params["3.bias"][:40] = -at
+    assert "imprint in 3" in planted_layers(net, params, {}, (1, 28, 28), 10, draw())
+
+
+def test_weight_decay_makes_no_honest_model_look_planted() -> None:
+    """Of rows that it puts on one line there are enough, but their thresholds go with them."""
+    torch.manual_seed(0)
+    digits = load_digits()
+    x, y = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32), torch.tensor(digits.target)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 200), nn.Sigmoid(), nn.Linear(200, 100), nn.Sigmoid(), nn.Linear(100, 10)
+    )
+    adam, drawn = torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-4), stream(0, purpose="batches")
+    for _ in range(3000):
+        at = torch.randint(len(x), (32,), generator=drawn)
+        adam.zero_grad()
+        nn.functional.cross_entropy(net(x[at]), y[at]).backward()
+        adam.step()
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    unit = nn.functional.normalize(params["1.weight"])
+    assert int(((unit @ unit.T).abs() >= 0.9).sum(dim=1).max()) >= 16
+    assert planted_layers(net, params, {}, (1, 8, 8), 10, draw()) == []

@@ -517,14 +517,15 @@ def test_where_batches_are_no_images_weights_are_looked_at(x: Any) -> None:
 
 
 def test_tied_weights_and_weights_made_of_others_are_asked_about_too() -> None:
-    """Sixteen rows along one line, in a layer that shares its weight, and in one whose weight is no parameter."""
+    """Rows along one line, in a layer that shares its weight, and in one whose weight is no parameter."""
     draw, row = PrivateGenerator(bytes(32)), torch.rand(1, 64)
     first, second, last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
     model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
     second.weight = first.weight
     assert planted_in(model, torch.ones(2, 1, 8, 8), draw) == []
     with torch.no_grad():
-        first.weight[:16] = row
+        first.weight[:24] = row
+        first.bias[:] = second.bias[:] = torch.linspace(-5, 5, 64)
     assert planted_in(model, torch.ones(2, 1, 8, 8), draw)[:2] == ["imprint in 1", "imprint in 3"]
     second.weight = nn.Parameter(torch.rand(64, 64) - 0.5)
     nn.utils.parametrizations.weight_norm(first)

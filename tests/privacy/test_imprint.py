@@ -1,6 +1,6 @@
 import pytest
 import torch
-from sklearn.datasets import load_digits, load_wine
+from sklearn.datasets import load_wine
 from torch import nn
 
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
@@ -11,6 +11,7 @@ from prunella.privacy.imprint import (
     CLUSTER,
     EXACTLY,
     SKETCH,
+    Rows,
     imprint_arrays,
     imprint_layers,
     largest_cluster,
@@ -53,8 +54,8 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand((32, 1, 28, 28), generator=draw), torch.randint(3, (32,), generator=draw)
 
 
-def planted(rows: int, noise: float = 0.0, size: int = 3072) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of 600 honest rows and some that point one way, up to length, sign and relative noise, and
+def planted(rows: int, noise: float = 0.0, size: int = 3072) -> Rows:
+    """A layer of 600 honest rows and some that point one way, up to length, sign and relative noise, and
     compare with different values."""
     draw = stream(0, purpose="planted")
     weight = torch.randn((600, size), generator=draw)
@@ -63,15 +64,15 @@ def planted(rows: int, noise: float = 0.0, size: int = 3072) -> tuple[torch.Tens
     thresholds = torch.linspace(0.2, 0.8, max(rows, 1))[:rows] * size / 2
     bias = torch.cat([torch.randn(600, generator=draw), -lengths[:, 0] * thresholds])
     order = torch.randperm(600 + rows, generator=draw)
-    return torch.cat([weight, lengths * one])[order], bias[order]
+    return Rows(torch.cat([weight, lengths * one])[order], bias[order])
 
 
 @pytest.mark.parametrize("size", [64, 3072])
 def test_rows_along_one_line_are_counted_exactly(size: int) -> None:
-    assert [largest_cluster(*planted(rows, size=size), DRAW) for rows in (0, 16, 300)] == [1, 16, 300]
-    assert largest_cluster(*planted(15, size=size), DRAW) < CLUSTER
-    noisy = largest_cluster(*planted(300, 0.1, size), DRAW)  # but for the nearest thresholds
-    assert 270 < noisy <= 300 and largest_cluster(*planted(300, 2.0, size), DRAW) < CLUSTER
+    assert [largest_cluster(planted(rows, size=size), DRAW) for rows in (0, 16, 300)] == [1, 16, 300]
+    assert largest_cluster(planted(15, size=size), DRAW) < CLUSTER
+    noisy = largest_cluster(planted(300, 0.1, size), DRAW)  # but for the nearest thresholds
+    assert 270 < noisy <= 300 and largest_cluster(planted(300, 2.0, size), DRAW) < CLUSTER
 
 
 def test_rows_of_one_threshold_are_not_counted() -> None:
@@ -81,8 +82,8 @@ def test_rows_of_one_threshold_are_not_counted() -> None:
     for noise in (0.0, 1e-7, 1e-3, 0.1):
         turned = rows * (1 + noise * torch.randn(rows.shape, generator=draw))
         for alike in (ALIKE, EXACTLY):
-            assert largest_cluster(turned[:, 1:], turned[:, 0], DRAW, alike) == 1
-    assert largest_cluster(rows[:, 1:], torch.linspace(-1, 1, 40), DRAW, EXACTLY) == 40  # the control
+            assert largest_cluster(Rows(turned[:, 1:], turned[:, 0]), DRAW, alike) == 1
+    assert largest_cluster(Rows(rows[:, 1:], torch.linspace(-1, 1, 40)), DRAW, EXACTLY) == 40  # the control
 
 
 def test_rows_that_are_hidden_from_one_sketch_are_seen_in_another() -> None:
@@ -95,12 +96,13 @@ def test_rows_that_are_hidden_from_one_sketch_are_seen_in_another() -> None:
     line -= seen @ (seen.T @ line)
     apart = torch.randn((40, SKETCH), generator=draw) @ seen.T
     weight = line + 0.2 * line.norm() * apart / apart.norm(dim=1, keepdim=True)
-    pair = weight, torch.linspace(-1, 1, 40) * line.norm()
-    assert largest_cluster(*pair, known) < CLUSTER <= largest_cluster(*pair, DRAW)
+    layer = Rows(weight, torch.linspace(-1, 1, 40) * line.norm())
+    assert largest_cluster(layer, known) < CLUSTER <= largest_cluster(layer, DRAW)
 
 
 def test_counting_equals_the_slow_obvious_loop() -> None:
-    weight, bias = planted(40, 0.2, 700)
+    weight, bias, _ = layer = planted(40, 0.2, 700)
+    assert bias is not None
     length = weight.norm(dim=1, keepdim=True)
     unit, at = weight / length, bias / length[:, 0]
 
@@ -111,7 +113,7 @@ def test_counting_equals_the_slow_obvious_loop() -> None:
         turned, moved = (row - sign[:, None] * unit).norm(dim=1), (t - sign * at).abs()
         counts.append(1 + int(((cosine.abs() >= ALIKE) & (moved * 700**0.5 >= APART * turned) & (moved > 0)).sum()))
     slow = max(counts)
-    assert largest_cluster(weight, bias, DRAW) == slow >= CLUSTER
+    assert largest_cluster(layer, DRAW) == slow >= CLUSTER
 
 
 @pytest.mark.parametrize("base", ["cnn", "cnn6", "lenet_zhu", "resnet18", "amplified_cnn"])
@@ -152,32 +154,22 @@ def test_arrays_without_their_module_are_read_by_their_order(numbered: bool) -> 
     assert imprint_arrays(arrays(), DRAW) == ["3" if numbered else "2.weight"]
 
 
-def learnt(net: nn.Sequential, x: torch.Tensor, y: torch.Tensor, optimizer: torch.optim.Optimizer, steps: int) -> Tree:
-    draw = stream(0, purpose="batches")
-    for _ in range(steps):
-        at = torch.randint(len(x), (32,), generator=draw)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x[at]), y[at]).backward()
-        optimizer.step()
-    return {name: tensor.detach() for name, tensor in net.state_dict().items()}
-
-
 def along_one_line(weight: torch.Tensor, alike: float) -> int:
     unit = nn.functional.normalize(weight)
     return int(((unit @ unit.T).abs() >= alike).sum(dim=1).max())
 
 
 def test_rows_that_honest_training_put_on_one_line_are_no_imprint() -> None:
-    """The control: there are enough of them, by weight decay, of digits and of a table."""
+    """Of a table, by weight decay; the control is that there are enough of them."""
     torch.manual_seed(0)
-    digits, wine = load_digits(), load_wine()
-    net = nn.Sequential(nn.Linear(64, 200), nn.Sigmoid(), nn.Linear(200, 100), nn.Sigmoid(), nn.Linear(100, 10))
-    x = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
-    trained = learnt(
-        net, x, torch.tensor(digits.target), torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-4), 3000
-    )
-    assert along_one_line(trained["0.weight"], ALIKE) >= CLUSTER and imprint_layers(net, trained, DRAW) == []
+    wine = load_wine()
+    x, y = torch.tensor(wine.data, dtype=torch.float32), torch.tensor(wine.target)
     net = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 3))
-    x, adam = torch.tensor(wine.data, dtype=torch.float32), torch.optim.Adam(net.parameters(), 0.01, weight_decay=0.01)
-    trained = learnt(net, x, torch.tensor(wine.target), adam, 1500)
+    adam, draw = torch.optim.Adam(net.parameters(), 0.01, weight_decay=0.01), stream(0, purpose="batches")
+    for _ in range(1500):
+        at = torch.randint(len(x), (32,), generator=draw)
+        adam.zero_grad()
+        nn.functional.cross_entropy(net(x[at]), y[at]).backward()
+        adam.step()
+    trained = {name: tensor.detach() for name, tensor in net.state_dict().items()}
     assert along_one_line(trained["0.weight"], EXACTLY) >= CLUSTER and imprint_arrays(trained, DRAW) == []
