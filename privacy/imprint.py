@@ -14,9 +14,9 @@ columns, however, rows that share a line and have thresholds of their own are wh
 weights can be looked at, and not what the rows do (``client.planted``), rows count that are ``EXACTLY`` on a line.
 
 What this does not see: rows turned apart by noise below that cosine, small groups, without answers also thresholds that
-are no biases of the layer, and any other malicious model. It costs one product of each layer's rows with themselves, in at most ``SKETCH``
-dimensions: 1 s for AlexNet, nothing for models with one linear layer. Whoever knows the dimensions can hide rows along
-one line from them, so the client draws them in private.
+are no biases of the layer, and any other malicious model. It costs one product of each layer's rows with themselves,
+in at most ``SKETCH`` dimensions: 1 s for AlexNet, nothing for models with one linear layer. Whoever knows the
+dimensions can hide rows along one line from them, so the client draws them in private.
 
 >>> net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 >>> params = {name: p.detach() for name, p in net.named_parameters()}
