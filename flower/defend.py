@@ -14,6 +14,9 @@ where the server's pruning scheme asks and the site's conditions let it, squared
 (``flower.scheme``). Other records of the answer stay. An exception of the app becomes one constant text, since Flower
 sends what it says to the server.
 
+*Planted models.* Weights that have an imprint module's rows are refused before the app sees them
+(``privacy.imprint``); what the rows do only ``flower.loop.protected`` can ask.
+
 *Names.* An array that did not change passes as it is (a frozen weight), and so does batch norm's statistics, by name;
 where a site has conditions those are refused (``client.policy``). Two names with equal values before and after (tied
 weights) are defended once. An array of another type that changed is refused: no defense
