@@ -30,15 +30,14 @@ import tempfile
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, failures, run_in_process
+from prunella.benchmarks.engine.measuring import workers
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.speed.bench import Work, command, show_table, turns
 from prunella.benchmarks.speed.updates import CLASSES, SHAPE, examples
@@ -192,7 +191,7 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
         return {}
     arms = options.arms.split(",")
     asked = [(name, seed, arm) for name in rates for seed in range(options.seeds) for arm in arms]
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+    with workers(options.jobs) as pool:
         begun = [pool.submit(federation, name, rates[name], options, seed, arm) for name, seed, arm in asked]
         found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
         for (name, seed, arm), future in zip(asked, begun, strict=True):
