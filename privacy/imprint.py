@@ -45,7 +45,7 @@ _SAME = 1e-6  # square of a difference that is rounding
 _SLACK = 0.15  # what the comparison in fewer dimensions may be wrong by
 
 
-class Rows(NamedTuple):
+class LinearRows(NamedTuple):
     """A linear layer: ``weight`` [out, in], and what tells its thresholds apart: ``bias`` [out], or better ``answers``
     [P, out], what the rows make of P inputs, in which a threshold may also be a constant among the layer's inputs."""
 
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     bias: Tensor | None = None
     answers: Tensor | None = None
 
-    def counted(self) -> "Rows":
+    def counted(self) -> "LinearRows":
         """Those that are long enough, of length 1."""
         rows = self.weight.detach().float()
         size = rows.abs().amax(dim=1)  # squares of what a server chose may overflow, or vanish
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
         length = rows.norm(dim=1)
         kept = (self.weight != 0).sum(dim=1) >= SUPPORT
         bias, answers = ((t.detach().float() / size / length)[..., kept] if t is not None else None for t in self[1:])
-        return Rows((rows / length[:, None])[kept], bias, answers)
+        return LinearRows((rows / length[:, None])[kept], bias, answers)
 
     def differ(self, part: Tensor, cosine: Tensor) -> Tensor:
         """Whether the thresholds of the rows ``part`` [R] differ from all rows' [R, out] by more than the rows do."""
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
         return apart
 
 
-def largest_cluster(found: Rows, generator: PrivateGenerator, alike: float = ALIKE) -> int:
+def largest_cluster(found: LinearRows, generator: PrivateGenerator, alike: float = ALIKE) -> int:
     """How many rows lie within ``alike`` of one of them, itself included, and have another threshold; of fewer than
     ``CLUSTER`` it may say 1."""
     found = found.counted()
@@ -115,7 +115,7 @@ def imprint_layers(
         return params.get(f"{name}.{kind}" if name else kind, own)
 
     found = {
-        name: Rows(
+        name: LinearRows(
             tensor(name, "weight", layer.weight),
             None if layer.bias is None else tensor(name, "bias", layer.bias),
             answers.get(name),
@@ -130,7 +130,7 @@ def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
     """The same of arrays without a module, in its order: matrices that a vector of as many biases follows."""
     following = list(arrays.items())
     layers = [
-        (name, Rows(weight, bias))
+        (name, LinearRows(weight, bias))
         for (name, weight), (after, bias) in zip(following, following[1:], strict=False)
         if weight.ndim == 2 and weight.is_floating_point() and bias.shape == weight.shape[:1]
         and (name.isdigit() or after == f"{name.removesuffix('weight')}bias")

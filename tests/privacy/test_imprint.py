@@ -11,7 +11,7 @@ from prunella.privacy.imprint import (
     CLUSTER,
     EXACTLY,
     SKETCH,
-    Rows,
+    LinearRows,
     imprint_arrays,
     imprint_layers,
     largest_cluster,
@@ -54,7 +54,7 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand((32, 1, 28, 28), generator=draw), torch.randint(3, (32,), generator=draw)
 
 
-def planted(rows: int, noise: float = 0.0, size: int = 3072) -> Rows:
+def planted(rows: int, noise: float = 0.0, size: int = 3072) -> LinearRows:
     """A layer of 600 honest rows and some that point one way, up to length, sign and relative noise, and
     compare with different values."""
     draw = stream(0, purpose="planted")
@@ -64,7 +64,7 @@ def planted(rows: int, noise: float = 0.0, size: int = 3072) -> Rows:
     thresholds = torch.linspace(0.2, 0.8, max(rows, 1))[:rows] * size / 2
     bias = torch.cat([torch.randn(600, generator=draw), -lengths[:, 0] * thresholds])
     order = torch.randperm(600 + rows, generator=draw)
-    return Rows(torch.cat([weight, lengths * one])[order], bias[order])
+    return LinearRows(torch.cat([weight, lengths * one])[order], bias[order])
 
 
 @pytest.mark.parametrize("size", [64, 3072])
@@ -82,8 +82,8 @@ def test_rows_of_one_threshold_are_not_counted() -> None:
     for noise in (0.0, 1e-7, 1e-3, 0.1):
         turned = rows * (1 + noise * torch.randn(rows.shape, generator=draw))
         for alike in (ALIKE, EXACTLY):
-            assert largest_cluster(Rows(turned[:, 1:], turned[:, 0]), DRAW, alike) == 1
-    assert largest_cluster(Rows(rows[:, 1:], torch.linspace(-1, 1, 40)), DRAW, EXACTLY) == 40  # the control
+            assert largest_cluster(LinearRows(turned[:, 1:], turned[:, 0]), DRAW, alike) == 1
+    assert largest_cluster(LinearRows(rows[:, 1:], torch.linspace(-1, 1, 40)), DRAW, EXACTLY) == 40  # the control
 
 
 def test_rows_that_are_hidden_from_one_sketch_are_seen_in_another() -> None:
@@ -96,7 +96,7 @@ def test_rows_that_are_hidden_from_one_sketch_are_seen_in_another() -> None:
     line -= seen @ (seen.T @ line)
     apart = torch.randn((40, SKETCH), generator=draw) @ seen.T
     weight = line + 0.2 * line.norm() * apart / apart.norm(dim=1, keepdim=True)
-    layer = Rows(weight, torch.linspace(-1, 1, 40) * line.norm())
+    layer = LinearRows(weight, torch.linspace(-1, 1, 40) * line.norm())
     assert largest_cluster(layer, known) < CLUSTER <= largest_cluster(layer, DRAW)
 
 
