@@ -4,7 +4,7 @@ An update is a mean over examples, and what a malicious server plants makes sing
 asks the model itself: it trains on ``PROBES`` images of its own making, drawn in private, and looks at what each of
 them contributes. Nothing private goes in, so that a refusal tells nothing. Refused are, by kind:
 
-- *imprint*: rows that point along one line with thresholds of their own, by their weights alone (``privacy.imprint``);
+- *imprint*: rows that point along one line with thresholds of their own (``privacy.imprint``);
 - *bins*: rows that respond alike (correlation ``ALIKE`` over the probes), and whose gradients differ by one probe only
   (``OWNED`` of the difference). To read a single example, Robbing the Fed, LOKI and Scale-MIA subtract such rows, so
   noise on the weights, in whatever layer, hides them only where it blurs what they read. ``ROWS`` of them, which

@@ -128,11 +128,12 @@ def imprint_layers(
 
 def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
     """The same of arrays without a module, in its order: matrices that a vector of as many biases follows."""
-    following = list(arrays.items())
-    layers = [
-        (name, LinearRows(weight, bias))
-        for (name, weight), (after, bias) in zip(following, following[1:], strict=False)
-        if weight.ndim == 2 and weight.is_floating_point() and bias.shape == weight.shape[:1]
-        and (name.isdigit() or after == f"{name.removesuffix('weight')}bias")
-    ]  # fmt: skip
-    return [name for name, rows in layers[:-1] if largest_cluster(rows, generator, EXACTLY) >= CLUSTER]
+    matrices = [name for name, tensor in arrays.items() if tensor.ndim == 2 and tensor.is_floating_point()]
+    following = dict(zip(arrays, list(arrays)[1:], strict=False))
+    biases = {
+        name: arrays[after]
+        for name in matrices[:-1]
+        if (after := following.get(name)) and (name.isdigit() or after == f"{name.removesuffix('weight')}bias")
+    }
+    layers = {n: LinearRows(arrays[n], bias) for n, bias in biases.items() if bias.shape == arrays[n].shape[:1]}
+    return [name for name, rows in layers.items() if largest_cluster(rows, generator, EXACTLY) >= CLUSTER]

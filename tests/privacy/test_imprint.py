@@ -137,9 +137,10 @@ def test_planted_weights_are_noticed_in_a_model_of_any_name() -> None:
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_arrays_without_their_module_are_read_by_their_order(numbered: bool) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_arrays_without_their_module_are_read_by_their_order(numbered: bool, bias: bool) -> None:
     """As ``imprint_layers`` reads the module; an embedding, whose rows may well be alike, is none."""
-    net = nn.Sequential(nn.Embedding(40, 64), nn.LayerNorm(64), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 30))
+    net = nn.Sequential(nn.Embedding(40, 64), nn.LayerNorm(64), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 30, bias))
     with torch.no_grad():
         net[0].weight.fill_(1.0)  # type: ignore[operator]
         net[4].weight.fill_(1.0)  # the last layer, which makes the logits
