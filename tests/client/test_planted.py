@@ -263,3 +263,15 @@ def test_weight_decay_makes_no_honest_model_look_planted() -> None:
     unit = nn.functional.normalize(params["1.weight"])
     assert int(((unit @ unit.T).abs() >= 0.9).sum(dim=1).max()) >= 16
     assert planted_layers(net, params, {}, (1, 8, 8), 10, draw()) == []
+
+
+@pytest.mark.parametrize("rows", [0.0, 0.3])
+def test_bins_that_noise_hides_from_the_probes_are_refused_for_their_parallel_rows(rows: float) -> None:
+    """Noise on the columns that read the rows, and on the rows."""
+    task, drawn = Task("prunella.attacks.rob:cnn", (1, 28, 28), 10), stream(0, purpose="noise")
+    params, buffers = initial(task, 0)
+    read, measure = params["imprint.decode.weight"], params["imprint.encode.weight"]
+    blurred = read + 0.03 * read.abs().mean() * torch.randn(read.shape, generator=drawn)
+    turned = measure * (1 + rows * torch.randn(measure.shape, generator=drawn))
+    both = {**params, "imprint.decode.weight": blurred, "imprint.encode.weight": turned}
+    assert found(task, both, buffers) == ["imprint in imprint.encode"]
