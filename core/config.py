@@ -115,7 +115,7 @@ class Run(BaseModel):
     run_dir: str = ""
     resume: bool = False  #: go on from the last checkpoint in `run-dir`
     metrics_address: str = ""  #: host:port of the live page and of `/metrics`; empty: none
-    poll_seconds: Positive = 0.1  #: seconds between two looks of the server for replies
+    poll_seconds: Positive = 0.1  #: seconds between two looks of the server for replies, at first
 
     def name(self, number: int) -> str:
         """What server and clients call the run: the last part of ``run_dir``, or else Flower's ``number`` of it.

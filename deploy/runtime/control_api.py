@@ -32,7 +32,8 @@ from typing import Any
 
 from prunella.deploy.ports import wait_open
 
-EVERY = 0.2  # seconds between two checks of the status
+EVERY = 0.2  # seconds between two checks of the status, at first
+SHARE, SELDOM = 0.05, 1.0  # of the time without a change, and the most seconds: a check costs the SuperLink 10 ms
 START = 60.0  # seconds the Control API may take to open
 
 
@@ -105,15 +106,15 @@ def run_status(client: Any, run: int, patience: float) -> Any:
 
 def statuses(client: Any, run: int, every: float = 0.0, patience: float = 0.0) -> Iterable[tuple[str, str]]:
     """(status, details) at every change, until the run has finished."""
-    last = ""
+    last, since = "", time.monotonic()
     while not last.startswith("finished"):
         status = run_status(client, run, patience)
         now = f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
         if now != last:
             yield now, str(status.details)
-            last = now
+            last, since = now, time.monotonic()
         else:
-            time.sleep(max(every, EVERY))
+            time.sleep(max(every, EVERY, min(SELDOM, SHARE * (time.monotonic() - since))))
 
 
 def register(client: Any, files: Iterable[Path]) -> list[str]:

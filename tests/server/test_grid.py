@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -7,6 +8,7 @@ from flwr.app.constants import DEFAULT_TTL
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, pull_objects
 from flwr.supercore.task_identity import TaskIdentity
 
+from prunella.server import grid
 from prunella.server.grid import LATE, OrderedGrid, within_the_round
 
 
@@ -54,6 +56,23 @@ def test_after_the_deadline_only_what_is_there_is_taken() -> None:
     inner = Slow({"m1": 10**9, "m2": 0, "m3": 10**9})
     replies = list(OrderedGrid(inner, poll=0.001).send_and_receive([], timeout=0.05))
     assert [r.metadata.dst_node_id for r in replies] == [2]
+
+
+@pytest.mark.parametrize("arriving", [False, True])
+def test_it_looks_less_often_the_longer_it_waits_and_not_past_the_deadline(
+    arriving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(grid, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time, sleep=sleep))
+    inner = Slow({"m1": 60 if arriving else 30, "m2": 10**9})  # in the 30th look
+    assert len(list(OrderedGrid(inner, poll=0.1, arriving=arriving).send_and_receive([], timeout=60.3))) == 1
+    assert pauses[:20] == [0.1] * 20 and 0.1 < pauses[28] < 0.15 and pauses[29 : 29 + 20] == [0.1] * 20
+    assert max(pauses) == 1.0 and clock[0] == pytest.approx(60.3) and len(pauses) < 160
 
 
 def test_after_the_deadline_the_order_is_still_that_of_the_messages() -> None:

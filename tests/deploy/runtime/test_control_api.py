@@ -106,6 +106,19 @@ def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatc
     assert list(control_api.statuses(client, 7)) == [("pending", ""), ("running", ""), ("finished:failed", "no memory")]
 
 
+def test_a_status_that_stays_is_asked_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(control_api, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    client = FakeClient(*[("running", "", "")] * 100, ("finished", "completed", ""))
+    assert len(list(control_api.statuses(client, 7))) == 2
+    assert pauses[0] == 0.2 and pauses[-1] == 1.0 and pauses == sorted(pauses)
+
+
 def test_an_unreachable_superlink_is_one_line(
     tmp_path: Path, smallest_app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
