@@ -29,7 +29,7 @@ from flwr.supercore.run import Run
 LATE = 5.0  # seconds after the deadline in which an answer can still be fetched
 ALONE = 60.0  # seconds that a pull outside a round waits for what is missing of the replies that it found
 LOOK = 1.0  # seconds, give or take a fifth; the first looks come sooner
-SHARE = 0.05  # of the time since the last reply: the pause before the next look, up to ``LOOK``
+SHARE = 0.02  # of the time since the last reply: the pause before the next look, up to ``LOOK``
 _deadline: ContextVar[float | None] = ContextVar("when a pull must end, by time.monotonic", default=None)
 
 

@@ -32,15 +32,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if not MARKED.search(collection_path.read_text()) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Federations first, which take minutes: what is left at the end is short enough for workers to end together."""
-    items.sort(key=lambda item: item.get_closest_marker("federation") is None)
-
-
 @functools.cache
 def shares_federation(file: str) -> bool:
     text = (ROOT / file).read_text()
     return "mark.federation" in text and 'scope="module"' in text
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Federations first, which take minutes, and of these files that stay on one worker: what is left at the end is short
+    enough for workers to end together."""
+
+    def later(item: pytest.Item) -> tuple[bool, bool]:
+        file = item.path.relative_to(ROOT).as_posix()
+        return item.get_closest_marker("federation") is None, not shares_federation(file)
+
+    items.sort(key=later)
 
 
 class FederationsTogether(LoadScopeScheduling):

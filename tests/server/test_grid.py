@@ -69,10 +69,10 @@ def test_it_looks_less_often_the_longer_it_waits_and_not_past_the_deadline(
         clock[0] += seconds
 
     monkeypatch.setattr(grid, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time, sleep=sleep))
-    inner = Slow({"m1": 60 if arriving else 30, "m2": 10**9})  # in the 30th look
-    assert len(list(OrderedGrid(inner, poll=0.1, arriving=arriving).send_and_receive([], timeout=60.3))) == 1
-    assert pauses[:20] == [0.1] * 20 and 0.1 < pauses[28] < 0.15 and pauses[29 : 29 + 20] == [0.1] * 20
-    assert max(pauses) == 1.0 and clock[0] == pytest.approx(60.3) and len(pauses) < 160
+    inner = Slow({"m1": 200 if arriving else 100, "m2": 10**9})  # in the 100th look
+    assert len(list(OrderedGrid(inner, poll=0.1, arriving=arriving).send_and_receive([], timeout=80.3))) == 1
+    assert pauses[:50] == [0.1] * 50 and 0.2 < pauses[98] < 0.3 and pauses[99:149] == [0.1] * 50
+    assert max(pauses) == 1.0 and clock[0] == pytest.approx(80.3) and len(pauses) < 300
 
 
 def test_after_the_deadline_the_order_is_still_that_of_the_messages() -> None:

@@ -81,6 +81,7 @@ def test_so_many_are_asked_at_once_and_silent_ones_hold_nobody_up_for_long(monke
     assert max(open_at_once) == 64 and len(grid.asked) == 300
 
     monkeypatch.setattr("prunella.strategies.round.roster.HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(Roster.refresh, "__defaults__", (0.3,))
     grid.asked, grid.slow = [], set(range(100))
     roster = Roster()
     assert roster.refresh(grid, timeout=0.1) == []  # the first say nothing
