@@ -39,7 +39,7 @@ def shares_federation(file: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Federations first, which take minutes, and of these files that stay on one worker: what is left at the end is short
+    """Federations first, which take minutes, and of these what stays on one worker: what is left at the end is short
     enough for workers to end together."""
 
     def later(item: pytest.Item) -> tuple[bool, bool]:
