@@ -182,8 +182,9 @@ def by_components(case: Case, found: Sequence[Found], latent: Latent | None, sha
 
     def attempt() -> list[Found]:
         z = components.drawn(latent, 1, case.images, case.task, case.generator)
+        begin = time.monotonic()
         answer = components.matched(case.fitted, settings, latent, z, labels[None], store)
-        case.budget.spend(answer.iterations)
+        case.budget.spend(answer.iterations, time.monotonic() - begin)
         return [Found("components", answer, None, case.missed(answer))]
 
     return attempted(attempt)
@@ -203,7 +204,7 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
     """The gains of every candidate, of those that lead when they have gone on, and of the best of these when it is
     polished."""
     late, end = case.budget.late, time.monotonic() + _PLAYING * (case.end - time.monotonic())
-    case.budget.late = lambda: late() or time.monotonic() >= end
+    case.budget.late, case.budget.end = lambda: late() or time.monotonic() >= end, end
     plays = played(case, shadow, max(1, _PLAYED // case.images))
     for play in plays:
         play.found.extend(explore(play.case, candidates, 0.15 / len(plays)))
@@ -221,7 +222,7 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
             mine = [each for each in play.found if each.key == best]
             play.found.extend(polished(play.case, best_of(mine), 0.3 / (len(plays) - 0.3 * number)))
         gains = scored(plays)
-    case.budget.late = late
+    case.budget.late, case.budget.end = late, case.end
     return gains
 
 

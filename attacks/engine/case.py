@@ -148,7 +148,7 @@ class Case:
         self.ambiguous = not determined(view, task, whole.plan.images)  # other images explain the update as well
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
-        self.budget = budget or Budget(max(MOST, attack.passes // self.passes), lambda: time.monotonic() >= end)
+        self.budget = budget or Budget(max(MOST, attack.passes // self.passes), lambda: time.monotonic() >= end, end)
 
     @property
     def images(self) -> int:
@@ -186,9 +186,10 @@ class Case:
         more |= {"shadow": shadow} if line.shadow else {}
         more |= {"deadline": self.end} if line.timed else {}
         more |= {"stopped": self.budget.late} if line.stoppable else {}
+        begin = time.monotonic()
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
         if "iterations" in kept:
-            self.budget.spend(answer.iterations * starts)
+            self.budget.spend(answer.iterations * starts, time.monotonic() - begin)
         return [Found(candidate.name, answer, None, self.missed(answer))]
 
     def scout(self, candidate: Candidate, iterations: int) -> list[Found]:
@@ -209,8 +210,9 @@ class Case:
         return dataclasses.replace(made, iterations=iterations, tolerance=SOLVED, **changes)
 
     def descended(self, name: str, settings: Inversion, guesses: Sequence[Guess]) -> list[Found]:
+        begin = time.monotonic()
         answers = descents(self.fitted, settings, guesses, ResumeStore(stopped=self.budget.late))
-        self.budget.spend(settings.iterations * len(guesses))
+        self.budget.spend(settings.iterations * len(guesses), time.monotonic() - begin)
         return [
             Found(name, answer, settings, misfit(settings, answer) if guess.soft else self.missed(answer))
             for guess, answer in zip(guesses, answers, strict=True)

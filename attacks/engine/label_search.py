@@ -27,6 +27,8 @@ Not from a paper: ours. Shapes: z [N, ...], images [N, C, H, W], labels [N], slo
 where no objective is finite.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -67,16 +69,23 @@ class Assigned(NamedTuple):
 
 
 class Budget:
-    """Evaluations of the objective that may still be made; none once ``late``."""
+    """Evaluations of the objective that may still be made: none once ``late``, and no more than the time until ``end``,
+    by ``time.monotonic``, is enough for at the pace of those that were timed. Who is asked first would else take the
+    shares of all others where that time is short; where it is not, the pace changes nothing."""
 
-    def __init__(self, evaluations: float, late: Callable[[], bool] = lambda: False) -> None:
-        self.evaluations, self.late = evaluations, late
+    def __init__(self, evaluations: float, late: Callable[[], bool] = lambda: False, end: float = math.inf) -> None:
+        self.evaluations, self.late, self.end = evaluations, late, end
+        self._timed = self._seconds = 0.0
 
     def left(self) -> int:
-        return 0 if self.late() else max(0, int(self.evaluations))
+        in_time = (self.end - time.monotonic()) * self._timed / self._seconds if self._seconds > 0 else math.inf
+        return 0 if self.late() else max(0, int(min(self.evaluations, in_time)))
 
-    def spend(self, evaluations: float) -> None:
+    def spend(self, evaluations: float, seconds: float = 0.0) -> None:
+        """``seconds``: how long they took, where that is known."""
         self.evaluations -= evaluations
+        if seconds > 0:
+            self._timed, self._seconds = self._timed + evaluations, self._seconds + seconds
 
 
 def moves(slope: Tensor, y: Tensor, steps: list[tuple[int, ...]]) -> list[Move]:

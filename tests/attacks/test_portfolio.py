@@ -1,13 +1,17 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from prunella.attacks import ATTACKS, find_attack, portfolio
+from prunella.attacks import ATTACKS, Attack, find_attack, portfolio
+from prunella.attacks.engine import case as engine_case
+from prunella.attacks.engine import label_search
 from prunella.attacks.engine.case import ASKED, POLISHED, WENT_ON, Candidate, Case, Found, Key, ViewSetting
 from prunella.attacks.engine.matching import determined, target_of
+from prunella.attacks.ig import Ig
 from prunella.attacks.portfolio import CANDIDATES, LEARNT, PLAIN, Gain, Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
@@ -109,6 +113,27 @@ def test_the_same_seed_gives_the_same_answer_and_no_deadline_is_overrun(task, fr
     assert torch.equal(one.x, two.x) and (one.found_by, one.objective) == (two.found_by, two.objective)
     late = run(view, task, QUICK, deadline=0.0)
     assert late.objective > one.objective
+
+
+def test_who_is_asked_first_leaves_time_for_the_others(task, view, monkeypatch) -> None:
+    """Two attacks that take a second an evaluation, and 600 seconds in all: the first cannot be known to be slow, the
+    second gets its share of the time that is left. With shares of the passes alone the plain attack was never asked."""
+    now = [0.0]
+
+    def slow(view: ServerView, task: Task, settings: Ig, *_: object, **__: object) -> Reconstruction:
+        asked.append(settings.iterations)
+        now[0] += settings.iterations
+        return Reconstruction(torch.full((1, *task.shape), 0.5), view.labels, 1.0, settings.iterations)
+
+    asked = list[int]()
+    for module in (portfolio, engine_case, label_search):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for name in ("slow", "slower"):
+        monkeypatch.setitem(ATTACKS, name, Attack(Ig, slow, "nobody"))
+    every = lambda setting: True  # noqa: E731
+    monkeypatch.setattr(portfolio, "CANDIDATES", (Candidate("slow", every), Candidate("slower", every), PLAIN))
+    found = run(view, task, dataclasses.replace(QUICK, passes=100_000, iterations=400))
+    assert asked == [300, int(0.3 * 300)] and found.found_by == PLAIN.name and found.objective < 0.01
 
 
 def test_a_part_of_many_images_costs_one_descent_where_there_is_no_time_for_all(

@@ -135,7 +135,7 @@ def started(folder: Path) -> Iterator[Flower]:
         yield Flower(folder, env)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
     with started(tmp_path_factory.mktemp("flower")) as found:
         yield found

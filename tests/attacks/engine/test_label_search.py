@@ -1,8 +1,10 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from prunella.attacks.engine import label_search
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.label_search import (
     Budget,
@@ -130,6 +132,19 @@ def test_a_budget_ends_the_search_and_the_same_seed_gives_the_same_answer(task, 
     assert torch.equal(one.z, two.z) and torch.equal(one.y, two.y)
     assert all(budget.left() < 100 and budget.evaluations > -100 for budget in budgets)
     assert Budget(5, late=lambda: True).left() == 0
+
+
+def test_a_budget_is_what_the_time_that_is_left_is_enough_for_at_the_pace_of_what_was_timed(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(label_search, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    budget = Budget(1000, end=100.0)
+    budget.spend(100)
+    assert budget.left() == 900, "whose time nobody took"
+    now[0] = 20.0
+    budget.spend(100, 20.0)
+    assert budget.left() == 400, "80 seconds, five in each"
+    budget.end = 1000.0
+    assert budget.left() == 800, "time enough"
 
 
 def test_steps_of_digits_without_labels_are_rebuilt_and_a_wrong_view_shows_others(task, fresh, batch) -> None:
