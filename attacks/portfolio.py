@@ -31,9 +31,9 @@ Where a client used more images than ``max_images``, a guess of the first descen
 label search is asked, for up to ``WHOLE`` images.
 
 Threat model: that of the candidates, all honest but curious. What it may cost is counted in images that pass the model
-(``passes``, ``label_passes``), so that the answer does not depend on the clock; ``seconds`` is a limit on top of that,
-and an answer that it cuts short depends on the machine, as does a label search that would take more than half of what
-is left. It cannot be resumed.
+(``passes``, ``label_passes``), so that the answer does not depend on the clock; ``seconds`` is a limit on top of that.
+Where it is short of the passes, every candidate gets its share of what can be done in the time that is left, and the
+answer depends on the machine, as does a label search that would take more than half of that time. It cannot be resumed.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ def confirmed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> bo
 def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[Key, Gain]:
     """The gains of every candidate, of those that lead when they have gone on, and of the best of these when it is
     polished."""
-    late, end = case.budget.late, time.monotonic() + _PLAYING * (case.end - time.monotonic())
+    late, short, end = case.budget.late, case.budget.short, time.monotonic() + _PLAYING * (case.end - time.monotonic())
     case.budget.late, case.budget.end = lambda: late() or time.monotonic() >= end, end
     plays = played(case, shadow, max(1, _PLAYED // case.images))
     for play in plays:
@@ -222,7 +222,7 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
             mine = [each for each in play.found if each.key == best]
             play.found.extend(polished(play.case, best_of(mine), 0.3 / (len(plays) - 0.3 * number)))
         gains = scored(plays)
-    case.budget.late, case.budget.end = late, case.end
+    case.budget.late, case.budget.short, case.budget.end = late, short, case.end  # whatever its own part was
     return gains
 
 
@@ -350,7 +350,8 @@ def reconstruct(
         best = sought(case, candidates, shadow, learn)
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
-    best = best._replace(answer=dataclasses.replace(best.answer, cut=case.budget.late()))
+    cut = case.budget.late() or (case.budget.short and not settled([best], case.doubted))
+    best = best._replace(answer=dataclasses.replace(best.answer, cut=cut))
     answer = dataclasses.replace(best.answer, found_by=best.by)
     if not matchable(case.setting) or math.isinf(best.missed):
         return answer

@@ -71,14 +71,16 @@ class Assigned(NamedTuple):
 class Budget:
     """Evaluations of the objective that may still be made: none once ``late``, and no more than the time until ``end``,
     by ``time.monotonic``, is enough for at the pace of those that were timed. Who is asked first would else take the
-    shares of all others where that time is short; where it is not, the pace changes nothing."""
+    shares of all others where that time is ``short``; where it is not, the pace changes nothing."""
 
     def __init__(self, evaluations: float, late: Callable[[], bool] = lambda: False, end: float = math.inf) -> None:
         self.evaluations, self.late, self.end = evaluations, late, end
         self._timed = self._seconds = 0.0
+        self.short = False
 
     def left(self) -> int:
         in_time = (self.end - time.monotonic()) * self._timed / self._seconds if self._seconds > 0 else math.inf
+        self.short = self.short or in_time < self.evaluations
         return 0 if self.late() else max(0, int(min(self.evaluations, in_time)))
 
     def spend(self, evaluations: float, seconds: float = 0.0) -> None:

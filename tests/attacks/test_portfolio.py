@@ -134,6 +134,12 @@ def test_who_is_asked_first_leaves_time_for_the_others(task, view, monkeypatch) 
     monkeypatch.setattr(portfolio, "CANDIDATES", (Candidate("slow", every), Candidate("slower", every), PLAIN))
     found = run(view, task, dataclasses.replace(QUICK, passes=100_000, iterations=400))
     assert asked == [300, int(0.3 * 300)] and found.found_by == PLAIN.name and found.objective < 0.01
+    assert not found.cut, "it is explained"
+
+    draw, now[0] = stream(0, purpose="noise"), 0.0
+    noisy = {name: u + 2 * u.std() * torch.randn(u.shape, generator=draw) for name, u in view.update.items()}
+    found = run(dataclasses.replace(view, update=noisy), task, dataclasses.replace(QUICK, passes=1000, iterations=400))
+    assert now[0] < 600 and found.cut, "with more time it may have been"
 
 
 def test_a_part_of_many_images_costs_one_descent_where_there_is_no_time_for_all(
