@@ -53,6 +53,7 @@ _STARTS, _CLASSES = 8, 20  # mixtures to begin with, at most; classes in one, th
 _UNSURE = 0.5  # deviation of their first logits
 _SCOUT, _MIX, _FIX, _TRY = 40, 120, 60, 20  # iterations: of a start, of the best, with labels fixed, of a move
 _SHARE = 0.8  # of the budget for searches, the rest for the last descent
+_PACE = 20  # evaluations: fewer, as of what solves in closed form, tell no pace
 _TRIED = 4  # moves of a kind that are tried, the best first
 _CLEARLY = 0.6  # of the distance: a move that leaves less is taken at once
 _APART = 0.05  # deviation between images of one class and step where a mixture has but one
@@ -86,7 +87,7 @@ class Budget:
     def spend(self, evaluations: float, seconds: float = 0.0) -> None:
         """``seconds``: how long they took, where that is known."""
         self.evaluations -= evaluations
-        if seconds > 0:
+        if seconds > 0 and evaluations >= _PACE:
             self._timed, self._seconds = self._timed + evaluations, self._seconds + seconds
 
 

@@ -145,6 +145,9 @@ def test_a_budget_is_what_the_time_that_is_left_is_enough_for_at_the_pace_of_wha
     assert budget.left() == 400 and budget.short, "80 seconds, five in each"
     budget.end = 1000.0
     assert budget.left() == 800, "time enough"
+    now[0] = 90.0
+    budget.spend(1, 70.0)
+    assert budget.left() == 799, "one evaluation tells no pace"
 
 
 def test_steps_of_digits_without_labels_are_rebuilt_and_a_wrong_view_shows_others(task, fresh, batch) -> None:
