@@ -203,8 +203,7 @@ def confirmed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> bo
 def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> dict[Key, Gain]:
     """The gains of every candidate, of those that lead when they have gone on, and of the best of these when it is
     polished."""
-    late, short, end = case.budget.late, case.budget.short, time.monotonic() + _PLAYING * (case.end - time.monotonic())
-    case.budget.late, case.budget.end = lambda: late() or time.monotonic() >= end, end
+    short, case.budget.end = case.budget.short, time.monotonic() + _PLAYING * (case.end - time.monotonic())
     plays = played(case, shadow, max(1, _PLAYED // case.images))
     for play in plays:
         play.found.extend(explore(play.case, candidates, 0.15 / len(plays)))
@@ -222,7 +221,7 @@ def rehearsed(case: Case, candidates: Sequence[Candidate], shadow: Shadow) -> di
             mine = [each for each in play.found if each.key == best]
             play.found.extend(polished(play.case, best_of(mine), 0.3 / (len(plays) - 0.3 * number)))
         gains = scored(plays)
-    case.budget.late, case.budget.short, case.budget.end = late, short, case.end  # whatever its own part was
+    case.budget.short, case.budget.end = short, case.end  # whatever its own part was
     return gains
 
 
@@ -304,7 +303,7 @@ def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]
     """What is found of all of a client's images, up to ``WHOLE``, where there is time for it: by the label search or,
     where labels are known, in the components of public images."""
     whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
-    whole.budget.late = case.budget.late
+    whole.budget.stopped = case.budget.stopped
     seconds = case.seconds() * whole.passes / case.passes  # reckoned: all images at once may need too much memory
     latent = components_of(whole, shadow)
     if case.setting.open_labels:
@@ -342,7 +341,7 @@ def reconstruct(
     """
     end = min(time.monotonic() + attack.seconds, math.inf if deadline is None else deadline)
     case = Case(view, task, attack, generator, end)
-    case.budget.late = lambda: time.monotonic() >= end or stopped()
+    case.budget.stopped = stopped
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
     if case.setting.merged and PLAIN in candidates:
         best = of_many(case, attack, shadow)

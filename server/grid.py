@@ -46,8 +46,8 @@ def within_the_round(pull: Callable[..., dict[str, bytes]]) -> Callable[..., dic
 
 
 class OrderedGrid(Grid):
-    """Wraps ``grid`` and polls it every ``poll`` seconds, and less often the longer no reply has come: a look costs the
-    SuperLink 10 ms. ``arriving``: replies come in the order of their arrival."""
+    """Wraps ``grid`` and polls it every ``poll`` seconds, and less often the longer no reply has come: each look
+    costs the SuperLink time. ``arriving``: replies come in the order of their arrival."""
 
     def __init__(self, grid: Grid, poll: float = 0.1, arriving: bool = False) -> None:
         self._grid, self._poll, self._arriving = grid, poll, arriving

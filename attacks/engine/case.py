@@ -148,7 +148,7 @@ class Case:
         self.ambiguous = not determined(view, task, whole.plan.images)  # other images explain the update as well
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
-        self.budget = budget or Budget(max(MOST, attack.passes // self.passes), lambda: time.monotonic() >= end, end)
+        self.budget = budget or Budget(max(MOST, attack.passes // self.passes), end=end)
 
     @property
     def images(self) -> int:

@@ -70,14 +70,18 @@ class Assigned(NamedTuple):
 
 
 class Budget:
-    """Evaluations of the objective that may still be made: none once ``late``, and no more than the time until ``end``,
-    by ``time.monotonic``, is enough for at the pace of those that were timed. Who is asked first would else take the
-    shares of all others where that time is ``short``; where it is not, the pace changes nothing."""
+    """Evaluations of the objective that may still be made: none once it is ``stopped`` or past ``end``, by
+    ``time.monotonic``, and no more than the time until then is enough for at the pace of those that were timed. Who is
+    asked first would else take the shares of all others where that time is ``short``; where it is not, the pace changes
+    nothing."""
 
-    def __init__(self, evaluations: float, late: Callable[[], bool] = lambda: False, end: float = math.inf) -> None:
-        self.evaluations, self.late, self.end = evaluations, late, end
+    def __init__(self, evaluations: float, stopped: Callable[[], bool] = lambda: False, end: float = math.inf) -> None:
+        self.evaluations, self.stopped, self.end = evaluations, stopped, end
         self._timed = self._seconds = 0.0
         self.short = False
+
+    def late(self) -> bool:
+        return time.monotonic() >= self.end or self.stopped()
 
     def left(self) -> int:
         in_time = (self.end - time.monotonic()) * self._timed / self._seconds if self._seconds > 0 else math.inf

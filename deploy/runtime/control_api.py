@@ -33,7 +33,7 @@ from typing import Any
 from prunella.deploy.ports import wait_open
 
 EVERY = 0.2  # seconds between two checks of the status, at first
-SHARE, SELDOM = 0.05, 1.0  # of the time without a change, and the most seconds: a check costs the SuperLink 10 ms
+SHARE, SELDOM = 0.05, 1.0  # of the time without a change, and the most seconds: a check costs the SuperLink time
 START = 60.0  # seconds the Control API may take to open
 
 

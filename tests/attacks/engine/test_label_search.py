@@ -131,7 +131,7 @@ def test_a_budget_ends_the_search_and_the_same_seed_gives_the_same_answer(task, 
     one, two = (search(target, task, stream(0, purpose="search"), budget).best for budget in budgets)
     assert torch.equal(one.z, two.z) and torch.equal(one.y, two.y)
     assert all(budget.left() < 100 and budget.evaluations > -100 for budget in budgets)
-    assert Budget(5, late=lambda: True).left() == 0
+    assert Budget(5, stopped=lambda: True).left() == 0
 
 
 def test_a_budget_is_what_the_time_that_is_left_is_enough_for_at_the_pace_of_what_was_timed(monkeypatch) -> None:
