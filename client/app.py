@@ -117,8 +117,9 @@ def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
 
 
 def refuse_planted_in(session: Session, params: Tree, buffers: Tree) -> None:
-    """Refuse weights made to copy single images (``client.planted``)."""
+    """Refuse weights made to copy single images (``client.planted``), on the CPU, where its probes are."""
     task, draw = session.data.task, PrivateGenerator(secrets.token_bytes(KEY_BYTES))
+    params, buffers = to_device(params, "cpu"), to_device(buffers, "cpu")
     refuse_planted(session.procedure.module, params, buffers, task.shape, task.classes, draw)
 
 

@@ -42,7 +42,7 @@ def _flat(tree: Tree, names: list[str]) -> torch.Tensor:
 
 
 def _costs(params: Tree, cost: Mapping[str, float], names: list[str]) -> torch.Tensor:
-    return torch.cat([torch.full((params[name].numel(),), float(cost[name]), dtype=torch.float64) for name in names])
+    return torch.cat([torch.full_like(params[name], cost[name], dtype=torch.float64).reshape(-1) for name in names])
 
 
 def may_leave(held: int, settings: Reconfiguration, round: int) -> int:
@@ -106,7 +106,7 @@ def weight_cost(
     training = module.training
     try:
         with torch.no_grad():
-            module.eval()(torch.zeros(1, *shape))
+            module.eval()(torch.zeros(1, *shape, device=next(module.parameters()).device))
     finally:
         module.train(training)
         for handle in handles:

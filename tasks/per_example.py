@@ -3,7 +3,8 @@
 A pure function of the model; no statistics are updated. Examples are computed in groups of one constant size, the last
 filled up with blank ones: how a matrix product rounds depends on how many rows it has, and weights can be chosen that
 make of this rounding the whole gradient. Were the groups as large as the batch, one example more or less would change
-the gradients of all others, and a clip bound would bound nothing.
+the gradients of all others, and a clip bound would bound nothing. On a GPU the order of every sum is fixed for the same
+reason (``core.device.repeatable``).
 
 A batch of named tensors (a transformer's) goes in as keywords, one example at a time: such models ask what is in a
 mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example change how the gradients of
@@ -27,6 +28,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from prunella.core.device import repeatable
 from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree, size
 from prunella.tasks.models.precode import take_divergence
@@ -68,7 +70,7 @@ def per_example_gradients(
 
     if isinstance(x, Mapping):
         for row, label in enumerate(y):
-            with mode(module, True):
+            with repeatable(label.device), mode(module, True):
                 found = grad(loss)(leaves, {name: tensor[row] for name, tensor in x.items()}, label)
             yield {name: found[name][None] for name in params}
         return
@@ -81,6 +83,6 @@ def per_example_gradients(
                 torch.cat([images, images.new_zeros(blank)]),
                 torch.cat([labels, labels.new_zeros(blank[0])]),
             )
-            with mode(module, True):
+            with repeatable(labels.device), mode(module, True):
                 gradients = each(leaves, images, labels)
             yield {name: gradients[name][:held] for name in params}

@@ -89,7 +89,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CUDA device whose tensors have values, for what branches on them or learns from them (``tests.pretended``)."""
+    """The machine's CUDA device or, where there is none, one whose tensors have values all the same
+    (``tests.pretended``), for what branches on them or learns from them."""
+    if torch.cuda.is_available():
+        yield
+        return
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     with Pretended():
         yield

@@ -62,7 +62,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     "pruned-0.8": Scenario("one image under a global mask that has removed 80 %", "mnist", rate=0.8),
     "many-rounds": Scenario("one image, sent in four rounds", "mnist", rounds=4, updates=2),
     "unknown-labels": Scenario(
-        "four images in one step, labels unknown", "mnist", batch=4, updates=2, known_labels=False, passes=3000
+        "four images in one step, labels unknown",
+        "mnist",
+        batch=4,
+        updates=2,
+        known_labels=False,
+        passes=3000,
+        version=2,
     ),
     "fedavg-4x1": Scenario(
         "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=8000, version=2

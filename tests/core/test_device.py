@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from prunella.core.device import pick_device
-from prunella.core.errors import ConfigError
+from prunella.core.device import pick_device, repeatable
+from prunella.core.errors import ConfigError, DefenseError
+
+CUDA = torch.device("cuda", 0)
 
 
 def test_names_are_checked_and_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +23,32 @@ def test_names_are_checked_and_a_device_that_is_not_here_is_refused(monkeypatch:
 def test_auto_takes_what_there_is(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert pick_device("auto").type == ("cuda" if there else "cpu")
+
+
+def asked() -> tuple[bool, ...]:
+    """What PyTorch was told of the order of sums."""
+    cudnn = torch.backends.cudnn
+    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return (*algorithms, cudnn.deterministic, cudnn.benchmark)
+
+
+@pytest.mark.parametrize("before", [(False, False, False, True), (True, True, True, False)])
+def test_sums_have_one_order_within_and_what_was_asked_before_holds_after(
+    before: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", before[2])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before[3])
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    try:
+        with repeatable(torch.device("cpu")):
+            assert asked() == before
+        with repeatable(CUDA):
+            assert asked() == (True, False, True, False)
+        assert asked() == before
+        with pytest.raises(RuntimeError, match="out of memory"), repeatable(CUDA):
+            raise RuntimeError("CUDA out of memory")
+        with pytest.raises(DefenseError, match="choose device=cpu"), repeatable(CUDA):
+            raise RuntimeError("upsample_backward does not have a deterministic implementation, but you set ...")
+        assert asked() == before
+    finally:
+        torch.use_deterministic_algorithms(False)

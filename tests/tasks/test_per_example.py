@@ -11,12 +11,15 @@ from torch.nn.functional import cross_entropy
 
 import prunella.tasks.per_example
 from prunella.core.errors import DefenseError
-from prunella.core.trees import Tree, full_mask, l2, subtract
+from prunella.core.trees import Tree, full_mask, l2, subtract, to_device
 from prunella.privacy.defense import Step
 from prunella.privacy.dp_sgd import clipped_sum, flat_weight
 from prunella.tasks.datasets.digits import everything
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.task import Task, initial
+
+# How a GPU rounds is its library's choice for a shape: ``pytest tests/tasks`` on a machine with one tells.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 
 
 def net_of(*layers: nn.Module) -> tuple[nn.Sequential, Tree]:
@@ -89,11 +92,12 @@ def test_no_example_no_gradient_and_batch_norm_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "lenet", "lenet-zhu", "conv-1"])
 @pytest.mark.parametrize("expected", [16, 64])
-def test_no_bit_of_a_gradient_depends_on_who_else_is_in_the_batch(name: str, expected: int) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_bit_of_a_gradient_depends_on_who_else_is_in_the_batch(name: str, expected: int, device: str) -> None:
     task = Task(name, (1, 16, 16), 10)
-    net, params = task.build(), initial(task, 0)[0]
-    x = torch.rand(20, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-    y = torch.arange(20) % 10
+    net, params = task.build().to(device), to_device(initial(task, 0)[0], device)
+    x = torch.rand(20, 1, 16, 16, generator=torch.Generator().manual_seed(1)).to(device)
+    y = torch.arange(20, device=device) % 10
 
     def gradients(rows: torch.Tensor) -> Tree:
         chunks = list(per_example_gradients(net, params, {}, x[rows], y[rows], expected))
@@ -105,14 +109,29 @@ def test_no_bit_of_a_gradient_depends_on_who_else_is_in_the_batch(name: str, exp
         assert all(torch.equal(some[key], whole[key][rows]) for key in params), f"{len(rows)} from {rows[0]}"
 
 
-def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor]) -> Tree:
+def test_on_a_gpu_the_order_of_sums_is_fixed_and_only_there(pretended: None) -> None:
+    """What the test above asks of a GPU that is there, for machines without one."""
+    task, asked = Task("cnn", (1, 8, 8), 10), list[bool]()
+
+    def noted(answer: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        asked.append(torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic)
+        return cross_entropy(answer, label)
+
+    for device in (torch.device("cpu"), torch.device("cuda", 0)):
+        params, x = to_device(initial(task, 0)[0], device), torch.rand(2, 1, 8, 8).to(device)
+        list(per_example_gradients(task.build(), params, {}, x, torch.tensor([0, 1]).to(device), 2, noted))
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert asked == [False, True]
+
+
+def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor], device: str) -> Tree:
     """Weights of ``cnn`` under which the first logit is what rounding makes of a sum that no image changes: tanh(20) is
     1, and 2^100 times the difference of ``count`` rows and one row less decides about every gradient."""
-    params = {key: torch.zeros_like(tensor) for key, tensor in initial(task, 0)[0].items()}
+    params = {key: torch.zeros_like(tensor, device=device) for key, tensor in initial(task, 0)[0].items()}
     params["0.2.bias"] += 20.0
     draw = torch.Generator().manual_seed(3)
     for _ in range(2000):
-        direction = torch.randn(params["2.0.weight"].shape[1], generator=draw)
+        direction = torch.randn(params["2.0.weight"].shape[1], generator=draw).to(device)
         params["2.0.weight"][0] = direction
         logits = [together(rows)(params) for rows in (count, count - 1)]  # type: ignore[operator]
         middle = (logits[0] + logits[1]) / 2
@@ -124,9 +143,12 @@ def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor]) -> 
     pytest.skip("this machine rounds alike whatever the number of rows")
 
 
-def test_weights_that_blow_rounding_up_move_the_sum_by_no_more_than_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_blow_rounding_up_move_the_sum_by_no_more_than_the_clip(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, count = Task("cnn", (1, 8, 8), 3), 16
-    net, x, y = task.build(), everything().x[10:26], torch.full((16,), 2)
+    net, x, y = task.build().to(device), everything().x[10:26].to(device), torch.full((16,), 2, device=device)
 
     def together(rows: int) -> Callable[[Tree], torch.Tensor]:
         def first(params: Tree) -> torch.Tensor:
@@ -136,7 +158,7 @@ def test_weights_that_blow_rounding_up_move_the_sum_by_no_more_than_the_clip(mon
 
         return first
 
-    params = crafted(task, count, together)  # type: ignore[arg-type]
+    params = crafted(task, count, together, device)  # type: ignore[arg-type]
 
     def moved() -> float:
         sums = []
