@@ -42,6 +42,10 @@ def needs_loop(chain: Chain) -> list[str]:
     return [link.name for link in chain.links if not isinstance(link.defense, UpdateDefense)] + observing
 
 
+def _beside(like: Tree, tree: Tree) -> Tree:
+    return {name: tensor.to(like[name].device) if name in like else tensor for name, tensor in tree.items()}
+
+
 def resumed(chain: Chain, like: Tree, saved: ChainState) -> ChainState:
     """State for the weights ``like``, on their device: as saved, and fresh for names that are new."""
     updates = Chain(tuple(link for link in chain.links if not isinstance(link.defense, DataDefense)))
@@ -50,8 +54,7 @@ def resumed(chain: Chain, like: Tree, saved: ChainState) -> ChainState:
     for name in chain.names:
         old, new = saved.get(name, {}), fresh.get(name, {})
         known = {tree: {key: old.get(tree, {}).get(key, t) for key, t in new[tree].items()} for tree in new}
-        of_round = {tree: {key: t.to(like[key].device) if key in like else t for key, t in old[tree].items()} for tree in old}
-        state[name] = {**of_round, **known}
+        state[name] = {**{tree: _beside(like, old[tree]) for tree in old}, **known}
     checked = {name: {tree: state[name][tree] for tree in fresh[name]} for name in fresh}
     return {**state, **{n: {**state[n], **trees} for n, trees in start(updates, _NONE, like, checked, _UNUSED).items()}}
 

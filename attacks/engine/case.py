@@ -164,8 +164,9 @@ class Case:
         return max(1, min(most, int(share * self.budget.left())))
 
     def missed(self, answer: Reconstruction) -> float:
-        """One minus the cosine of what the answer would have sent and what was, where no descent compared them."""
-        if answer.y is None or len(answer.x) != self.images:
+        """One minus the cosine of what the answer would have sent and what was, where no descent compared them; of an
+        answer that is no picture, infinity, which every other one is better than."""
+        if answer.y is None or len(answer.x) != self.images or not bool(torch.isfinite(answer.x).all()):
             return math.inf
         return float(cosine(linearised(self.judged, answer.x, answer.y)[0], self.judged.flat, self.judged.support)[0])
 

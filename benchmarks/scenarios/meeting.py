@@ -140,6 +140,8 @@ def answered(
         try:
             attack = attack or prepare()
             one = attack(views, number) if views else None
+            if one is not None and not bool(torch.isfinite(one.x).all()):  # no picture
+                one = None
         except (AttackError, DefenseError):
             one = None
         found.append(one or Reconstruction(means[truth.y], truth.y, 0.0, 0))

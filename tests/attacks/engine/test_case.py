@@ -49,7 +49,8 @@ def test_descents_spend_the_budget_and_the_truth_misses_nothing(task, view, batc
     assert before == 500 and case.budget.left() == before - 10 * len(found) and len(found) == 2
     truth = dataclasses.replace(found[0].answer, x=batch(0, 1).x, y=batch(0, 1).y)
     other = dataclasses.replace(found[0].answer, x=batch(1, 1).x, y=batch(0, 1).y)
-    assert case.missed(truth) < 1e-6 < 0.01 < case.missed(other)
+    nothing = dataclasses.replace(truth, x=torch.full_like(truth.x, torch.nan))
+    assert case.missed(truth) < 1e-6 < 0.01 < case.missed(other) < case.missed(nothing)
     assert Case(view, task, Portfolio(), stream(0, purpose="attack"), 0.0).budget.left() == 0  # the deadline is over
     solved = Candidate("representation", matchable)
     (whole,) = Case(view, task, Portfolio(), stream(0, purpose="attack"), float("inf")).solve(solved)

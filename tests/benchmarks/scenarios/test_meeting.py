@@ -27,8 +27,12 @@ def helpless(view: Any, task: Any, settings: Any, generator: Any) -> Reconstruct
     raise AttackError("nothing found")
 
 
+def nowhere(view: Any, task: Any, settings: Any, generator: Any) -> Reconstruction:
+    return Reconstruction(torch.full((view.num_examples, *task.shape), torch.nan), view.labels, torch.nan, 1)
+
+
 CUDA = torch.device("cuda", 0)
-GREY, HELPLESS = Attack(Ig, grey, "nobody"), Attack(Ig, helpless, "nobody")
+GREY, HELPLESS, NOWHERE = (Attack(Ig, how, "nobody") for how in (grey, helpless, nowhere))
 MINE: Entry = DEFENSES["top-k"]
 
 
@@ -91,8 +95,9 @@ def test_an_image_of_several_rounds_is_attacked_through_all_of_them() -> None:
 def test_somebody_s_own_attack_is_asked_alone_and_one_that_fails_leaves_the_class_mean() -> None:
     found = meeting.meet(cell("none", f"{__name__}:GREY"), 0, None)
     assert found.keys() == {f"{__name__}:GREY", meeting.MEAN}
-    failed = meeting.meet(cell("none", f"{__name__}:HELPLESS"), 0, None)
-    assert failed[f"{__name__}:HELPLESS"]["psnr"] == failed[meeting.MEAN]["psnr"]
+    for name in (f"{__name__}:HELPLESS", f"{__name__}:NOWHERE"):
+        failed = meeting.meet(cell("none", name), 0, None)
+        assert failed[name]["psnr"] == failed[meeting.MEAN]["psnr"]
 
 
 def withhold(settings: Any) -> UpdateDefense:
