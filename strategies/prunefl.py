@@ -36,7 +36,7 @@ from prunella.pruning.prunefl_filters import most_weights, of_channels, reconfig
 from prunella.pruning.selection import Granularity, density
 from prunella.strategies.round.client_part import ClientPart, FirstMask
 from prunella.strategies.round.local import Procedure, Received, train
-from prunella.strategies.round.replies import Contribution
+from prunella.strategies.round.replies import Contribution, ReplyError, leave_out, require_answer
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
@@ -158,25 +158,28 @@ class PruneFL(MaskedMean):
             self.stats.down += sum(record_bytes(record) for record in model.values())
             self.stats.sent += 1
             message = Message(content, dst_node_id=member.node, message_type=INITIAL)
-            for reply in grid.send_and_receive([message], timeout=self.run.round_seconds):
-                mask = self.read_mask(reply, everything)
-                if mask is not None:
-                    return mask
-            log(WARNING, "initial pruning: client %d gave no valid mask, asking the next", member.client)
-        log(WARNING, "initial pruning: no client gave a valid mask; the first round is dense")
+            answers = list(grid.send_and_receive([message], timeout=self.run.round_seconds))
+            try:
+                if not answers:
+                    raise ReplyError("timeout", "no answer came")
+                return self.read_mask(answers[0], everything)
+            except (ReplyError, WireError) as error:
+                reason = leave_out(error, self.stats)
+                log(WARNING, "first mask: reply of client %d left out (%s): %s", member.client, reason, error)
+        log(WARNING, "no client gave a valid first mask; the first rounds are dense")
         return everything
 
-    def read_mask(self, reply: Message, everything: Mask) -> Mask | None:
-        """A mask that a client may make, or None."""
-        if reply.has_error() or "mask" not in reply.content.array_records:
-            return None
+    def read_mask(self, reply: Message, everything: Mask) -> Mask:
+        """A mask that a client may make. Raises ``ReplyError`` or ``WireError`` for anything else."""
+        require_answer(reply)
+        if "mask" not in reply.content.array_records:
+            raise ReplyError("malformed", "the mask is missing")
         record = reply.content.array_records["mask"]
         self.stats.up += record_bytes(record)
-        try:
-            mask = mask_from_coded(record, everything)
-        except WireError:
-            return None
-        return mask if self.rule.is_first(mask) else None
+        mask = mask_from_coded(record, everything)
+        if not self.rule.is_first(mask):
+            raise ReplyError("mask", "no client may make this mask first: too much of it, or nothing of a layer")
+        return mask
 
     def importance_names(self, server_round: int) -> frozenset[str]:
         return self.model.prunable if sends_importance(self.settings, server_round) else frozenset()

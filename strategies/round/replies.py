@@ -15,10 +15,11 @@ from functools import cached_property
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from prunella.core.errors import PrunellaError, WireError
+from prunella.core.errors import ConfigError, DefenseError, PrunellaError, WireError
 from prunella.core.trees import Mask, Tree, all_finite, count, full_mask, same_masks
 from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.local import LocalResult
+from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 from prunella.wire.encode import REASONS as WIRE_REASONS
 from prunella.wire.encode import Reference, Values
@@ -26,6 +27,7 @@ from prunella.wire.records import from_coded, mask_from_coded, mask_to_coded, re
 from prunella.wire.sparse import SparseTree
 
 RAISED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>", re.S)  # as Flower tells of an exception
+REFUSALS = (ConfigError.__name__, DefenseError.__name__)
 REASONS = (
     *WIRE_REASONS,
     "nan",
@@ -55,11 +57,12 @@ LEDGER_BOUNDS = {
 
 
 class ReplyError(PrunellaError):
-    """A reply that is left out. ``reason`` is one of ``REASONS``; the message may quote the client and is cleaned."""
+    """A reply that is left out. ``reason`` is one of ``REASONS``; the message may quote the client and is cleaned.
+    ``refused``: a site says that it will not, by its owner's conditions or for want of an ε, and nothing failed."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, refused: bool = False) -> None:
         super().__init__(clean(message))
-        self.reason = reason
+        self.reason, self.refused = reason, refused
 
 
 @dataclass(frozen=True)
@@ -250,8 +253,19 @@ def require_answer(reply: Message) -> None:
     """Refuse what is an error and no answer."""
     if reply.has_error():
         reason = UNANSWERED.get(reply.error.code, "client-error")
-        words = RAISED.sub(r"\1: \2", (reply.error.reason or "")[:4_000])
-        raise ReplyError(reason, f"Flower error {reply.error.code}: {words}")
+        said = (reply.error.reason or "")[:4_000]
+        raised = RAISED.search(said)
+        refused = raised is not None and raised[1] in REFUSALS
+        words = RAISED.sub(r"\1: \2", said)
+        raise ReplyError(reason, f"Flower error {reply.error.code}: {words}", refused)
+
+
+def leave_out(error: PrunellaError, stats: RoundStats) -> str:
+    """Why an answer to a question before the first round counts for nothing; a failure, unless the site refused."""
+    reason = error.reason if isinstance(error, ReplyError | WireError) else "malformed"
+    if not (isinstance(error, ReplyError) and error.refused):
+        stats.fail(reason, str(error))
+    return reason
 
 
 def require_round(provenance: ConfigRecord, expected: Expected) -> None:

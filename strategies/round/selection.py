@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, all_finite, full_mask, subtract
 from prunella.core.untrusted import figure
-from prunella.strategies.round.replies import MAX_LOSS, ReplyError, read_count, require_answer
+from prunella.strategies.round.replies import MAX_LOSS, ReplyError, leave_out, read_count, require_answer
 from prunella.strategies.round.robust import Aggregator, pooled
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.stats import RoundStats
@@ -77,9 +77,9 @@ class Selection:
         came = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(messages, timeout=seconds)}
         for member in asked:
             reply = came.get(member.node)
-            if reply is None:
-                continue
             try:
+                if reply is None:
+                    raise ReplyError("timeout", "no answer came")
                 require_answer(reply)
             except ReplyError as error:
                 self._leave_out(error)
@@ -103,7 +103,7 @@ class Selection:
         self.statistics = tuple(total.result(self.buffers, "holders") for total in sums)
 
     def _leave_out(self, error: PrunellaError) -> None:
-        log(WARNING, "choice of the first mask: an answer is left out: %s", error)
+        log(WARNING, "first mask: an answer is left out (%s): %s", leave_out(error, self.stats), error)
 
 
 def _bytes(records: Iterable[ArrayRecord]) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import prunella.client.app
 from prunella.client.session import Session
 from prunella.core.config import parse_run
+from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, full_mask, same_masks, zeros_like
 from prunella.pruning.prunefl import reconfigure
@@ -88,6 +89,28 @@ def test_a_client_whose_first_mask_is_not_of_filters_is_passed_over(tmp_path: Pa
     strategy, grid, arrays = build(tmp_path, damage, **FILTERS)
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     assert asked(grid) == [100, 101] and strategy.mask is not None and of_filters(strategy, strategy.mask)
+    assert strategy.stats.failures == {"mask": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "counted"), [(RuntimeError, {"client-error": 1}), (DefenseError, {}), (ConfigError, {})]
+)
+def test_a_client_that_fails_at_the_first_mask_is_counted_and_one_that_refuses_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], counted: dict[str, int]
+) -> None:
+    """On a GPU all clients of a run failed here, and nobody was told."""
+    strategy, grid, arrays = build(tmp_path)
+    first = [error("why")]
+
+    def fails(*given: Any) -> Any:
+        if first:
+            raise first.pop()
+        return make(*given)
+
+    make = prunella.client.app.check_first_mask
+    monkeypatch.setattr(prunella.client.app, "check_first_mask", fails)
+    strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    assert asked(grid) == [100, 101] and strategy.stats.failures == counted
 
 
 def test_a_limit_below_the_tenth_that_stays_is_no_reason_to_pass_a_client_over(tmp_path: Path) -> None:
