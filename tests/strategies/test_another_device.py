@@ -10,6 +10,7 @@ import torch
 
 from prunella.benchmarks.engine.inprocess import failures, run_in_process
 from prunella.strategies import STRATEGIES
+from prunella.strategies.round.client_part import ClientPart
 
 RUN = {"rounds": 3, "local_steps": 2, "batch_size": 8, "audit_every": 0, "examples": 64, "tested": 32}
 OWN: dict[str, dict[str, Any]] = {
@@ -21,16 +22,23 @@ OWN: dict[str, dict[str, Any]] = {
 def densities(folder: Path, device: str, strategy: str, asked: dict[str, Any]) -> list[float]:
     """Of the mask, by round. Batches are drawn by what the client was asked, of which the device is a part."""
     chain = "fed-ltp-client" if strategy.startswith("fed-ltp") else "none"
-    done = run_in_process(folder, 2, strategy=strategy, **{"defenses": chain, **RUN, "device": device, **asked})
+    done = run_in_process(
+        folder, strategy=strategy, **{"clients": 2, "defenses": chain, **RUN, "device": device, **asked}
+    )
     assert not failures(done), done.counters
     return [line["value"] for line in done.store.metrics() if line["metric"] == "mask_density_ratio"]
 
 
 @pytest.mark.parametrize(
     ("strategy", "asked"),
-    [(name, OWN.get(name, {})) for name in STRATEGIES]
+    [(name, OWN.get(name, {})) for name, scheme in STRATEGIES.items() if scheme.client != ClientPart()]
     + [(name, {f"{name}__granularity": "filter"}) for name in ("prunefl", "magnitude", "snip")]
-    + [("fedavg", {"defenses": "dp-sgd"}), ("prunefl", {"defenses": "priprune", "evaluation": "clients"})],
+    + [("fedavg", {"aggregation": "secure-sum", "clients": 3, "min_clients": 3, "registered_keys": 0})]
+    + [
+        ("fed-ltp-one-shot", {}),
+        ("fedavg", {"defenses": "dp-sgd"}),
+        ("prunefl", {"defenses": "priprune", "evaluation": "clients"}),
+    ],
 )
 def test_a_scheme_does_there_what_it_does_here(
     strategy: str, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any, caplog: Any
