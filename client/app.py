@@ -223,7 +223,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
     pending = summing.begin(session, content, round, received, request.digest) if summing.summed(session) else None
     price, ledger = account(session, request, session.run.local_steps)
     begin = time.perf_counter()
-    with charged(session):
+    with charged(session, price):
         plan = _plan(session, round, received, memory.scheme)
         state = before_training(session, memory.state)
         batches, draws = session.batches(request), request.generator("defense")
@@ -261,7 +261,7 @@ def initial(content: RecordDict, session: Session) -> RecordDict:
     require_coverable(session, received.buffers)
     request = _asked(session, "initial", 0, received, memory)
     price, _ = account(session, request, first.steps)
-    with charged(session):
+    with charged(session, price):
         batches, draws = session.batches(request, first.steps), request.generator("defense")
         mask = first.make(session.procedure, received, batches, memory.state, draws)
         confirm(session, request, price, [mask])

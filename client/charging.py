@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from prunella.client.session import ServerRequest, Session
+from prunella.core.device import repeatable
 from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree
 from prunella.privacy.accounting import LAPLACE, Charge
@@ -119,11 +120,14 @@ def _drawn() -> tuple[bytes, ...]:
 
 
 @contextmanager
-def charged(session: Session) -> Iterator[None]:
+def charged(session: Session, price: Charge = UNBOUNDED) -> Iterator[None]:
     """The work that was charged for. Under an epsilon every failure has one text, and so has a draw that the request's
-    digest does not know of."""
+    digest does not know of. Where only the answer given before may leave again (``confirm``), a GPU makes the same one.
+    """
     if session.procedure.chain.private is None:
-        yield
+        again = session.device if price != UNBOUNDED else torch.device("cpu")
+        with repeatable(again, strict=False):
+            yield
         return
     try:
         before = _drawn()

@@ -27,9 +27,10 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def repeatable(device: torch.device) -> Iterator[None]:
+def repeatable(device: torch.device, strict: bool = True) -> Iterator[None]:
     """Within it the same numbers give the same bits, whatever stands beside them. A GPU's convolutions otherwise sum in
-    whatever order threads finish; a CPU needs nothing. Raises ``DefenseError`` where PyTorch has no such operation."""
+    whatever order threads finish; a CPU needs nothing. Raises ``DefenseError`` where PyTorch has no such operation, or,
+    if not ``strict``, lets that one do as it does."""
     if device.type == "cpu":
         yield
         return
@@ -39,7 +40,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
     fixed, searched = cudnn.deterministic, cudnn.benchmark
     try:
         cudnn.deterministic, cudnn.benchmark = True, False
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(True, warn_only=not strict)
         yield
     except RuntimeError as error:
         if _NO_ORDER not in str(error):

@@ -12,6 +12,7 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
+import prunella.client.app
 from prunella.client.accounts import Accounts
 from prunella.client.charging import FAILED, charged, require_charged, require_coverable
 from prunella.core.errors import DefenseError
@@ -266,6 +267,23 @@ def test_more_steps_than_were_charged_are_not_sent(tmp_path: Path) -> None:
     with pytest.raises(DefenseError, match="charged"):
         require_charged(session(tmp_path, **RUN), 3, 2)
     require_charged(session(tmp_path, defenses="dgp"), 3, 2)
+
+
+@pytest.mark.parametrize(("defenses", "fixed"), [("channel-natural", True), ("dgp", False), ("none", False)])
+def test_on_a_gpu_an_answer_that_may_only_be_given_again_is_made_in_one_order(
+    defenses: str, fixed: bool, tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a server that resumes asks a client again, and its own answer is not the one that may leave."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    update, asked = prunella.client.app.local_update, list[bool]()
+
+    def noted(*given: Any) -> Any:
+        asked.append(torch.are_deterministic_algorithms_enabled())
+        return update(*given)
+
+    monkeypatch.setattr(prunella.client.app, "local_update", noted)
+    send(tmp_path, "train", model(1), defenses=defenses, device="cuda:0", node={"client-seed": None})
+    assert asked == [fixed] and not torch.are_deterministic_algorithms_enabled()
 
 
 def test_private_batches_are_poisson_samples(tmp_path: Path) -> None:
