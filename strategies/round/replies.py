@@ -28,6 +28,7 @@ from prunella.wire.sparse import SparseTree
 
 RAISED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>", re.S)  # as Flower tells of an exception
 REFUSALS = (ConfigError.__name__, DefenseError.__name__)
+_FAILED = "own log"  # of every text that stands for a failure which may not be told (``client.app``, ``.charging``)
 REASONS = (
     *WIRE_REASONS,
     "nan",
@@ -255,7 +256,7 @@ def require_answer(reply: Message) -> None:
         reason = UNANSWERED.get(reply.error.code, "client-error")
         said = (reply.error.reason or "")[:4_000]
         raised = RAISED.search(said)
-        refused = raised is not None and raised[1] in REFUSALS
+        refused = raised is not None and raised[1] in REFUSALS and _FAILED not in said
         words = RAISED.sub(r"\1: \2", said)
         raise ReplyError(reason, f"Flower error {reply.error.code}: {words}", refused)
 

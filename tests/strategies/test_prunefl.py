@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Message
 from torch import Tensor, nn
 
 import prunella.client.app
+from prunella.client.charging import FAILED
 from prunella.client.session import Session
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, DefenseError
@@ -93,14 +94,20 @@ def test_a_client_whose_first_mask_is_not_of_filters_is_passed_over(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("error", "counted"), [(RuntimeError, {"client-error": 1}), (DefenseError, {}), (ConfigError, {})]
+    ("error", "counted"),
+    [
+        (RuntimeError("why"), {"client-error": 1}),
+        (DefenseError(FAILED), {"client-error": 1}),
+        (DefenseError("why"), {}),
+        (ConfigError("why"), {}),
+    ],
 )
 def test_a_client_that_fails_at_the_first_mask_is_counted_and_one_that_refuses_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], counted: dict[str, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, counted: dict[str, int]
 ) -> None:
     """On a GPU all clients of a run failed here, and nobody was told."""
     strategy, grid, arrays = build(tmp_path)
-    first = [error("why")]
+    first = [error]
 
     def fails(*given: Any) -> Any:
         if first:
