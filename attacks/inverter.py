@@ -127,11 +127,13 @@ def play(
             tried.append(Tried(replace(view, labels=shown.y), shown))
             continue
         maps, flat = reader.read(view, shown.y, kept)
+        if not all(bool(torch.isfinite(each).all()) for each in (maps, *flat)):
+            continue  # it diverged
         pairs.append((maps.bfloat16(), flat, shown.x[:kept].cpu().clone(), rows[:kept].clone()))
         if clock.share() > _PLAYING:
             break
     if not pairs:
-        raise AttackError("no shadow client's update leaves its defense: there is nothing to learn from")
+        raise AttackError("no shadow client's update leaves its defense, and is finite: there is nothing to learn from")
     all_maps, flats, x, numbers = zip(*pairs, strict=True)
     all_flat = [torch.cat(blocks) for blocks in zip(*flats, strict=True)]
     return Lessons(torch.cat(all_maps), all_flat, torch.cat(x), torch.cat(numbers)), tried

@@ -95,6 +95,24 @@ def test_a_short_budget_ends_it_with_what_it_has(task, digits, batch) -> None:
     assert found.x.shape == truth.x.shape and 0 < found.iterations < 10**6
 
 
+def test_shadow_clients_that_diverge_teach_nothing(task, digits, batch, monkeypatch) -> None:
+    """Of a diverging model's clients some send infinities; all of them together would teach only these."""
+    send, truth, every = ShadowClient.send, batch(0, 1), 7
+
+    def some_diverge(self: ShadowClient, shown: Examples, draw: int, *given: int) -> ServerView:
+        view = send(self, shown, draw, *given)
+        far = torch.inf if draw % every == 0 else 1.0
+        return dataclasses.replace(view, update={name: u * far for name, u in view.update.items()})
+
+    monkeypatch.setattr(ShadowClient, "send", some_diverge)
+    shadow = shadow_of(task, digits, "none")
+    view = shadow.attacked(truth.x, truth.y)
+    assert psnr(truth.x, learnt(shadow, view)(view, truth.y).x)[0] > 20
+    every = 1
+    with pytest.raises(AttackError, match="nothing to learn from"):
+        learnt(shadow, view)
+
+
 def test_without_a_shadow_or_with_one_that_sends_nothing_it_says_what_is_missing(task, digits, batch) -> None:
     shadow, truth = shadow_of(task, digits, "none"), batch(0, 1)
     view = shadow.attacked(truth.x, truth.y)
