@@ -144,13 +144,13 @@ class Prune(Layer):
             yield from grid.send_and_receive([asked], timeout=self._run.round_seconds)
 
     def _read_first(self, scheme: PruneFL, reply: Message, everything: Mask) -> Mask | None:
-        mask = scheme.read_mask(reply, everything)
         if reply.has_content():
             self.bytes_up += sum(record_bytes(record) for record in reply.content.array_records.values())
-        if mask is None:
-            why = reply.error.reason if reply.has_error() else "its mask is not a valid one"
-            logger.warning("node %d makes no first mask: %s", reply.metadata.src_node_id, why)
-        return mask
+        try:
+            return scheme.read_mask(reply, everything)
+        except (ReplyError, WireError) as error:
+            logger.warning("node %d makes no first mask: %s", reply.metadata.src_node_id, error)
+            return None
 
     @property
     def density(self) -> float:
