@@ -70,6 +70,7 @@ QUICK |= {"polish": 2, "draws": 2}
 PLANTED = {"rob": "tests.attacks.test_rob:digits", "loki": "prunella.attacks.loki:cnn"}
 PLANTED |= {"scale-mia": "prunella.attacks.scale_mia:conv_2", "fishing": "prunella.attacks.fishing:cnn"}
 PLANTED |= {"spear": "tests.attacks.test_spear:mlp"}
+CHAOTIC = ("portfolio", "components")  # a real GPU rounds otherwise, and these descents soon go another way
 BATCHES = ("label", "components", "inverter", "representation", "spear", "sgi", "every-round")
 
 
@@ -131,8 +132,8 @@ def test_every_attack_makes_of_a_view_there_what_it_makes_here(
     here, there = found
     assert there.x.device == CUDA and (there.y is None or there.y.device == CUDA)
     assert here.x.shape == there.x.shape and (here.y is None) == (there.y is None)
-    # A real one rounds otherwise, and a few iterations of a descent that is chaotic go another way.
-    torch.testing.assert_close(there.x.cpu(), here.x, atol=0.3 if torch.cuda.is_available() else 0.02, rtol=0)
+    near = 0.3 if name in CHAOTIC and torch.cuda.is_available() else 0.02
+    torch.testing.assert_close(there.x.cpu(), here.x, atol=near, rtol=0)
 
 
 def test_an_image_taken_out_of_noise_that_is_known_lies_there(view: ServerView, task: Task, digits, pretended) -> None:
