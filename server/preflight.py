@@ -17,11 +17,8 @@ from prunella.server.audit.queue import judging, ready_settings
 from prunella.strategies import build_strategy, uses_public
 from prunella.strategies.round.robust import build_aggregator
 from prunella.strategies.round.server_model import ServerModel
-from prunella.tasks.data import make_task
+from prunella.tasks.data import has_test, make_task
 from prunella.tasks.task import Task, initial, prunable, require_fit
-
-OWN = ("imagefolder", "parquet")  # whose test examples, if any, lie beside the others
-
 
 def require_test(run: Run, there: bool) -> None:
     """Raise ``ConfigError`` where the server evaluates and has nothing to evaluate on."""
@@ -41,7 +38,7 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
         return  # somebody's own code lies on the machines that run it
     build_chain(run.defense_names, raw)
     build_aggregator(run, raw)
-    name, _, place = run.dataset.partition(":")
+    place = run.dataset.partition(":")[2]
     if here:
         pick_device(run.device)
         if not run.audit_cluster:
@@ -51,7 +48,7 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
     elif place or is_foreign(run.model) or is_foreign(run.attack):
         return
     task = make_task(run.model, run.dataset, None)
-    require_test(run, name not in OWN or any(Path(place).glob("test*")))
+    require_test(run, has_test(run.dataset, None))
     check_model_of(task, run, raw)
     if run.audit_every:
         judging(run)

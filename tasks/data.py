@@ -23,7 +23,7 @@ from prunella.tasks.models.layers import Shape
 from prunella.tasks.partition import Partition
 from prunella.tasks.task import MAX_VALUES, Task
 
-__all__ = ["Examples", "Partition", "batches", "describe", "load_client", "load_public", "load_test", "make_task"]
+__all__ = ["Examples", "Partition", "batches", "describe", "has_test", "load_client", "load_public", "load_test", "make_task"]
 logger = logging.getLogger(__name__)
 
 
@@ -86,6 +86,12 @@ def load_test(dataset: str, root: Path | None) -> Examples | None:
     if found is not None:
         found.x  # noqa: B018 - what cannot be read shows now, and not after a round
     return found
+
+
+def has_test(dataset: str, root: Path | None) -> bool:
+    """Whether ``load_test`` gives examples, without reading them."""
+    entry, path = _find(dataset, root)
+    return entry.held_out(path)
 
 
 def load_public(dataset: str, root: Path | None) -> Examples | None:

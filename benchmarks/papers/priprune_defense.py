@@ -59,7 +59,6 @@ TUNED = {
     "snip": Weights(1, 2e-6, 10),
 }
 PAPER, STRONGER, STRONGEST = "priprune, the paper's", "priprune, stronger", "priprune, strongest"
-SHORT = ("prunefl", "feddst")  # the schemes of P8 at the small size
 CNN_SIZE = 108_282  # weights of `cnn` on MNIST
 LONG: dict[Size, Settings] = {
     "small": {"dataset": "digits", "rounds": 100, "local_steps": 2, "images": 3, "evaluate_every": 50},
@@ -184,8 +183,7 @@ def adaptive(size: Size) -> list[Settings]:
 
 
 def table(size: Size) -> list[Settings]:
-    schemes = SHORT if size == "small" else SCHEMES
-    return [one for scheme in schemes for one in (undefended(size, scheme), *searched_weights(size, scheme))]
+    return [one for scheme in SCHEMES for one in (undefended(size, scheme), *searched_weights(size, scheme))]
 
 
 # Table A1: rows are lambda_acc, columns lambda_sha inside lambda_pri.
@@ -307,7 +305,6 @@ P8 = lasting(
     * {ALIKE}
     * {LINE_9}
     * {SEARCHED}
-    * SynFlow and SNIP were left out for time, before a number of theirs was seen.
     * At 35 dB and more NMI of 16 grey levels is near its ceiling: PSNR beside it still moves.
     * {STALE}""",
     table,

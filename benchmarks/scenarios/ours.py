@@ -16,8 +16,9 @@ PRUNING = ("dgp", "top-k", "random", "priprune")
 DATA, UPDATE = "channel-natural", ("dgp", "priprune")
 ASKED = ("one-image", "one-digit")  # scenarios
 SCORES = "psnr 1 PSNR in dB; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share rebuilt; seconds 0 processor seconds"
-NOTE = """Cells of the board: one image in one step of an untrained `cnn`, labels known, a client's first round, four
-images of a client each for a seed, and every attack that fits the chain."""
+UPDATES = 8  # images for a seed, where the board has half as many
+NOTE = f"""Cells as the board's: one image in one step of an untrained `cnn`, labels known, a client's first round,
+{UPDATES} images of a client each for a seed, and every attack that fits the chain."""
 FULL_NOTE = "As the small cells, with twenty images for a seed and ten times the attacker's passes."
 REMARK = """Judged by the attack that rebuilds most behind a chain, in the mean over all seeds and images; PSNR counts
 up to 60 dB. `matching` is the portfolio without a shadow; see the board for the other attacks."""
@@ -47,6 +48,7 @@ def claim(words: str, chains: Sequence[str], judge: Callable[[Sequence[Point]], 
     """A claim over cells of the board."""
     chosen = (NONE, *chains)
     small, paper = (cells(chosen, costs=False, scenarios=ASKED, size=size) for size in SIZES)
+    small = tuple({**cell, "updates": UPDATES} for cell in small)
     shape = "scenario dataset defenses: attack", SCORES, Plot(("psnr",), split=0)
     text = f"{words}\n small: {NOTE}\n paper: {FULL_NOTE}\n * {REMARK}"
     return declared(text, MEASURE, *shape, judge, small, paper, seeds=SEEDS)

@@ -109,6 +109,10 @@ def _test(hub: Hub, path: Path | None) -> Examples | None:
     return parquet.test(hub.table, path) if path else fetch_test(hub)
 
 
+def _held_out(hub: Hub, path: Path | None) -> bool:
+    return parquet.held_out(path) if path else hub.has_test
+
+
 def from_hub(hub: Hub, learning_rate: float) -> Dataset:
     how = partial(_describe, hub), partial(_train, hub), partial(_test, hub)
-    return Dataset(*how, learning_rate=learning_rate)
+    return Dataset(*how, learning_rate=learning_rate, held_out=partial(_held_out, hub))

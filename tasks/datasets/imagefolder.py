@@ -110,7 +110,7 @@ def of_shape(shape: Shape) -> Dataset:
     """Pictures of [C, H, W], C 1 (grey) or 3."""
     how = partial(describe, shape), partial(train, shape), partial(test, shape)
     rate = min(RATE, RATE * SHAPE[1] * SHAPE[2] / (shape[1] * shape[2]))
-    return Dataset(*how, rate, names, own=True, sized=of_shape)
+    return Dataset(*how, rate, names, lambda path: bool(_split(path, "test")), own=True, sized=of_shape)
 
 
 IMAGEFOLDER = of_shape(SHAPE)

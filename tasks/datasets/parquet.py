@@ -74,10 +74,14 @@ def open_training(path: Path | None) -> "pads.Dataset":
     return source
 
 
-def column(source: "pads.Dataset", name: str) -> NDArray[Any]:
-    """One whole column. Raises ``DataError`` where it is missing or has gaps."""
+def _require_column(source: "pads.Dataset", name: str) -> None:
     if name not in source.schema.names:
         raise of_data(f"the files have no column {name!r}", ", ".join(source.schema.names))
+
+
+def column(source: "pads.Dataset", name: str) -> NDArray[Any]:
+    """One whole column. Raises ``DataError`` where it is missing or has gaps."""
+    _require_column(source, name)
     values = source.to_table(columns=[name])[name]
     if values.null_count:
         raise of_data(f"column {name!r} has empty cells", values.null_count)
@@ -112,6 +116,9 @@ def decoded(pictures: Sequence[bytes], table: Table, labels: Indices) -> Example
 
 
 def rows(source: "pads.Dataset", table: Table, chosen: Indices, labels: Indices) -> Examples:
+    _require_column(source, table.image)
+    if not _is_image(kind := source.schema.field(table.image).type):
+        raise of_data(f"column {table.image!r} holds no images", kind)
     cells = source.take(chosen, columns=[table.image])[table.image]
     return decoded(list(encoded(cell.as_py() for cell in cells)), table, labels[chosen])
 
@@ -132,11 +139,21 @@ def test(table: Table, path: Path) -> Examples | None:
     return rows(source, table, np.arange(len(labels)), labels)
 
 
+def held_out(path: Path | None) -> bool:
+    """Whether there is a test split. Raises ``DataError`` for a folder with neither this nor the other one."""
+    if path is None or find(path, "test"):
+        return path is not None
+    open_training(path)
+    return False
+
+
 def _is_image(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
-    struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-    return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    if pa.types.is_struct(kind):
+        at = kind.get_field_index("bytes")
+        return at >= 0 and _is_image(kind.field(at).type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _names(source: "pads.Dataset", label: str) -> tuple[str, ...]:
@@ -173,5 +190,6 @@ PARQUET = Dataset(
     lambda path: test(guess(path), path) if path else None,
     0.02,  # of CIFAR-10: the size of the pictures is not known before they are read
     lambda path: _names(open_training(path), guess(path).label),
+    held_out,
     own=True,
 )

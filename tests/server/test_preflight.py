@@ -1,7 +1,10 @@
 """What is refused before any process starts, with the fix, and what is left to other machines."""
 
+import io
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -9,6 +12,12 @@ from prunella.core.config import parse_run
 from prunella.core.errors import PrunellaError
 from prunella.server.preflight import check_together
 from tests.local_grid import settings
+
+
+def picture() -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def check(here: bool = True, **changed: object) -> None:
@@ -22,6 +31,7 @@ def check(here: bool = True, **changed: object) -> None:
         ({"defenses": "dgp,channel-natural"}, "write defenses = 'channel-natural,dgp'"),
         ({"dataset": "imagefolder:/nowhere"}, "no folder /nowhere on this machine"),
         ({"dataset": "mnist:/nowhere"}, "no folder /nowhere on this machine"),
+        ({"dataset": "femnist"}, "set evaluation=clients"),
         ({"model": "nowhere:build"}, "cannot be imported here"),
         ({"model": "vgg11-bn"}, "too small for this model"),
         ({"model": "vgg11-bn", "dataset": "cifar10", "defenses": "dp-sgd"}, "choose a model without batch norm"),
@@ -53,6 +63,21 @@ def test_a_folder_without_test_pictures_is_refused_where_the_server_evaluates(tm
     with pytest.raises(PrunellaError, match="set evaluation=clients"):
         check(dataset=f"imagefolder:{tmp_path}")
     check(dataset=f"imagefolder:{tmp_path}", evaluation="clients")
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "parquet"])
+def test_a_folder_of_parquet_files_is_looked_at_as_it_will_be_read(dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(PrunellaError, match="no train"):
+        check(dataset=f"{dataset}:{tmp_path}")
+    columns = {"img": [picture()], "label": [0]}
+    for split in ("train", "test"):
+        file = tmp_path / "data" / f"{split}-00000-of-00001.parquet"
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns), file)
+        if split == "train":
+            with pytest.raises(PrunellaError, match="set evaluation=clients"):
+                check(dataset=f"{dataset}:{tmp_path}")
+    check(dataset=f"{dataset}:{tmp_path}")
 
 
 def test_what_lies_elsewhere_is_left_to_the_machines_that_have_it() -> None:

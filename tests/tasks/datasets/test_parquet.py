@@ -112,6 +112,15 @@ def test_missing_columns_name_those_there_are_in_the_log(tmp_path, caplog):
     assert "picture, label" in caplog.text
     with pytest.raises(DataError, match="no column 'fine_label'"):
         train(Table("picture", "fine_label", None, (1, 6, 4), 2), tmp_path, Partition("iid", 1), 0)
+    with pytest.raises(DataError, match="no column 'img'"):
+        train(Table("img", "label", None, (1, 6, 4), 2), tmp_path, Partition("iid", 1), 0)
+
+
+@pytest.mark.parametrize("cell", [1, 0.5, "x.png", [1, 2], {"path": "x.png"}, {"bytes": "x"}])
+def test_a_column_of_something_else_is_no_image(cell, tmp_path):
+    _write(tmp_path, **_cells(image=[cell] * COUNT))
+    with pytest.raises(DataError, match="image"):
+        train(TABLE, tmp_path, Partition("iid", 1), 0).check()
 
 
 def test_nowhere_and_nothing_there(tmp_path):
