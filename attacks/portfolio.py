@@ -33,7 +33,8 @@ label search is asked, for up to ``WHOLE`` images.
 Threat model: that of the candidates, all honest but curious. What it may cost is counted in images that pass the model
 (``passes``, ``label_passes``), so that the answer does not depend on the clock; ``seconds`` is a limit on top of that.
 Where it is short of the passes, every candidate gets its share of what can be done in the time that is left, and the
-answer depends on the machine, as does a label search that would take more than half of that time. It cannot be resumed.
+answer depends on the machine, as does a label search that would take more than half of that time: unless it explains the
+update, such an answer says that it was cut short. It cannot be resumed.
 """
 
 import dataclasses
@@ -306,11 +307,13 @@ def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]
     whole.budget.stopped = case.budget.stopped
     seconds = case.seconds() * whole.passes / case.passes  # reckoned: all images at once may need too much memory
     latent = components_of(whole, shadow)
+    found = list[Found]()
     if case.setting.open_labels:
-        return by_labels(whole, [], latent, seconds=seconds)
-    if whole.setting.merged or not whole.time_for(whole.budget.left(), seconds):
-        return []
-    return by_components(whole, [], latent, 1.0)
+        found = by_labels(whole, [], latent, seconds=seconds)
+    elif not whole.setting.merged and whole.time_for(whole.budget.left(), seconds):
+        found = by_components(whole, [], latent, 1.0)
+    case.budget.short = case.budget.short or whole.budget.short
+    return found
 
 
 def of_many(case: Case, attack: Portfolio, shadow: Shadow | None) -> Found | None:

@@ -226,6 +226,7 @@ class Case:
         paid = Budget(share * self.attack.label_passes / self.passes, self.budget.late)
         if paid.left():
             room = _ROOM * (self.end - time.monotonic()) / (self.seconds() if seconds is None else seconds)
+            self.budget.short = self.budget.short or room < paid.evaluations
             paid.evaluations = min(paid.evaluations, room)
         if paid.left() < MOST:
             raise AttackError("no time for a search for labels and steps")
@@ -236,7 +237,9 @@ class Case:
 
     def time_for(self, evaluations: float, seconds: float) -> bool:
         """Whether so many, each of so many seconds, take no more than their part of the time that is left."""
-        return evaluations * seconds <= _ROOM * (self.end - time.monotonic())
+        enough = evaluations * seconds <= _ROOM * (self.end - time.monotonic())
+        self.budget.short = self.budget.short or not enough
+        return enough
 
     def seconds(self) -> float:
         """What an evaluation of the objective at all images takes."""

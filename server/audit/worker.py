@@ -88,7 +88,7 @@ def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
     found = attempt(view, task, order, store, lambda: shadow_beside(folder / VIEW, view, task, about))
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
     limit = min(job["seconds"], getattr(settings, "seconds", math.inf))  # an attack may have a limit of its own
-    return found, f"stopped after {limit:g} s, before its end" if found.cut else None
+    return found, f"cut short by its limit of {limit:g} s" if found.cut else None
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:

@@ -184,7 +184,21 @@ def test_many_images_of_known_labels_are_sought_among_public_ones(task, fresh, d
     assert found.found_by == "components" and torch.equal(found.y, truth.y) and alone.found_by == PLAIN.name
     assert score(found, truth).psnr.mean > score(alone, truth).psnr.mean + 4
     monkeypatch.setattr(Case, "seconds", lambda _: 1e6)  # of an evaluation: no time for all
-    assert run(view, task, short, shadow=shadow).found_by == PLAIN.name
+    late = run(view, task, short, shadow=shadow)
+    assert late.found_by == PLAIN.name and late.cut and not found.cut and not alone.cut
+
+
+@pytest.mark.parametrize("images", [2, 20])  # all in memory, or a part of them
+def test_a_search_for_labels_that_the_time_cuts_says_so(task, fresh, batch, images, monkeypatch) -> None:
+    """With half of its evaluations, and with too few to begin."""
+    view, draw = undefended_view(task, *fresh, batch(0, images)), stream(0, purpose="noise")
+    noisy = {name: u + 2 * u.std() * torch.randn(u.shape, generator=draw) for name, u in view.update.items()}
+    view = dataclasses.replace(view, update=noisy)
+    attack = dataclasses.replace(QUICK, max_images=2, passes=100, label_passes=200 * images)
+    assert not run(view, task, attack).cut
+    for evaluations in (100, 5):
+        monkeypatch.setattr(Case, "seconds", lambda _, n=evaluations: 300 / n * 2 / images)
+        assert run(view, task, attack).cut
 
 
 def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digits, monkeypatch) -> None:
