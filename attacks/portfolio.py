@@ -33,8 +33,8 @@ label search is asked, for up to ``WHOLE`` images.
 Threat model: that of the candidates, all honest but curious. What it may cost is counted in images that pass the model
 (``passes``, ``label_passes``), so that the answer does not depend on the clock; ``seconds`` is a limit on top of that.
 Where it is short of the passes, every candidate gets its share of what can be done in the time that is left, and the
-answer depends on the machine, as does a label search that would take more than half of that time: unless it explains the
-update, such an answer says that it was cut short. It cannot be resumed.
+answer depends on the machine, as does a label search that would take more than half of that time: unless it explains
+the update, such an answer says that it was cut short. It cannot be resumed.
 """
 
 import dataclasses

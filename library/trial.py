@@ -24,7 +24,7 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt, canary_outcome, evidence
 from prunella.server.audit.canary import DEFENDED, play_canary
-from prunella.server.audit.shadow import RunShadow, Sent, SentRound, template_of
+from prunella.server.audit.shadow import RunShadow, Sent, SentRound, is_single, template_of
 from prunella.server.report.audit_table import result_of
 from prunella.server.report.evidence import judged, scores_in_words, who
 from prunella.server.report.state import RunState
@@ -187,7 +187,9 @@ class Stage:
     def attack(self, kind: str, sent: Sent, attacker: Attacker, gallery: Examples | None) -> Trial:
         """The attack on an update that the client sent."""
         defenses = sent.view.defenses or ("none",)
-        rehearsed = {"round": self.sent.number, "gallery": gallery, "shadow": lambda: self.shadow(defenses, "shadow")}
+        shadow = self.shadow(defenses, "shadow")
+        shadow = shadow.first() if is_single(kind) else shadow
+        rehearsed = {"round": self.sent.number, "gallery": gallery, "shadow": lambda: shadow}
         return attacked(kind, sent.view, sent.truth, self.task, attacker, **rehearsed)  # type: ignore[arg-type]
 
 

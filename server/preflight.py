@@ -20,6 +20,7 @@ from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import has_test, make_task
 from prunella.tasks.task import Task, initial, prunable, require_fit
 
+
 def require_test(run: Run, there: bool) -> None:
     """Raise ``ConfigError`` where the server evaluates and has nothing to evaluate on."""
     if not there and run.evaluation == "server":

@@ -23,7 +23,17 @@ from prunella.tasks.models.layers import Shape
 from prunella.tasks.partition import Partition
 from prunella.tasks.task import MAX_VALUES, Task
 
-__all__ = ["Examples", "Partition", "batches", "describe", "has_test", "load_client", "load_public", "load_test", "make_task"]
+__all__ = [
+    "Examples",
+    "Partition",
+    "batches",
+    "describe",
+    "has_test",
+    "load_client",
+    "load_public",
+    "load_test",
+    "make_task",
+]
 logger = logging.getLogger(__name__)
 
 

@@ -92,9 +92,13 @@ class ViewSetting(NamedTuple):
 
     @property
     def noisy_images(self) -> bool:
-        """What explains the update is a noisy copy of what the client holds."""
-        known = (DEFENSES[name] for name in self.view.defenses if name in DEFENSES)
-        return any(entry.stage == "data" and not entry.transforms for entry in known)
+        return noisy_images(self.view)
+
+
+def noisy_images(view: ServerView) -> bool:
+    """Whether what explains the update is a noisy copy of what the client holds."""
+    known = (DEFENSES[name] for name in view.defenses if name in DEFENSES)
+    return any(entry.stage == "data" and not entry.transforms for entry in known)
 
 
 def matchable(setting: ViewSetting) -> bool:

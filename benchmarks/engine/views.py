@@ -3,7 +3,7 @@
 A ``Sender`` is a client that is about to train: a task, what it received (weights, mask, buffers), a chain by name with
 its settings by section, and the chain's state. ``seen`` takes it through ``strategies.round.local.local_update``, the
 code a real client runs, for one step of ``RATE`` on one batch, or some. A data defense is fitted on ``pool``; one that
-learns (``LEARNS``) should train on images that are not attacked first (``after_rounds``). The leakage guard decides as
+learns (PriPrune) may train on images that are not attacked first (``after_rounds``). The leakage guard decides as
 it does in a client.
 
 Views know labels and batch size, and have no ``shared``: which coordinates arrived is read off the update, since zeros
@@ -36,7 +36,6 @@ from prunella.tasks.training import Sgd
 
 RATE = 0.1
 NONE = "none"
-LEARNS = {"priprune"}
 Draw = Callable[[str], PrivateGenerator]  # fresh for a purpose: the same draws whenever it is asked
 
 

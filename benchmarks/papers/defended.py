@@ -4,8 +4,8 @@ A cell is one chain with its settings (``raw``) under one attack, or, with ``att
 series is called as the attack is, or as it is ``named``.
 
 Attacks look at one local step on ``batch`` test images, ``images`` of them in all, from the weights every run starts
-from, where these attacks are strongest, in a client's first round, with known labels. A chain that learns (PriPrune)
-took ``EARLIER`` steps on other images first; data defenses are fitted on ``POOL`` images, the attacked ones among them.
+from, where these attacks are strongest, in a client's first round, with known labels. Data defenses are fitted on
+``POOL`` images, the attacked ones among them.
 Adam on the cosine; on sigmoid networks L-BFGS on the Euclidean distance (for ``gradinversion`` its own).
 
 Scores are means over all images, none is left out: psnr (dB), ssim, ``rebuilt``, the share at ``PSNR_FLOOR`` or above,
@@ -28,11 +28,11 @@ from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import chosen_images, part, place, task_of
 from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, epsilons, failures, ran
 from prunella.benchmarks.engine.priors import LEARNT, prior
-from prunella.benchmarks.engine.shadows import EARLIER, POOL
-from prunella.benchmarks.engine.views import LEARNS, NONE, Sender, after_rounds, draws, initial_sender, model_of, seen
+from prunella.benchmarks.engine.shadows import POOL
+from prunella.benchmarks.engine.views import NONE, Sender, draws, initial_sender, model_of, seen
 from prunella.benchmarks.engine.views import answer as attacked
 from prunella.core.errors import AttackError, DefenseError
-from prunella.core.randomness import rehearsal, stream
+from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.data import Examples
 
@@ -64,7 +64,7 @@ def drawn_as(settings: Settings) -> str:
 
 def images_of(settings: Settings, seed: int, data: Path | None) -> Examples:
     """The seed's test images: first those that are attacked, then those a defense is fitted and trained on."""
-    many = max(POOL, settings.get("images", 0) + EARLIER)
+    many = max(POOL, settings.get("images", 0))
     return chosen_images(settings["dataset"], data, seed, many, f"{drawn_as(settings)}-images")
 
 
@@ -72,9 +72,7 @@ def client_of(settings: Settings, images: Examples, seed: int, data: Path | None
     """The client of a cell, before the attacked images."""
     names = settings["defenses"].split(",")
     task = task_of({**settings, "model": model_of(settings["model"], names)}, data)
-    client = initial_sender(task, seed, settings["defenses"], settings["raw"], images.x, settings["batch"])
-    others = [part(images, settings["images"] + turn) for turn in range(EARLIER if LEARNS & set(names) else 0)]
-    return after_rounds(client, others, lambda turn: rehearsal(seed, round=turn, purpose=f"{drawn_as(settings)}-warm"))
+    return initial_sender(task, seed, settings["defenses"], settings["raw"], images.x, settings["batch"])
 
 
 def completed(found: Reconstruction | None, truth: PrivateBatch) -> tuple[Reconstruction, int]:

@@ -78,6 +78,7 @@ def cells(
 MEASURE = Measure(
     "board",
     make,
+    version=2,
     control={"defenses": NONE, "raw": {}, "attack": STRONG},
     told=MATCHING,
     least={"psnr": PSNR_FLOOR},

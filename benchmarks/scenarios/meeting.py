@@ -36,7 +36,7 @@ from prunella.attacks.score.level import ORDER, level
 from prunella.benchmarks.engine.claim import Found, Settings, each
 from prunella.benchmarks.engine.images import chosen_images, class_means, client_images, first, place
 from prunella.benchmarks.engine.priors import PUBLIC
-from prunella.benchmarks.engine.shadows import EARLIER, POOL, Population, ShadowSender
+from prunella.benchmarks.engine.shadows import POOL, Population, ShadowSender
 from prunella.benchmarks.engine.views import NONE, answer, model_of
 from prunella.benchmarks.scenarios.scenario import Scenario, clients, of, received
 from prunella.core.errors import AttackError, DefenseError
@@ -54,7 +54,6 @@ GALLERY = 256  # other people's images that a picture is compared with
 ITERATIONS = 100  # of every-round
 PUBLIC_SINCE = 2  # version of a scenario since which matching has a shadow
 _CPU = torch.device("cpu")
-TAUGHT = 16  # shadow clients whose defense has learnt, as in a run's audit
 Rows = list[dict[str, float]]  # an image each
 Updates = list[tuple[PrivateBatch, list[ServerView]]]
 Attack = Callable[[list[ServerView], int], Reconstruction]
@@ -166,7 +165,7 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     task = make_task(model_of(scenario.model, names), place(scenario.dataset, data), None)
     train = client_images(scenario.dataset, data, Partition("iid", clients=1))
     public = first(train, PUBLIC)
-    many = scenario.updates * scenario.images + max(POOL, EARLIER)
+    many = scenario.updates * scenario.images + POOL
     images = chosen_images(scenario.dataset, data, seed, many, "scenario-images")
     start = received(scenario, task, seed, public)
     population = Population(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
@@ -174,12 +173,10 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     last = next((views[-1] for _, views in updates if views), None)
     home = None if last is None else last.on(_CPU)  # where shadow clients train, as the attacked ones do
     met = start if home is None else Received(home.params, start.mask, home.buffers)
-    now = replace(population, received=met)
+    now = replace(population, received=met, earlier=scenario.rounds - 1)
     means, gallery, found = class_means(public, task.classes), first(public, GALLERY), Found()
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
-    for name, answers, seconds in asked(
-        settings["attack"], scenario, ShadowSender(now, public, TAUGHT), updates, means
-    ):
+    for name, answers, seconds in asked(settings["attack"], scenario, ShadowSender(now, public), updates, means):
         rows = [
             base[number] if base and one is plain[number] else scored(one, updates[number][0], gallery)
             for number, one in enumerate(answers)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from prunella.benchmarks.engine.images import part
-from prunella.benchmarks.engine.shadows import EARLIER, POOL, Population
+from prunella.benchmarks.engine.shadows import POOL, Population
 from prunella.benchmarks.engine.views import RATE, Draw, Sender, after_rounds, seen
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import rehearsal, stream
@@ -127,7 +127,7 @@ def clients(
     """Every attacked client's images and updates, none where its defense withheld one. ``images`` are first those that
     are attacked, then those that defenses are fitted on."""
     attacked = scenario.updates * scenario.images
-    rest = images.take(torch.arange(attacked, attacked + max(POOL, EARLIER)))
+    rest = images.take(torch.arange(attacked, attacked + POOL))
     for number in range(scenario.updates):
         private = part(images, number * scenario.images, scenario.images)
 

@@ -7,7 +7,8 @@ Four kinds of canary are attacked in an audited round, on the weights, masks and
                       settings, batch-norm mode, squared gradients, labels known or not; no defense
 ``control-defended``  the same under the run's own defense chain: what the defense changes, with no client involved
 ``single``            one image in one step, no defense: the worst that the server could have asked a client for
-``single-defended``   the same under the run's chain
+``single-defended``   the same under the run's chain, in a client's first round: there a defense that learns, as
+                      PriPrune, has nothing to hide by yet, and a server may always ask for a first round
 
 Where masked sums are attacked, a canary is a sum, too: of as many public clients, with as many images together; and
 ``single`` is one image of each in one step. One client's image alone would be what a server sees without the masks.
@@ -25,7 +26,7 @@ from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
 from prunella.server.audit.job import PATTERN, PUBLIC, TRUTH, VIEW
-from prunella.server.audit.shadow import RunShadow, Sent, read_public, round_of
+from prunella.server.audit.shadow import RunShadow, Sent, is_single, read_public, round_of
 from prunella.tasks.data import Examples
 from prunella.tasks.public import digits, in_shape
 from prunella.tasks.task import Task
@@ -58,7 +59,7 @@ def load_pool(task: Task, test: Examples | None, seed: int) -> tuple[Examples, E
 
 def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     """The update of a canary of ``kind`` (module docstring). ``shadow`` plays under the defenses of that kind."""
-    single, number = kind.startswith("single"), shadow.round.number
+    single, number = is_single(kind), shadow.round.number
     sites = shadow.round.sites
     images = sites if single else shadow.like.num_examples or sites
     if images > len(canaries):
@@ -66,7 +67,7 @@ def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
         raise AttackError(f"{len(canaries)} public images are too few for a control of {whose}'s {images}")
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
     shown = canaries.take(order[:images])
-    return shadow.play(shown, 0, 1, sites) if single else shadow.play(shown, 0)
+    return shadow.first().play(shown, 0, 1, sites) if single else shadow.play(shown, 0)
 
 
 def make_canary(folder: Path) -> None:

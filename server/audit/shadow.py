@@ -4,8 +4,10 @@ A shadow trains as the client of a recorded view did: from the same weights, mas
 plan and the run's defenses, with the same steps, batch size, optimizer settings and rounding. What it sends has the
 fields the recorded view has, and no more: labels, squared gradients and batch-norm buffers only where these were seen.
 In place of a client's key it has draws of its own. A defense that learns (PriPrune) or remembers (error feedback) is
-first trained by ``DEFENSE_ROUNDS`` rounds on other public images, so that it is not judged on its initial state; an
-attack that asks for hundreds of clients gets ``_STATES`` of these, each many times with other images, noise and masks.
+first trained on other public images, for as many rounds as the client can have had before, ``DEFENSE_ROUNDS`` at most;
+an attack that asks for hundreds of clients gets ``_STATES`` of these, each many times with other images, noise and
+masks. ``RunShadow.first`` is the client in its first round, which hides least: what a client keeps belongs to a run,
+and the server says which run it is.
 
 The server writes public images and the run's settings into its folder of traces (``write_public``), and beside a view
 what else the client was sent (``write_sent``); ``shadow_beside`` makes a shadow of these files in any process.
@@ -65,13 +67,18 @@ class Sent:
 class SentRound:
     """What the server sent beside what the view of a client says: the mask, where the client moved it while it trained,
     and ADGP's location set. ``whose`` tells the draws of the attacked from those of its attacker. ``sites`` clients are
-    summed in the view."""
+    summed in the view; ``before`` is how many rounds they had trained in, by default all that there were."""
 
     number: int
     mask: Mask | None = None
     locations: Mask | None = None
     whose: str = "shadow"
     sites: int = 1
+    before: int | None = None
+
+    @property
+    def earlier(self) -> int:
+        return max(0, self.number - 1) if self.before is None else self.before
 
 
 def template_of(view: ServerView, defenses: tuple[str, ...]) -> ServerView:
@@ -161,13 +168,17 @@ class RunShadow:
             learnt, received = self.public.take(torch.arange(min(LEARNT_FROM, len(self.public)))), self._received
             learnt = Examples(learnt.x.to(self.device), learnt.y.to(self.device))
             state = start(self.chain, learnt.x, received.params, {}, self._draws(draw, "fit"))
-            for turn in range(DEFENSE_ROUNDS if any(state.values()) else 0):
+            for turn in range(min(DEFENSE_ROUNDS, self.round.earlier) if any(state.values()) else 0):
                 state = self._play(learnt, draw, f"warm-{turn}", state).result.state
             if ADGP in self.chain.names and self.round.locations is not None:
                 locations = to_device(self.round.locations, self.device)
                 state = {**state, ADGP: {**state[ADGP], "locations": locations}}
             self._trained[draw] = state
         return self._trained[draw]
+
+    def first(self) -> "RunShadow":
+        """The same client in the first round it trains in."""
+        return RunShadow(self.raw, self.task, self.like, replace(self.round, before=0), self.public)
 
     def _play(
         self, shown: Examples, draw: int, purpose: str, state: ChainState, steps: int | None = None, size: int = 0
@@ -254,6 +265,11 @@ def write_sent(folder: Path, mask: Mask | None, locations: Mask | None) -> None:
         write_tree(folder / SENT, {n: t.clone() for n, t in tree.items()})
 
 
+def is_single(kind: str) -> bool:
+    """Whether an audit is of the worst case (``server.audit.canary``)."""
+    return kind.startswith("single")
+
+
 def round_of(folder: Path, about: Mapping[str, object], whose: str) -> SentRound:
     """The round of the job in ``folder``, whose trace says ``about``."""
     tree = read_tree(folder / SENT)[0] if (folder / SENT).exists() else {}
@@ -274,4 +290,5 @@ def shadow_beside(trace: Path, view: ServerView, task: Task, about: Mapping[str,
     if not file.is_file() or "round" not in about:
         return None
     public, _, raw = read_public(file)
-    return RunShadow(raw, task, view, round_of(trace.parent, about, "shadow"), public)
+    shadow = RunShadow(raw, task, view, round_of(trace.parent, about, "shadow"), public)
+    return shadow.first() if is_single(str(about.get("kind"))) else shadow

@@ -12,10 +12,13 @@ from prunella.attacks.every_round import EveryRound, problems, walk_back
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
 from prunella.attacks.unrolling import walk
+from prunella.benchmarks.engine.views import after_rounds, seen, sender
 from prunella.core.errors import AttackError
-from prunella.core.randomness import stream
+from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, ServerView
+from prunella.strategies.round.local import Received
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 from tests.attacks.test_unrolling import rounds_of
 
@@ -47,14 +50,30 @@ def test_behind_noise_four_rounds_rebuild_more_than_the_best_alone(task: Task, b
 
 
 def test_rounds_of_other_clients_are_not_explained(task: Task, batch) -> None:
-    """Undefended, the right rounds are explained, and a picture of a mixture is not called so."""
+    """Undefended, the right rounds are explained, and a mixture is not called so: what comes back is of the oldest."""
     truth, other = batch(0, 1), batch(7, 1)
     own = noisy_rounds(task, truth, 2, 0.0)
     mixed = [own[0], *noisy_rounds(task, other, 2, 0.0)[1:]]
     right, wrong = (rebuilt(views, task, iterations=150) for views in (own, mixed))
     assert psnr(truth.x, right.x)[0] > 25 and right.objective < 1e-3 and right.found_by == "2 rounds"
     assert wrong.objective > 100 * max(right.objective, EXPLAINED)
-    assert max(psnr(image.x, wrong.x)[0] for image in (truth, other)) < 20
+    assert (
+        wrong.found_by == "the oldest of 2 rounds" and psnr(truth.x, wrong.x)[0] > 25 > 20 > psnr(other.x, wrong.x)[0]
+    )
+
+
+def test_behind_a_defense_that_learns_the_first_round_gives_the_image_away(task: Task, batch) -> None:
+    """PriPrune trains from weights of its own once it has withheld something, and has none in the first round."""
+    truth = batch(0, 1)
+    private, (params, buffers) = Examples(truth.x, truth.y), initial(task, 0)
+    client, views = sender(task, Received(params, full_mask(params), buffers), "priprune", {}, truth.x, 1), []
+    for turn in range(3):
+        views.append(seen(client, private, lambda _, turn=turn: rehearsal(turn, purpose="draws")).view)
+        client = after_rounds(client, [private], lambda _, turn=turn: rehearsal(turn, purpose="draws"))
+    found = rebuilt(views, task, iterations=150)
+    assert found.found_by == "the oldest of 3 rounds" and psnr(truth.x, found.x)[0] > 30
+    assert found.objective > 0.01, "it does not explain what came later"
+    assert psnr(truth.x, rebuilt(views[1:], task, iterations=150).x)[0] < 20
 
 
 def test_error_feedback_is_found_out(task: Task, batch) -> None:

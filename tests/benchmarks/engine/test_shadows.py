@@ -1,9 +1,17 @@
 """Shadow clients: other draws are other clients, and what they send is what the attacked client would."""
 
+from dataclasses import replace
+
 import torch
 
-from prunella.benchmarks.engine.shadows import Population, ShadowSender
+from prunella.attacks import find_attack
+from prunella.attacks.score.leakage import psnr
+from prunella.attacks.sgi import Sgi
+from prunella.benchmarks.engine.shadows import FITS, Population, ShadowSender
+from prunella.benchmarks.engine.views import seen
+from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import full_mask
+from prunella.core.types import PrivateBatch
 from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, load_test
 from prunella.tasks.task import Task, initial
@@ -21,21 +29,26 @@ def flat(update: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_another_draw_is_another_client() -> None:
-    """Other noise on the same image; and behind a defense that learns, another state as well."""
-    for chain in ("channel-natural", "priprune"):
+    """Other noise on the same image; and behind a defense that learns, another state after some steps, and draws of
+    its own where two have one state."""
+    for chain, earlier in (("channel-natural", 0), ("priprune", 5)):
         where, images = population(chain)
-        for taught in (0, 2):
-            shadow = ShadowSender(where, images, taught)
-            one = images.take(torch.tensor([0]))
-            sent = [flat(shadow.send(one, draw).update) for draw in (1, 1, 2)]
-            assert torch.equal(sent[0], sent[1]) and not torch.equal(sent[0], sent[2])
+        shadow = ShadowSender(replace(where, earlier=earlier), images)
+        one = images.take(torch.tensor([0]))
+        sent = [flat(shadow.send(one, draw).update) for draw in (1, 1, 2, 1 + FITS)]
+        assert torch.equal(sent[0], sent[1])
+        assert not any(torch.equal(sent[0], each) for each in sent[2:])
 
 
-def test_taught_clients_take_turns_with_draws_of_their_own() -> None:
+def test_a_client_is_in_its_first_round_unless_it_is_to_have_trained_before() -> None:
+    """PriPrune then shares what it has no weights of its own for, and the image is in it."""
     where, images = population("priprune")
-    shadow = ShadowSender(where, images, 2)
-    shadow.send(images.take(torch.tensor([0])), 5)
-    assert len(shadow.learners) == 2 and shadow.learner(0).state.keys() == shadow.learners[0].state.keys()
+    truth = PrivateBatch(images.x[:1], images.y[:1])
+    for earlier, rebuilt in ((0, True), (5, False)):
+        client = replace(where, earlier=earlier).client(images.take(torch.arange(100, 200)), 0, "attacked")
+        view = seen(client, images.take(torch.tensor([0])), lambda _: rehearsal(0, purpose="draws")).view
+        found = find_attack("sgi").reconstruct(view, where.task, Sgi(iterations=200), stream(0, purpose="attack"))
+        assert (psnr(truth.x, found.x)[0] > 30) is rebuilt
 
 
 def test_local_steps_are_gradient_steps_in_order() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.rules import HOLDS, NOT, UNDECIDED
 from prunella.benchmarks.scenarios.board import BOARD
-from prunella.benchmarks.scenarios.ours import PRUNING, X1, X2, by_chain, judge_composed, judge_hidden
+from prunella.benchmarks.scenarios.ours import PRUNING, UPDATES, X1, X2, by_chain, judge_composed, judge_hidden
 
 Psnr = Mapping[tuple[str, str], float]  # of an attack behind a chain
 
@@ -19,10 +19,11 @@ def points(psnr: Psnr, spread: float = 1.0) -> list[Point]:
     return found
 
 
-def test_the_cells_are_those_of_the_board() -> None:
+def test_the_cells_are_those_of_the_board_with_more_images() -> None:
     board = BOARD.experiment.sweeps["small"]
-    assert all(cell in board.cells for cell in X2.experiment.sweeps["small"].cells)
-    hidden = [cell for cell in X1.experiment.sweeps["small"].cells if cell not in board.cells]
+    more = [{**cell, "updates": UPDATES} for cell in board.cells]
+    assert all(cell in more for cell in X2.experiment.sweeps["small"].cells)
+    hidden = [cell for cell in X1.experiment.sweeps["small"].cells if cell not in more]
     assert {cell["defenses"] for cell in hidden} == {f"{name},mask-hiding" for name in PRUNING if name != "dgp"}
     assert X1.experiment.sweeps["small"].seeds == X2.experiment.sweeps["small"].seeds == board.seeds
 

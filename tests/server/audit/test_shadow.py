@@ -166,12 +166,13 @@ def test_every_draw_is_another_client_and_none_is_the_controls_own() -> None:
     assert not torch.equal(first.update[name], control.update[name])
 
 
-def test_a_defense_that_learns_is_trained_before_it_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defense_that_learns_has_trained_for_as_many_rounds_as_the_client_can_have() -> None:
     raw = {**ONE, "defenses": "priprune"}
-    trained = shadow_of(raw).send(CANARIES.take(torch.arange(3)), 0)
-    monkeypatch.setattr("prunella.server.audit.shadow.DEFENSE_ROUNDS", 0)
-    fresh = shadow_of(raw).send(CANARIES.take(torch.arange(3)), 0)
+    shadow = shadow_of(raw, before=5)
+    trained, fresh = (each.send(CANARIES.take(torch.arange(3)), 0) for each in (shadow, shadow.first()))
     assert any(not torch.equal(t, fresh.shared[n]) for n, t in trained.shared.items())
+    by_default = shadow_of(raw).send(CANARIES.take(torch.arange(3)), 0)  # a view of round 1
+    assert all(torch.equal(t, by_default.shared[n]) for n, t in fresh.shared.items())
 
 
 def test_what_the_run_rounds_for_the_wire_arrives_rounded() -> None:
@@ -201,7 +202,7 @@ def test_a_trace_in_a_run_s_folder_has_a_shadow_and_any_other_none(
 def test_shadows_share_a_few_trained_defenses_and_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack that learns asks for hundreds of clients: training each one's defense would be most of its time."""
     monkeypatch.setattr("prunella.server.audit.shadow._STATES", 2)
-    shadow, shown = shadow_of({**ONE, "defenses": "priprune"}), CANARIES.take(torch.arange(3))
+    shadow, shown = shadow_of({**ONE, "defenses": "priprune"}, before=5), CANARIES.take(torch.arange(3))
     sent = [shadow.send(shown, draw) for draw in range(4)]
     assert len(shadow._trained) == 2
     name = next(iter(sent[0].update))
