@@ -73,7 +73,6 @@ def test_behind_a_defense_that_learns_the_first_round_gives_the_image_away(task:
     found = rebuilt(views, task, iterations=150)
     assert found.found_by == "the oldest of 3 rounds" and psnr(truth.x, found.x)[0] > 30
     assert found.objective > 0.01, "it does not explain what came later"
-    assert psnr(truth.x, rebuilt(views[1:], task, iterations=150).x)[0] < 20
 
 
 def test_error_feedback_is_found_out(task: Task, batch) -> None:
