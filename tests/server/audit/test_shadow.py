@@ -114,6 +114,12 @@ def test_the_defended_control_goes_through_the_run_s_chain(
         assert ours_sent == pytest.approx(theirs_sent, abs=0.1)
         if defenses == "adgp":
             assert count(ours.shared) == count(theirs.shared) < count(ours.mask)
+    for kind, before in (("control-defended", 1), ("single-defended", 0), ("client-0", 1)):
+        folder = queue / f"round-000002-{kind}"
+        make_canary(folder)
+        view, about = view_in(folder)
+        shadow = shadow_beside(folder / "view.safetensors", view, TASK, about)
+        assert shadow is not None and shadow.round.earlier == before, "the attacker plays whom it attacks"
 
 
 def shadow_of(raw: dict[str, Any], view: ServerView | None = None, **more: Any) -> RunShadow:
