@@ -187,9 +187,12 @@ class Stage:
     def attack(self, kind: str, sent: Sent, attacker: Attacker, gallery: Examples | None) -> Trial:
         """The attack on an update that the client sent."""
         defenses = sent.view.defenses or ("none",)
-        shadow = self.shadow(defenses, "shadow")
-        shadow = shadow.first() if is_single(kind) else shadow
-        rehearsed = {"round": self.sent.number, "gallery": gallery, "shadow": lambda: shadow}
+
+        def shadow() -> RunShadow:
+            played = self.shadow(defenses, "shadow")
+            return played.first() if is_single(kind) else played
+
+        rehearsed = {"round": self.sent.number, "gallery": gallery, "shadow": shadow}
         return attacked(kind, sent.view, sent.truth, self.task, attacker, **rehearsed)  # type: ignore[arg-type]
 
 

@@ -52,8 +52,8 @@ def test_one_image_in_one_step_is_rebuilt_and_less_well_when_defended() -> None:
 
 @pytest.mark.parametrize("defenses", ["priprune", "largest", "dgp"])
 def test_the_worst_case_is_a_first_round_whatever_the_round(defenses: str) -> None:
-    """Behind PriPrune one image in one step came back at 15 dB after five rounds, and does at 50 in the first, which a
-    server may ask for: a run whose audits are of later rounds said that nothing was rebuilt."""
+    """Behind PriPrune one image in one step was attacked after five rounds only: a run could read that nothing was
+    rebuilt, where the first round, which a server may ask for, gives the image away."""
     late, first = (sent("single-defended", round, defenses=defenses) for round in (9, 1))
     for canary in (late, first):
         found = attacked(canary, iterations=300)
