@@ -36,7 +36,7 @@ def point(scheme: str, arm: str, nmi: float, accuracy: float) -> Point:
 
 def test_claims_share_cells() -> None:
     small = [str(cell) for cells in (planes("small"), adaptive("small"), table("small")) for cell in cells]
-    assert len(small) == 7 + 5 + 6 and len(set(small)) == 7 + 5 + 3
+    assert len(small) == 7 + 5 + 12 and len(set(small)) == 7 + 5 + 9
     assert {cell["defenses"] for cell in planes("paper")} == {NONE, *FIXED}
     assert all(cell["options"][f"{cell['defenses']}.rate"] == 0.3 for cell in planes("small")[1:])
 
