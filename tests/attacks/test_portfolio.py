@@ -90,6 +90,20 @@ def test_a_noised_digit_is_rebuilt_with_a_shadow_and_without(task, digits, batch
         assert psnr(truth.x, found.x)[0] > max(13, psnr(other.x, found.x)[0] + 2)
 
 
+def test_a_label_that_the_last_layer_does_not_tell_is_looked_for(task, fresh, same_label) -> None:
+    """PriPrune withholds the largest values, and with them the label: every candidate took the likeliest one alone, and
+    the portfolio was 60 dB below `sgi` by itself."""
+    truth, _ = same_label
+    view = undefended_view(task, *fresh, truth)
+    last = [name for name, value in view.params.items() if len(value) == task.classes]
+    kept = {n: torch.ones_like(u, dtype=torch.bool) for n, u in view.update.items()}
+    for name in last:
+        kept[name][:] = False
+    hidden = dataclasses.replace(view, shared=kept, update={n: u * kept[n] for n, u in view.update.items()})
+    found = run(hidden, task, dataclasses.replace(QUICK, passes=4000))
+    assert found.y.tolist() == truth.y.tolist() and psnr(truth.x, found.x)[0] > 30 and found.explained
+
+
 def test_stopped_it_ends_with_the_best_it_has(task, view) -> None:
     """Asked again and again while it runs: soon after the answer turns, it is over, with what was found by then."""
     asked = [0]

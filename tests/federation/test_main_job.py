@@ -62,13 +62,12 @@ def test_it_learns_while_pruned_and_sends_less_than_dense(job: Finished) -> None
     assert not [r for r in read_metrics(job.path) if r["metric"] == "client_failures_total"]
 
 
-def test_the_worst_case_is_rebuilt_and_less_well_behind_the_defense(job: Finished) -> None:
+def test_the_worst_case_is_rebuilt_behind_the_defense_too(job: Finished) -> None:
+    """It is a client's first round, in which PriPrune has nothing to hide by."""
     single, defended = job.audits("single"), job.audits("single-defended")
     assert len(single) == len(defended) == 2
-    for plain, other in zip(single, defended, strict=True):
-        assert plain["scores"]["psnr"]["mean"] >= 20 and plain["scores"]["label_accuracy"] == 1.0
-        assert other["scores"]["psnr"]["mean"] < plain["scores"]["psnr"]["mean"]
-        assert other["scores"]["mse"]["mean"] > plain["scores"]["mse"]["mean"]
+    for each in (*single, *defended):
+        assert each["scores"]["psnr"]["mean"] >= 30 and each["scores"]["label_accuracy"] == 1.0
 
 
 def test_eight_steps_of_sixteen_are_judged_by_a_control_of_as_many_which_fails(job: Finished) -> None:
