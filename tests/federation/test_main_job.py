@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from prunella.attacks.score.gallery import ALIGNED
 from prunella.deploy.runtime import flower_release
 from prunella.server.checkpoint import load
 from prunella.server.store.read import read_audits, read_metrics, read_run
@@ -72,7 +73,8 @@ def test_the_worst_case_is_rebuilt_behind_the_defense_too(job: Finished) -> None
 
 def test_eight_steps_of_sixteen_are_judged_by_a_control_of_as_many_which_fails(job: Finished) -> None:
     for control in job.audits("control"):
-        assert control["scores"]["recognition"]["images"] == 128 and control["ok"] is False
+        # Where they are told apart only when aligned, that is asked of the first few.
+        assert control["scores"]["recognition"]["images"] in (128, ALIGNED) and control["ok"] is False
         assert control["outcome"] == "control-failed" and "cannot judge this setting" in control["reason"]
     assert "Nothing rebuilt" not in job.output and "failed on its undefended control in 2 of 4 trials" in job.output
     clients = job.audits("client")
