@@ -5,7 +5,8 @@ and far ahead on ReLU with batch norm, the right weight of TV depends on the def
 step cost 20 dB. So
 
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
-   descents each, until one explains the update;
+   descents each, until one explains the update. Scouts take the likeliest labels; where one image's label is open and
+   none explains the update, the plain attack tries the others, as it does by itself;
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
    a ``shadow``, whose images are public, in their principal components;
 3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
