@@ -12,6 +12,7 @@ Without a claim, all that have the size are measured, by information per second 
     prunella reproduce --size paper --budget 30min --device cuda
     prunella reproduce D3 [--size small] [--data /data] [--out results]
     prunella reproduce board --budget 30min --jobs 2
+    prunella reproduce board --stored docs/results
     prunella reproduce board --submit my_module:DEFENSE
     prunella reproduce my_module:CLAIM
 """
@@ -32,6 +33,7 @@ from prunella.benchmarks.engine.machine import machine, use_device
 from prunella.benchmarks.engine.measuring import ALONE, Plan, RunLimits, Say, fill, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
 from prunella.benchmarks.engine.results_index import typical, write_index, write_pages
+from prunella.benchmarks.engine.stored import keep
 from prunella.benchmarks.registry import CLAIMS, TABLES
 from prunella.benchmarks.scenarios.board import BOARD, submission
 from prunella.core.errors import ConfigError, PrunellaError
@@ -92,7 +94,8 @@ def result(claim: Claim, size: Size, plan: Plan, data: Path | None) -> Measured:
     took = sum(row["seconds"] for key, row in plan.done.items() if key in own)
     box = {key: value for key, value in machine().items() if key != "platform"}
     box["data"] = "local Parquet copies" if data is not None else "the hub"
-    return Measured(claim, size, found, judged(experiment, size, found, left), took, box, left)
+    verdict = judged(experiment, size, found, left)
+    return Measured(claim, size, found, verdict, took, box, left, experiment.measure.version)
 
 
 def unfinished(plan: Plan, limits: RunLimits) -> list[str]:
@@ -146,6 +149,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("results"), help="gets page, plot and numbers")
     parser.add_argument("--cache", type=Path, default=Path("runs/claims"), help="finished cells; a second run goes on")
     parser.add_argument(
+        "--stored", type=Path, help="a folder of results: the cells in its JSON count as measured, and it goes on there"
+    )
+    parser.add_argument(
         "--data",
         type=Path,
         default=DATA if DATA.is_dir() else None,
@@ -173,6 +179,9 @@ def measure(chosen: Any) -> int:
     if chosen.data is not None and not chosen.data.is_dir():
         raise ConfigError(f"there is no folder {chosen.data}: give --data a folder of local copies")
     limits = RunLimits(chosen.jobs, time.time() + chosen.budget, chosen.device)
+    if chosen.stored is not None:
+        many = keep(claims, size, chosen.stored, Cache(chosen.cache, VERSION))
+        complain(f"{many} cells are stored in {chosen.stored}")
     plan = planned(claims, size, chosen.cache, typical(claims, size, (RESULTS, chosen.out)))
     stopped = False
     try:

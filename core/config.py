@@ -99,7 +99,8 @@ class Run(BaseModel):
     attack: str = "portfolio"
     #: where audits run: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
     attack_device: str = "auto"
-    audit_every: Annotated[int, Field(ge=0)] = 5  #: rounds between audits; 0: none
+    #: rounds between audits, beside those of the first round, which leaks most, and of the last; 0: none
+    audit_every: Annotated[int, Field(ge=0)] = 10
     #: most consenting clients whose update is attacked in an audited round; a masked sum is scored by all its clients
     audit_clients: Count = 1
     audit_workers: Count = 2  #: audits that run at the same time, each a process of its own
@@ -130,8 +131,9 @@ class Run(BaseModel):
         return tuple(name.strip() for name in self.defenses.split(",") if name.strip()) or ("none",)
 
     def audits(self, round: int) -> bool:
-        """Whether a round is audited: every ``audit_every``, and the last."""
-        return self.audit_every > 0 and (round % self.audit_every == 0 or round == self.rounds)
+        """Whether a round is audited: every ``audit_every``, the last, and the first, in which the weights have learnt
+        nothing yet that hides an image, and a defense that learns or remembers has nothing to do so with."""
+        return self.audit_every > 0 and (round % self.audit_every == 0 or round in (1, self.rounds))
 
 
 def _explain(error: ValidationError, prefix: str = "") -> str:

@@ -28,6 +28,7 @@ class Measured:
     seconds: float
     machine: dict[str, Any]
     missing: int = 0  # cells that the time did not suffice for
+    version: int | None = None  # of the measure; None where nobody wrote it down
 
     @property
     def experiment(self) -> Experiment:
@@ -158,6 +159,7 @@ def as_json(result: Measured) -> dict[str, Any]:
     return {
         "claim": result.claim.name,
         "size": result.size,
+        "version": result.version,
         "verdict": result.verdict.word,
         "reason": result.verdict.reason,
         "settings": sweep.cells,
@@ -191,7 +193,7 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
     ]
     left = found.get("missing", 0)
     verdict = judged(claim.experiment, size, points, left)
-    return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left)
+    return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left, found.get("version"))
 
 
 def stem(name: str, size: str) -> str:

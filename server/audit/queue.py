@@ -1,10 +1,10 @@
 """The audit queue: which views are attacked, and what becomes of the reconstructions. It never holds up training.
 
-Every ``audit-every`` rounds, and after the last one, the server files jobs, in this order: the control that matches the
-round's first audited client (``canary``), the views of up to ``audit-clients`` consenting clients as received (under
-SparsyFed, as plain SGD would have sent them: ``shadow.attacked``), and the other canaries. Of masked sums there is one
-view, that of the round's sum (``view.sum_view``), and all its clients score it. An audit passes through these modules,
-in this order:
+In the first round, every ``audit-every`` rounds and after the last one, the server files jobs, in this order: the
+control that matches the round's first audited client (``canary``), the views of up to ``audit-clients`` consenting
+clients as received (under SparsyFed, as plain SGD would have sent them: ``shadow.attacked``), and the other canaries.
+Of masked sums there is one view, that of the round's sum (``view.sum_view``), and all its clients score it. An audit
+passes through these modules, in this order:
 
 1. ``queue`` writes the view, or the pattern of a canary's, into a folder (``job``); ``process`` keeps the worker alive,
    or the one that hands jobs to a Ray cluster (``cluster``, ``address``, ``parcel``; ``remote`` over there);

@@ -61,6 +61,36 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None
     assert first.verdict.word == HOLDS and first.seconds == again.seconds
 
 
+def test_another_machine_goes_on_where_a_stored_result_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is needed of the machine that measured it is its JSON. Controls outside the sweep are not in it."""
+    first, second = Laboratory(alive=7), Laboratory()
+    monkeypatch.setitem(CLAIMS, "T1", first.claim())
+    stored, out = tmp_path / "stored", tmp_path / "out"
+    assert engine.main(["T1", "--cache", str(tmp_path / "one"), "--out", str(stored)]) == 130
+    monkeypatch.setitem(CLAIMS, "T1", second.claim())
+    asked = ["T1", "--cache", str(tmp_path / "two"), "--out", str(out)]
+    assert engine.main([*asked, "--stored", str(stored)]) == 0
+    assert "5 cells are stored in" in capsys.readouterr().err
+    assert set(first.made) & set(second.made) == {(0.0, 0), (0.0, 1)} and len(second.made) == 7
+    whole = json.loads(json.dumps(as_json(run(Laboratory().claim(), tmp_path / "all"))))
+    assert whole["points"] == json.loads((out / "T1.json").read_text())["points"]
+
+
+@pytest.mark.parametrize("change", [{"version": 7}, {"version": None}, {"size": "paper"}, {"machine": {"device": "H"}}])
+def test_cells_of_another_version_size_or_device_are_not_taken(
+    change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laboratory = Laboratory()
+    monkeypatch.setitem(CLAIMS, "T1", laboratory.claim())
+    run(laboratory.claim(), tmp_path / "one")
+    path = write(run(laboratory.claim(), tmp_path / "one"), tmp_path)[-1]
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert engine.main(["T1", "--cache", str(tmp_path / "two"), "--stored", str(tmp_path)]) == 2
+    assert "no finished cell of T1" in capsys.readouterr().err and len(laboratory.made) == 12
+
+
 def test_the_control_runs_before_what_it_vouches_for(tmp_path: Path) -> None:
     laboratory = Laboratory()
     run(laboratory.claim(), tmp_path)

@@ -173,5 +173,5 @@ def test_rounds_of_other_settings_and_a_run_without_the_question_are_refused(tmp
     off = {"membership": False}
     trained(tmp_path / "off", **off)
     assert not list((tmp_path / "off").rglob("seen-*")) and MOST * 0.001 >= 1
-    trained(tmp_path / "between", rounds=9, audit_every=5)
+    trained(tmp_path / "between", round=2, rounds=9, audit_every=5)
     assert not list((tmp_path / "between").rglob("seen-*"))

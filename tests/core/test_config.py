@@ -67,3 +67,11 @@ def test_section_mistakes_are_named(raw: dict[str, float], words: str) -> None:
 def test_defenses_are_an_ordered_list() -> None:
     assert Run(defenses=" channel-natural, dgp ").defense_names == ("channel-natural", "dgp")
     assert Run(defenses="").defense_names == ("none",)
+
+
+def test_the_first_and_the_last_round_are_audited_and_every_so_many_between() -> None:
+    """A first round leaks most: a run that audits trained weights alone may read clear where a picture left in it."""
+    rounds, rates = range(1, 11), (0, 1, 4, 10, 99)
+    every = {rate: [r for r in rounds if Run(rounds=10, audit_every=rate).audits(r)] for rate in rates}
+    assert every == {0: [], 1: [*range(1, 11)], 4: [1, 4, 8, 10], 10: [1, 10], 99: [1, 10]}
+    assert Run(rounds=1).audits(1)

@@ -55,7 +55,7 @@ def test_the_bundle_holds_everything_a_run_with_audits_needs(stranger: Path, tmp
     assert done.returncode == 0, done.stdout + done.stderr
     run_dir = tmp_path / "runs" / "latest"
     assert read_run(run_dir)["status"] == "completed"
-    assert (run_dir / "report.html").exists() and (run_dir / "audits.jsonl").read_text().count("\n") == 6
+    assert (run_dir / "report.html").exists() and (run_dir / "audits.jsonl").read_text().count("\n") == 11
 
 
 def test_a_file_missing_from_the_bundle_is_found(stranger: Path, tmp_path: Path) -> None:

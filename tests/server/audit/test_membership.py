@@ -34,7 +34,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 def go(
     folder: Path, consent: str | None, tamper: Tamper = None, resume: bool = False, **overrides: Any
 ) -> tuple[Federation, LocalGrid, list[dict[str, Any]]]:
-    run = {"rounds": 2, "audit_every": 2, "local_steps": 4, "strategy": "random", "defenses": "none", **overrides}
+    run = {"rounds": 1, "audit_every": 1, "local_steps": 4, "strategy": "random", "defenses": "none", **overrides}
     raw = settings(run_dir=str(folder / "run"), resume=resume, **run)
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
     describe(federation)
@@ -48,7 +48,7 @@ def test_every_audited_client_is_asked_once_and_its_answer_is_kept_and_judged(tm
     federation, grid, lines = go(tmp_path, "numbers", audit_clients=2)
     questions = [m for m in grid.sent if m.metadata.message_type == QUERY]
     assert len(questions) == len(lines) == 2 and {line["client"] for line in lines} == {0, 1}
-    assert all(set(m.content) == {"audit"} and dict(m.content["audit"]) == {"round": 2} for m in questions)
+    assert all(set(m.content) == {"audit"} and dict(m.content["audit"]) == {"round": 1} for m in questions)
     for line in lines:
         assert line["outcome"] == "scored" and set(line["membership"]["scores"]) == {"local", "drop", "alignment"}
         assert line["membership"]["scores"]["drop"]["members"] == 64

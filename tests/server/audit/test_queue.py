@@ -45,7 +45,7 @@ from prunella.tasks.task import Task
 from prunella.wire.records import to_dense
 from tests.local_grid import LocalGrid, settings
 
-QUICK = {"rounds": 2, "audit_every": 2, "batch_size": 1, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}
+QUICK = {"rounds": 1, "audit_every": 1, "batch_size": 1, "local_steps": 1, "sgi__iterations": 60, "strategy": "random"}
 QUICK |= {"attack": "sgi", "membership": False}  # asked in test_membership
 CANARIES = {"control", "control-defended", "single", "single-defended"}
 
@@ -143,7 +143,7 @@ def test_pictures_consented_control_defended_and_client_are_all_scored(
 def test_the_client_is_asked_about_exactly_the_round_that_was_attacked(scored) -> None:
     _, _, grid = scored
     (question,) = [m for m in grid.sent if m.metadata.message_type == "query.audit"]
-    assert question.content["audit"]["round"] == 2 and question.metadata.dst_node_id == 100
+    assert question.content["audit"]["round"] == 1 and question.metadata.dst_node_id == 100
     assert set(question.content) == {"audit", "reconstruction"}
 
 
@@ -211,7 +211,7 @@ def test_a_restarted_server_takes_up_the_audits_that_had_no_outcome(scored, tmp_
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     lines = tmp_path / "run" / "audits.jsonl"
     lines.write_text("")
-    (tmp_path / "run" / "traces" / "round-000002-client-0" / "result.json").unlink()
+    (tmp_path / "run" / "traces" / "round-000001-client-0" / "result.json").unlink()
     after, _ = go(tmp_path, "scores", resume=True)
     told = ("round", "kind", "client", "outcome", "scores", "threat", "defense")
     old, new = ({a["kind"]: [a[k] for k in told] for a in audits} for audits in (answered, after.store.audits()))
@@ -262,7 +262,7 @@ def test_audits_of_rounds_done_again_are_forgotten(scored, tmp_path: Path) -> No
     shutil.copytree(scored[0], tmp_path, dirs_exist_ok=True)
     federation = assembled(tmp_path)[0]
     assert len(list((tmp_path / "run" / "traces").glob("*/job.json"))) == 5
-    federation.auditor.recover(1, [])
+    federation.auditor.recover(0, [])
     assert not federation.auditor.jobs and not list((tmp_path / "run" / "traces").glob("*/job.json"))
 
 
@@ -418,7 +418,7 @@ def test_a_worker_that_hangs_costs_its_audits_and_ends_the_run(tmp_path: Path, m
 
 def test_the_view_is_what_was_received_and_knows_no_label(scored) -> None:
     folder, federation, _ = scored
-    view, task, extra = load_trace(folder / "run" / "traces" / "round-000002-client-0" / "view.safetensors")
+    view, task, extra = load_trace(folder / "run" / "traces" / "round-000001-client-0" / "view.safetensors")
     expected = federation.strategy.downlink.expected()
     assert extra["kind"] == "client" and task == federation.task
     assert all(torch.equal(view.params[n], expected.params[n]) for n in view.params)

@@ -1,0 +1,57 @@
+"""The cells of a stored result, so that a measurement goes on where its JSON ends, on a machine without its cache.
+
+A JSON has the values of every series, seed by seed, and how long all cells took together, of which every cell is given
+its share. Controls that are no cell of the sweep are not in it, and are measured again.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from prunella.benchmarks.engine.cells import Cache
+from prunella.benchmarks.engine.claim import Claim, Found, Size
+from prunella.benchmarks.engine.measuring import Cell
+from prunella.benchmarks.engine.results import Measured, from_json
+from prunella.benchmarks.engine.results_index import found
+from prunella.core.errors import ConfigError
+
+
+def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
+    """Every finished cell with what it found, but those of whose series some seed is missing: which, nobody wrote."""
+    experiment, sweep = result.experiment, result.experiment.sweeps[result.size]
+    for settings in sweep.cells:
+        fixed = tuple(str(settings[key]) for key in experiment.keys)
+        own = {point.label[-1]: point.values for point in result.points if point.label[:-1] == fixed}
+        lengths = {len(seeds) for values in own.values() for seeds in values.values()}
+        for at, seed in enumerate(sweep.seeds[: lengths.pop() if len(lengths) == 1 else 0]):
+            row = {series: {metric: seeds[at] for metric, seeds in values.items()} for series, values in own.items()}
+            yield Cell(settings, seed, ""), row
+
+
+def usable(row: dict[str, Any], claim: Claim, size: Size) -> bool:
+    """Whether a JSON has cells of today's measure, on a processor."""
+    return (
+        row["size"] == size
+        and row.get("version") == claim.experiment.measure.version
+        and "device" not in row["machine"]
+    )
+
+
+def keep(claims: Iterable[Claim], size: Size, folder: Path, cache: Cache) -> int:
+    """Put the cells of the results in ``folder`` into ``cache``, where they are not there yet; how many there are.
+    Raises ``ConfigError`` where the folder has none, or a claim has other settings by now."""
+    many, names = 0, list[str]()
+    for claim in claims:
+        names.append(claim.name)
+        for _, row in found(claim, folder):
+            if not usable(row, claim, size):
+                continue
+            result = from_json(row, claim)
+            every = list(cells(result))
+            for cell, of in every:
+                kept = {"found": of, "seconds": result.seconds / len(every)}
+                cache.get(cell.about(claim.experiment), lambda kept=kept: kept)  # type: ignore[misc]
+            many += len(every)
+    if not many:
+        raise ConfigError(f"{folder} has no finished cell of {', '.join(names)} of this version and size")
+    return many
