@@ -53,11 +53,11 @@ svg { max-width: 100%; height: auto; }
 <tbody>{% for row in rows %}<tr{% if row.best %} class="best"{% endif %}>{% for cell in row.cells %}<td>{{ cell }}</td>
 {% endfor %}</tr>
 {% endfor %}</tbody></table></div>
-<p class="small">Every federation was attacked after its last round as a run is: with every attack that fits, and only
-where the same attack succeeds on the same images without a defense. The worst case is one public image in one step of
-training, which a server may ask for: mean PSNR in dB over the federations, above the most that a picture scores which
-needs no update. A chain counts as what its worst federation showed. Points lost are against the same seeds of
-{{ reference }}; brackets are 95 % intervals by Student's t over seeds.</p>
+<p class="small">Every federation was attacked in its first and its last round as a run is: with every attack that
+fits, and only where the same attack succeeds on the same images without a defense. The worst case is one public image
+in one step of training, which a server may ask for: mean PSNR in dB over the federations, above the most that a
+picture scores which needs no update. A chain counts as what its worst federation showed. Points lost are against the
+same seeds of {{ reference }}; brackets are 95 % intervals by Student's t over seeds.</p>
 <h2>How</h2>
 <p class="small">{{ how }}</p>
 </body>

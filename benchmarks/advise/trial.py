@@ -1,4 +1,4 @@
-"""One federation of a proposal, with the audits of a run after its last round: what leaked, what it cost.
+"""One federation of a proposal, with the audits of a run in its first round and its last: what leaked, what it cost.
 
 Federation, audits and their verdict are those of ``prunella run`` (``server``, ``client``), in one process and without
 a network: the clients' updates, public images that are sent as a client sends its own, and one public image in one
@@ -40,7 +40,7 @@ NAMED = ("model", "defenses", "attack")  # settings that may name somebody's own
 
 
 def overrides(question: Question, proposal: Proposal, seed: int) -> dict[str, Any]:
-    """The settings of its federation: what was typed, what the proposal sets, and audits after the last round."""
+    """The settings of its federation: what was typed, what the proposal sets, and audits at both ends."""
     short = {"rounds": question.short, "audit-every": question.short, "seed": seed}
     return {**question.given, **settings_of(proposal, question), **short}
 

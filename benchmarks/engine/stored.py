@@ -4,12 +4,13 @@ A JSON has the values of every series, seed by seed, and how long all cells took
 its share. Controls that are no cell of the sweep are not in it, and are measured again.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from prunella.benchmarks.engine.cells import Cache
-from prunella.benchmarks.engine.claim import Claim, Found, Size
+from prunella.benchmarks.engine.claim import Claim, Found, Settings, Size
 from prunella.benchmarks.engine.measuring import Cell
 from prunella.benchmarks.engine.results import Measured, from_json
 from prunella.benchmarks.engine.results_index import found
@@ -17,11 +18,18 @@ from prunella.core.errors import ConfigError
 
 
 def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
-    """Every finished cell with what it found, but those of whose series some seed is missing: which, nobody wrote."""
+    """Every finished cell with what it found, but those of whose series some seed is missing: which, nobody wrote. Of
+    cells that share a label, each has the series of its ``arm``."""
     experiment, sweep = result.experiment, result.experiment.sweeps[result.size]
+
+    def fixed(settings: Settings) -> tuple[str, ...]:
+        return tuple(str(settings[key]) for key in experiment.keys)
+
+    shared = Counter(map(fixed, sweep.cells))
     for settings in sweep.cells:
-        fixed = tuple(str(settings[key]) for key in experiment.keys)
-        own = {point.label[-1]: point.values for point in result.points if point.label[:-1] == fixed}
+        label = fixed(settings)
+        rows = [point for point in result.points if point.label[:-1] == label]
+        own = {p.label[-1]: p.values for p in rows if shared[label] == 1 or p.label[-1] == settings.get("arm")}
         lengths = {len(seeds) for values in own.values() for seeds in values.values()}
         for at, seed in enumerate(sweep.seeds[: lengths.pop() if len(lengths) == 1 else 0]):
             row = {series: {metric: seeds[at] for metric, seeds in values.items()} for series, values in own.items()}

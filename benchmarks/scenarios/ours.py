@@ -16,7 +16,7 @@ PRUNING = ("dgp", "top-k", "random", "priprune")
 DATA, UPDATE = "channel-natural", ("dgp", "priprune")
 ASKED = ("one-image", "one-digit")  # scenarios
 SCORES = "psnr 1 PSNR in dB; ssim 2 SSIM; null 1 null PSNR; rebuilt 2 share rebuilt; seconds 0 processor seconds"
-UPDATES = 8  # images for a seed of X1, where the board and X2 have half as many
+UPDATES = 8  # images for a seed, where the board has half as many
 NOTE = """Cells as the board's: one image in one step of an untrained `cnn`, labels known, a client's first round, {}
 images of a client each for a seed, and every attack that fits the chain."""
 FULL_NOTE = "As the small cells, with twenty images for a seed and ten times the attacker's passes."
@@ -44,13 +44,13 @@ def judge_composed(points: Sequence[Point]) -> Judgement:
     return at_least(paired(best, sides), "PSNR, either alone over both", -DB)
 
 
-def claim(words: str, chains: Sequence[str], judge: Callable[[Sequence[Point]], Judgement], updates: int = 4) -> Claim:
-    """A claim over cells like the board's, of so many updates."""
+def claim(words: str, chains: Sequence[str], judge: Callable[[Sequence[Point]], Judgement]) -> Claim:
+    """A claim over cells like the board's."""
     chosen = (NONE, *chains)
     small, paper = (cells(chosen, costs=False, scenarios=ASKED, size=size) for size in SIZES)
-    small = tuple({**cell, "updates": updates} for cell in small)
+    small = tuple({**cell, "updates": UPDATES} for cell in small)
     shape = "scenario dataset defenses: attack", SCORES, Plot(("psnr",), split=0)
-    text = f"{words}\n small: {NOTE.format(updates)}\n paper: {FULL_NOTE}\n * {REMARK}"
+    text = f"{words}\n small: {NOTE.format(UPDATES)}\n paper: {FULL_NOTE}\n * {REMARK}"
     return declared(text, MEASURE, *shape, judge, small, paper, seeds=SEEDS)
 
 
@@ -59,7 +59,6 @@ X1 = claim(
     "that prunes",
     (*PRUNING, *(f"{chain},{HIDING}" for chain in PRUNING)),
     judge_hidden,
-    UPDATES,
 )
 X2 = claim(
     "X2 | Prunella | docs/defenses.md | a data defense and an update defense together leak less than either",

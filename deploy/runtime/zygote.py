@@ -24,6 +24,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any, NoReturn
@@ -310,8 +311,21 @@ class Zygote:
 
 
 def launcher_gone(*_: object) -> NoReturn:
-    """Handler of SIGTERM, which the kernel sends when the launcher is gone."""
+    """Handler of SIGTERM, which the kernel sends when the launcher is gone; once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise EOFError
+
+
+def until_launcher_gone(work: Callable[[], None]) -> None:
+    """``work``, until the launcher's end shows. It shows twice, in microseconds: its socket closes and the kernel sends
+    SIGTERM. Whichever comes second must not end what the first has begun, or processes that an app started survive."""
+    try:
+        signal.signal(signal.SIGTERM, launcher_gone)
+        with suppress(EOFError, ConnectionError):
+            work()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except EOFError:  # SIGTERM, after ``work`` had ended by the socket
+        return
 
 
 def preload(zygote: Zygote, modules: Sequence[str]) -> None:
@@ -369,17 +383,17 @@ def main(argv: Sequence[str]) -> None:
     """``python -m prunella.deploy.runtime.zygote FD POLL [MODULE …]``; ``FD`` is a socket from the launcher."""
     descriptor, poll, *modules = argv
     zygote = Zygote(socket.socket(fileno=int(descriptor)))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, launcher_gone)
-    try:
+
+    def work() -> None:
         import_flower(zygote, float(poll))
         preload(zygote, modules)
         print("ready, single-threaded" if single_threaded() else "ready, but a thread runs: forks may hang", flush=True)
         while True:
             zygote.serve(0.05)
-    except (EOFError, ConnectionError):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        zygote.end()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    until_launcher_gone(work)
+    zygote.end()
 
 
 if __name__ == "__main__":

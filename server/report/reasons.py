@@ -24,7 +24,7 @@ from prunella.server.report.evidence import (
 )
 from prunella.server.report.membership import membership_notes
 from prunella.server.report.state import RunState
-from prunella.server.report.units import capital, decibels, percent, plural
+from prunella.server.report.units import capital, decibels, in_rounds, percent, plural
 
 MOST = 3  # failed audits that are named one by one
 WHY: dict[Weakness | None, str] = {
@@ -50,12 +50,11 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
     failed = [c for c in controls if control_state(c) == "failed" and c["outcome"] != "failed"]
     if not failed:
         return []
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[int]] = {}
     for control in failed[:MOST]:
-        by_reason.setdefault(control.get("reason") or "no reason recorded", []).append(str(control["round"]))
+        by_reason.setdefault(control.get("reason") or "no reason recorded", []).append(int(control["round"]))
     named = "; ".join(
-        f"round {', '.join(rounds)}: {reason}" if any(map(int, rounds)) else reason
-        for reason, rounds in by_reason.items()
+        f"{in_rounds(rounds)}: {reason}" if any(rounds) else reason for reason, rounds in by_reason.items()
     )
     more = f"; {len(failed) - MOST} more" if len(failed) > MOST else ""
     return [

@@ -7,6 +7,7 @@
 """
 
 import math
+from collections.abc import Iterable
 
 NARROW = "\u202f"
 NONE = "–"
@@ -98,6 +99,16 @@ def capital(text: str) -> str:
     ('All 4 clients of Ann', '')
     """
     return text[:1].upper() + text[1:]
+
+
+def in_rounds(numbers: Iterable[int]) -> str:
+    """Rounds by their numbers, each once.
+
+    >>> in_rounds([1]), in_rounds([10, 1, 1]), in_rounds([1, 5, 10])
+    ('round 1', 'rounds 1 and 10', 'rounds 1, 5 and 10')
+    """
+    *most, last = map(str, sorted(set(numbers)))
+    return f"rounds {', '.join(most)} and {last}" if most else f"round {last}"
 
 
 def audits_left(count: int, seconds: float | None, limit: float = math.inf) -> str:

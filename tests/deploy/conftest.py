@@ -20,10 +20,11 @@ TAG = "PRUNELLA_TEST_TAG"
 PATIENCE = 120.0  # seconds until a test gives up; never an expectation of speed
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
+def wait_for(condition: Callable[[], object], what: str, left: Callable[[], object] = str) -> None:
+    """``left`` is asked when it gives up, for what is in the way."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, f"gave up waiting for {what}"
+        assert time.monotonic() < end, f"gave up waiting for {what}; left: {left()}"
         time.sleep(0.05)
 
 
@@ -69,7 +70,7 @@ class Command:
         wait_for(lambda: len(self.family()) >= count, f"{count} processes")
 
     def await_end_of_family(self) -> None:
-        wait_for(lambda: not self.family(), f"the end of {[p.name() for p in self.family()]}")
+        wait_for(lambda: not self.family(), "the end of all processes", self.family)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """The zygote forks Flower's commands and the tasks SuperExecs ask for, and ends them all."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -124,6 +127,36 @@ def forked(action) -> int:
 )
 def test_exit_codes_are_those_of_a_process(action, code: int) -> None:
     assert forked(action) == code
+
+
+class Second(contextlib.suppress):
+    """The kernel's word that the launcher is gone comes when its socket has just been found closed."""
+
+    def __exit__(self, *raised: Any) -> bool:
+        super().__exit__(*raised)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+
+def the_socket_is_closed() -> None:
+    raise EOFError
+
+
+def the_signal_comes() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("first", [the_socket_is_closed, the_signal_comes])
+def test_the_launcher_s_end_shows_twice_and_is_heard_once(first, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what an app had started outlived a killed launcher: seen in two of a dozen kills on a busy machine."""
+    monkeypatch.setattr(forking, "suppress", Second)
+
+    def heard() -> None:
+        forking.until_launcher_gone(first)
+        sys.exit(7)
+
+    assert forked(heard) == 7
 
 
 def test_forks_do_not_share_randomness(tmp_path: Path) -> None:
