@@ -10,6 +10,7 @@ from typing import Any
 
 from prunella.benchmarks.engine.claim import SIZES, Claim, Size
 from prunella.benchmarks.engine.results import from_json, stem, write
+from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 
 HEAD = """# The papers' claims, measured again
@@ -38,9 +39,19 @@ that goes.
 
 
 def found(claim: Claim, folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The pages and JSON of a claim, one for each size that was measured."""
+    """The pages and JSON of a claim, one for each size that was measured. Raises ``ConfigError`` for what is none."""
     paths = [folder / f"{stem(claim.name, size)}.json" for size in SIZES]
-    return [(path.stem, json.loads(path.read_text())) for path in paths if path.exists()]
+    return [(path.stem, _read(path)) for path in paths if path.exists()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text())
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{path} is damaged, or no result of this command: remove it")
+    return row
 
 
 def typical(claims: Iterable[Claim], size: Size, folders: Iterable[Path]) -> dict[str, float]:

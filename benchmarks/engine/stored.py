@@ -39,7 +39,7 @@ def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
 def usable(row: dict[str, Any], claim: Claim, size: Size) -> bool:
     """Whether a JSON has cells of today's measure, on a processor."""
     return (
-        row["size"] == size
+        row.get("size") == size
         and row.get("version") == claim.experiment.measure.version
         and "device" not in row["machine"]
     )
@@ -47,19 +47,22 @@ def usable(row: dict[str, Any], claim: Claim, size: Size) -> bool:
 
 def keep(claims: Iterable[Claim], size: Size, folder: Path, cache: Cache) -> int:
     """Put the cells of the results in ``folder`` into ``cache``, where they are not there yet; how many there are.
-    Raises ``ConfigError`` where the folder has none, or a claim has other settings by now."""
+    Raises ``ConfigError`` where there is none."""
     many, names = 0, list[str]()
     for claim in claims:
         names.append(claim.name)
         for _, row in found(claim, folder):
             if not usable(row, claim, size):
                 continue
-            result = from_json(row, claim)
+            try:
+                result = from_json(row, claim)
+            except ConfigError:
+                continue  # it has other settings by now: all of it is measured again
             every = list(cells(result))
             for cell, of in every:
                 kept = {"found": of, "seconds": result.seconds / len(every)}
                 cache.get(cell.about(claim.experiment), lambda kept=kept: kept)  # type: ignore[misc]
             many += len(every)
     if not many:
-        raise ConfigError(f"{folder} has no finished cell of {', '.join(names)} of this version and size")
+        raise ConfigError(f"{folder} has no finished cell of {', '.join(names)} of this version, size and settings")
     return many

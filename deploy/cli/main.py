@@ -332,6 +332,9 @@ def reproduce(
     budget: Annotated[str, typer.Option(help="Begin no cell after this time (30min, 2h); the same call goes on.")] = "",
     device: Annotated[str, typer.Option(help="Of attacks and federations: cpu, cuda or auto.")] = "cpu",
     submit: Annotated[str, typer.Option(help="Of board: module:NAME, a defense or an attack of your own.")] = "",
+    stored: Annotated[
+        Path | None, typer.Option(help="Directory of results whose cells count as measured; it goes on there.")
+    ] = None,
     pages: Annotated[
         bool, typer.Option("--pages", help="Measure nothing: judge and write OUT anew from its JSON.")
     ] = False,
@@ -347,6 +350,8 @@ def reproduce(
 
     prunella reproduce board --budget 30min --jobs 2
 
+    prunella reproduce board --stored docs/results
+
     prunella reproduce --size paper --budget 30min --device cuda
 
     Without a claim, all that have the size are measured, what tells most per second first. A run may be stopped at any
@@ -360,7 +365,7 @@ def reproduce(
         return
     chosen = [*filter(None, [claim]), *(["--size", size] if size else []), "--out", str(out), "--cache", str(cache)]
     chosen += ["--jobs", str(jobs), "--device", device, *["--pages"][:pages], *["--index"][:index]]
-    for name, value in (("data", data), ("budget", budget), ("submit", submit)):
+    for name, value in (("data", data), ("budget", budget), ("submit", submit), ("stored", stored)):
         chosen += [f"--{name}", str(value)] if value else []
     with explained():
         raise typer.Exit(measure(REPRODUCE, chosen))

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from prunella.benchmarks.engine.claim import SIZES
 from prunella.benchmarks.engine.results_index import counts, index, typical, write_index
 from prunella.benchmarks.registry import CLAIMS
+from prunella.core.errors import ConfigError
 
 
 def test_what_was_measured_is_linked_and_the_rest_is_listed(tmp_path: Path) -> None:
@@ -44,3 +47,10 @@ def test_the_seconds_of_a_cell_are_those_of_the_same_size_and_of_the_later_folde
     assert [typical(claims, size, folders)["leakage"] for size in SIZES] == [2.0, 20.0]
     keep("out", "P1-paper", "paper", 50.0)
     assert typical(claims, "paper", folders) == {"leakage": 10.0, "traffic": 1.0}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "P1.json").write_text(text)
+    with pytest.raises(ConfigError, match="P1.json is damaged, or no result"):
+        counts([CLAIMS["P1"]], tmp_path)

@@ -1,0 +1,46 @@
+"""The cells of a stored result are those that it was made of."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from prunella.benchmarks.engine.cells import Cache
+from prunella.benchmarks.engine.measuring import points
+from prunella.benchmarks.engine.results import from_json
+from prunella.benchmarks.engine.stored import cells, keep
+from prunella.benchmarks.registry import CLAIMS, TABLES
+from prunella.core.errors import ConfigError
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+EVERY = {**CLAIMS, **TABLES}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
+def test_they_give_the_points_back(name: str) -> None:
+    """Of every committed result; cells whose control is not in the JSON give no point."""
+    row = json.loads((RESULTS / f"{name}.json").read_text())
+    claim = EVERY[row["claim"]]
+    result = from_json(row, claim)
+    done = {cell.key(claim.experiment): {"found": found} for cell, found in cells(result)}
+    there = defaultdict(list)
+    for point in result.points:
+        there[point.label].append((dict(point.values), point.control))
+    for point in points(claim.experiment, result.size, done):
+        assert (dict(point.values), point.control) in there[point.label]
+
+
+@pytest.mark.parametrize("name", ["board", "C4", "X1", "membership"])
+def test_nothing_of_these_is_left_out(name: str) -> None:
+    """Of C4 two defenses have the same label."""
+    row = json.loads((RESULTS / f"{name}.json").read_text())
+    found = list(cells(from_json(row, EVERY[name])))
+    assert len(found) == len(row["settings"]) * len(row["seeds"]) - row["missing"]
+
+
+def test_a_claim_of_other_settings_is_measured_again(tmp_path: Path) -> None:
+    row = json.loads((RESULTS / "X1.json").read_text())
+    (tmp_path / "X1.json").write_text(json.dumps({**row, "seeds": [7, 8, 9]}))
+    with pytest.raises(ConfigError, match="no finished cell of X1"):
+        keep([CLAIMS["X1"]], "small", tmp_path, Cache(tmp_path / "cells", 1))
