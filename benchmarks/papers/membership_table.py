@@ -45,7 +45,10 @@ from prunella.tasks.task import Task, initial
 CLIENTS, EXAMPLES, OUTSIDERS, KEPT = 4, 100, 1000, 3
 LONG = {"rounds": 20, "local_steps": 20, "batch_size": 16}
 DATASETS = ("mnist", "cifar10")
-CHAINS = (NONE, "dgp", "top-k", "gaussian", "priprune", "channel-natural", "dp-sgd", "fed-ltp-client")
+CHAINS = (
+    *(NONE, "dgp", "top-k", "gaussian", "priprune", "channel-natural", "dp-sgd", "fed-ltp-client"),
+    *("outpost", "channel-white", "dgp,mask-hiding"),
+)
 PRIVATE = ("dp-sgd", "fed-ltp-client")
 BY_UPDATES, BY_MODEL = "updates", "model"
 

@@ -3,9 +3,9 @@
     python -m prunella.benchmarks.speed.quality --data /data
     python -m prunella.benchmarks.speed.quality --data /data --settings fedavg-4x4 --images 2 --iterations 40
 
-Undefended updates of ``cnn`` and ``resnet10`` at untrained weights, CIFAR-10's test images, labels known, one start:
+Undefended updates of ``cnn``, ``lenet-zhu`` and ``resnet10`` at untrained weights, CIFAR-10's test images, labels known, one start:
 
-* ``one-image``: one image, one step;
+* ``one-image``, ``lenet``: one image, one step;
 * ``batch-norm``: four images in one step of a network with batch norm in training mode;
 * ``fedavg-4x1``, ``fedavg-4x4``: four steps at a rate of 0.1, of one image and of four.
 
@@ -54,6 +54,7 @@ class UpdateSetting(NamedTuple):
 
 SETTINGS = {
     "one-image": UpdateSetting("cnn", 1, 1),
+    "lenet": UpdateSetting("lenet-zhu", 1, 1),
     "batch-norm": UpdateSetting("resnet10", 1, 4),
     "fedavg-4x1": UpdateSetting("cnn", 4, 1),
     "fedavg-4x4": UpdateSetting("cnn", 4, 4),
