@@ -11,6 +11,7 @@ from typing import Any
 
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import Claim, Found, Settings, Size
+from prunella.benchmarks.engine.machine import device
 from prunella.benchmarks.engine.measuring import Cell
 from prunella.benchmarks.engine.results import Measured, from_json
 from prunella.benchmarks.engine.results_index import found
@@ -37,9 +38,10 @@ def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
 
 
 def usable(row: dict[str, Any], claim: Claim, size: Size) -> bool:
-    """Whether a JSON has cells of today's measure, on a processor."""
+    """Whether a JSON has cells of today's measure, and both are of a processor."""
     return (
-        row.get("size") == size
+        device().type == "cpu"
+        and row.get("size") == size
         and row.get("version") == claim.experiment.measure.version
         and "device" not in row["machine"]
     )

@@ -3,7 +3,8 @@
     python -m prunella.benchmarks.speed.quality --data /data
     python -m prunella.benchmarks.speed.quality --data /data --settings fedavg-4x4 --images 2 --iterations 40
 
-Undefended updates of ``cnn``, ``lenet-zhu`` and ``resnet10`` at untrained weights, CIFAR-10's test images, labels known, one start:
+Undefended updates of ``cnn``, ``lenet-zhu`` and ``resnet10`` at untrained weights, CIFAR-10's test images, labels
+known, one start:
 
 * ``one-image``, ``lenet``: one image, one step;
 * ``batch-norm``: four images in one step of a network with batch norm in training mode;

@@ -70,7 +70,7 @@ def test_defenses_are_an_ordered_list() -> None:
 
 
 def test_the_first_and_the_last_round_are_audited_and_every_so_many_between() -> None:
-    """A first round leaks most: a run that audits trained weights alone may read clear where a picture left in it."""
+    """A run that audits trained weights alone may read clear where a picture left in its first round."""
     rounds, rates = range(1, 11), (0, 1, 4, 10, 99)
     every = {rate: [r for r in rounds if Run(rounds=10, audit_every=rate).audits(r)] for rate in rates}
     assert every == {0: [], 1: [*range(1, 11)], 4: [1, 4, 8, 10], 10: [1, 10], 99: [1, 10]}

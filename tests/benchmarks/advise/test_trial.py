@@ -13,7 +13,7 @@ from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, SINGLE, audit
 
 @pytest.mark.slow
 def test_without_a_defense_an_image_comes_back_and_behind_an_epsilon_it_does_not() -> None:
-    passes = {"portfolio__passes": 4000, "portfolio__label_passes": 8000}
+    passes = {"portfolio__passes": 2000, "portfolio__label_passes": 4000}
     asked = question(rounds=3, audit_seconds=600.0, private_rate=0.25, **passes)
     asked = asked.__class__(**{**vars(asked), "short": 3})
     plain, private = Proposal("none", 0.3), Proposal("dp-sgd", 0.3, 4.0)
