@@ -61,7 +61,7 @@ X1 = claim(
     judge_hidden,
 )
 X2 = claim(
-    "X2 | Prunella | docs/defenses.md | a data defense and an update defense together leak less than either",
+    "X2 | Prunella | docs/defenses.md | a data defense and an update defense together leak no more than either alone",
     (DATA, *UPDATE, *(f"{DATA},{chain}" for chain in UPDATE)),
     judge_composed,
 )
