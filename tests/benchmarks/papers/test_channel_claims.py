@@ -94,7 +94,7 @@ def test_every_private_arm_has_its_own_noise_and_the_channel_none() -> None:
     for cell in PLANE_CELLS:
         sections = {key.split(".")[0] for key in cell["options"]}
         assert sections == ({cell["arm"]} if cell["arm"] != "none" else set())
-    assert {cell["arm"] for cell in PLANE_CELLS} == {"none", NATURAL, "dp-sgd"}
+    assert {cell["arm"] for cell in PLANE_CELLS} == {"none", NATURAL, *PRIVATE}
 
 
 def batches(private: float, plain: float, noisy: float) -> list[Point]:
