@@ -262,7 +262,7 @@ def test_verdicts_of_a_cluster_are_those_of_this_machine_and_a_resumed_run_gets_
     assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files if file.name == REBUILT)
 
     (tmp_path / "there" / "run" / "audits.jsonl").write_text("")
-    (two / "round-000002-client-0" / RESULT).unlink()
+    (two / "round-000001-client-0" / RESULT).unlink()
     again, _ = go(tmp_path / "there", "scores", audit_cluster=head.address, resume=True)
     assert {kind: [audit[name] for name in TOLD] for kind, audit in kinds(again).items()} == expected
 
