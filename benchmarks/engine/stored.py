@@ -19,8 +19,9 @@ from prunella.core.errors import ConfigError
 
 
 def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
-    """Every finished cell with what it found, but those of whose series some seed is missing: which, nobody wrote. Of
-    cells that share a label, each has the series of its ``arm``."""
+    """Every finished cell with what it found. One with a series that some seed lacks is left out, since nobody wrote which
+    seed; and so is, where no cell is missing, one with fewer values than seeds. Of cells that share a label, each has
+    the series of its ``arm``."""
     experiment, sweep = result.experiment, result.experiment.sweeps[result.size]
 
     def fixed(settings: Settings) -> tuple[str, ...]:
@@ -32,7 +33,8 @@ def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
         rows = [point for point in result.points if point.label[:-1] == label]
         own = {p.label[-1]: p.values for p in rows if shared[label] == 1 or p.label[-1] == settings.get("arm")}
         lengths = {len(seeds) for values in own.values() for seeds in values.values()}
-        for at, seed in enumerate(sweep.seeds[: lengths.pop() if len(lengths) == 1 else 0]):
+        whole = len(lengths) == 1 and (result.missing or lengths == {len(sweep.seeds)})
+        for at, seed in enumerate(sweep.seeds[: lengths.pop()] if whole else ()):
             row = {series: {metric: seeds[at] for metric, seeds in values.items()} for series, values in own.items()}
             yield Cell(settings, seed, ""), row
 
