@@ -19,8 +19,8 @@ from prunella.core.errors import ConfigError
 
 
 def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
-    """Every finished cell with what it found. One with a series that some seed lacks is left out, since nobody wrote which
-    seed; and so is, where no cell is missing, one with fewer values than seeds. Of cells that share a label, each has
+    """Every finished cell with what it found. One with a series that some seed lacks is left out, since nobody wrote
+    which; and so is, where no cell is missing, one with fewer values than seeds. Of cells that share a label, each has
     the series of its ``arm``."""
     experiment, sweep = result.experiment, result.experiment.sweeps[result.size]
 
