@@ -88,7 +88,9 @@ class Run(BaseModel):
     learning_rate: Positive = 0.25
     momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  #: of the clients' SGD
-    device: str = "auto"  #: where clients train: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
+    #: where clients train and, if it has one, the server evaluates: auto takes CUDA if PyTorch sees it, else the CPU;
+    #: or a PyTorch device
+    device: str = "auto"
     # pruning, defenses, audit
     strategy: str = "prunefl"  #: the pruning scheme; an entry of the list
     rate: Rate = 0.3  #: share of the prunable weights that the scheme removes

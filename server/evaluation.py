@@ -4,6 +4,9 @@ A full pass over the test images can take longer than the round itself. It start
 copy of the module and in a thread of its own, while the clients train the next round, and is waited for before the
 next one starts: one model more is in memory, and every round that is due is evaluated. A quick one is waited for at
 once (``PATIENCE`` of the round's training, at least ``LEAST`` seconds), and told with its round.
+
+It is done where the clients train, if the server has such a device: a pass of ResNet18 over CIFAR-10's test images
+takes a processor longer than clients on GPUs their round.
 """
 
 import copy
@@ -11,10 +14,13 @@ import threading
 from concurrent.futures import Future, wait
 
 import torch
+from torch import nn
 
 from prunella.core.config import Run
+from prunella.core.device import pick_device
+from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
-from prunella.core.trees import Tree
+from prunella.core.trees import Tree, to_device
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import Examples
 from prunella.tasks.training import Evaluation, evaluate
@@ -33,11 +39,28 @@ def sampled(test: Examples, run: Run) -> Examples:
     return test.take(chosen[: run.evaluate_examples])
 
 
+def device_here(run: Run) -> torch.device:
+    """The clients' device, or the CPU on a server that has none like it."""
+    try:
+        return pick_device(run.device)
+    except ConfigError:
+        return torch.device("cpu")
+
+
+def evaluate_on(device: torch.device, module: nn.Module, params: Tree, buffers: Tree, test: Examples) -> Evaluation:
+    """On the CPU after all where the device has no memory left: clients and audits may be on it."""
+    try:
+        there = module.to(device), to_device(params, device), to_device(buffers, device)
+        return evaluate(*there, test.x, test.y)
+    except torch.OutOfMemoryError:
+        return evaluate(module.to("cpu"), params, buffers, test.x, test.y)
+
+
 class Evaluator:
     """One evaluation at a time; ``test`` is None where the server has no examples."""
 
     def __init__(self, run: Run, model: ServerModel, test: Examples | None) -> None:
-        self._run, self._model, self._test = run, model, test
+        self._run, self._model, self._test, self._device = run, model, test, device_here(run)
         self._module = copy.deepcopy(model.module)  # aggregation may use the model's meanwhile
         self._pending: tuple[int, Future[Evaluation]] | None = None
 
@@ -54,7 +77,7 @@ class Evaluator:
         def work() -> None:
             torch.set_num_threads(threads)  # of this thread: sums keep their order
             try:
-                found.set_result(evaluate(self._module, params, buffers, test.x, test.y))
+                found.set_result(evaluate_on(self._device, self._module, params, buffers, test))
             except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
                 found.set_exception(error)
 

@@ -94,6 +94,15 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
+    import prunella.server.evaluation
+
+    evaluate_on = prunella.server.evaluation.evaluate_on
+
+    def there(*given: Any) -> Any:
+        with Pretended():  # a mode is of one thread, and the server evaluates in another
+            return evaluate_on(*given)
+
+    monkeypatch.setattr(prunella.server.evaluation, "evaluate_on", there)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     with Pretended():
         yield

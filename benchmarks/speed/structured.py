@@ -19,7 +19,8 @@ all in every round: ``dense`` and the two ways to prune at that rate, reached in
 all test images, for each of ``--seeds``, the mean of the last three of ten evaluations, since a single round's moves by
 points. Seconds are of a whole round, all its clients one after the other and the server, the median of the rounds at
 the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too; bytes are those of
-the last. ``--jobs`` federations go at a time; ``--arms`` leaves some out.
+the last. ``--jobs`` federations go at a time, on ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing
+but federations is measured.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
@@ -58,7 +59,7 @@ from prunella.wire.encode import dense_bytes
 from prunella.wire.records import record_bytes, to_coded, to_dense
 
 DENSE, WEIGHTS, MASKED, FILTERS = "dense", "weights", "filters, masked", "filters"
-BATCH, SGD, HALVINGS = 16, Sgd(0.05), 10
+SGD, HALVINGS = Sgd(0.05), 10
 EVALUATIONS, LAST = 10, 3  # of a federation; accuracy is the mean of the last
 
 
@@ -122,9 +123,11 @@ def _apart(a: Tree, b: Tree) -> float:
 
 
 def measure(model: str, images: Examples, options: Any) -> dict[str, Any]:
-    """One model's rows."""
+    """One model's rows; of ``--repeat 0`` none, only the rate."""
     rate, made, idle = arms(model, options.defenses)
-    data = list(batches(images, BATCH, options.steps, rehearsal(0, purpose="batches")))
+    if not options.repeat:
+        return {"rate": rate}
+    data = list(batches(images, options.batch, options.steps, rehearsal(0, purpose="batches")))
     done = {name: arm.trained(data) for name, arm in made.items()}
     first = {name: made[name].trained(data[:1]).outgoing.update for name in (MASKED, FILTERS)}
     if [result.small for result in done.values()] != [False, False, False, True]:
@@ -157,6 +160,9 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
     same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": options.defenses, "seed": seed}
     same |= {
         "rounds": options.rounds,
+        "local_steps": options.steps,
+        "batch_size": options.batch,
+        "device": options.device,
         "learning_rate": options.rate,
         "momentum": 0.9,
         "evaluate_every": max(1, options.rounds // EVALUATIONS),
@@ -203,8 +209,10 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
 
 def compare(options: Any) -> dict[str, Any]:
     """The result of a command line."""
-    if min(options.repeat, options.steps, options.jobs) < 1 or options.rounds == 1:
-        raise ArgumentTypeError("--repeat, --steps and --jobs must be at least 1, --rounds 0 or at least 2")
+    if min(options.batch, options.steps, options.jobs) < 1 or options.rounds == 1:
+        raise ArgumentTypeError("--batch, --steps and --jobs must be at least 1, --rounds 0 or at least 2")
+    if options.repeat < 0 or not (options.repeat or options.rounds):
+        raise ArgumentTypeError("--repeat must be at least 1, or 0 with --rounds, which is then all that is measured")
     if DENSE not in (arms := options.arms.split(",")) or set(arms) - {DENSE, WEIGHTS, FILTERS}:
         raise ArgumentTypeError(f"--arms: {DENSE}, which the others are compared with, {WEIGHTS} and {FILTERS}")
     torch.set_num_threads(1)
@@ -216,6 +224,7 @@ def compare(options: Any) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
+    timed = {model: found for model, found in result["models"].items() if "arms" in found}
     rows = [
         (
             model,
@@ -225,12 +234,13 @@ def show(result: dict[str, Any]) -> None:
             f"{row['down']:,} ({row['down ratio']:.3f})",
             f"{row['up']:,} ({row['up ratio']:.3f})",
         )
-        for model, found in result["models"].items()
+        for model, found in timed.items()
         for name, row in found["arms"].items()
     ]
     heads = "model, arm, s a step, over dense (range), bytes down (over dense), bytes up (over dense)"
-    show_table("a client's round", heads, rows, 130)
-    for model, found in result["models"].items():
+    if timed:
+        show_table("a client's round", heads, rows, 130)
+    for model, found in timed.items():
         lost = ", ".join(f"{share:.2%} {way}" for way, share in found["idle"].items())
         print(f"{model}: rate {found['rate']:.3f}, updates {found['apart']:.0e} apart, idle {lost}")
     learnt = [
@@ -257,6 +267,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    lengths = {"--steps": 8, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--rate": 0.05, "--jobs": 1}
+    lengths = {"--steps": 8, "--batch": 16, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8}
     chosen = {"--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, "--arms": f"{DENSE},{WEIGHTS},{FILTERS}"}
-    command(__doc__, compare, show, {"--data": "", **chosen, **lengths})
+    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--jobs": 1}
+    command(__doc__, compare, show, {**other, **chosen, **lengths})

@@ -1,17 +1,22 @@
 """Evaluation beside the next round: the same numbers as without it, none lost, and no round that waits."""
 
+import copy
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message
+from torch import Tensor, nn
 
 import prunella.server.evaluation
+from prunella.benchmarks.engine.inprocess import failures
+from prunella.core.trees import Tree, to_device
 from prunella.server.store.read import read_lines
 from prunella.tasks.training import Evaluation, evaluate
-from tests.server.test_rounds import go, series
+from tests.server.test_rounds import build, go, series
 
-PLAIN = {"clients": 2, "strategy": "fedavg", "defenses": "none", "local_steps": 1}
+PLAIN = {"clients": 2, "strategy": "fedavg", "defenses": "none", "local_steps": 1, "device": "cpu"}  # a GPU rounds anew
 
 
 def by_round(folder: Path) -> dict[int, float]:
@@ -68,3 +73,30 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(prunella.server.evaluation, "evaluate", fail)
     with pytest.raises(TimeoutError, match="no memory"):
         go(tmp_path, rounds=2, **PLAIN)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_it_is_done_where_clients_train_while_there_is_room(
+    room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    asked = list[str]()
+
+    def noted(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Evaluation:
+        asked.append(next(iter(params.values())).device.type)
+        if asked[-1] == "cuda" and not room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        found = evaluate(module, params, buffers, x, y)
+        again = evaluate(copy.deepcopy(module).to("cpu"), to_device(params, "cpu"), to_device(buffers, "cpu"), x, y)
+        assert (found.accuracy, found.loss) == pytest.approx((again.accuracy, again.loss), abs=1e-3)
+        return found
+
+    monkeypatch.setattr(prunella.server.evaluation, "evaluate", noted)
+    done = go(tmp_path, rounds=2, **{**PLAIN, "device": "cuda:0"})
+    assert asked == (["cuda"] * 2 if room else ["cuda", "cpu"] * 2)
+    assert by_round(tmp_path).keys() == {1, 2} and not failures(done)
+
+
+def test_a_server_without_the_clients_device_evaluates_on_the_cpu(tmp_path: Path) -> None:
+    run = build(tmp_path, device="cuda:31")[0].run
+    assert prunella.server.evaluation.device_here(run) == torch.device("cpu")

@@ -15,8 +15,9 @@ from prunella.pruning.channels import channel_groups
 from prunella.pruning.compact import living
 from prunella.tasks.task import Task, prunable
 
-OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "repeat": 1, "rounds": 0, "seeds": 1, "clients": 2,
-                           "rate": 0.05, "defenses": "none", "jobs": 1, "arms": "dense,weights,filters"}  # fmt: skip
+OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "batch": 2, "repeat": 1, "rounds": 0, "seeds": 1,
+                           "clients": 2, "rate": 0.05, "defenses": "none", "jobs": 1, "arms": "dense,weights,filters",
+                           "device": "cpu"}  # fmt: skip
 
 
 def test_half_of_the_filters_go_and_as_many_single_weights() -> None:
@@ -32,11 +33,8 @@ def test_half_of_the_filters_go_and_as_many_single_weights() -> None:
     assert idle == pytest.approx(4 * 4 * dead, rel=0.05)  # weight, bias, mean and variance of dead norms, four bytes
 
 
-def test_the_command_prints_one_json_object_and_a_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_one_json_object_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(bench, "BATCH", 2)
     result = json.loads(json.dumps(bench.compare(SimpleNamespace(**OPTIONS))))
     torch.set_num_threads(threads)
     found = result["models"]["cnn"]
@@ -49,8 +47,7 @@ def test_the_command_prints_one_json_object_and_a_table(
     assert "filters, masked" in capsys.readouterr().out
 
 
-def test_a_chain_is_measured_or_refused_where_it_keeps_the_large_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "BATCH", 2)
+def test_a_chain_is_measured_or_refused_where_it_keeps_the_large_network() -> None:
     images, _ = bench.examples(None, 0)
     rows = bench.measure("cnn", images, SimpleNamespace(**{**OPTIONS, "defenses": "priprune"}))["arms"]
     assert rows["filters"]["up"] < rows["dense"]["up"] < 0.95 * rows["dense"]["down"]  # some of it is withheld
@@ -66,7 +63,7 @@ def test_it_stops_where_the_small_network_is_not_trained(monkeypatch: pytest.Mon
 
 
 def test_federations_learn_with_either_mask(capsys: pytest.CaptureFixture[str]) -> None:
-    options = SimpleNamespace(**{**OPTIONS, "rounds": 6, "clients": 3, "jobs": 2})
+    options = SimpleNamespace(**{**OPTIONS, "rounds": 6, "clients": 3, "jobs": 2, "steps": 8, "batch": 16})
     found = bench.federations({"cnn": 0.5}, options)["cnn"]
     assert set(found) == {"dense", "weights", "filters"} and all(
         0.4 < one["accuracy"] <= 1 for (one,) in found.values()
@@ -81,10 +78,23 @@ def test_federations_learn_with_either_mask(capsys: pytest.CaptureFixture[str]) 
 
 def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["structured", "--steps", "0"])
+    asked = {"--steps": 8, "--batch": 16, "--repeat": 9, "--jobs": 1, "--rounds": 0}
     with pytest.raises(SystemExit):
-        bench.command(
-            bench.__doc__, bench.compare, bench.show, {"--steps": 8, "--repeat": 9, "--jobs": 1, "--rounds": 0}
-        )
+        bench.command(bench.__doc__, bench.compare, bench.show, asked)
+    with pytest.raises(ArgumentTypeError, match="or 0 with --rounds"):
+        bench.compare(SimpleNamespace(**{**OPTIONS, "repeat": 0}))
+
+
+def test_federations_alone_are_measured_where_nothing_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "federations", lambda rates, options: {})
+    threads = torch.get_num_threads()
+    result = bench.compare(SimpleNamespace(**{**OPTIONS, "repeat": 0, "rounds": 2}))
+    torch.set_num_threads(threads)
+    assert list(result["models"]["cnn"]) == ["rate"]
+    bench.show(result)
+    assert not capsys.readouterr().out
 
 
 def test_accuracy_is_the_mean_of_the_last_evaluations_and_an_arm_can_be_left_out(
