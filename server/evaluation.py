@@ -12,8 +12,10 @@ takes a processor longer than clients on GPUs their round.
 import copy
 import threading
 from concurrent.futures import Future, wait
+from logging import WARNING
 
 import torch
+from flwr.common.logger import log
 from torch import nn
 
 from prunella.core.config import Run
@@ -48,11 +50,13 @@ def device_here(run: Run) -> torch.device:
 
 
 def evaluate_on(device: torch.device, module: nn.Module, params: Tree, buffers: Tree, test: Examples) -> Evaluation:
-    """On the CPU after all where the device has no memory left: clients and audits may be on it."""
+    """On the CPU after all where the device fails: clients and audits may have its memory."""
     try:
         there = module.to(device), to_device(params, device), to_device(buffers, device)
         return evaluate(*there, test.x, test.y)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:  # one of the model's is raised again below
+        if device.type != "cpu":
+            log(WARNING, "evaluating on the CPU, since %s fails: %s", device, error)
         return evaluate(module.to("cpu"), params, buffers, test.x, test.y)
 
 
