@@ -93,7 +93,7 @@ CANDIDATES = (
     Candidate("r-gap", lambda s: matchable(s) and s.single and s.target.support is None and not s.has(nn.ReLU)),
     PLAIN,
     Candidate("idlg", matchable, {"mask_aware": True}),
-    Candidate("dlg", lambda s: matchable(s) and s.open_labels, {"mask_aware": True, "labels": "optimise"}),
+    Candidate("dlg", lambda s: matchable(s) and s.untold, {"mask_aware": True, "labels": "optimise"}),
     Candidate("sgi", matchable, {"tv": 0.01}),
     Candidate("sgi", lambda s: matchable(s) and s.open_labels, {"labels": "optimise", "tv": 0.01}),
     Candidate("sgi", matchable, {"tv": 0.2}),
@@ -115,7 +115,8 @@ def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
     """What an attempt finds; nothing where it cannot be made or diverges."""
     try:
         return attempt()
-    except (AttackError, DefenseError, RuntimeError):  # the last: a decomposition that fails, memory that is not there
+    # The last two: a decomposition that fails, memory that is not there, a layer that keeps its weights elsewhere.
+    except (AttackError, DefenseError, RuntimeError, LookupError):
         return []
 
 

@@ -16,7 +16,9 @@ not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`
 """
 
 import secrets
+from collections.abc import Callable
 from contextlib import nullcontext
+from numbers import Integral
 from typing import Any
 
 from flwr.app import Context
@@ -26,6 +28,26 @@ from prunella.flower.handled import HANDLED, LOCKED
 from prunella.flower.site import Site
 from prunella.privacy.accounting import NOISE, STEPS, Charge
 from prunella.privacy.ledger.ledger import spend
+
+
+class Paid:
+    """Opacus's hook of an optimiser, called before each noised step moves the model: the step has to be one of those
+    that were charged, with no less noise, whatever a scheduler of noise or a longer loop makes of it."""
+
+    def __init__(self, noise: float, steps: int, before: Callable[[Any], None] | None) -> None:
+        self.noise, self.steps, self.before = noise, steps, before
+
+    def __call__(self, optimizer: Any) -> None:
+        if optimizer.noise_multiplier < self.noise:
+            raise DefenseError(
+                "account: the optimiser's noise has fallen below what was charged: charge the least noise of all "
+                "steps by account.spend(steps=, rate=, noise=)"
+            )
+        if not self.steps:
+            raise DefenseError("account: there are more steps than were charged: charge them before they are taken")
+        self.steps -= 1
+        if self.before is not None:
+            self.before(optimizer)
 
 
 class Account:
@@ -41,6 +63,8 @@ class Account:
 
     def spend(self, *, steps: int, rate: float, noise: float) -> float | None:
         """Charge ``steps`` noised steps, on the disk when this returns: ε afterwards."""
+        if not isinstance(steps, Integral):
+            raise DefenseError("account: steps are a whole number: round up")
         if not (1 <= steps <= STEPS and 0 < rate <= 1 and NOISE[0] <= noise <= NOISE[1]):
             raise DefenseError("account: steps of at least 1, a rate in (0, 1] and noise of 0.1 or more give an ε")
         site, work = self._site, HANDLED.get()
@@ -59,10 +83,17 @@ class Account:
         """Charge what Opacus is about to take: its optimiser's noise, and its loader's steps and sampling rate.
 
         A loader that ``PrivacyEngine.make_private`` made with ``poisson_sampling=False`` has no sampling rate and is
-        charged without amplification.
+        charged without amplification. A step with less noise than that, or one more, raises ``DefenseError`` before
+        it moves the model.
         """
         noise = getattr(optimizer, "noise_multiplier", None)
         if not isinstance(noise, int | float):
             raise DefenseError("account: the optimiser has no noise_multiplier: make it private with Opacus first")
-        rate = getattr(loader, "sample_rate", None)
-        return self.spend(steps=epochs * len(loader), rate=1.0 if rate is None else float(rate), noise=float(noise))
+        rate, steps = getattr(loader, "sample_rate", None), epochs * len(loader)
+        found = self.spend(steps=steps, rate=1.0 if rate is None else float(rate), noise=float(noise))
+        before = getattr(optimizer, "step_hook", None)
+        if isinstance(before, Paid):  # of an epoch before: each step is one of either
+            before.noise, before.steps = max(before.noise, float(noise)), before.steps + steps
+        elif hasattr(optimizer, "attach_step_hook"):
+            optimizer.attach_step_hook(Paid(float(noise), steps, before))
+        return found

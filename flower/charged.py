@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import RandomSampler, SequentialSampler
 
-from prunella.core.errors import DefenseError
+from prunella.core.errors import ConfigError, DefenseError
 from prunella.flower.handled import Handled
 from prunella.privacy.ledger.ledger import charge
 
@@ -32,6 +33,16 @@ def emptied(batch: Any) -> Any:
     )
 
 
+def rows_to_draw_from(loader: Any) -> int:
+    """Rows of a loader's dataset. ``ConfigError`` where it does not draw evenly from all of them, in batches."""
+    if type(getattr(loader, "sampler", None)) not in (RandomSampler, SequentialSampler) or not loader.batch_size:
+        raise ConfigError(
+            "guard.loader draws from all rows of a DataLoader with a batch_size and no sampler of its own: leave rows "
+            "out by torch.utils.data.Subset"
+        )
+    return len(loader.dataset)
+
+
 class ChargedSteps:
     """Steps that were charged and not yet taken, and how the batch at hand was drawn: ``poisson`` is its sampling rate,
     0 for a loader's of one's own, and ``taken`` says whether its step was taken from what was charged."""
@@ -45,7 +56,7 @@ class ChargedSteps:
 
     def loader(self, loader: Any) -> Iterator[Any]:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
-        data, count = loader.dataset, len(loader.dataset)
+        count, data = rows_to_draw_from(loader), loader.dataset
         self._expected = int(loader.batch_size)
         rate, drawn = min(1.0, self._expected / count), self._work.site.generator(self._work.question, "batches")
         self._pay(len(loader), rate)

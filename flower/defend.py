@@ -98,8 +98,8 @@ class Defend:
     Raises nothing but ``PrunellaError``, whose text tells the server names and settings only.
     """
 
-    def __init__(self, metrics: tuple[str, ...] = ()) -> None:
-        self.metrics = tuple(metrics)
+    def __init__(self, metrics: str | tuple[str, ...] = ()) -> None:
+        self.metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
         if GATED.get():  # the site's own stands outside of the app (``flower.gate``)

@@ -36,12 +36,14 @@ from typing import Any
 import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.client.planted import planted_layers
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, to_device
-from prunella.flower.charged import Batch, ChargedSteps
+from prunella.flower.charged import Batch, ChargedSteps, rows_of
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
 from prunella.flower.moved import MovedBy
@@ -54,7 +56,7 @@ from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
 Loss = Callable[[Any, Tensor], Tensor]
-TOKENS = "for token ids choose a defense of gradients or updates, such as priprune or dgp"
+TOKENS = "for anything else choose a defense of gradients or updates, such as priprune or dgp"
 FAILED = "a step under an ε failed; this client's own log says why"
 
 
@@ -128,10 +130,12 @@ class Guard:
         self._require_received()
         self._mask = begin_scheme(work, model, self._params, self._received, self._mask, accuracy)
         self._draws = work.site.generator(work.question, "loop")
+        self._require_examples_apart()
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
         self._steps, self._shown, self._asked = ChargedSteps(work), False, False
         self._number = 0  # of the next step since the mask moved
+        self._loss_seen = False  # that it depends on the model's answer alone
         self._failed = False  # in the middle of a step, or out of a with
         hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
         self._moved = MovedBy(work, model, self._params, hides_images, self._stepped)
@@ -152,7 +156,7 @@ class Guard:
                     fix = "write protected(msg, context, model, loader)"
                     raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
                 images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
-                if not images.is_floating_point():
+                if not images.is_floating_point() or (images.dim() != 4 and link.name == "ats"):
                     raise self._work.refuse(ConfigError(f"{link.name} changes images; {TOKENS}"))
                 fitting = self._work.site.generator("fit", link.name)
                 self._state[link.name] = link.defense.fit(images, fitting)
@@ -163,6 +167,37 @@ class Guard:
             if not torch.equal(p.detach().cpu(), given.to(p.dtype)):
                 fix = "load the message's arrays, then train inside"
                 raise self._work.refuse(DefenseError(f"protected: {name} is not as received: {fix}"))
+
+    def _require_examples_apart(self) -> None:
+        """Before anything is charged: under an ε no layer may mix a batch's examples."""
+        mixing = [name for name, layer in self._model.named_modules() if isinstance(layer, _BatchNorm)]
+        if self._chain.private is not None and mixing:
+            raise self._work.refuse(
+                ConfigError(f"{mixing[0]} is batch norm, which mixes examples: no ε holds. Take group or layer norm")
+            )
+
+    def _require_loss_of_answers(self, x: Batch, y: Tensor, loss: Loss) -> None:
+        """Before anything is charged: examples' gradients are of ``loss(model(x), y)``, in which the weights of the
+        model stand for constants wherever else they appear."""
+        if self._chain.private is None or self._loss_seen or not rows_of(x):
+            return
+        model, state = self._model, {name: b.clone() for name, b in self._model.named_buffers()}
+        args, named = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
+        try:
+            with torch.random.fork_rng(devices={p.device for p in self._params.values() if p.is_cuda}):
+                with torch.no_grad():
+                    answer = functional_call(model, state, args, named)
+                value = loss(answer, y)
+        except Exception:  # noqa: BLE001 - the step tells of it
+            return
+        if value.requires_grad:
+            raise self._work.refuse(
+                ConfigError(
+                    "under an ε a loss is of the model's answer and y: this one depends on weights as well (FedProx's "
+                    "term?), and what they add would be left out: leave it out, or choose a defense without an ε"
+                )
+            )
+        self._loss_seen = True
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Pruned weights are zero again, and the scheme has its turn."""
@@ -187,6 +222,15 @@ class Guard:
 
     def images(self, x: Any) -> Any:
         """The batch [B, C, H, W] as training may see it. One of named tensors has no images: no defense changes it."""
+        self._require_no_single_examples()
+        return self._show(x)
+
+    def _require_no_single_examples(self) -> None:
+        if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
+            fix = "write guard.step(x, y, loss, optimizer)"
+            raise self._work.refuse(ConfigError(f"{single[0]} works on single examples: {fix}"))
+
+    def _show(self, x: Any) -> Any:
         self._steps.require_as_drawn(x)
         self._ask(x)
         self._moved.shows_images()
@@ -213,8 +257,7 @@ class Guard:
         self._ask({})  # of a loop that shows no batch: weights alone
         if not self._shown and self._moved.hides_images:
             raise ConfigError("guard.gradients() without guard.images(x) before it: the batch was not defended")
-        if single := [link.name for link in self._chain.links if isinstance(link.defense, StepDefense)]:
-            raise ConfigError(f"{single[0]} works on single examples: write guard.step(x, y, loss, optimizer)")
+        self._require_no_single_examples()
         if not self._steps.taken:
             self._steps.take()
         self._observe(None)
@@ -226,8 +269,9 @@ class Guard:
         self._moved.require_unmoved()
         if self._failed and self._chain.private is not None:  # to leave out those that fail would tell which do
             raise DefenseError(FAILED)
+        self._require_loss_of_answers(x, y, loss)
         self._failed = True
-        shown = self.images(x)
+        shown = self._show(x)
         try:
             value = self._computed(shown, y, loss)
         except Exception as error:
@@ -260,7 +304,7 @@ class Guard:
                 yield {self._names[name]: tensor for name, tensor in rows.items()}
 
         def representation() -> tuple[str, Tensor, Tensor]:
-            if isinstance(x, Mapping) or not x.is_floating_point():
+            if isinstance(x, Mapping) or not x.is_floating_point() or x.dim() != 4:
                 raise self._work.refuse(ConfigError(f"soteria works on images; {TOKENS}"))
             name, features, norms = representation_sensitivity(model, own, {}, x)
             return self._names[name], features, norms
@@ -276,7 +320,7 @@ class Guard:
 
     def _observe(self, step: Step | None) -> None:
         found = {
-            n: wide(p.grad) if p.grad is not None else torch.zeros_like(self._received[n])
+            n: wide(p.grad.to_dense()) if p.grad is not None else torch.zeros_like(self._received[n])
             for n, p in self._params.items()
         }
         defended, self._state = observe(self._chain, found, self._received, self._state, self._draws, step)

@@ -1,9 +1,12 @@
 """What every node was sent and holds, as the server knows it, and messages coded accordingly.
 
 A node is sent dense arrays until it says that it reads coded ones, and again after an answer that was an error or could
-not be read. Coded messages have the bits of the mask only where the node does not hold it.
+not be read. Coded messages have the bits of the mask only where the node does not hold it. What stands between here and
+a node's Defend may bear neither codes nor a record beside the app's (Flower's clipping mods): after an error the node
+is sent what Flower alone would send, and that is how it stays once it has failed twice in turn by anything else.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +21,8 @@ from prunella.flower.arrays import MARK, REST, WIRE, Shapes, close_record, whole
 from prunella.flower.scheme import FRESH, SchemeOrder
 from prunella.wire.encode import encode_mask, fingerprint
 from prunella.wire.records import from_dense, record_bytes, to_dense
+
+TWICE = 2  # one failure may have any reason
 
 
 def masked(arrays: ArrayRecord, mask: Mask) -> ArrayRecord:
@@ -60,13 +65,18 @@ def bits(mask: Mask, shapes: Shapes) -> bytes:
 class KnownNodes:
     """``held``: by node with Defend, the fingerprint of the mask it holds; ``without``: nodes that answered without
     Defend; ``sent``: what the last message says, dense; ``shapes``: of the last dense message, by which coded ones are
-    read; ``started``: nodes with Defend that know what the run starts from."""
+    read; ``started``: nodes with Defend that know what the run starts from; ``ours``: nodes whose last message had
+    anything of this project's; ``failed``: how many of those in turn a node did not answer well; ``bare``: nodes that
+    are sent what Flower would send."""
 
     held: dict[int, bytes] = field(default_factory=dict)
     without: set[int] = field(default_factory=set)
     sent: dict[int, RecordDict] = field(default_factory=dict)
     shapes: dict[int, Shapes] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
+    ours: set[int] = field(default_factory=set)
+    failed: Counter[int] = field(default_factory=Counter)
+    bare: set[int] = field(default_factory=set)
 
     def close(
         self,
@@ -95,10 +105,12 @@ class KnownNodes:
             plain = self.sent[node] = once(under, content, mask)
             message.content, mark = self._closed(node, plain, mask, aligned, once)
             mark |= order.record() if order.scheme else {}
-            if mark and node not in self.without:
+            told = bool(mark) and node not in self.without and node not in self.bare
+            if told:
                 beside = self._beside(node, order, first)
                 message.content = RecordDict({**message.content, **beside, MARK: ConfigRecord(mark)})
                 sent_bytes += sum(len(value) for value in mark.values() if isinstance(value, bytes))
+            (self.ours.add if told or message.content is not plain else self.ours.discard)(node)
             sent_bytes += sum(record_bytes(record) for record in message.content.array_records.values())
         return sent_bytes
 
@@ -124,12 +136,20 @@ class KnownNodes:
         return {} if order.starts else {FRESH: first}
 
     def forget(self, node: int) -> None:
-        """Send a node everything again."""
+        """Send a node everything again, and next what Flower would."""
+        if node in self.ours:
+            self.failed[node] += 1
+            self.bare.add(node)
         self.held.pop(node, None)
         self.started.discard(node)
 
     def note(self, node: int, mark: ConfigRecord | None) -> None:
         """What a valid answer says of its node."""
+        if node in self.bare and self.failed[node] >= TWICE:
+            return
+        self.bare.discard(node)
+        if node in self.ours:
+            self.failed.pop(node, None)
         if mark is not None and mark.get("wire") == WIRE:
             held = mark.get("mask")
             self.held[node] = held if isinstance(held, bytes) else b""

@@ -6,6 +6,8 @@ older API have no names, so there it takes the module. *Never:* arrays that
 two names share (tied weights), frozen weights as far as the module tells, biases, norms, buffers.
 """
 
+import re
+
 import torch
 from torch import nn
 
@@ -15,7 +17,7 @@ from prunella.flower.arrays import is_buffer
 from prunella.flower.legacy import positions
 from prunella.tasks.task import prunable as prunable_layers
 
-NEVER = ("embed", "norm", "wte", "wpe", "ln_", "bn")
+NEVER = re.compile(r"emb|.*embed.*|.*norm.*|wte|wpe|ln\d*|bn\d*")  # a part of a name, between dots and underscores
 
 
 def prunable_names(tree: Tree, model: nn.Module | None) -> frozenset[str]:
@@ -38,7 +40,7 @@ def _candidates(tree: Tree, model: nn.Module | None) -> frozenset[str]:
         names = {came[name] for name in prunable_layers(model) & trained & came.keys()} & tree.keys()
     else:
         names = {n for n, t in tree.items() if t.dim() > 1 and n.endswith("weight") and not is_buffer(n, tree)}
-        names = {n for n in names if not any(word in n.lower() for word in NEVER)}
+        names = {n for n in names if not any(map(NEVER.fullmatch, re.split(r"[._]", n.lower())))}
     return frozenset(name for name in names if tree[name].is_floating_point() and not _shared(name, tree))
 
 

@@ -15,7 +15,7 @@ Errors: ``ConfigError``, which the server is told; it names settings.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,20 @@ def asked_names(run_config: Mapping[str, object]) -> list[str]:
     return [name.strip() for name in str(run_config.get(KIND, "")).split(",") if name.strip()]
 
 
+def check_spelling(run_config: Mapping[str, object]) -> None:
+    """Refuse a key that is a setting of a defense but for its punctuation, or that is the budget without its section:
+    the app's other settings are its own affair, and these would not be heard of."""
+    known = {f"{section}.{kebab(f.name)}" for section, settings in SECTIONS.items() for f in fields(settings)}
+    plain = {key.replace(".", "-"): key for key in known} | {"epsilon-budget": "privacy.epsilon-budget"}
+    for key in run_config:
+        meant = plain.get(key.replace("_", "-").replace(".", "-"))
+        if meant is not None and key != meant:
+            raise ConfigError(f"{key} is no setting of a defense: write {meant}")
+
+
 def defense_settings(run_config: Mapping[str, object]) -> Raw:
-    """The run's settings of defenses."""
+    """The run's settings of defenses. Raises ``ConfigError`` for what is nearly one."""
+    check_spelling(run_config)
     given = {k: v for k, v in run_config.items() if isinstance(v, str | int | float | bool)}
     return {key: value for key, value in given.items() if "." in key and key.split(".")[0] in SECTIONS}
 

@@ -105,6 +105,9 @@ def attacked(
         found = attempt(view, task, order, attacker.store(f"{kind}, {attacker.name}"), shadow)
     except (AttackError, DefenseError) as error:
         return failed(kind, attacker.name, defense, str(error), round=round)
+    except (RuntimeError, LookupError) as error:  # a model that the attack cannot take apart
+        why = f"{type(error).__name__}: {error}"
+        return failed(kind, attacker.name, defense, why, round=round)
     line = _line(kind, attacker.name, defense, view.describe(), round)
     line |= {"objective": found.rebuilt.fit, "seconds": time.perf_counter() - begun}
     line |= {"found_by": found.rebuilt.found_by, "reason": CUT if found.cut else None}

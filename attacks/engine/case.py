@@ -80,6 +80,11 @@ class ViewSetting(NamedTuple):
         return self.view.labels is None and self.target.plan.images > 1
 
     @property
+    def untold(self) -> bool:
+        """Labels are open, or there is one that no linear layer tells."""
+        return self.open_labels or (self.view.labels is None and not self.has(nn.Linear))
+
+    @property
     def merged(self) -> bool:
         """The client used more images than are guessed."""
         used = min((self.view.steps or 1) * (self.view.batch_size or math.inf), self.view.num_examples or math.inf)

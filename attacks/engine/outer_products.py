@@ -102,6 +102,9 @@ def first_linear(module: nn.Module, shape: Shape) -> tuple[str, Shape]:
             hook.remove()
     if not called:
         raise AttackError("the model calls no linear layer whose input could be read")
+    name = called[0][0]
+    if f"{name}.weight".lstrip(".") not in {each for each, _ in module.named_parameters()}:
+        raise AttackError(f"the weight of {name or 'the linear layer'} is made of other parameters: no input is read")
     return called[0]
 
 
@@ -209,6 +212,8 @@ def span_of(rows: Tensor, reading: Reading) -> Tensor:
 def front_gradient(target: Target, layer: str, rows: Tensor, slope: Tensor) -> dict[str, Tensor]:
     """The gradient of the parameters before ``layer``, by name, from its inputs ``rows`` [N, F] and the loss gradients
     [K] or [N, K] at its output: no draw behind the layer is in it."""
+    if not rows.requires_grad:  # nothing that is trained lies before the layer, and no image is asked for
+        return {}
     weight = target.params[f"{layer}.weight" if layer else "weight"].detach()
     found = torch.autograd.grad(
         rows,

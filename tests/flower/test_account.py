@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from opacus import PrivacyEngine
+from opacus.schedulers import ExponentialNoise
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -61,6 +62,60 @@ def test_opacus_s_own_objects_are_read(poisson: bool, tmp_path: Path) -> None:
     assert found == pytest.approx(epsilon([Charge("a", 2.0, rate, 8)], 1e-5, "rdp"))
     with pytest.raises(DefenseError, match="noise_multiplier"):
         account.opacus(optimizer, loader)
+
+
+def private(noise: float = 2.0) -> tuple[nn.Module, Any, Any]:
+    """A model, Opacus's optimiser and its loader of four steps."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    loader = DataLoader(TensorDataset(*load(0)), batch_size=8)
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=noise,
+        max_grad_norm=1.0,
+    )
+    return made
+
+
+def epoch(model: nn.Module, optimizer: Any, loader: Any, after: Any = lambda: None) -> int:
+    steps = 0
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        after()
+        steps += 1
+    return steps
+
+
+def test_steps_of_opacus_are_those_that_were_charged(tmp_path: Path) -> None:
+    model, optimizer, loader = private()
+    account = Account(context(tmp_path))
+    account.opacus(optimizer, loader)
+    account.opacus(optimizer, loader)
+    assert epoch(model, optimizer, loader) == epoch(model, optimizer, loader) == 4
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(DefenseError, match="more steps than were charged"):
+        epoch(model, optimizer, loader)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "it did not move"
+
+
+def test_less_noise_than_was_charged_is_refused_and_more_is_not(tmp_path: Path) -> None:
+    model, optimizer, loader = private()
+    Account(context(tmp_path)).opacus(optimizer, loader)
+    rising = ExponentialNoise(optimizer, gamma=1.5)
+    assert epoch(model, optimizer, loader, rising.step) == 4
+    model, optimizer, loader = private()
+    Account(context(tmp_path)).opacus(optimizer, loader)
+    with pytest.raises(DefenseError, match="noise has fallen below"):
+        epoch(model, optimizer, loader, ExponentialNoise(optimizer, gamma=0.5).step)
+
+
+@pytest.mark.parametrize("steps", [4.5, "4", None])
+def test_steps_are_whole(steps: Any, tmp_path: Path) -> None:
+    with pytest.raises(DefenseError, match="whole number"):
+        Account(context(tmp_path)).spend(steps=steps, rate=0.1, noise=1.0)
 
 
 def test_beside_an_update_defense_the_account_stays_covered(tmp_path: Path) -> None:

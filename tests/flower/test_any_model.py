@@ -178,7 +178,7 @@ def shown(model: nn.Module, message: Message, context: Context) -> None:
     ("defenses", "loop", "told"),
     [
         ("channel-natural", by_hand, "fitted on all images"),
-        ("channel-natural", shown, "for token ids choose a defense of gradients or updates"),
+        ("channel-natural", shown, "for anything else choose a defense of gradients or updates"),
         ("dp-sgd", by_hand, "write guard.step"),
         ("soteria", stepped, "soteria works on"),
     ],

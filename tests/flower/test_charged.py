@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
-from prunella.core.errors import DefenseError
+from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.flower.charged import BLOCK, ChargedSteps, emptied, rows_of
 from prunella.privacy.chain import build_chain
@@ -88,3 +95,18 @@ def test_rows_and_nothing_of_pairs_and_of_named_tensors() -> None:
     assert emptied({"img": x})["img"].shape == (0, 1, 8, 8) and emptied([x, x[:, 0]])[1].shape == (0, 8, 8)
     steps, _ = made()
     assert steps.expected(x) == 3 and steps.expected(x[:0]) == 1
+
+
+def test_rows_that_a_loader_leaves_out_are_not_drawn() -> None:
+    data = TensorDataset(torch.arange(float(ROWS)).reshape(ROWS, 1), torch.zeros(ROWS))
+    few = DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(8)))
+    alone = DataLoader(data, batch_size=None)
+    grouped = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(range(8)), 4, False))
+    for loader in (few, alone, grouped, [(torch.ones(1, 1), torch.zeros(1))]):
+        steps, work = made()
+        with pytest.raises(ConfigError, match="torch.utils.data.Subset"):
+            next(steps.loader(loader))
+        assert not work.paid
+    steps, _ = made()
+    inside = DataLoader(Subset(data, range(8)), batch_size=4, shuffle=True)
+    assert all(float(x.max()) < 8 for x, _ in steps.loader(inside) if len(x))

@@ -7,13 +7,14 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from torch import nn
 
 from prunella.client.state import ClientStore
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, add, full_mask, subtract
 from prunella.flower.defend import Defend
+from prunella.flower.prune import Prune
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
@@ -257,7 +258,10 @@ def encoded(model: nn.Module) -> ArrayRecord:
 
 
 def clipping(message: Message, context: Context, call_next: Any) -> Message:
-    return fixedclipping_mod(message, context, call_next)
+    reply = fixedclipping_mod(message, context, call_next)
+    if reply.has_error():  # under the node's own number, as each has in a process of its own
+        raise ValueError(reply.error.reason)
+    return reply
 
 
 clipping.__name__ = "fixedclipping_mod"
@@ -313,6 +317,19 @@ def test_a_clipping_mod_before_it_works(tmp_path: Path) -> None:
     torch.manual_seed(0)
     update = subtract(tree(seen.trained()[0]["arrays"]), Net().state_dict())
     assert sum(float(t.square().sum()) for t in update.values()) ** 0.5 < 1.01e-3
+
+
+def test_behind_a_clipping_mod_a_pruned_model_goes_on_as_flower_would_send_it(tmp_path: Path) -> None:
+    """The mod bears no codes and no second config record: two replies fail, and none after them."""
+    seen = Seen()
+    clipped = DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.1, 1.0, 2)
+    strategy = Prune(clipped, "magnitude", rate=0.5, ramp_rounds=1)
+    found = run(make([clipping, Defend()]), tmp_path, {"defenses": "dgp"}, strategy, rounds=8, tamper=seen)
+    failed = [reply.has_error() for reply in seen.replies]
+    per_round = [failed[i : i + 2] for i in range(0, len(failed), 2)]
+    assert len(per_round) == 8 and sum(any(each) for each in per_round) == 2 and not any(per_round[-1])
+    weight = tree(found.arrays)["fc1.weight"]
+    assert 0.3 < float((weight == 0).float().mean()) < 0.7
 
 
 def test_secure_aggregation_is_refused(tmp_path: Path) -> None:

@@ -360,6 +360,36 @@ def test_careless_loops_are_refused(loop: Any, names: str, told: str, tmp_path: 
     assert told in seen.errors[0] and not seen.trained()
 
 
+def proximal(model: nn.Module, message: Message, context: Context) -> Any:
+    """FedProx's loss."""
+    optimizer, first = torch.optim.SGD(model.parameters(), lr=RATE), [p.detach().clone() for p in model.parameters()]
+
+    def loss(answer: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        far = sum(((p - q) ** 2).sum() for p, q in zip(model.parameters(), first, strict=True))
+        return cross_entropy(answer, y) + far
+
+    with protected(message, context, model) as guard:
+        for x, y in batches(client(context)):
+            guard.step(x, y, loss, optimizer)
+
+
+def test_a_loss_of_weights_is_left_out_under_no_epsilon_but_refused_before_it_is_charged(tmp_path: Path) -> None:
+    seen = trained(proximal, tmp_path / "a", "dp-sgd")
+    assert "depends on weights as well" in seen.errors[0] and not spent(tmp_path / "a")[1]
+    assert not trained(proximal, tmp_path / "b", "gaussian").errors
+
+
+@pytest.mark.parametrize(("loop", "told"), [(guarded, "batch norm"), (by_hand, "write guard.step")])
+def test_what_no_epsilon_allows_is_refused_before_it_is_charged(loop: Any, told: str, tmp_path: Path) -> None:
+    def normed(model: nn.Module, message: Message, context: Context) -> Any:
+        model.norm = nn.BatchNorm1d(3, affine=False, track_running_stats=False)
+        return loop(model, message, context)
+
+    seen = trained(normed if loop is guarded else loop, tmp_path, "dp-sgd")
+    assert told in seen.errors[0] and not spent(tmp_path)[1]
+    assert {path.read_text().strip() for path in tmp_path.rglob("failures.json")} == {"0"}
+
+
 @pytest.mark.parametrize("names", ["none", "gaussian"])
 def test_the_guard_closes_with_the_answer_and_looks_at_no_optimiser_any_more(names: str, tmp_path: Path) -> None:
     def open_ended(model: nn.Module, message: Message, context: Context) -> Any:

@@ -29,3 +29,9 @@ def test_what_is_prunable_by_name_alone_may_be_asked_too() -> None:
     by_name = prunable_names(state, None)
     assert "attention.in_proj_weight" in by_name and "attention.in_proj_weight" not in prunable_names(state, model)
     assert may_be_asked(state, model, tuple(by_name)) == by_name
+
+
+def test_a_name_is_told_by_its_parts_and_not_by_letters_within_them() -> None:
+    names = ("emb.weight", "token_embedding.weight", "wte.weight", "bn1.weight", "layer_norm.weight", "ln_f.weight")
+    kept = ("subnet.0.weight", "member.weight", "fc.weight")
+    assert prunable_names({name: torch.rand(2, 3) for name in names + kept}, None) == frozenset(kept)

@@ -79,3 +79,19 @@ def test_under_an_epsilon_no_metric_leaves(tmp_path) -> None:
     assert site(tmp_path, {"defenses": "dp-sgd"}, metrics="loss").metrics(("loss",)) == frozenset()
     assert site(tmp_path, {"defenses": "dgp"}, require="dgp").metrics(("loss",)) == frozenset()
     assert site(tmp_path, {"defenses": "dgp"}, require="dgp", metrics="a, b").metrics(()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("epsilon-budget", "privacy.epsilon-budget"),
+        ("epsilon_budget", "privacy.epsilon-budget"),
+        ("privacy.epsilon_budget", "privacy.epsilon-budget"),
+        ("dp_sgd.clip", "dp-sgd.clip"),
+        ("dgp-top", "dgp.top"),
+    ],
+)
+def test_a_setting_that_nobody_would_hear_of_is_refused(key: str, meant: str, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=f"write {meant}"):
+        site(tmp_path, {"defenses": "dgp", key: 3.0}).chain  # noqa: B018
+    assert site(tmp_path, {"defenses": "dgp", "clip": 3.0, "my.clip": 1, "delta": 2}).chain.names == ("dgp",)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
 
 from prunella.core.config import Run
 from prunella.core.errors import ConfigError
@@ -150,3 +151,47 @@ def test_mistakes_name_their_fix(model: nn.Sequential) -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             audit(model, **keywords)  # type: ignore[arg-type]
+
+
+class Attends(nn.Module):
+    """Attention over the patches of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Linear(4, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.embed(nn.functional.unfold(x, 2, stride=2).transpose(1, 2))
+        found: torch.Tensor = self.head((z + self.attention(z, z, z, need_weights=False)[0]).mean(1))
+        return found
+
+
+def test_fused_attention_is_descended_through() -> None:
+    """PyTorch's has no second derivative."""
+    found = audit(Attends(), (X, Y), attacks="sgi", public=FIT, settings={"sgi.iterations": 2}, device="cpu")
+    assert all(trial.line["outcome"] != "failed" for trial in found.trials)
+
+
+@pytest.mark.parametrize(
+    ("net", "attack"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 32)), nn.Tanh(), nn.Linear(32, 10)),
+            "portfolio",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "representation"),
+        (nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), "portfolio"),
+    ],
+    ids=["weights made of others", "nothing trained before the layer", "no linear layer"],
+)
+def test_a_model_out_of_the_ordinary_is_rebuilt_from(net: nn.Module, attack: str) -> None:
+    found = audit(net, (X, Y), attacks=attack, public=FIT, seconds=20.0, device="cpu")
+    assert found.trials[0].line["scores"]["psnr"]["mean"] > 40
+
+
+def test_a_layer_whose_weights_are_made_of_others_fails_a_named_attack_in_words() -> None:
+    net = nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 32)), nn.Tanh(), nn.Linear(32, 10))
+    found = audit(net, (X, Y), attacks="representation", public=FIT, device="cpu")
+    line = found.trials[0].line
+    assert line["outcome"] == "failed" and "is made of other parameters" in line["reason"]
