@@ -134,9 +134,9 @@ def recovered_support(view: ServerView) -> Mask:
 
 
 def cuts(module: nn.Module, shape: Shape) -> list[tuple[int, frozenset[str]]]:
-    """Of every linear or convolution layer: how many inputs it has of an image, and the names of the parameters that are
-    used from there on, whose gradient depends on the image through these inputs alone, unless something leads around the
-    layer: then they are too few. A model that does not take an image of zeros has none."""
+    """Of every linear or convolution layer: how many inputs it has of an image, and the names of the parameters that
+    are used from there on, whose gradient depends on the image through these inputs alone, unless something leads
+    around the layer: then they are too few. A model that does not take an image of zeros has none."""
     called, used, hooks = list[tuple[int, int]](), list[str](), []
     for name, layer in module.named_modules():
         own = [f"{name}.{each}" if name else each for each, _ in layer.named_parameters(recurse=False)]
