@@ -24,6 +24,7 @@ from prunella.core.config import parse_section
 from prunella.core.errors import ConfigError, DefenseError, WireError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, intersect, where
+from prunella.flower.answers import twins
 from prunella.flower.arrays import MARK, REST, Shapes, close_record, is_buffer, open_record, whole
 from prunella.flower.site import Site, asked_names, defense_settings
 from prunella.privacy.adgp import NAME, AlignedPruning, drawn_set, with_locations
@@ -44,6 +45,14 @@ MISSING = (
 def covered(tree: dict[str, Any]) -> dict[str, Any]:
     """Of a model's floating arrays, those that have location sets."""
     return {name: each for name, each in tree.items() if not is_buffer(name, tree)}
+
+
+def require_untied(params: Tree) -> None:
+    """Raise ``ConfigError`` for tied weights: each name has a set of its own, and a client moves both by one."""
+    told = [name for name, t in params.items() if t.dim() > 1 and bool((t != t.flatten()[0]).any())]
+    if tied := twins(told, params, params):
+        later, first = next(iter(tied.items()))
+        raise ConfigError(f"{NAME} takes no tied weights, and {later} is {first}: choose another defense, such as dgp")
 
 
 class Aligned:
@@ -69,6 +78,7 @@ class Aligned:
         tree = from_dense(arrays)
         self._mask = covered(mask)
         self._params = {name: tree[name] for name in self._mask}
+        require_untied(self._params)
         if nodes:
             self.sets.begin(server_round, self._mask, self._params, [Member(node, node) for node in sorted(nodes)])
             self._coded = encode_mask(self.sets.current or {}, self._mask)

@@ -3,7 +3,8 @@
 A node is sent dense arrays until it says that it reads coded ones, and again after an answer that was an error or could
 not be read. Coded messages have the bits of the mask only where the node does not hold it. What stands between here and
 a node's Defend may bear neither codes nor a record beside the app's (Flower's clipping mods): after an error the node
-is sent what Flower alone would send, and that is how it stays once it has failed twice in turn by anything else.
+is sent what Flower alone would send, and that is how it stays once it has failed twice in turn by anything else. Where
+clients cannot do without being told (ADGP, a scheme that asks them), they are told.
 """
 
 from collections import Counter
@@ -77,6 +78,7 @@ class KnownNodes:
     ours: set[int] = field(default_factory=set)
     failed: Counter[int] = field(default_factory=Counter)
     bare: set[int] = field(default_factory=set)
+    needed: bool = False  # what is said beside the model
 
     def close(
         self,
@@ -89,7 +91,7 @@ class KnownNodes:
         """Put every message under the mask of its node, code those of nodes that read coded ones, and tell those that
         may have Defend what the scheme asks. ``first`` is what the run starts from, where clients go back to it,
         ``aligned`` has ADGP's set of the round. Returns the bytes that are sent."""
-        self.sent, sent_bytes = {}, 0
+        self.sent, sent_bytes, self.needed = {}, 0, aligned is not None or bool(order.scheme)
         came = [message.content for message in messages]  # alive until all are closed: they are told apart by id()
         made = dict[Any, Any]()  # once for all who are sent the same
 
@@ -105,7 +107,7 @@ class KnownNodes:
             plain = self.sent[node] = once(under, content, mask)
             message.content, mark = self._closed(node, plain, mask, aligned, once)
             mark |= order.record() if order.scheme else {}
-            told = bool(mark) and node not in self.without and node not in self.bare
+            told = bool(mark) and node not in self.without and (self.needed or node not in self.bare)
             if told:
                 beside = self._beside(node, order, first)
                 message.content = RecordDict({**message.content, **beside, MARK: ConfigRecord(mark)})
@@ -137,7 +139,7 @@ class KnownNodes:
 
     def forget(self, node: int) -> None:
         """Send a node everything again, and next what Flower would."""
-        if node in self.ours:
+        if node in self.ours and not self.needed:
             self.failed[node] += 1
             self.bare.add(node)
         self.held.pop(node, None)
@@ -145,7 +147,7 @@ class KnownNodes:
 
     def note(self, node: int, mark: ConfigRecord | None) -> None:
         """What a valid answer says of its node."""
-        if node in self.bare and self.failed[node] >= TWICE:
+        if node in self.bare and self.failed[node] >= TWICE and not self.needed:
             return
         self.bare.discard(node)
         if node in self.ours:

@@ -42,10 +42,14 @@ def _still(module: nn.Module) -> nn.Module:
 
 
 def loss_on(model: ServerModel, batch: Examples, temperature: float = 1.0) -> Loss:
-    """The loss with logits divided by ``temperature``."""
-    module, x = _still(model.module), batch.x.double()
+    """The loss with logits divided by ``temperature``. Of tied weights the first name counts; batch norm's statistics
+    are no parameters, and stay as they are."""
+    module, x = _still(model.module), batch.x.double() if batch.x.is_floating_point() else batch.x
+    weights, buffers = dict(module.named_parameters()), dict(module.named_buffers())
 
     def loss(params: Tree) -> torch.Tensor:
-        return cross_entropy(functional_call(module, params, (x,)) / temperature, batch.y)
+        state = {n: t for n, t in params.items() if n in weights}
+        state |= {n: t.detach().clone() for n, t in params.items() if n in buffers}
+        return cross_entropy(functional_call(module, state, (x,)) / temperature, batch.y)
 
     return loss

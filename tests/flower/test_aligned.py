@@ -13,6 +13,7 @@ from prunella.client.state import ClientStore
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, intersect, size
+from prunella.flower.aligned import require_untied
 from prunella.flower.arrays import MARK, is_coded, open_answer
 from prunella.flower.defend import Defend
 from prunella.flower.prune import Prune
@@ -221,3 +222,11 @@ def test_schemes_with_masks_of_single_clients_are_refused_and_a_run_without_adgp
     with pytest.raises(ConfigError, match="did you mean 'adgp.keep'"):
         Prune(FedAvg(), "random", run_config={"defenses": "adgp", "adgp.kep": 0.1})
     assert Prune(FedAvg(), "random", run_config={"defenses": "dgp"})._aligned is None
+
+
+def test_tied_weights_are_refused_before_anybody_trains() -> None:
+    """Each name would have a set of its own, and every answer be thrown away. Equal by chance are zeros alone."""
+    weight = torch.rand(3, 4)
+    require_untied({"a": weight, "b": torch.zeros(3, 4), "c": torch.zeros(3, 4), "d": torch.rand(3, 4)})
+    with pytest.raises(ConfigError, match="adgp takes no tied weights, and out is emb"):
+        require_untied({"emb": weight, "out": weight.clone()})
