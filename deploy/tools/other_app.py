@@ -28,15 +28,18 @@ def traces_since(places: Iterable[Path], started: float) -> list[Path]:
     return sorted(path for path in found if path.stat().st_mtime >= started)
 
 
-def command(trace: Path) -> str:
+def command(trace: Path, app: Path) -> str:
     """The command that audits a trace, with its control; code of a model that the trace names runs only if it is named
-    there, too."""
+    there, too, and is looked for in this directory: one of the ``app`` elsewhere is pointed to."""
     words = ["prunella", "audit", str(trace), "--control"]
     try:
         model = recorded_task(trace).model
     except AttackError:
         model = ""
-    return shlex.join([*words, *(["--model", model] if is_foreign(model) else [])])
+    if not is_foreign(model):
+        return shlex.join(words)
+    there = "" if app.resolve() == Path.cwd() else f"PYTHONPATH={shlex.quote(str(app.resolve()))} "
+    return there + shlex.join([*words, "--model", model])
 
 
 def closing(run: RunDir, app: Path, started: float) -> list[str]:
@@ -46,4 +49,4 @@ def closing(run: RunDir, app: Path, started: float) -> list[str]:
     if not traces:
         return [head, f"traces: none, so there is nothing to audit: {HOW}"]
     where = ", ".join(dict.fromkeys(str(path.parent) for path in traces))
-    return [head, f"traces: {plural(len(traces), 'file')} in {where}", f"audit one: {command(traces[0])}"]
+    return [head, f"traces: {plural(len(traces), 'file')} in {where}", f"audit one: {command(traces[0], app)}"]

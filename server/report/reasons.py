@@ -52,7 +52,8 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
         return []
     by_reason: dict[str, list[int]] = {}
     for control in failed[:MOST]:
-        by_reason.setdefault(control.get("reason") or "no reason recorded", []).append(int(control["round"]))
+        unsaid = "one image in one step is not rebuilt" if control["kind"] == "single" else "no reason recorded"
+        by_reason.setdefault(control.get("reason") or unsaid, []).append(int(control["round"]))
     named = "; ".join(
         f"{in_rounds(rounds)}: {reason}" if any(rounds) else reason for reason, rounds in by_reason.items()
     )

@@ -39,12 +39,18 @@ def test_only_what_the_run_wrote_is_its_own(tmp_path: Path) -> None:
     assert traces_since([tmp_path, tmp_path / "traces"], started) == [below, new]
 
 
-def test_a_model_of_somebody_s_own_is_named_in_the_command(tmp_path: Path) -> None:
+def test_a_model_of_somebody_s_own_is_named_in_the_command_and_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = trace(tmp_path / "with space" / "round-000001-node-7.safetensors", "my_app.model:build")
-    assert shlex.split(command(mine)) == ["prunella", "audit", str(mine), "--control", "--model", "my_app.model:build"]
-    assert "--model" not in command(trace(tmp_path / "round-000001-node-7.safetensors"))
+    words = ["prunella", "audit", str(mine), "--control", "--model", "my_app.model:build"]
+    assert shlex.split(command(mine, tmp_path)) == [f"PYTHONPATH={tmp_path}", *words]
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(command(mine, tmp_path)) == words
+    plain = command(trace(tmp_path / "round-000001-node-7.safetensors"), tmp_path / "elsewhere")
+    assert plain.startswith("prunella audit") and "--model" not in plain
     (tmp_path / "broken.safetensors").write_text("")
-    assert "--model" not in command(tmp_path / "broken.safetensors")
+    assert "--model" not in command(tmp_path / "broken.safetensors", tmp_path)
 
 
 def test_the_command_that_is_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
