@@ -25,7 +25,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -166,13 +166,32 @@ class Corrector(nn.Module):
         return estimate + right
 
 
-class Learnt:
-    """The way back: ridge and correction, and how far the latter is trusted."""
+class Linear(Protocol):
+    """An estimate of images [N, C, H, W] that is linear in what was read; ``unseen`` are those of the lessons, as good
+    as those of views that it was not made from."""
 
-    def __init__(self, lessons: Lessons, grid: Shape, attack: Inverter, generator: Generator, clock: Clock) -> None:
+    unseen: Tensor
+
+    def __call__(self, flat: Sequence[Tensor], /) -> Tensor: ...
+
+
+class Learnt:
+    """The way back: a linear estimate (a ridge regression, or ``linear``) and its correction, and how far the latter is
+    trusted."""
+
+    def __init__(
+        self,
+        lessons: Lessons,
+        grid: Shape,
+        attack: Inverter,
+        generator: Generator,
+        clock: Clock,
+        linear: Linear | None = None,
+    ) -> None:
         squares = lessons.maps.float().square().mean(dim=(1, 2, 3)).median(dim=0).values
         self.scale = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
-        self.ridge, shape = Ridge(lessons.flat, lessons.x, lessons.image), lessons.x.shape[1:]
+        self.linear: Linear = linear or Ridge(lessons.flat, lessons.x, lessons.image)
+        shape = lessons.x.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
             sizes = (shape[0], shape[1], shape[2])
@@ -196,7 +215,7 @@ class Learnt:
                 if done >= 1:
                     return step
                 optimizer.param_groups[0]["lr"] = _RATE * min(done / 0.2 + 0.02, 1 - (done - 0.2) / 0.8, 1)
-                found = network(self.inputs(lessons.maps[some]), self.ridge.unseen[some])
+                found = network(self.inputs(lessons.maps[some]), self.linear.unseen[some])
                 optimizer.zero_grad()
                 (found - lessons.x[some]).square().mean().backward()
                 nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -212,7 +231,7 @@ class Learnt:
     def _trusted(self, lessons: Lessons) -> tuple[float, float]:
         """The part of the correction that serves images not learnt from best, and the mean squared error then."""
         held = lessons.held if bool(lessons.held.any()) else ~lessons.held
-        estimate, x = self.ridge.unseen[held], lessons.x[held]
+        estimate, x = self.linear.unseen[held], lessons.x[held]
         step = self._corrected(lessons.maps[held], estimate) - estimate
         trust = float((step * (x - estimate)).sum() / step.square().sum().clamp_min(1e-12))
         trust = min(max(trust, 0.0), 1.0)
@@ -220,7 +239,7 @@ class Learnt:
 
     def __call__(self, maps: Tensor, flat: Sequence[Tensor]) -> Tensor:
         """Images [N, C, H, W] in [0, 1] for what was read of a view."""
-        estimate = self.ridge(flat)
+        estimate = self.linear(flat)
         return into_box(estimate + self.trust * (self._corrected(maps, estimate) - estimate))
 
 

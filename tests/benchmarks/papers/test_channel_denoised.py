@@ -13,17 +13,20 @@ from prunella.benchmarks.papers.channel_denoised import (
     CHANNELLED,
     DENOISED,
     KAPPAS,
+    LEARNT,
     NOISED_CELLS,
     PLAIN,
     PRINTED,
     SPECTRA,
+    Noise,
     chain,
     decomposed_once,
     denoised,
     judge_inversion,
+    learnt,
     noise_of,
 )
-from prunella.core.randomness import rehearsal
+from prunella.core.randomness import rehearsal, stream
 from prunella.privacy import channel
 from prunella.privacy.chain import build_chain, start
 from prunella.privacy.channel import eigenvalues
@@ -76,7 +79,39 @@ def test_the_control_is_rebuilt_and_a_narrow_channel_leaves_more_to_a_server_tha
     noisy = denoised(cell, 0, None)
     assert noisy[PLAIN]["mse"] > 1.5 * noisy[DENOISED]["mse"] > 10 * clear[PLAIN]["mse"]
     assert noisy[PLAIN]["noise"] > noisy[PLAIN]["mse"] and not CHANNELLED.works(noisy)
-    assert {"mse.0", "mse.1"} <= set(noisy[PLAIN])
+    assert {"mse.0", "mse.1"} <= set(noisy[PLAIN]) and set(noisy) == {PLAIN, DENOISED, LEARNT}
+    assert noisy[LEARNT]["mse"] < 1.1 * noisy[DENOISED]["mse"]
+
+
+def drawn(kind: str, many: int) -> torch.Tensor:
+    """Images [N, 1, 8, 8] of four flat squares, black or white, or of Gaussian grey."""
+    g = torch.Generator().manual_seed(1)
+    if kind == "squares":
+        values = torch.randint(2, (many, 1, 2, 2), generator=g).float()
+    else:
+        values = 0.5 + 0.12 * torch.randn(many, 1, 2, 2, generator=g)
+    return values.repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+
+def test_a_network_learns_what_no_linear_estimate_knows_and_no_more() -> None:
+    """A square is black or white, which is beyond a straight line; Gaussian images have no more than the line."""
+    error = {}
+    for kind in ("squares", "gaussian"):
+        public, private = drawn(kind, 1200), drawn(kind, 1300)[1200:]
+        mean, signal = moments(public)
+        noise = Noise(mean, signal, torch.eye(64, dtype=torch.float64))
+        noisy = noise.added(private, stream(0, purpose="noise"))
+        answers = noise.cleaned(noisy), learnt(noisy, noise, public, stream(0, purpose="learn"))
+        error[kind] = [float((answer - private).square().mean()) for answer in answers]
+    assert error["squares"][1] < 0.6 * error["squares"][0] < 0.04
+    assert error["gaussian"][1] == pytest.approx(error["gaussian"][0], rel=0.3)
+
+
+def test_the_noise_of_a_covariance_without_full_rank_has_it() -> None:
+    signal = moments(drawn("squares", 400))[1]  # four squares: of rank four
+    noise = Noise(torch.zeros(64).double(), signal, 2 * signal)
+    found = noise.added(torch.zeros(5000, 1, 8, 8), stream(0, purpose="noise")).flatten(1).double()
+    assert torch.allclose(torch.cov(found.T), 2 * signal, atol=0.05)
 
 
 def test_without_noise_nothing_is_denoised_away() -> None:
@@ -85,11 +120,11 @@ def test_without_noise_nothing_is_denoised_away() -> None:
 
 
 def points(slope: float, lead: float) -> list[Point]:
-    """White and Personalized ``lead`` above Natural where the server denoises, and below it where it does not."""
+    """White and Personalized ``lead`` above Natural where the server learns to denoise, below it where not."""
     found = [Point(("none", "none", "5000", PLAIN), {"mse": (0.01,) * 3})]
     for cell in NOISED_CELLS[1:]:
         label = (cell["channel"], str(cell["kappa"]), str(cell["examples"]))
-        for attack, sign in ((DENOISED, 1), (PLAIN, -1)):
+        for attack, sign in ((LEARNT, 1), (DENOISED, -1), (PLAIN, -1)):
             level = 0.5 - slope * cell["kappa"] / 1000 + (0.0 if cell["channel"] == "natural" else sign * lead)
             found.append(Point((*label, attack), {"mse": (level, level + 0.01, level - 0.01)}))
     return found
