@@ -360,7 +360,9 @@ def reconstruct(
     cut = case.budget.late() or (case.budget.short and not settled([best], case.doubted))
     best = best._replace(answer=dataclasses.replace(best.answer, cut=cut))
     answer = dataclasses.replace(best.answer, found_by=best.by)
-    if not matchable(case.setting) or math.isinf(best.missed):
+    if not matchable(case.setting):  # only what was read of a layer is fitted, and values made up are read, too
+        return dataclasses.replace(answer, compared=False)
+    if math.isinf(best.missed):
         return answer
     explained = best.missed <= EXPLAINED and not case.ambiguous
     return dataclasses.replace(answer, objective=best.missed, explained=explained, compared=not case.ambiguous)

@@ -31,8 +31,9 @@ from prunella.attacks.engine.inversion import (
     first_guess,
     labels_to_try,
 )
+from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
-from prunella.attacks.engine.objectives import flatten, split
+from prunella.attacks.engine.objectives import cosine, flatten, split
 from prunella.attacks.engine.outer_products import Reading, first_linear, front_gradient, input_of, read, span_of
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import Count
@@ -129,8 +130,11 @@ def reconstruct(
     found = match(adapted(target, layer, reading, task), task, settings, labels, generator, store)
     exact = not reading.mixed and bool((reading.known == 1).all())
     random = any(isinstance(part, Bottleneck) for part in target.module.modules())
-    if exact or random or reading.filled or not attack.polish:
-        return found
+    if random or reading.filled:  # what fits a reading of drawn or made-up values explains nothing
+        return dataclasses.replace(found, compared=False)
+    if exact or not attack.polish:  # what fits the reading may miss the update: noise is read, too
+        missed = cosine(linearised(target, found.x, labels)[0], target.flat, target.support)[0]
+        return dataclasses.replace(found, objective=float(missed))
     whole = dataclasses.replace(attack, tolerance=1e-9)
     start = Guess(found.x.clone().requires_grad_(), labels, False)
     return descents(target, whole, [start], store)[0]

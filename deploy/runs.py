@@ -2,6 +2,7 @@
 
     launch.json          how the run was started, for ``--resume``
     run.json, metrics.jsonl, audits.jsonl, pictures/, checkpoint/, best/, report.html     written by the server
+    ended.json           how a run of an app that keeps no run.json ended
     logs/                one file per process
     nodes/<i>/state/     what client i keeps between messages, owner-readable only
     .launcher, .writer   empty; locked by the launcher, and by the server that writes the run
@@ -78,6 +79,14 @@ class RunDir:
         """The status in ``run.json``, "" before there is one."""
         return str(_object(self.path / "run.json").get("status", ""))
 
+    def ended(self) -> str:
+        """How a run of an app without ``run.json`` ended, "" before it did."""
+        return str(_object(self.path / "ended.json").get("status", ""))
+
+    def end(self, status: str) -> None:
+        """Keep how such a run ended."""
+        (self.path / "ended.json").write_text(json.dumps({"status": status}))
+
 
 def _object(path: Path) -> dict[str, Any]:
     try:
@@ -148,7 +157,7 @@ def _held(file: Path) -> bool:
 
 def state(run: RunDir) -> str:
     """The status to show for a run: one that says "running" but that no process holds was interrupted."""
-    status = run.status() or "started"
+    status = run.status() or run.ended() or "started"
     if status not in ("running", "started"):
         return status
     return "running" if written(run) or _held(run.path / LAUNCHER) else "interrupted"

@@ -51,8 +51,9 @@ def run_local(
 ) -> Status:
     """Start a federation on this machine, or go on with the run ``resume``, and follow it to its end."""
     run = resumed(runs, resume, given)
-    if run and run.status() == "completed":
-        say(f"run {run.id} is completed already; its report is {run.path}/report.html")
+    if run and "completed" in (run.status(), run.ended()):
+        what = f"report is {run.path}/report.html" if run.status() else f"logs are in {run.logs}"
+        say(f"run {run.id} is completed already; its {what}")
         return "completed"
     request = restored(run, keep) if run else asked(app, runs, given, keep=keep, **options)
     started = time.time()
@@ -68,6 +69,7 @@ def run_local(
 
         for line in closing(outcome.run, request.app, started):
             say(line)
+        outcome.run.end("completed")
     elif outcome.status != "stopped":
         finish(outcome.run)
     return outcome.status

@@ -122,7 +122,8 @@ def _supernodes(request: RunRequest) -> int:
 
 def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[], None], resume: bool) -> Outcome:
     prepare(run, _supernodes(request))
-    run.events.unlink(missing_ok=True)
+    for file in (run.events, run.path / "ended.json"):
+        file.unlink(missing_ok=True)
     backend = start_backend(request, run)
     try:
         check()

@@ -84,6 +84,13 @@ def test_a_run_nobody_holds_was_interrupted(tmp_path: Path) -> None:
     assert state(run) == "completed"
 
 
+def test_a_run_without_run_json_is_what_its_launcher_said(tmp_path: Path) -> None:
+    run = create(tmp_path, "one", 0)
+    assert state(run) == "interrupted" and not run.ended()
+    run.end("completed")
+    assert state(run) == "completed" and not run.status()
+
+
 def test_a_torn_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"status": ')
     with pytest.raises(RunError, match="run.json"):

@@ -78,3 +78,9 @@ def test_the_end_of_a_run_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     done = CliRunner().invoke(app, ["run", "--app", "theirs", "--runs", "runs"])
     assert done.exit_code == 0 and "run one of theirs: completed in" in done.output, done.output
     assert "prunella.record" in done.output
+    listed = CliRunner().invoke(app, ["runs", "--runs", "runs", "--json"])
+    assert '"completed"' in listed.output and "interrupted" not in listed.output
+    (tmp_path / "runs" / "one" / "launch.json").write_text("{}")
+    monkeypatch.delattr(federation, "launch")  # it is not run again
+    again = CliRunner().invoke(app, ["run", "--resume", "one", "--runs", "runs"])
+    assert again.exit_code == 0 and "completed already; its logs are in" in again.output, again.output
