@@ -183,6 +183,8 @@ class Prune(Layer):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         begins, self._before = self.mask is None, (self.bytes_down, self.bytes_up)
+        if not begins and not (self.mask or {}).keys() <= arrays.keys():
+            raise ConfigError("this Prune has pruned a model of other arrays: make one for each start()")
         if begins:
             arrays = self._begin(server_round, arrays, config, grid)
         pruned, scheme = masked(arrays, self.mask or {}), self._scheme

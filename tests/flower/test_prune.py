@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi
 from torch import nn
@@ -214,6 +214,14 @@ def test_metrics_that_not_all_tell_are_left_out(tmp_path: Path) -> None:
     assert len(done.train_metrics_clientapp) == 2 and "train_loss" not in done.train_metrics_clientapp[1]
     alone = run(make([]), tmp_path / "b", {}, Prune(FedAvg(), "magnitude"), rounds=1)
     assert "train_loss" in alone.train_metrics_clientapp[1]
+
+
+def test_one_prune_is_for_one_model(tmp_path: Path) -> None:
+    layer = Prune(FedAvg(fraction_evaluate=0.0), "random", rate=0.5)
+    run(make([Defend()]), tmp_path / "a", {"defenses": "dgp"}, layer)
+    other = ArrayRecord({"else.weight": Array(torch.rand(4, 4).numpy())})
+    with pytest.raises(ConfigError, match="make one for each start"):
+        run(make([Defend()]), tmp_path / "b", {"defenses": "dgp"}, layer, start=other)
 
 
 def test_what_is_not_prunable_is_left_alone() -> None:
