@@ -190,7 +190,7 @@ class Guard:
                 value = loss(answer, y)
         except Exception:  # noqa: BLE001 - the step tells of it
             return
-        if value.requires_grad:
+        if getattr(value, "requires_grad", False):
             raise self._work.refuse(
                 ConfigError(
                     "under an ε a loss is of the model's answer and y: this one depends on weights as well (FedProx's "
