@@ -37,7 +37,6 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.client.planted import planted_layers
 from prunella.core.errors import ConfigError, DefenseError
@@ -52,7 +51,7 @@ from prunella.flower.scheme import Settled
 from prunella.privacy.chain import observe, present
 from prunella.privacy.defense import DataDefense, Step, StepDefense
 from prunella.privacy.imprint import EXACTLY, imprint_layers
-from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.per_example import layers_that_mix, per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -170,7 +169,7 @@ class Guard:
 
     def _require_examples_apart(self) -> None:
         """Before anything is charged: under an ε no layer may mix a batch's examples."""
-        mixing = [name for name, layer in self._model.named_modules() if isinstance(layer, _BatchNorm)]
+        mixing = layers_that_mix(self._model)
         if self._chain.private is not None and mixing:
             raise self._work.refuse(
                 ConfigError(f"{mixing[0]} is batch norm, which mixes examples: no ε holds. Take group or layer norm")

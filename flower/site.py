@@ -55,7 +55,7 @@ def check_spelling(run_config: Mapping[str, object]) -> None:
     known = {f"{section}.{kebab(f.name)}" for section, settings in SECTIONS.items() for f in fields(settings)}
     plain = {key.replace(".", "-"): key for key in known} | {"epsilon-budget": "privacy.epsilon-budget"}
     for key in run_config:
-        meant = plain.get(key.replace("_", "-").replace(".", "-"))
+        meant = plain.get(key.lower().replace("_", "-").replace(".", "-"))
         if meant is not None and key != meant:
             raise ConfigError(f"{key} is no setting of a defense: write {meant}")
 

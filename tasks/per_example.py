@@ -47,6 +47,11 @@ def group_of(expected: int) -> int:
     return min(TOGETHER, 1 << (expected - 1).bit_length())
 
 
+def layers_that_mix(module: nn.Module) -> list[str]:
+    """Names of layers whose answer to one example depends on the others of its batch."""
+    return [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+
+
 def per_example_gradients(
     module: nn.Module,
     params: Tree,
@@ -58,7 +63,7 @@ def per_example_gradients(
 ) -> Iterator[Tree]:
     """The gradient of ``criterion`` (the model's answer, label [1]) of every example of x [B, ...], y [B], as trees of
     [b, *shape] in order. ``expected`` is a public guess at B."""
-    if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
+    if layers_that_mix(module):
         raise DefenseError(f"{type(module).__name__} has batch norm, so no example has a gradient of its own")
     state = {name: tensor.detach() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
     leaves = {name: tensor.detach() for name, tensor in params.items()}

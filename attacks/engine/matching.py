@@ -133,6 +133,17 @@ def recovered_support(view: ServerView) -> Mask:
     return view.shared if view.shared is not None else {name: u != 0 for name, u in view.update.items()}
 
 
+def show_zeros(module: nn.Module, shape: Shape) -> None:
+    """Call the module, in evaluation mode, with an image of zeros [1, C, H, W], for what its hooks note."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
 def cuts(module: nn.Module, shape: Shape) -> list[tuple[int, frozenset[str]]]:
     """Of every linear or convolution layer: how many inputs it has of an image, and the names of the parameters that
     are used from there on, whose gradient depends on the image through these inputs alone, unless something leads
@@ -147,17 +158,13 @@ def cuts(module: nn.Module, shape: Shape) -> list[tuple[int, frozenset[str]]]:
             used.extend(name for name in own if name not in used)
 
         hooks.append(layer.register_forward_pre_hook(before))
-    modes = [(layer, layer.training) for layer in module.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module.eval()(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
+        show_zeros(module, shape)
     except Exception:  # noqa: BLE001 - somebody's own model: what then stands is the plain count
         return []
     finally:
         for hook in hooks:
             hook.remove()
-        for layer, training in modes:
-            layer.training = training
     return [(inputs, frozenset(used[start:])) for inputs, start in called]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from prunella.attacks.engine.matching import Target
+from prunella.attacks.engine.matching import Target, show_zeros
 from prunella.attacks.engine.objectives import split
 from prunella.core.errors import AttackError
 from prunella.core.trees import Mask
@@ -79,7 +79,6 @@ def first_linear(module: nn.Module, shape: Shape) -> tuple[str, Shape]:
         layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
     }
     shapes, called = list[Shape](), list[tuple[str, Shape]]()
-    modes = [(layer, layer.training) for layer in module.modules()]
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         features = inputs[0].shape[-1]
@@ -93,11 +92,8 @@ def first_linear(module: nn.Module, shape: Shape) -> tuple[str, Shape]:
     hooks = [layer.register_forward_pre_hook(before) for layer in names]
     hooks += [layer.register_forward_hook(after) for layer in module.modules()]
     try:
-        with torch.no_grad():
-            module.eval()(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
+        show_zeros(module, shape)
     finally:
-        for layer, mode in modes:
-            layer.training = mode
         for hook in hooks:
             hook.remove()
     if not called:

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.representation import Representation
@@ -10,6 +11,7 @@ from prunella.attacks.score.leakage import psnr, score
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.library.module import own_task
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
@@ -86,3 +88,26 @@ def test_the_sizes_of_a_batch_are_those_of_the_view(batch, task, fresh) -> None:
     found = run(undefended_view(task, *fresh, truth), task, Representation(iterations=40, restarts=1))
     assert found.x.shape == truth.x.shape and found.y is not None and len(found.y) == 3
     assert 0 <= float(found.x.min()) <= float(found.x.max()) <= 1 and torch.isfinite(found.x).all()
+
+
+def test_the_objective_is_of_the_update_and_not_of_what_was_read(batch) -> None:
+    """Behind noise the two differ: some image has nearly any few features. The oracle sends what was found."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 2, 3, stride=4), nn.Softplus(), nn.Flatten(), nn.Linear(8, 200), nn.Softplus()
+    task, truth = own_task(nn.Sequential(*layers, nn.Linear(200, 10)), (1, 8, 8)), batch(0, 1)
+    state = initial(task, 0)
+    view, drawn = undefended_view(task, *state, truth), torch.Generator().manual_seed(0)
+    noisy = {n: u + 0.2 * u.abs().mean() * torch.randn(u.shape, generator=drawn) for n, u in view.update.items()}
+    found = run(dataclasses.replace(view, update=noisy), task)
+    assert found.y is not None
+    sent = undefended_view(task, *state, PrivateBatch(found.x, found.y)).update
+    one, other = (torch.cat([update[n].flatten() for n in noisy]) for update in (sent, noisy))
+    missed = 1 - float(nn.functional.cosine_similarity(one, other, dim=0))
+    assert missed > 1e-3 and found.objective == pytest.approx(missed, rel=0.01)
+
+
+@pytest.mark.parametrize("defenses", ["precode", "dgp,mask-hiding"])
+def test_a_reading_of_drawn_or_made_up_values_is_no_fit_of_the_update(defenses: str, batch) -> None:
+    task, truth = Task("precode-cnn" if defenses == "precode" else "cnn", (1, 8, 8), 10), batch(0, 1)
+    few = Representation(iterations=5)
+    assert run(defended(task, truth, defenses), task, few).fit is None

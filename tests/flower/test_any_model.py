@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from prunella.flower.defend import Defend
 from prunella.flower.loop import protected
-from tests.flower.foreign import RATE, Seen, batches, make, run, tree
+from tests.flower.foreign import RATE, Seen, batches, load, make, run, tree
 
 WORDS, CLASSES = 20, 3
 
@@ -186,3 +186,48 @@ def shown(model: nn.Module, message: Message, context: Context) -> None:
 def test_what_cannot_defend_token_ids_refuses(defenses: str, loop: Any, told: str, tmp_path: Path) -> None:
     _, seen = arrived(make([Defend()], loop, Encoder), tmp_path, Encoder, defenses)
     assert not seen.trained() and told in seen.errors[0]
+
+
+class Sparse(nn.Module):
+    """Words whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(WORDS, 8, sparse=True), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.embed((x.flatten(1) * (WORDS - 1)).long()).mean(1))
+        return found
+
+
+def stepped(model: nn.Module, message: Message, context: Context) -> None:
+    x, y = load(0)
+    guard = protected(message, context, model)
+    guard.step(x[:8], y[:8], cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_sparse_gradients_are_defended(tmp_path: Path) -> None:
+    seen = Seen()
+    run(make([Defend()], stepped, Sparse), tmp_path, {"defenses": "priprune"}, tamper=seen, build=Sparse)
+    assert not seen.errors and len(seen.trained()) == 1
+
+
+@pytest.mark.parametrize("name", ["soteria", "ats"])
+def test_defenses_of_images_say_so_where_rows_are_numbers(name: str, tmp_path: Path) -> None:
+    class Rows(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def of_rows(model: nn.Module, message: Message, context: Context) -> None:
+        x, y = load(0)
+        flat = x.flatten(1)
+        guard = protected(message, context, model, flat)
+        guard.step(flat[:8], y[:8], cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    seen = Seen()
+    run(make([Defend()], of_rows, Rows), tmp_path, {"defenses": name}, tamper=seen, build=Rows)
+    assert "images; for anything else choose" in seen.errors[0]
+
+
+def test_one_metric_may_be_named_without_a_tuple() -> None:
+    assert Defend(metrics="train_loss").metrics == ("train_loss",)

@@ -88,6 +88,7 @@ def test_under_an_epsilon_no_metric_leaves(tmp_path) -> None:
         ("epsilon_budget", "privacy.epsilon-budget"),
         ("privacy.epsilon_budget", "privacy.epsilon-budget"),
         ("dp_sgd.clip", "dp-sgd.clip"),
+        ("Privacy.Epsilon_Budget", "privacy.epsilon-budget"),
         ("dgp-top", "dgp.top"),
     ],
 )

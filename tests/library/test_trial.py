@@ -56,6 +56,18 @@ def test_what_keeps_an_attack_from_running_is_a_failed_trial() -> None:
     )
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no derivative"), KeyError("1.weight")])
+def test_a_model_that_an_attack_cannot_take_apart_is_a_failed_trial(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("prunella.library.trial.attempt", broken)
+    line = stage().attack_canary("control", few()).line
+    assert line["outcome"] == "failed" and line["reason"].startswith(type(error).__name__)
+
+
 def test_an_objective_that_is_no_fit_of_the_update_is_not_told_as_one() -> None:
     """Else an attack that compares its images with no update would explain them all, and finding nothing be clear."""
     control = stage(model="prunella.attacks.rob:cnn").attack_canary("single", Attacker("rob", Rob())).line

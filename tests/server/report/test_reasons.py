@@ -26,6 +26,11 @@ def test_a_failed_control_says_where_and_why() -> None:
     assert "in 1 of 2 trials (round 5: 8 steps)" in text and "Finding nothing there proves nothing" in text
 
 
+def test_a_control_of_one_image_that_failed_says_so() -> None:
+    failed = CONTROL_FAILED | {"reason": None, "kind": "single"}
+    assert "(round 5: one image in one step is not rebuilt)" in " ".join(notes([failed], LEARNED))
+
+
 def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:
     audits = [CONTROL, DEFENDED, audit(scores=NOTHING)]
     assert "was not judged" in " ".join(notes(audits, LEARNED))
