@@ -166,7 +166,7 @@ class Corrector(nn.Module):
         return estimate + right
 
 
-class Linear(Protocol):
+class LinearEstimate(Protocol):
     """An estimate of images [N, C, H, W] that is linear in what was read; ``unseen`` are those of the lessons, as good
     as those of views that it was not made from."""
 
@@ -186,11 +186,11 @@ class Learnt:
         attack: Inverter,
         generator: Generator,
         clock: Clock,
-        linear: Linear | None = None,
+        linear: LinearEstimate | None = None,
     ) -> None:
         squares = lessons.maps.float().square().mean(dim=(1, 2, 3)).median(dim=0).values
         self.scale = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
-        self.linear: Linear = linear or Ridge(lessons.flat, lessons.x, lessons.image)
+        self.linear: LinearEstimate = linear or Ridge(lessons.flat, lessons.x, lessons.image)
         shape = lessons.x.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
