@@ -10,14 +10,14 @@ from prunella.benchmarks.engine.rules import HOLDS, Judgement, at_least, at_most
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.channel_denoised import C3, KAPPAS
 from prunella.benchmarks.papers.channel_inversion import BATCHED, CHANNELS, MEASURE, OPACUS, TIMED
-from prunella.benchmarks.papers.plane import MEMBERSHIP
+from prunella.benchmarks.papers.plane import MEMBERSHIP, NATURAL
 from prunella.benchmarks.papers.priprune_defense import EQUAL
 from prunella.benchmarks.papers.priprune_defense import SMALL as TRADED
 from prunella.benchmarks.papers.scheme_inversion import DENSE
 from prunella.benchmarks.papers.tradeoff import TRADEOFF
 from prunella.privacy.ledger.bounds import dp_capacity
 
-NATURAL, PRIVATE = "channel-natural", ("dp-sgd", "dp-psac")
+PRIVATE = ("dp-sgd", "dp-psac")
 # What the paper does not print, clients, learning rate and images a seed, is ours.
 PATIENT: Settings = {"images": 10, "iterations": 4800}
 LENET: Settings = {**TRADED, **PATIENT, "dataset": "cifar10", "model": "lenet"}
@@ -155,13 +155,14 @@ PLANE: Settings = {**TRADED, "scheme": DENSE, "rate": 0.0, "rounds": 30, "exampl
 
 
 def plane(
-    common: Settings, kappas: Sequence[int], capacities: Sequence[int], private: Sequence[str]
+    common: Settings, kappas: Sequence[int], others: Sequence[int], capacities: Sequence[int], private: Sequence[str]
 ) -> tuple[Settings, ...]:
-    """Dense federations without a defense, behind channels of so many nats, and under DP of clip 1 of so many nats by
-    Theorem 4 as printed."""
+    """Dense federations without a defense, behind the channels at so many nats (``others``: White and Personalized),
+    and under DP of clip 1 of so many nats by Theorem 4 as printed."""
     dense = {**common, "scheme": DENSE, "rate": 0.0}
     arms: list[tuple[str, Any, Mapping[str, Any]]] = [(NONE, NONE, {})]
-    arms += [(NATURAL, kappa, {f"{NATURAL}.kappa": float(kappa)}) for kappa in kappas]
+    for name in CHANNELS:
+        arms += [(name, k, {f"{name}.kappa": float(k)}) for k in (kappas if name == NATURAL else others)]
     for name in private:
         for nats in capacities:
             noise = round(math.sqrt(common["batch_size"] / nats), 4)
@@ -170,7 +171,7 @@ def plane(
 
 
 PAIRS = (100, 200, 300)  # nats
-PLANE_CELLS = plane({**PLANE, "images": 10, "population": True}, PAIRS, PAIRS, PRIVATE)
+PLANE_CELLS = plane({**PLANE, "images": 10, "population": True}, PAIRS, PAIRS, PAIRS, PRIVATE)
 
 
 def improvements(points: Sequence[Point], attack: str) -> tuple[dict[Label, list[float]], dict[Label, list[float]]]:
@@ -191,7 +192,7 @@ def judge_attack(points: Sequence[Point], attack: str) -> Judgement:
     inversion, members = improvements(points, attack)
     accuracy = seeds_of(points, "accuracy")
     gdc = {label: [sum(pair) / 2 for pair in zip(inversion[label], members[label], strict=True)] for label in inversion}
-    natural, private = ([label for label in gdc if (label[1] == NATURAL) is kind] for kind in (True, False))
+    natural, private = ([label for label in gdc if label[1] in names] for names in ((NATURAL,), PRIVATE))
     matched = {f"{dp[1]} {dp[0]}": ((dp[0], NATURAL), dp) for dp in private if (dp[0], NATURAL) in natural}
 
     def mean(of: dict[Label, list[float]], labels: list[Label]) -> list[float]:
@@ -229,9 +230,10 @@ C4 = declared(
     * kappa is of the population: the noise has the variance that lets kappa nats of an image through whose covariance
     is that of 5000 other images of all clients. Solved for a client's own 64 images, whose covariance has rank 63,
     kappa 300 was hardly any noise, 4.8 nats in each of 63 directions: that was an earlier table. The paper bounds what
-    is told of images of the client's distribution, and does not say how many a client has.
-    * `strongest` is whichever has the least error of IG, IG with a linear denoiser and the mean of the class, which
-    needs no update; `plain` is IG.
+    is told of images of the client's distribution, and does not say how many a client has. White's noise is so many
+    times the variance in every direction, but a client of 64 images adds it in their 63 directions only.
+    * `strongest` is whichever has the least error of IG, IG with a linear denoiser (behind channels) and the mean of
+    the class, which needs no update; `plain` is IG.
     * IMP_DRA is 1 - MSE without / MSE with a defense: where the undefended image comes back almost exactly, as here,
     it is near 1 for whatever disturbs the attack at all, and GDC tells defenses apart by membership alone.
     * At batch 1, which inversion looks at, DP-SGD's noise is 20 times that of a batch of 20 in the mean gradient: the
@@ -247,7 +249,13 @@ C4 = declared(
     Plot(("mse_strongest", "auc"), x=0, x_name="accuracy", over="accuracy"),
     judge_plane,
     PLANE_CELLS,
-    plane({**LENET, "population": False, "examples": 0}, (50, 100, 200, 300), (100, 200, 300, 1500), PRIVATE),
+    plane(
+        {**LENET, "population": False, "examples": 0},
+        (50, 100, 200, 300),
+        (500, 800, 1000, 1500),
+        (100, 200, 300, 1500),
+        PRIVATE,
+    ),
 )
 
 BATCHES, PAPER_BATCHES = (1, 16, 256), (1, 4, 16, 64, 256)

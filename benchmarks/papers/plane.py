@@ -6,15 +6,15 @@ heart. ``auc`` is members' scores over outsiders' in the channel paper's white-b
 as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images.
 
 Few examples have a covariance of low rank, and kappa nats of an image among 64 of them take hardly any noise. So kappa
-is of the population (``of_population``): the variance is what lets kappa nats of an image through whose covariance is
-that of ``PUBLIC`` other images of all clients, and the clients are given the kappa that has this variance on client 0's
-own examples.
+is of the population (``of_population``): the noise is what lets kappa nats of an image through whose covariance is that
+of ``PUBLIC`` other images of all clients, and the clients are given the kappa that makes it of client 0's own examples.
+It is as large as the population's; White's keeps to the directions of a client's own examples, in which they differ.
 
 Inversion is of one step at batch 1 on client 0's images after the last round, three ways, with known labels:
 
 plain      IG
 denoised   behind a channel: IG's picture through the linear filter (``attacks.denoise``) that public images teach, with
-           the channel's own noise on them and cut to [0, 1] as pictures are
+           noise on them as ``channel_denoised`` has the server know it, and cut to [0, 1] as pictures are
 mean       the public images' mean of the class, which needs no update
 
 ``strongest`` is the one with the least error over the cell's images, as whoever plays this on images of their own finds
@@ -23,13 +23,12 @@ out beforehand. Scores are kept for every image. The positive control is no defe
 """
 
 import functools
-import math
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from prunella.attacks.denoise import Filter, learnt_filter, principal
+from prunella.attacks.denoise import Filter, learnt_filter, moments, principal
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
 from prunella.attacks.score.control import PSNR_FLOOR
@@ -37,14 +36,19 @@ from prunella.attacks.score.leakage import score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import class_means, client_images, every_test_image, task_of
 from prunella.benchmarks.engine.views import NONE, received_of
+from prunella.benchmarks.papers.channel_denoised import Noise, noise_of
+from prunella.benchmarks.papers.channel_inversion import CHANNELS
 from prunella.benchmarks.papers.tradeoff import ALPHA, CONTROL, AfterTraining, answers, examples_of, federation
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.privacy.channel import capacity, eigenvalues, solve_variance
+from prunella.privacy.channel_personalized import PersonalizedChannel, importance_map
+from prunella.privacy.channel_white import directions
+from prunella.privacy.defense import State
 from prunella.tasks.data import Examples, Partition
 
-NATURAL, PLAIN = "channel-natural", "plain"
-KAPPA = f"{NATURAL}.kappa"
+NATURAL, WHITE, PERSONALIZED = CHANNELS
+PLAIN = "plain"
 KNOWN, OUTSIDERS, TELLS = 0.25, 1000, 0.55
 PUBLIC, PLAYED = 5000, 1000
 
@@ -66,25 +70,38 @@ def public_of(settings: Settings, seed: int, data: Path | None) -> Examples:
     return public_images(settings["dataset"], settings["clients"], settings["examples"], seed, data)
 
 
-def population_variance(settings: Settings, seed: int, data: Path | None) -> float:
-    """Of the noise that lets the cell's kappa nats of an image of the population through."""
-    return solve_variance(eigenvalues(public_of(settings, seed, data).x), settings["options"][KAPPA])
+def weighed(name: str, images: Tensor) -> Tensor:
+    """Images as the channel weighs them: Personalized is Natural on pixels over the roots of their importances."""
+    if name != PERSONALIZED:
+        return images
+    return images.double() / importance_map(PersonalizedChannel(), images.shape[-2], images.shape[-1]).sqrt()
+
+
+def kappa_of(name: str, kappa: float, population: Tensor, own: Tensor) -> float:
+    """The kappa at which a channel fitted on ``own`` images adds the noise that lets ``kappa`` nats through of images
+    of the population. White's is the same multiple of the variance in every direction, so many nats in each."""
+    if name == WHITE:
+        return kappa * directions(own)[0] / directions(population)[0]
+    spectra = [eigenvalues(weighed(name, images)) for images in (population, own)]
+    return capacity(spectra[1], solve_variance(spectra[0], kappa))
 
 
 def of_population(settings: Settings, seed: int, data: Path | None) -> Settings:
-    """The settings with the kappa at which client 0's own examples get ``population_variance``."""
-    if KAPPA not in settings["options"]:
+    """The settings with the client's own kappa."""
+    name = settings["defenses"]
+    if name not in CHANNELS:
         return settings
-    own = eigenvalues(examples_of(settings, 0, seed, data).x)
-    kappa = capacity(own, population_variance(settings, seed, data))
-    return {**settings, "options": {**settings["options"], KAPPA: kappa}}
+    key, own = f"{name}.kappa", examples_of(settings, 0, seed, data).x
+    kappa = kappa_of(name, settings["options"][key], public_of(settings, seed, data).x, own)
+    return {**settings, "options": {**settings["options"], key: kappa}}
 
 
-def denoiser(public: Tensor, variance: float, generator: torch.Generator) -> Filter:
-    """The filter for pictures [N, d] in [0, 1] with Gaussian noise, from public images [M, C, H, W]."""
-    clean, others = public[:PLAYED].flatten(1), public[PLAYED:].flatten(1)
-    noisy = clean + math.sqrt(variance) * torch.randn(clean.shape, generator=generator)
-    return learnt_filter(*principal(others), clean, into_box(noisy))
+def denoiser(public: Tensor, fitted: State, generator: torch.Generator) -> Filter:
+    """The filter for pictures [N, d] in [0, 1] behind a channel, from public images [M, C, H, W]."""
+    clean, others = public[:PLAYED], public[PLAYED:]
+    mean, signal = moments(others)
+    noisy = Noise(mean, signal, noise_of(fitted, signal)).added(clean, generator)
+    return learnt_filter(*principal(others.flatten(1)), clean.flatten(1), into_box(noisy.flatten(1)))
 
 
 def inverted(settings: Settings, seed: int, data: Path | None, trained: AfterTraining) -> dict[str, float]:
@@ -93,9 +110,8 @@ def inverted(settings: Settings, seed: int, data: Path | None, trained: AfterTra
     means = class_means(public, task_of(settings, data).classes)
     found = [(truth, given[PLAIN].x) for truth, given in answers(settings, seed, data, trained, {PLAIN: "ig"})]
     pictures = {PLAIN: [x for _, x in found], "mean": [means[truth.y] for truth, _ in found]}
-    if settings["defenses"] == NATURAL:
-        variance = float(trained.state[NATURAL]["channel"]["variance"])
-        clean = denoiser(public.x, variance, stream(seed, purpose="claim-denoise"))
+    if (name := settings["defenses"]) in CHANNELS:
+        clean = denoiser(public.x, trained.state[name], stream(seed, purpose="claim-denoise"))
         pictures["denoised"] = [into_box(clean(x.flatten(1))).reshape(x.shape) for _, x in found]
     scores: dict[str, dict[str, float]] = {}
     for name, rebuilt in pictures.items():
@@ -138,4 +154,5 @@ MEMBERSHIP = Measure(
     membership,
     control={**CONTROL, "arm": NONE, "strength": NONE},
     least={"psnr_plain": PSNR_FLOOR, "auc": TELLS},
+    version=2,
 )

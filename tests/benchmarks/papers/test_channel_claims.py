@@ -22,7 +22,7 @@ from prunella.benchmarks.papers.channel_claims import (
     judge_rounds,
     judge_time,
 )
-from prunella.benchmarks.papers.channel_inversion import OPACUS
+from prunella.benchmarks.papers.channel_inversion import CHANNELS, OPACUS
 from prunella.privacy.ledger.bounds import dp_capacity
 
 
@@ -54,10 +54,12 @@ def test_c2_asks_accuracy_and_leak_to_grow_with_n(gain: float, leak: float, word
 
 
 def plane(accuracy: float, mse: float, auc: float) -> list[Point]:
-    """Natural channels of one accuracy, error and AUC, beside DP of 0.5, 0.1 and 0.5; plain errors are all alike."""
+    """Natural channels of one accuracy, error and AUC, beside DP of 0.5, 0.1 and 0.5, and other channels, which are not
+    judged, of the worst of everything; plain errors are all alike."""
     made = []
+    known = {**dict.fromkeys(CHANNELS, (0.0, 0.001, 1.0)), NATURAL: (accuracy, mse, auc), "none": (0.9, 0.01, 0.6)}
     for cell in PLANE_CELLS:
-        values = {NATURAL: (accuracy, mse, auc), "none": (0.9, 0.01, 0.6)}.get(cell["arm"], (0.5, 0.1, 0.5))
+        values = known.get(cell["arm"], (0.5, 0.1, 0.5))
         named = dict(zip(("accuracy", "mse_strongest", "auc"), ((value,) * 3 for value in values), strict=True))
         made.append(Point((str(cell["strength"]), cell["arm"]), {**named, "mse_plain": (0.1,) * 3}))
     return made
@@ -94,7 +96,7 @@ def test_every_private_arm_has_its_own_noise_and_the_channel_none() -> None:
     for cell in PLANE_CELLS:
         sections = {key.split(".")[0] for key in cell["options"]}
         assert sections == ({cell["arm"]} if cell["arm"] != "none" else set())
-    assert {cell["arm"] for cell in PLANE_CELLS} == {"none", NATURAL, *PRIVATE}
+    assert {cell["arm"] for cell in PLANE_CELLS} == {"none", *CHANNELS, *PRIVATE}
 
 
 def batches(private: float, plain: float, noisy: float) -> list[Point]:

@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from prunella.attacks.engine.image_priors import into_box
 from prunella.benchmarks.papers import plane
 from prunella.benchmarks.papers.channel_claims import PLANE_CELLS
-from prunella.benchmarks.papers.plane import KAPPA, MEMBERSHIP, NATURAL
+from prunella.benchmarks.papers.plane import CHANNELS, MEMBERSHIP, NATURAL, PERSONALIZED, WHITE
 from prunella.benchmarks.papers.tradeoff import examples_of
-from prunella.privacy.channel import eigenvalues, solve_variance
+from prunella.core.randomness import PrivateGenerator
+from prunella.core.trees import Tree
+from prunella.privacy.chain import build_chain, start
 
 TINY: dict[str, Any] = {"dataset": "digits", "model": "cnn", "clients": 2, "rounds": 2, "local_steps": 2}
 TINY |= {"batch_size": 8, "learning_rate": 0.1, "images": 1, "iterations": 120}
@@ -38,16 +41,37 @@ def test_a_cell_has_an_auc_beside_accuracy_and_error() -> None:
     )
 
 
-NOISY = {**FEW, "defenses": NATURAL, "options": {KAPPA: 20.0}, "arm": NATURAL}
+def behind(name: str, kappa: float = 20.0) -> dict[str, Any]:
+    """The tiny federation behind that channel."""
+    return {**FEW, "defenses": name, "options": {f"{name}.kappa": kappa}, "arm": name}
 
 
-def test_the_clients_kappa_has_the_variance_of_the_population() -> None:
-    told = plane.of_population(NOISY, 0, None)
-    own = eigenvalues(examples_of(NOISY, 0, 0, None).x)
-    wanted = plane.population_variance(NOISY, 0, None)
-    assert solve_variance(own, told["options"][KAPPA]) == pytest.approx(wanted)
-    assert told["options"][KAPPA] < 20.0 and NOISY["options"][KAPPA] == 20.0
-    assert plane.of_population(FEW, 0, None) == FEW
+NOISY = behind(NATURAL)
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_the_client_adds_the_noise_of_the_population(name: str) -> None:
+    own, population = examples_of(NOISY, 0, 0, None).x, plane.public_of(NOISY, 0, None).x
+
+    def fitted(images: Tensor, kappa: float) -> Tree:
+        chain = build_chain([name], {f"{name}.kappa": kappa})
+        return start(chain, images, {}, {}, PrivateGenerator(bytes(32)))[name]["channel"]
+
+    told = plane.of_population(behind(name), 0, None)["options"][f"{name}.kappa"]
+    ours, theirs = fitted(own, told), fitted(population, 20.0)
+    assert told < 20.0
+    if name == WHITE:  # so many times the variance of the images that it was fitted on
+        ratios = [
+            f["factor"].square().sum() / plane.moments(x)[1].trace() for f, x in ((ours, own), (theirs, population))
+        ]
+        assert ratios[0] == pytest.approx(ratios[1])
+    else:
+        assert ours["variance"] == pytest.approx(theirs["variance"])
+        assert ("deviation" in ours) is (name == PERSONALIZED)
+
+
+def test_what_is_no_channel_is_left_as_it_is() -> None:
+    assert plane.of_population(FEW, 0, None) == FEW and NOISY["options"] == {f"{NATURAL}.kappa": 20.0}
 
 
 def test_public_images_are_nobodys() -> None:
@@ -61,12 +85,14 @@ def test_the_denoiser_takes_noise_away() -> None:
     public = torch.cat([public, public])[: plane.PLAYED + 300]
     truth = public[:50].flatten(1)
     noisy = into_box(truth + 0.3 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(1)))
-    clean = into_box(plane.denoiser(public, 0.09, torch.Generator().manual_seed(0))(noisy))
+    fitted = {"channel": {"variance": torch.tensor(0.09)}}
+    clean = into_box(plane.denoiser(public, fitted, torch.Generator().manual_seed(0))(noisy))
     assert float((clean - truth).square().mean()) < 0.8 * float((noisy - truth).square().mean())
 
 
-def test_a_channels_cell_has_all_three_attacks_and_every_image() -> None:
-    found = plane.membership({**NOISY, "images": 2}, 0, None)[NATURAL]
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_channels_cell_has_all_three_attacks_and_every_image(name: str) -> None:
+    found = plane.membership({**behind(name), "images": 2}, 0, None)[name]
     best = min(found[f"mse_{name}"] for name in ("plain", "denoised", "mean"))
     assert found["mse_strongest"] == best == (found["mse_strongest.0"] + found["mse_strongest.1"]) / 2
 
