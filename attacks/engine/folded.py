@@ -11,8 +11,10 @@ On a support M the same holds for P = 1, where g * M has the products a * a and 
 
 |g * M|^2 = (delta * delta)^T M (a * a),    (g * M) a = delta * M (a * a),    (g * M)^T delta = a * M^T (delta * delta)
 
-Where P is large, or larger than one with a support, g itself costs less. The target of an undefended linear layer is an
-outer product too, so its two factors are used. Batch norm normalises every image by itself, as the client did.
+A support of whole rows and columns (filters that are pruned, units that stayed silent) is taken into the two factors of
+g instead. Where P is large, or larger than one with any other support, g itself costs less. The target of an undefended
+linear layer is an outer product too, so its two factors are used. Batch norm normalises every image by itself, as the
+client did.
 
 ``folded`` replaces the layers of a ``Network`` by such layers; its passes are the same. Their "gradient" is a tensor
 [2, B] of |g|^2 and <g, t> for every guess, and a direction of the weights is the two vectors alpha and beta, [B] each.
@@ -85,17 +87,20 @@ class FoldedAffine(LayerRule):
         self.bias = target.get(layer.bias)
         self.support = None if support is None else support[layer.weight].flatten(1)
         self.bias_support = None if support is None else support.get(layer.bias)
+        self.sides = None if self.support is None else sides(self.support)
 
     def forms(self, inputs: int, places: int) -> bool:
         """Whether the gradient itself is cheaper than products with it."""
         outputs = self.target.dense.shape[1]
-        if places > 1 and self.support is not None:
+        if places > 1 and self.support is not None and self.sides is None:
             return True
         return 2 * places * (inputs + outputs) > 3 * inputs * outputs
 
     def products(self, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """(g * M) a [B, O, P] and (g * M)^T delta [B, K, P], without g; P = 1 where there is a support M."""
-        if self.support is None:
+        """(g * M) a [B, O, P] and (g * M)^T delta [B, K, P], without g; P = 1 where M is not of rows and columns."""
+        if self.sides is not None:
+            delta, a = delta * self.sides[0], a * self.sides[1]
+        if self.support is None or self.sides is not None:
             return delta @ (a.mT @ a), a @ (delta.mT @ delta)
         support = self.support.unsqueeze(0)
         return delta * _each(support, a.square()), a * _each(support.mT, delta.square())
@@ -287,6 +292,18 @@ class FoldedNorm(LayerRule):
     ) -> tuple[Tensor, Tree]:
         given = saved[1], moved[1], saved[0], moved[0], _beside(delta), _beside(delta_dot), False
         return self.layer.tangent_backward(*given)[0].view(saved[2]), {}
+
+
+def sides(support: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The rows [O, 1] and columns [K, 1] that the support [O, K] is made of, as zeros and ones; None if it is not.
+
+    >>> sides(torch.tensor([[0.0, 1.0], [0.0, 0.0]])), sides(torch.eye(2))
+    ((tensor([[1.],
+            [0.]]), tensor([[0.],
+            [1.]])), None)
+    """
+    rows, columns = support.amax(1, keepdim=True), support.amax(0)[:, None]
+    return (rows, columns) if torch.equal(support, rows * columns.T) else None
 
 
 def _each(t: Tensor, a: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from prunella.attacks.engine.objectives import OBJECTIVES
 from prunella.attacks.score.control import undefended_view
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
-from prunella.core.trees import full_mask
+from prunella.core.trees import Mask, Tree, full_mask
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task, initial
 from tests.attacks.engine.test_matching import random_mask
@@ -23,10 +23,25 @@ from tests.attacks.engine.test_matching import random_mask
 SHAPE = (1, 12, 12)
 
 
-def targets(model: str, masked: bool, count: int) -> list[Target]:
+def sided_mask(params: Tree) -> Mask:
+    """Half of the rows and of the columns of every matrix; a full mask of what has none."""
+    draw = stream(1, purpose="sides")
+    halves = {name: [torch.rand(n, generator=draw) < 0.5 for n in t.shape[:2]] for name, t in params.items()}
+    return {
+        name: torch.ones_like(t, dtype=torch.bool)
+        if t.ndim < 2
+        else torch.outer(*halves[name])[(...,) + (None,) * (t.ndim - 2)].expand(t.shape).clone()
+        for name, t in params.items()
+    }
+
+
+MASKS = {"": full_mask, "masked": random_mask, "rows and columns": sided_mask}
+
+
+def targets(model: str, masked: str, count: int) -> list[Target]:
     task, found = Task(model, SHAPE, 5), []
     params, buffers = initial(task, seed=0)
-    shared = random_mask(params) if masked else full_mask(params)
+    shared = MASKS[masked](params)
     for i in range(count):
         x = torch.rand((1, *SHAPE), generator=stream(i, purpose="image"))
         view = undefended_view(task, params, buffers, PrivateBatch(x, torch.tensor([i])))
@@ -38,17 +53,13 @@ def targets(model: str, masked: bool, count: int) -> list[Target]:
     return found
 
 
-SMALL = [
-    (model, masked, objective) for model in ("cnn", "lenet-zhu") for masked in (False, True) for objective in OBJECTIVES
-]
+SMALL = [(model, masked, objective) for model in ("cnn", "lenet-zhu") for masked in MASKS for objective in OBJECTIVES]
 
 
 @pytest.mark.parametrize("direct", [0, 1 << 30], ids=["convolutions", "patches"])
-@pytest.mark.parametrize(
-    "model, masked, objective", [*SMALL, ("conv-1", False, "cosine"), ("resnet10", False, "cosine")]
-)
+@pytest.mark.parametrize("model, masked, objective", [*SMALL, ("conv-1", "", "cosine"), ("resnet10", "", "cosine")])
 def test_a_batch_is_its_guesses_one_by_one(
-    model: str, masked: bool, objective: str, direct: int, monkeypatch: pytest.MonkeyPatch
+    model: str, masked: str, objective: str, direct: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", direct)
     many = targets(model, masked, 2)
@@ -66,7 +77,7 @@ def test_a_batch_is_its_guesses_one_by_one(
 
 
 def test_descents_together_are_descents_alone() -> None:
-    task, target = Task("cnn", SHAPE, 5), targets("cnn", False, 1)[0]
+    task, target = Task("cnn", SHAPE, 5), targets("cnn", "", 1)[0]
     attack = Inversion(iterations=12, tv=0.01, signed=False)
     labels = [torch.tensor([c]) for c in (0, 3)]
     generator = stream(0, purpose="starts")
@@ -91,7 +102,7 @@ def test_total_variation_of_each() -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    one, masked = targets("cnn", False, 1)[0], targets("cnn", True, 1)[0]
+    one, masked = targets("cnn", "", 1)[0], targets("cnn", "masked", 1)[0]
     moved = dataclasses.replace(one, params={name: tensor + 1 for name, tensor in one.params.items()})
     for odd in (masked, moved, dataclasses.replace(one, network=None)):
         assert not foldable([one, odd])
