@@ -28,10 +28,10 @@ from prunella.client.charging import (
     caveats,
     charged,
     confirm,
-    epsilon_next,
     require_charged,
     require_coverable,
     require_uncovered_is_allowed,
+    told,
 )
 from prunella.client.download import keep_model, proposal, receive_locations, receive_model
 from prunella.client.membership import answer as answer_membership
@@ -42,25 +42,21 @@ from prunella.client.selection import read_pool, score
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
+from prunella.client.training import importance_names, plan_of, reply_of, to_cpu
 from prunella.client.widths import require_held, require_plain, tell_small
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
-from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
+from prunella.core.trees import Mask, Tree, to_device
+from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import fits, flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
-from prunella.privacy.ledger.ledger import Tally, line, tallied
+from prunella.privacy.ledger.ledger import Tally, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
-from prunella.pruning.channels import Group, channel_groups
-from prunella.strategies.round.local import PLAIN, LocalResult, Received, local_update
-from prunella.strategies.round.plan import LocalPlan, RoundContext
-from prunella.strategies.round.replies import build_reply
+from prunella.strategies.round.local import LocalResult, Received, local_update
 from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.examples import Examples
-from prunella.tasks.task import initial as initial_weights
-from prunella.tasks.task import layers, prunable
 from prunella.tasks.training import evaluate as evaluate_model
-from prunella.wire.encode import fingerprint
 from prunella.wire.records import from_dense, mask_to_coded
 
 app = ClientApp()
@@ -138,8 +134,9 @@ def _remember(session: Session, round: int) -> Memory:
     channels = any(isinstance(link.settings, ChannelSettings) for link in session.procedure.chain.links)
     if channels and not memory.state and (warning := few_images(session.data.examples.x)):
         logger.warning("%s", warning)
-    images = session.data.examples.x if fits(session.procedure.chain, memory.state) else torch.empty(0)
-    state = start(session.procedure.chain, images, like, memory.state, fitting)
+    chain, of = session.procedure.chain, session.data.shown
+    images = session.data.examples.x if fits(chain, memory.state, of) else torch.empty(0)
+    state = start(chain, images, like, memory.state, fitting, of)
     return Memory(state, memory.tally, {n: to_device(tree, session.device) for n, tree in memory.scheme.items()})
 
 
@@ -150,62 +147,28 @@ def _asked(session: Session, kind: str, round: int, received: Received, memory: 
     return session.request(kind, round, [received.params, received.mask, received.buffers, remembered])
 
 
-def _plan(session: Session, round: int, received: Received, kept: dict[str, Tree]) -> LocalPlan:
-    """What the run's scheme changes in this round, if it has a client half."""
-    plan = session.scheme.client.plan
-    if plan is None:
-        return PLAIN
-    module = session.procedure.module
-
-    def accuracy(params: Tree) -> float:
-        held_out = session.data.held_out
-        return evaluate_model(module, params, received.buffers, held_out.x, held_out.y).accuracy
-
-    def fresh() -> Tree:
-        return to_device(initial_weights(session.data.task, session.run.seed)[0], session.device)
-
-    def groups() -> list[Group]:
-        return channel_groups(module, session.data.task.shape)
-
-    params, mask, names, settings = received.params, received.mask, prunable(module), session.scheme_settings
-    return plan(RoundContext(session.run, settings, round, params, mask, names, kept, fresh, accuracy, groups))
+def _named(session: Session, request: ServerRequest) -> TrainedRound:
+    return TrainedRound(request.digest, session.trained_under)
 
 
-def _importance_names(session: Session, content: RecordDict) -> frozenset[str]:
-    """Tensors whose squared gradients leave: those asked for, in the rounds in which the scheme uses them, or none."""
-    sends, wanted = session.scheme.client.sends_importance, content.config_records["config"].get("importance")
-    if sends is None or not isinstance(wanted, list) or not sends(session.scheme_settings, _round_of(content)):
-        return frozenset()
-    return prunable(session.procedure.module) & {str(name) for name in wanted}
-
-
-def _to_cpu(result: LocalResult) -> LocalResult:
-    out = result.outgoing
-    moved = type(out)(*(to_device(tree, "cpu") for tree in (out.update, out.shared, out.participates, out.local)))
-    buffers, importance = to_device(result.buffers, "cpu"), to_device(result.importance, "cpu")
-    base = to_device(result.base, "cpu")
-    return replace(result, outgoing=moved, base=base, buffers=buffers, importance=importance)
-
-
-def _reply(
-    session: Session, round: int, result: LocalResult, mask: Mask, names: frozenset[str], seconds: float
-) -> RecordDict:
-    """The allow-list: what leaves, field by field."""
-    if not session.node.policy.covers_gradients:  # all zero: the server leaves it out of its mean
-        result = replace(result, importance=zeros_like(result.importance))
-    elif names:
-        known, held = layers(session.procedure.module), session.data.held
-        told = session.scheme.client.told(session.scheme_settings, round, result, known)
-        told = told if held is None else apply_mask(told, held)
-        result = replace(result, importance=told)
-    provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
-    provenance["values"] = session.run.values
-    metrics = MetricRecord({"num-examples": len(session.data.examples.y)})
-    # Under an ε the time would tell how large the Poisson batches were.
-    if session.procedure.chain.private is None and not session.node.policy.conditions:
-        metrics["train-seconds"] = seconds
-    records = build_reply(result, mask, names, session.run.values)
-    return RecordDict({**records, "metrics": metrics, "provenance": provenance})
+def _trained(
+    session: Session, request: ServerRequest, price: Charge, received: Received, memory: Memory, round: int
+) -> LocalResult:
+    """What a round gives, and the files that it leaves; ``memory`` has counted the round. Raises where nothing may
+    leave."""
+    plan = plan_of(session, round, received, memory.scheme)
+    state = before_training(session, memory.state)
+    batches, draws = session.batches(request), request.generator("defense")
+    result = local_update(session.procedure_of(round), received, batches, state, draws, plan)
+    result = to_cpu(after_training(session, request, received, result))
+    tell_small(session, result)
+    require_charged(session, result.steps, session.run.local_steps)
+    confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
+    session.store.save(round, Memory(result.state, memory.tally, plan.keep), _named(session, request))
+    session.store.save_mask(result.base)
+    keep(session, round, received, result)
+    keep_model(session.store, session.procedure.chain, result.state, received.params)
+    return result
 
 
 @app.train()
@@ -218,33 +181,29 @@ def train(content: RecordDict, session: Session) -> RecordDict:
     memory = _remember(session, round)
     memory = replace(memory, state=receive_locations(session.procedure.chain, memory.state, content, mask))
     require_coverable(session, received.buffers)
-    names = _importance_names(session, content)
+    names = importance_names(session, content, round)
     request = _asked(session, "train", round, received, memory)
     pending = summing.begin(session, content, round, received, request.digest) if summing.summed(session) else None
     price, ledger = account(session, request, session.run.local_steps)
-    begin = time.perf_counter()
+    tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, caveats(session))
+    memory, begin = replace(memory, tally=tally), time.perf_counter()
     with charged(session, price):
-        plan = _plan(session, round, received, memory.scheme)
-        state = before_training(session, memory.state)
-        batches, draws = session.batches(request), request.generator("defense")
-        result = local_update(session.procedure_of(round), received, batches, state, draws, plan)
-        result = _to_cpu(after_training(session, request, received, result))
-        seconds = time.perf_counter() - begin
-        tell_small(session, result)
-        require_charged(session, result.steps, session.run.local_steps)
-        confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
-        tally = tallied(memory.tally, session.procedure.chain, session.run.local_steps, caveats(session))
-        trained = TrainedRound(request.digest, session.trained_under)
-        session.store.save(round, Memory(result.state, tally, plan.keep), trained)
-        session.store.save_mask(result.base)
-        keep(session, round, received, result)
-        keep_model(session.store, session.procedure.chain, result.state, received.params)
+        result = None
+        try:
+            result = _trained(session, request, price, received, memory, round)
+        except Exception:
+            if pending is None:
+                raise
+            # Which client of a sum failed is a word about its own update, by weights and settings of the server's.
+            logger.exception("training for a masked sum failed: this client's part of the sum changes nothing")
+            session.store.save(round, memory, _named(session, request))
         if pending is not None:
             reply = summing.masked_reply(session, round, pending, received, result, mask)
         else:
-            reply = _reply(session, round, result, mask, names, seconds)
+            assert result is not None
+            reply = reply_of(session, round, result, mask, names, time.perf_counter() - begin)
             reply.update(proposal(session.procedure.chain, result.state, content, mask))
-    reply["ledger"] = ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
+    reply["ledger"] = told(session, tally, ledger)
     return reply
 
 
@@ -348,10 +307,12 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
         x, y = held_out.x.to(session.device), held_out.y.to(session.device)
         result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
         if private:
-            told = noisy_count(round(result.accuracy * result.examples), scale, question.generator("count"))
-            session.accounts.confirm(question.digest, str(told))
-            share = min(max(told / result.examples, 0.0), 1.0)
-            return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "accuracy": share})})
+            count = noisy_count(round(result.accuracy * result.examples), scale, question.generator("count"))
+            session.accounts.confirm(question.digest, str(count))
+            share = min(max(count / result.examples, 0.0), 1.0)
+            metrics = MetricRecord({"num-examples": result.examples, "accuracy": share})
+            spent = told(session, session.store.load(of + 1).tally, session.accounts.ledger())
+            return RecordDict({"metrics": metrics, "ledger": spent})
     # Rounded: further digits would only help an attack on single examples.
     loss, accuracy = round(result.loss, 3), round(result.accuracy, 3)
     return RecordDict({"metrics": MetricRecord({"num-examples": result.examples, "loss": loss, "accuracy": accuracy})})

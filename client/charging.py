@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import ConfigRecord
 
 from prunella.client.session import ServerRequest, Session
 from prunella.core.device import repeatable
@@ -19,7 +20,7 @@ from prunella.core.errors import DefenseError
 from prunella.core.trees import Tree
 from prunella.privacy.accounting import LAPLACE, Charge
 from prunella.privacy.chain import check_model
-from prunella.privacy.ledger.ledger import UNBOUNDED, Ledger, add, charge, digest, spend
+from prunella.privacy.ledger.ledger import TOLD, UNBOUNDED, Ledger, Tally, add, charge, digest, line, spend
 from prunella.strategies import validates
 from prunella.tasks.training import mode
 
@@ -63,15 +64,23 @@ def caveats(session: Session) -> tuple[str, ...]:
     return () if session.node.seed is None else ("client-seed: noise that can be drawn again, no ε and no nats",)
 
 
+def told(session: Session, tally: Tally, ledger: Ledger) -> ConfigRecord:
+    """The ledger line of an answer."""
+    return ConfigRecord({**line(tally, ledger, session.privacy), **epsilon_next(session, ledger)})
+
+
 def epsilon_next(session: Session, ledger: Ledger) -> dict[str, float]:
-    """What the ledger line tells the server of the next round: the epsilon it would bring and the budget, where there
-    is one. So the server need not ask a client that would refuse."""
-    if session.procedure.chain.private is None or not session.privacy.epsilon_budget:
+    """What the ledger line tells the server of the next round: the epsilon it would bring, which is what this client
+    has spent where its next answer does not arrive; and the budget, where there is one, so that the server need not
+    ask a client that would refuse."""
+    if session.procedure.chain.private is None:
         return {}
     validation = _validation_charge(session, "next count")
     again = [_charge(session, "next round", session.run.local_steps)] + ([validation] if validation else [])
-    total = add(ledger, *again).epsilon(session.privacy)
-    return {} if total is None else {"epsilon_next": total, "epsilon_budget": session.privacy.epsilon_budget}
+    total, budget = add(ledger, *again).epsilon(session.privacy), session.privacy.epsilon_budget
+    if total is None or total > TOLD:
+        return {}
+    return {"epsilon_next": total} | ({"epsilon_budget": budget} if budget else {})
 
 
 def account_for_scores(session: Session) -> float:

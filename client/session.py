@@ -5,10 +5,11 @@ lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
 ``width`` (the share of every layer's channels that this node trains, ``pruning.widths``), ``require``,
-``epsilon-budget`` and ``delta`` (``client.policy``), ``sum-least``, ``sum-key`` and ``sum-peers`` (``client.trust``)
-and, for reproducible experiments only, ``client-seed``: noise that others can draw again promises nothing, so no ε and
-no nats are printed with one. The virtual clients of a simulation have no configuration of their own: for them
-``PRUNELLA_STATE_DIR`` and ``PRUNELLA_AUDIT`` in the environment stand in.
+``epsilon-budget`` and ``delta`` (``client.policy``), ``sum-least``, ``sum-key`` and ``sum-peers`` (``client.trust``),
+``importance`` (the file that a run asks for as ``channel-personalized.importance=site``) and, for reproducible
+experiments only, ``client-seed``: noise that others can draw again promises nothing, so no ε and no nats are printed
+with one. The virtual clients of a simulation have no configuration of their own: for them ``PRUNELLA_STATE_DIR``,
+``PRUNELLA_AUDIT`` and ``PRUNELLA_IMPORTANCE`` in the environment stand in.
 """
 
 import json
@@ -34,7 +35,8 @@ from prunella.core.randomness import PrivateGenerator, derived
 from prunella.core.trees import Mask, Tree
 from prunella.core.untrusted import figure
 from prunella.privacy.accounting import Privacy
-from prunella.privacy.chain import Chain, build_chain
+from prunella.privacy.chain import Chain, working_chain
+from prunella.privacy.channel_personalized import own_map
 from prunella.privacy.ledger.ledger import digest
 from prunella.pruning.widths import sub_mask
 from prunella.strategies import Scheme, find, require_summable, scheme_settings, validates
@@ -174,13 +176,19 @@ class LocalData:
             return digest([{"x": self.all.x, "y": self.all.y}], "")
         return digest([{"y": self.all.y}], self.all.pictures.digest())
 
+    @property
+    def shown(self) -> str:
+        """A digest of the examples to train on, in the form that the run has them in."""
+        return digest([{"trained": self.trained}], f"{self.digest} {self.task.shape}")
+
 
 class Session:
     """What a message handler needs, made when first used."""
 
     def __init__(self, context: Context) -> None:
         given = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
-        self.raw: Raw = settled(given)
+        own = context.node_config.get("importance", os.environ.get("PRUNELLA_IMPORTANCE"))
+        self.raw: Raw = own_map(settled(given), own)
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
         require_summable(self.run)
@@ -226,7 +234,7 @@ class Session:
     @cached_property
     def procedure(self) -> Procedure:
         run = self.run
-        chain: Chain = build_chain(run.defense_names, self.raw)
+        chain: Chain = working_chain(run.defense_names, self.raw)
         sgd = Sgd(run.learning_rate, run.momentum, run.weight_decay)
         task, expected = self.data.task, min(run.batch_size, len(self.data.examples))
         return Procedure(task.build().to(self.device), sgd, chain, expected, shape=task.shape)

@@ -26,7 +26,7 @@ from prunella.client.session import Session
 from prunella.core.config import parse_section
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.files import write_json
-from prunella.core.trees import Mask, apply_mask, map_trees, to_device
+from prunella.core.trees import Mask, apply_mask, map_trees, to_device, zeros_like
 from prunella.privacy.ledger.ledger import digest
 from prunella.strategies.round.local import LocalResult, Received
 from prunella.strategies.secure_sum import participant
@@ -182,17 +182,20 @@ def begin(session: Session, content: RecordDict, round: int, received: Received,
 
 
 def masked_reply(
-    session: Session, round: int, pending: Pending, received: Received, result: LocalResult, mask: Mask
+    session: Session, round: int, pending: Pending, received: Received, result: LocalResult | None, mask: Mask
 ) -> RecordDict:
-    """All that leaves in the place of an update. Raises ``DefenseError`` for a value outside the range."""
+    """All that leaves in the place of an update. Without a result it is an update that changes nothing."""
     form = form_of(settings_of(session), len(pending.whole.clients))
-    update = apply_mask(result.outgoing.update, result.outgoing.shared)
     before = to_device(received.buffers, "cpu")
-    change = map_trees(lambda new, old: new.double() - old.double(), result.buffers, before)
+    update, buffers = zeros_like(to_device(received.params, "cpu")), before
+    if result is not None:
+        update, buffers = apply_mask(result.outgoing.update, result.outgoing.shared), result.buffers
+    change = map_trees(lambda new, old: new.double() - old.double(), buffers, before)
     words = to_words(update, mask, change, len(session.data.examples.y), form)
     client, peers = session.node.client, frozenset(pending.letters or {})
     hidden = participant.masked(pending.own, pending.whole, client, peers, words, form)
-    told = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
+    applied = list(session.procedure.chain.names)
+    told = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": applied})
     signed = ConfigRecord({"model": participant.attest(pending.own, pending.whole, pending.model)})
     return RecordDict({MASKED: pack_masked(pack(hidden, form)), "provenance": told, RECORD: signed})
 

@@ -89,6 +89,7 @@ _ALL = (
         (),
         "up",
     ),
+    Metric("privacy_epsilon_unknown", "gauge", "Clients that may have spent more epsilon than is known.", "", (), "up"),
     Metric(
         "privacy_epsilon_exceeded", "gauge", "Clients of whom an audit showed more than their epsilon.", "", (), "up"
     ),

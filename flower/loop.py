@@ -48,15 +48,22 @@ from prunella.flower.legacy import positions
 from prunella.flower.moved import MovedBy
 from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.scheme import Settled
-from prunella.privacy.chain import observe, present
+from prunella.privacy.chain import fit, fitted_to, observe, present
+from prunella.privacy.channel import ChannelSettings
 from prunella.privacy.defense import DataDefense, Step, StepDefense
 from prunella.privacy.imprint import EXACTLY, imprint_layers
+from prunella.privacy.ledger.ledger import digest
 from prunella.tasks.per_example import layers_that_mix, per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
 Loss = Callable[[Any, Tensor], Tensor]
 TOKENS = "for anything else choose a defense of gradients or updates, such as priprune or dgp"
 FAILED = "a step under an ε failed; this client's own log says why"
+
+
+def digest_of(images: Tensor) -> str:
+    """Of all images, in whatever order a loader gave them."""
+    return digest([], " ".join(sorted(digest([{"x": image}], "") for image in images)))
 
 
 def images_of(batch: Any) -> Tensor:
@@ -149,16 +156,21 @@ class Guard:
         self.release()
 
     def _fit(self, data: Any) -> None:
+        """Fit what is fitted on images, and what bounds nats of them anew where they are others than before."""
         for link in self._chain.links:
-            if isinstance(link.defense, DataDefense) and not self._state[link.name]:
-                if data is None:
-                    fix = "write protected(msg, context, model, loader)"
-                    raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
-                images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
-                if not images.is_floating_point() or (images.dim() != 4 and link.name == "ats"):
-                    raise self._work.refuse(ConfigError(f"{link.name} changes images; {TOKENS}"))
+            bounds = isinstance(link.settings, ChannelSettings) and data is not None
+            if not isinstance(link.defense, DataDefense) or (self._state[link.name] and not bounds):
+                continue
+            if data is None:
+                fix = "write protected(msg, context, model, loader)"
+                raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
+            images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
+            if not images.is_floating_point() or (images.dim() != 4 and link.name == "ats"):
+                raise self._work.refuse(ConfigError(f"{link.name} changes images; {TOKENS}"))
+            of = digest_of(images)
+            if not self._state[link.name] or not fitted_to(self._state[link.name], of):
                 fitting = self._work.site.generator("fit", link.name)
-                self._state[link.name] = link.defense.fit(images, fitting)
+                self._state[link.name] = fit(link.defense, images, fitting, of)
 
     def _require_received(self) -> None:
         for name, p in self._params.items():

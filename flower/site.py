@@ -32,7 +32,8 @@ from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator, derived
 from prunella.privacy import DEFENSES, SECTIONS, find_defense
 from prunella.privacy.accounting import NOISE, Privacy
-from prunella.privacy.chain import Chain, build_chain
+from prunella.privacy.chain import Chain, build_chain, working_chain
+from prunella.privacy.channel_personalized import own_map
 from prunella.privacy.defense import STAGES, Stronger
 from prunella.privacy.ledger.ledger import charge
 
@@ -166,7 +167,7 @@ class Site:
 
     @cached_property
     def raw(self) -> Raw:
-        return strengthened(self.asked, self.policy)
+        return strengthened(own_map(self.asked, self.context.node_config.get("importance")), self.policy)
 
     @cached_property
     def privacy(self) -> Privacy:
@@ -177,7 +178,7 @@ class Site:
     @cached_property
     def chain(self) -> Chain:
         """The defenses of both sides, checked against the site's conditions."""
-        chain = build_chain(self.names, self.raw)
+        chain = working_chain(self.names, self.raw)
         self.check_scheme("fedavg")
         for name in self.names:
             check_own(name)

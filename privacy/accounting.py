@@ -37,6 +37,9 @@ STEPS, NATS = 10**9, 1e12
 EVENTS = 32  # different steps that are accounted for one by one
 
 
+LARGEST_DELTA = 1e-2
+
+
 @dataclass(frozen=True)
 class Privacy:
     """The ε of every defense that has one."""
@@ -52,8 +55,11 @@ class Privacy:
     validation_noise: Larger[float] = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.epsilon_budget < math.inf and 0 < self.delta < 1):
-            raise ConfigError("privacy.epsilon-budget must not be negative, and privacy.delta must lie in (0, 1)")
+        if not 0 <= self.epsilon_budget < math.inf:
+            raise ConfigError("privacy.epsilon-budget must not be negative")
+        if not 0 < self.delta <= LARGEST_DELTA:
+            why = "the chance that the ε does not hold: take less than one over the number of examples"
+            raise ConfigError(f"privacy.delta must lie in (0, {LARGEST_DELTA:g}], as {why}")
         if not 0 <= self.validation_noise < math.inf:
             raise ConfigError("privacy.validation-noise must be a finite number that is not negative; 0: no answers")
 

@@ -30,6 +30,7 @@ from prunella.privacy.defense import (
     Defense,
     Entry,
     GradientDefense,
+    Idle,
     Outgoing,
     PrivateSettings,
     State,
@@ -159,7 +160,23 @@ def build_chain(names: Sequence[str], raw: Raw) -> Chain:
     return Chain(tuple(_link(name, raw) for name in names))
 
 
+def working_chain(names: Sequence[str], raw: Raw) -> Chain:
+    """``build_chain`` for a client, which is to leave nothing as it is: a run behind a defense that does nothing would
+    count as defended. Raises ``ConfigError``."""
+    chain = build_chain(names, raw)
+    for number, link in enumerate(chain.links):
+        if isinstance(link.settings, Idle) and link.settings.idle:
+            raise ConfigError(f"{link.name} does nothing with these settings: give it something to do, or leave it out")
+        before = (each.entry for each in chain.links[:number])
+        if link.entry.fills and not any(entry.stage == "update" and not entry.fills for entry in before):
+            fix = f"write defenses = 'dgp,{link.name}'"
+            raise ConfigError(f"{link.name} fills what other defenses withhold, and none does: {fix}")
+    return chain
+
+
 # ---- state
+
+FITTED, IMAGES = "fitted", "images"  # what a defense that is fitted on images was fitted on: a tree of its state
 
 
 def _require_like(name: str, what: str, tree: Tree, like: Tree) -> None:
@@ -180,22 +197,41 @@ def _resume(name: str, saved: State, fresh: State) -> State:
     return {tree: {key: saved[tree][key].to(t.device) for key, t in fresh[tree].items()} for tree in fresh}
 
 
-def _start_link(link: Link, x: Tensor, like: Tree, saved: State | None, generator: PrivateGenerator) -> State:
+def fitted_to(state: State, images: str) -> bool:
+    """Whether the state of a defense that is fitted on images was fitted on those of this digest; "" is of any."""
+    tree = state.get(FITTED, {})
+    return not images or (IMAGES in tree and bytes(tree[IMAGES].tolist()) == bytes.fromhex(images))
+
+
+def fit(defense: DataDefense, x: Tensor, generator: PrivateGenerator, images: str) -> State:
+    """The state fitted on ``x``, which says what it was fitted on."""
+    marked = {FITTED: {IMAGES: torch.tensor(list(bytes.fromhex(images)), dtype=torch.uint8)}} if images else {}
+    return {**defense.fit(x, generator), **marked}
+
+
+def _start_link(
+    link: Link, x: Tensor, like: Tree, saved: State | None, generator: PrivateGenerator, images: str
+) -> State:
     if isinstance(link.defense, DataDefense):
-        return link.defense.fit(x, generator) if saved is None else saved
+        known = saved is not None and fitted_to(saved, images)
+        return saved if known and saved is not None else fit(link.defense, x, generator, images)
     fresh = link.defense.init(like)
     return fresh if saved is None else _resume(link.name, saved, fresh)
 
 
-def start(chain: Chain, x: Tensor, like: Tree, state: ChainState, generator: PrivateGenerator) -> ChainState:
+def start(
+    chain: Chain, x: Tensor, like: Tree, state: ChainState, generator: PrivateGenerator, images: str = ""
+) -> ChainState:
     """State for every link: fitted on the client's images ``x`` [N, C, H, W] or made for the weights ``like`` where it
-    is missing, checked and moved to the device of ``like`` where it was saved."""
-    return {link.name: _start_link(link, x, like, state.get(link.name), generator) for link in chain.links}
+    is missing, checked and moved to the device of ``like`` where it was saved. What was fitted on other images than
+    those of the digest ``images`` is fitted anew: noise that is right for some says nothing of others."""
+    return {link.name: _start_link(link, x, like, state.get(link.name), generator, images) for link in chain.links}
 
 
-def fits(chain: Chain, state: ChainState) -> bool:
+def fits(chain: Chain, state: ChainState, images: str = "") -> bool:
     """Whether ``start`` would look at the images."""
-    return any(isinstance(link.defense, DataDefense) and link.name not in state for link in chain.links)
+    fitted = [link.name for link in chain.links if isinstance(link.defense, DataDefense)]
+    return not all(name in state and fitted_to(state[name], images) for name in fitted)
 
 
 def flatten_state(state: ChainState) -> Tree:

@@ -12,8 +12,9 @@ beta whatever the images are, usually far more noise than kappa asks for; it bou
 
 ``importance`` is the map: ``box:top,bottom,left,right`` in shares of height and width (the paper's: rows 12 to 19 and
 columns 8 to 23 of 32, beta 50 ``inside`` and 1 ``outside``), a ``.npy`` array [H, W] of beta, or an image file, whose
-grey value goes from ``outside`` (black) to ``inside`` (white). Files lie on the client. ``ConfigError`` names the
-setting, never what a file holds. Everything else as in ``channel.py``.
+grey value goes from ``outside`` (black) to ``inside`` (white). A run says ``site`` for the file that each client's
+owner names (``own_map``), and cannot name another: errors and the noise itself would tell what is in it.
+``ConfigError`` names the setting, never what a file holds. Everything else as in ``channel.py``.
 
 >>> importance_map(PersonalizedChannel(importance="box:0,0.5,0,1", inside=3.0), 2, 2).tolist()
 [[3.0, 3.0], [1.0, 1.0]]
@@ -27,13 +28,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prunella.core.config import Count, Positive
+from prunella.core.config import Count, Positive, Raw
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.extras import require
 from prunella.core.randomness import PrivateGenerator
 from prunella.privacy.channel import check_fitted, describe, eigenvalues, log_capacity, solve_variance
 from prunella.privacy.defense import DataDefense, Equal, Smaller, State
 from prunella.privacy.gaussian import to_grid
+
+KEY, SITE = "channel-personalized.importance", "site"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class PersonalizedChannel:
 
     kappa: Smaller[Positive] = 500.0  #: most nats that one local step leaks about one image
     batch: Smaller[Count] = 1  #: as in channel-natural
-    #: the map: `box:top,bottom,left,right` in shares of the image, a .npy array, or an image file, on the client
+    #: the map: `box:top,bottom,left,right` in shares of the image, or `site`: the file of each client's owner
     importance: Equal[str] = "box:0.375,0.625,0.25,0.75"
     inside: Equal[Positive] = 50.0  #: weight of the noise inside the box, or where the image file is white
     outside: Equal[Positive] = 1.0  #: weight of the noise elsewhere
@@ -60,6 +63,23 @@ class PersonalizedChannel:
     @property
     def nats_per_step(self) -> float | None:
         return None if self.as_printed else self.kappa * self.batch
+
+
+def own_map(raw: Raw, own: object) -> Raw:
+    """The settings of a run with the map that this client uses: the run's box, or, where the run says ``SITE`` or names
+    the very file, the one that the owner named in the node configuration, ``own``. Raises ``ConfigError``.
+
+    >>> own_map({KEY: "site"}, "mine.npy")
+    {'channel-personalized.importance': 'mine.npy'}
+    """
+    asked = str(raw.get(KEY, "box:"))
+    if asked.startswith("box:"):
+        return raw
+    if not isinstance(own, str) or asked not in (SITE, own):
+        raise ConfigError(
+            f"{KEY}: a run names a box, or `{SITE}` for the file that a client's owner names (--importance)"
+        )
+    return {**raw, KEY: own}
 
 
 def _box(text: str) -> list[float]:
@@ -102,9 +122,7 @@ def importance_map(settings: PersonalizedChannel, height: int, width: int) -> Te
     read = _from_box if settings.importance.startswith("box:") else _from_file
     beta = read(settings, height, width)
     if tuple(beta.shape) != (height, width):
-        raise ConfigError(
-            f"channel-personalized.importance has shape {tuple(beta.shape)}, the images are {height} x {width}"
-        )
+        raise ConfigError(f"{KEY}: the map has another shape than the images, {height} x {width}")
     if not bool((torch.isfinite(beta) & (beta > 0)).all()):
         raise ConfigError("channel-personalized.importance must be positive and finite at every pixel")
     return beta

@@ -29,6 +29,16 @@ Stage = Literal["data", "gradient", "update"]
 HEURISTIC = "heuristic, no ε"
 STAGES: tuple[Stage, ...] = ("data", "gradient", "update")
 State = dict[str, Tree]
+
+
+@runtime_checkable
+class Idle(Protocol):
+    """Settings of a defense with which it may leave everything as it is: a client does not run such a chain."""
+
+    @property
+    def idle(self) -> bool: ...
+
+
 T = TypeVar("T")
 
 

@@ -46,6 +46,10 @@ class DualPruning:
         if not (0 <= self.top and 0 <= self.bottom and self.top + self.bottom < 1):
             raise ConfigError("dgp.top + dgp.bottom must stay under 1, or nothing would be sent")
 
+    @property
+    def idle(self) -> bool:
+        return not self.top and not self.bottom
+
 
 def removed_counts(total: int, top: float, bottom: float) -> tuple[int, int]:
     """How many coordinates of a layer of ``total`` go at the top and at the bottom.

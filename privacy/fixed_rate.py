@@ -46,6 +46,10 @@ class FixedRate:
         if not 0 <= self.rate < 1:
             raise ConfigError("the rate of a fixed-rate defense must lie in [0, 1)")
 
+    @property
+    def idle(self) -> bool:
+        return not self.rate
+
 
 @dataclass(frozen=True)
 class MixedRate(FixedRate):

@@ -49,6 +49,10 @@ class Outpost:
         if not (self.noise >= 0 and self.decay >= 0 and 0 < self.fisher <= 1 and 0 <= self.prune < 1):
             raise ConfigError("outpost needs noise and decay >= 0, fisher in (0, 1] and prune in [0, 1)")
 
+    @property
+    def idle(self) -> bool:
+        return not self.noise and not self.prune
+
 
 def risk(weights: Tensor) -> float:
     """min(1, sample variance) of a layer's weights."""

@@ -7,7 +7,9 @@ gradient [out, F] to zero. The paper of DGP prunes 80 % ("80"); the authors' cod
 unchanged: an attack on an earlier layer (Rob) reads on undisturbed.
 
 Departure: where |r_i| is zero the ratio is taken over 1e-12; a unit that depends on nothing is pruned first. Its
-cost is that of the norms (``tasks.sensitivity``). With a mask on the update it is a heuristic, no ε.
+cost is that of the norms (``tasks.sensitivity``). So a server that saturates units has the share spent on those, and
+the others left: ``rate`` bounds nothing against weights that it chose. With a mask on the update it is a heuristic, no
+ε.
 
 >>> r, norms = torch.tensor([[1.0, 1.0, 2.0, 1.0]]), torch.tensor([[4.0, 1.0, 1.0, 3.0]])
 >>> pruned_units(r, norms, 0.5).tolist()
@@ -37,6 +39,10 @@ class Soteria:
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
             raise ConfigError("soteria.rate must lie in [0, 1)")
+
+    @property
+    def idle(self) -> bool:
+        return not self.rate
 
 
 def pruned_units(features: Tensor, norms: Tensor, rate: float) -> Tensor:

@@ -38,6 +38,10 @@ class TopK:
         if not 0 < self.keep <= 1:
             raise ConfigError("top-k.keep must lie in (0, 1]")
 
+    @property
+    def idle(self) -> bool:
+        return self.keep == 1
+
 
 def top_mask(values: Tensor, inside: Tensor, keep: float) -> Tensor:
     """True at the ceil(keep * n) largest magnitudes of the n coordinates of ``inside``; equal ones go by index."""

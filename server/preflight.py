@@ -10,7 +10,7 @@ from prunella.core.config import Raw, Run
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import is_foreign
-from prunella.privacy.chain import build_chain, check_model
+from prunella.privacy.chain import check_model, working_chain
 from prunella.privacy.defense import DataDefense
 from prunella.server.audit.address import check_cluster
 from prunella.server.audit.queue import judging, ready_settings
@@ -37,7 +37,7 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
         check_cluster(run.audit_cluster, here)
     if not here and any(map(is_foreign, run.defense_names)):
         return  # somebody's own code lies on the machines that run it
-    build_chain(run.defense_names, raw)
+    working_chain(run.defense_names, raw)
     build_aggregator(run, raw)
     place = run.dataset.partition(":")[2]
     if here:
@@ -59,7 +59,7 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
 
 def check_model_of(task: Task, run: Run, raw: Raw) -> None:
     """Build what server and clients build of the model. Raises ``PrunellaError`` where one of them cannot."""
-    module, chain = task.build(), build_chain(run.defense_names, raw)
+    module, chain = task.build(), working_chain(run.defense_names, raw)
     require_fit(task, module)
     params, buffers = initial(task, run.seed)
     check_model(chain, buffers)

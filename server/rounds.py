@@ -3,7 +3,8 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
@@ -17,6 +18,8 @@ from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import Mask, Tree
 from prunella.privacy.accounting import Privacy
+from prunella.privacy.ledger import spending
+from prunella.privacy.ledger.spending import Line
 from prunella.server import checkpoint as checkpoints
 from prunella.server.audit.membership import ask_membership
 from prunella.server.audit.queue import Auditor
@@ -39,7 +42,7 @@ from prunella.server.store.rows import (
 )
 from prunella.server.store.schema import Row, StoreLine, row
 from prunella.server.store.write import RunStore
-from prunella.strategies.round.replies import Contribution
+from prunella.strategies.round.replies import Contribution, ReplyError, read_ledger, require_answer
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.data import Examples
@@ -66,7 +69,7 @@ class Federation:
     test: Examples | None
     folder: Path
     counters: dict[str, float] = field(default_factory=dict)
-    ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
+    ledgers: dict[str, Line] = field(default_factory=dict)
     empty_rounds: int = 0
     best: float = -1.0
     evaluator: Evaluator = field(init=False)
@@ -129,9 +132,19 @@ def evaluate_round(federation: Federation, round: int, arrays: ArrayRecord, grid
 
 
 def evaluate_on_clients(federation: Federation, round: int, arrays: ArrayRecord, grid: Grid) -> Evaluation | None:
-    messages = federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid)
-    replies = grid.send_and_receive(messages, timeout=federation.run.round_seconds)
-    metrics = federation.strategy.aggregate_evaluate(round, list(replies))
+    messages = list(federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid))
+    members = federation.strategy.roster.members
+    clients = {m.metadata.dst_node_id: members[m.metadata.dst_node_id].client for m in messages}
+    federation.ledgers = spending.asked(federation.ledgers, clients.values())
+    replies = list(grid.send_and_receive(messages, timeout=federation.run.round_seconds))
+    for reply in replies:
+        client = clients.get(reply.metadata.src_node_id)
+        if client is not None and reply.has_error():
+            note_refusal(federation, client, reply)
+        elif client is not None and "ledger" in reply.content.config_records:
+            with suppress(ReplyError):  # an answer that is none is counted below
+                federation.ledgers[str(client)] = read_ledger(reply.content)
+    metrics = federation.strategy.aggregate_evaluate(round, replies)
     if metrics is None:
         return None
     return Evaluation(float(str(metrics["loss"])), float(str(metrics["accuracy"])), 0)
@@ -221,11 +234,24 @@ def _tell_doubts(federation: Federation, audits: list[StoreLine]) -> None:
     federation.emit(last, [row("audits_without_control", len(lone)), *rows])
 
 
-def noting(replies: Iterable[Message], silent: dict[int, str], node_of: Callable[[Message], int]) -> Iterator[Message]:
+def note_refusal(federation: Federation, client: int, reply: Message) -> None:
+    """A client that says it will not answer has charged nothing for the question."""
+    try:
+        require_answer(reply)
+    except ReplyError as error:
+        if error.refused:
+            federation.ledgers = spending.refused(federation.ledgers, client)
+
+
+def noting(federation: Federation, replies: Iterable[Message], silent: dict[int, str]) -> Iterator[Message]:
     """The replies as they come; ``silent`` gets why the nodes that answered with an error did."""
+    downlink = federation.strategy.downlink
     for reply in replies:
         if reply.has_error():
-            silent[node_of(reply)] = reply.error.reason or f"Flower error {reply.error.code}"
+            node = downlink.node_of(reply)
+            silent[node] = reply.error.reason or f"Flower error {reply.error.code}"
+            if node in downlink.asked:
+                note_refusal(federation, downlink.asked[node].client, reply)
         yield reply
 
 
@@ -250,7 +276,8 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=strategy.pace.deadline)
     silent: dict[int, str] = {}
-    aggregated, _ = strategy.aggregate_train(round, noting(replies, silent, strategy.downlink.node_of))
+    federation.ledgers = spending.asked(federation.ledgers, (m.client for m in strategy.downlink.asked.values()))
+    aggregated, _ = strategy.aggregate_train(round, noting(federation, replies, silent))
     federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}
     if federation.auditor.due(round):
         file_audits(federation, round, silent)
@@ -285,6 +312,8 @@ def evaluate_last(federation: Federation, round: int, arrays: ArrayRecord, grid:
         return
     if federation.run.evaluation == "clients":
         result = evaluate_on_clients(federation, round, arrays, grid)
+        _save(federation, round, arrays, result)  # their counts were charged
+        federation.emit(round, ledger_rows(federation.ledgers))
     else:
         federation.evaluator.start(round, from_dense(arrays), whole=True)
         done = federation.evaluator.take()

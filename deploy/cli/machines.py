@@ -182,6 +182,7 @@ def supernode(
     approve: Approved = None,
     metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
     width: Annotated[float, typer.Option(min=0.01, max=1, help="Share of each layer's channels it trains.")] = 1.0,
+    importance: Annotated[Path | None, typer.Option(help="Its map for channel-personalized.importance=site.")] = None,
     sum_peers: SumPeers = None,
     sum_least: SumLeast = 0,
     home: Annotated[Path | None, typer.Option(help="Directory for its state and logs.")] = None,
@@ -224,6 +225,7 @@ def supernode(
             metrics=metrics,
             width=width,
             sums=(sum_peers.absolute() if sum_peers else None, sum_least),
+            importance=importance.absolute() if importance else None,
         )
         serve(machines.prepared(node), stock, say, patience, patches.poll_for(clients))
 

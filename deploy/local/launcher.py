@@ -12,7 +12,7 @@ from typing import Any
 
 from prunella.deploy.console.progress import ConsoleView
 from prunella.deploy.errors import UsageError
-from prunella.deploy.local.topology import Ports, deployment, simulation
+from prunella.deploy.local.topology import Ports, deployment, own_map, simulation
 from prunella.deploy.ports import LOOPBACK, PortError, free_ports, is_free
 from prunella.deploy.runs import RunDir, create, locked, new_id, point_latest, prepare
 from prunella.deploy.runtime import requirements, settings
@@ -89,6 +89,7 @@ def start_backend(request: RunRequest, run: RunDir) -> Backend:
     log = run.log("zygote")
     if request.simulate:  # virtual clients have no configuration of their own
         env = {"PRUNELLA_STATE_DIR": str(run.path / "nodes"), "PRUNELLA_AUDIT": request.audit}
+        env |= {f"PRUNELLA_{key.upper()}": str(value) for key, value in own_map(request).items()}
         return ZygoteBackend(log, POLL, env)
     return ZygoteBackend(log, poll_for(request.supernodes))
 

@@ -38,6 +38,12 @@ class Ports:
         return cls(ports[0], ports[1], tuple(ports[2:]))
 
 
+def own_map(request: RunRequest) -> dict[str, Value]:
+    """A file that the run names as a channel's map: all of this machine is one owner's, so it names the owner's."""
+    named = str(dict(request.settings).get("channel-personalized.importance", "box:"))
+    return {} if named.startswith("box:") else {"importance": named}
+
+
 def node_config(request: RunRequest, run: RunDir, index: int) -> dict[str, Value]:
     """The configuration of client ``index``'s SuperNode."""
     config: dict[str, Value] = {
@@ -46,6 +52,7 @@ def node_config(request: RunRequest, run: RunDir, index: int) -> dict[str, Value
         "state-dir": str(run.node(index) / "state"),
         "audit": request.audit,
     }
+    config |= own_map(request)
     return config | ({"client-seed": request.client_seed} if request.client_seed is not None else {})
 
 

@@ -65,6 +65,7 @@ class SuperNode:
     metrics: str = ""
     width: float = 1.0
     sums: tuple[Path | None, int] = (None, 0)  # file of peers' keys, and fewest clients, of masked sums
+    importance: Path | None = None
 
     @property
     def conditions(self) -> bool:
@@ -116,7 +117,7 @@ def check_link(link: SuperLink) -> None:
 
 def check_node(node: SuperNode) -> None:
     """Everything a SuperNode needs exists. Raises ``UsageError``."""
-    present(*(path for path in (node.ca, node.key) if path))
+    present(*(path for path in (node.ca, node.key, node.importance) if path))
     if not 0 <= node.client < node.clients:
         raise UsageError(f"--client-id counts from 0 to {node.clients - 1} with --clients {node.clients}")
     if node.data and not node.data.exists():
@@ -175,6 +176,7 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     peers, least = node.sums
     config |= {"sum-peers": str(peers), "sum-key": str(node.key)} if peers else {}
     config |= {"sum-least": least} if least else {}
+    config |= {"importance": str(node.importance)} if node.importance else {}
     return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
 
 

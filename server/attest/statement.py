@@ -18,6 +18,8 @@ from prunella.attacks import ATTACKS
 from prunella.attacks.score.level import WORST, baseline, value
 from prunella.core.errors import ConfigError
 from prunella.core.installation import BUNDLED, digest_of_code
+from prunella.privacy.ledger.spending import UNHEARD, unknown
+from prunella.privacy.ledger.spending import spent as spent_by
 from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
 from prunella.server.checkpoint import load
 from prunella.server.report.evidence import (
@@ -158,11 +160,13 @@ def _defenses(found: Evidence) -> Section:
 
 
 def _spent(found: Evidence) -> tuple[list[float], str]:
-    """The ε of every site that has one, and the sentence for those that have none."""
-    spent = sorted(float(line["epsilon"]) for line in found.ledgers.values() if "epsilon" in line)
-    without = len(found.ledgers) - len(spent)
+    """The ε of every site that has one, and the sentence for those that have none or may have spent more."""
+    told = [line for line in found.ledgers.values() if line.keys() != {UNHEARD}]
+    spent = sorted(value for value in map(spent_by, told) if value is not None)
+    without, more = len(told) - len(spent), unknown(found.ledgers)
     said = f"{plural(without, 'site')} had no ε: nothing bounds what their updates tell." if without else ""
-    return spent, said
+    lost = f"Answers of {plural(more, 'site')} did not come, and they may have spent more: their own accounts know."
+    return spent, " ".join(filter(None, (said, lost if more else "")))
 
 
 def _delta(found: Evidence) -> float:

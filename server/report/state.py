@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prunella.server.report.series import last, points, present
-from prunella.server.report.units import digits, percent
+from prunella.server.report.units import digits, percent, plural
 from prunella.server.store.schema import StoreLine
 
+LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt
 ERRORS = 3.0  # standard errors above guessing; one run in a thousand that only guesses is that good
 MARGIN = 0.05  # where the number of examples behind the accuracy is not known
 DIVERGED = 2.0  # times the loss of guessing, ln(classes), that no model has which learns
@@ -30,7 +31,8 @@ class RunState:
     """``None`` for what the run did not record. ``loss`` is in nats, and infinite where it was not finite;
     ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
     nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
-    attack showed more than that of ``refuted`` clients."""
+    attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
+    answers of theirs did not come."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -45,6 +47,7 @@ class RunState:
     balance_known: bool = True
     epsilon: float | None = None
     mean_epsilon: float | None = None
+    unknown: int = 0
     delta: float | None = None
     refuted: int = 0
 
@@ -113,10 +116,14 @@ class RunState:
 
         >>> RunState(epsilon=3.21, delta=1e-5).promise, RunState().promise
         ('ε 3.21 at δ 1e-05', 'no ε')
+        >>> RunState(epsilon=3.21, delta=1e-5, unknown=1).promise, RunState(epsilon=0.0, delta=1e-3).promise
+        ('ε 3.21 or more at δ 1e-05', 'ε under 0.001 at δ 0.001')
         """
         if self.epsilon is None:
             return "no ε"
-        return f"ε {digits(self.epsilon)} at " + ("an unknown δ" if self.delta is None else f"δ {digits(self.delta)}")
+        more = " or more" if self.unknown else ""
+        spent = digits(self.epsilon) if self.epsilon >= LEAST_EPSILON else f"under {digits(LEAST_EPSILON)}"
+        return f"ε {spent}{more} at " + ("an unknown δ" if self.delta is None else f"δ {digits(self.delta)}")
 
     @property
     def guarantee(self) -> str:
@@ -127,7 +134,8 @@ class RunState:
         if self.epsilon is None:
             return ""
         mean = "" if self.mean_epsilon is None else f", {digits(self.mean_epsilon)} on average"
-        return f"{self.promise} for the client that spent most{mean}"
+        doubt = "" if not self.unknown else f"; answers of {plural(self.unknown, 'client')} did not come"
+        return f"{self.promise} for the client that spent most{mean}{doubt}"
 
 
 def _loss(run: StoreLine, lines: Sequence[StoreLine]) -> float | None:
@@ -161,6 +169,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         balance_known=not on_clients or run.get("largest_class") is not None,
         epsilon=None if refuted else present(lines, "privacy_epsilon", stat="worst"),
         mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),
+        unknown=int(last(lines, "privacy_epsilon_unknown") or 0),
         delta=settings.get("privacy.delta"),
         refuted=refuted,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from prunella.attacks.score.level import ORDER, WORST, Level
 from prunella.core.metrics import METRICS
+from prunella.privacy.ledger.spending import UNHEARD, spent, unknown
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
@@ -81,14 +82,16 @@ def counter_rows(counters: Mapping[str, float]) -> list[Row]:
 
 
 def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Bounds over all clients, worst and mean. A bound that any client lacks has no row."""
+    """Bounds over all clients, worst and mean. A bound that any client lacks has no row. One that was never heard is
+    counted among those that may have spent more than is known."""
     rows: list[Row] = []
-    nats = [line.get("channel_nats") for line in ledgers.values()]
+    told = [line for line in ledgers.values() if line.keys() != {UNHEARD}]
+    nats = [line.get("channel_nats") for line in told]
     if nats and all(isinstance(value, float | int) for value in nats):
         rows.append(row("channel_information_nats", max(float(str(v)) for v in nats)))
-    spent = [line.get("epsilon") for line in ledgers.values()]
-    if spent and all(isinstance(value, float | int) for value in spent):
-        values = [float(str(v)) for v in spent]
+    values = [value for value in map(spent, told) if value is not None]
+    if values and len(values) == len(told):
+        rows.append(row("privacy_epsilon_unknown", unknown(ledgers)))
         rows.append(row("privacy_epsilon", max(values), stat="worst"))
         rows.append(row("privacy_epsilon", math.fsum(value / len(values) for value in values), stat="mean"))
     return rows

@@ -1,10 +1,14 @@
 """Numbers as masked sums need them: whole numbers modulo 2^(8·width), wide enough that no sum wraps.
 
-Client i has the weight n_i (its example count, at most ``weight``) and values v_i. It sends n_i·round(v_i / GRID). What
-lies outside ±``range`` stops the update: a value that was cut would be another update than the one the defenses made.
-The width in bytes is the smallest in which the sum over ``clients`` fits, sign included. So the sum of the words, read
-back, is exactly the sum of the rounded products, and a round's mean differs from that of the exact values by at most
-half a grid step, 2^-21.
+Client i has the weight n_i (its example count, at most ``weight``) and values v_i. It sends n_i·round(v_i / GRID). The
+width in bytes is the smallest in which the sum over ``clients`` fits, sign included, where all values lie within
+±``range``. So the sum of the words, read back, is exactly the sum of the rounded products, and a round's mean differs
+from that of the exact values by at most half a grid step, 2^-21.
+
+A value outside the range is not refused, and not cut: the range is the server's, and a client that refuses what is
+above it, asked again under one range after the other, tells its own value bit by bit. The words are what they are
+modulo 2^(8·width), a function of the sum alone; whether that is one of values within the range is seen when it is
+opened (``vector.from_sum``).
 
 Rounding is to the nearest, ties to even. Flower's ``quantize`` draws from NumPy's global generator, clips in silence
 and keeps 22 bits of the range.
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.errors import ConfigError
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -60,13 +64,11 @@ class FixedPoint:
 
 
 def encode(values: NDArray[np.float64], weight: int, form: FixedPoint) -> Words:
-    """``weight`` · round(values / GRID) as words. Raises ``DefenseError``: nothing leaves."""
-    if not 1 <= weight <= form.weight:
-        raise DefenseError("the weight of a masked update is not within its bound")
-    if values.size and not float(np.abs(values).max()) <= form.range:  # NaN is not, either
-        raise DefenseError(f"the update has values outside ±{form.range:g}: raise secure-sum.range, or train slower")
-    steps: Integers = np.rint(values / GRID).astype(np.int64)
-    steps *= weight
+    """``weight`` · round(values / GRID) as words, whatever the values: without one where any is not finite."""
+    if not np.isfinite(values).all():
+        values = np.zeros_like(values)
+    steps: Integers = np.rint(np.fmod(values, GRID * 2.0 ** (8 * WIDEST)) / GRID).astype(np.int64)
+    steps *= weight  # whole numbers modulo 2^64, so of any width below that
     return reduced(steps.view(np.uint64), form)
 
 

@@ -27,7 +27,7 @@ NAME = "secure-sum"
 class SecureSum:
     """Masked sums over everybody's mask; docs/secure-aggregation.md says what they hide and what not."""
 
-    #: largest change of a weight, or of a buffer, in a round; a client whose update has a larger one sends nothing
+    #: largest change of a weight, or of a buffer, in a round; a sum of larger ones is not believed
     range: Positive = 16.0
     examples: Count = 65536  #: most examples that a client counts for
     stage_seconds: Positive = 60.0  #: how long the server waits for keys, letters, votes and shares
@@ -49,7 +49,7 @@ def length(mask: Mask, buffers: Tree) -> int:
 
 
 def to_words(update: Tree, mask: Mask, change: Tree, examples: int, form: FixedPoint) -> Words:
-    """The vector of one client. ``change`` is that of its buffers. Raises ``DefenseError`` outside the range."""
+    """The vector of one client. ``change`` is that of its buffers."""
     weight = min(examples, form.weight)
     parts = _values(update, mask) + _values(change, full_mask(change))
     words = encode(np.concatenate(parts) if parts else np.zeros(0), weight, form)
@@ -62,7 +62,8 @@ def from_sum(total: Integers, mask: Mask, buffers: Tree, clients: int, form: Fix
     Raises ``WireError`` for a sum that ``clients`` clients within their bounds cannot have."""
     weight = int(total[0])
     if not clients <= weight <= clients * form.weight or int(np.abs(total[1:]).max(initial=0)) > weight * form.most:
-        raise WireError("size", "the sum is not one of updates within their range")
+        fix = "raise secure-sum.range, or train slower"
+        raise WireError("size", f"the sum is not one of updates within their range: {fix}")
     mean = torch.from_numpy(total[1:] * (GRID / weight))
     places = full_mask(buffers)
     sizes = [int(kept[name].sum()) for kept in (mask, places) for name in sorted(kept)]
@@ -74,7 +75,7 @@ def from_sum(total: Integers, mask: Mask, buffers: Tree, clients: int, form: Fix
 
 def opened(updates: Sequence[Tree], mask: Mask, changes: Sequence[Tree], settings: SecureSum) -> tuple[Tree, Tree]:
     """The means that a server reads back of a sum of clients with one example each: of their updates and of their
-    buffers' changes, float64. Raises ``DefenseError`` outside the range."""
+    buffers' changes, float64. Raises ``WireError`` outside the range."""
     form = form_of(settings, len(updates))
     words = [to_words(update, mask, change, 1, form) for update, change in zip(updates, changes, strict=True)]
     total = decode(reduced(np.sum(words, axis=0, dtype=np.uint64), form), form)

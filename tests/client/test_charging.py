@@ -118,7 +118,7 @@ def test_after_the_charge_every_failure_has_one_text(
         charges = session(tmp_path, {"partition-id": 0}).accounts.ledger().charges
         raise ValueError(f"pixel 0.25 of the image; {len(charges)} charges by now")
 
-    where = {"training": "prunella.client.app.local_update", "reply": "prunella.client.app.build_reply"}
+    where = {"training": "prunella.client.app.local_update", "reply": "prunella.client.training.build_reply"}
     target = where.get(fault, "prunella.client.state.ClientStore.save")
     monkeypatch.setattr(target, fail)
     with pytest.raises(DefenseError) as caught:
@@ -241,12 +241,15 @@ def test_scores_of_examples_a_heuristic_trained_on_stay(tmp_path: Path) -> None:
         counts(tmp_path)
 
 
-def test_the_line_tells_what_the_next_round_would_bring_where_there_is_a_budget(tmp_path: Path) -> None:
+def test_the_line_tells_what_the_next_round_would_bring_and_the_budget(tmp_path: Path) -> None:
     budget = {**PRIVATE, "privacy.epsilon-budget": 50.0}
     first = send(tmp_path, "train", model(1), **budget).content["ledger"]
     second = send(tmp_path, "train", model(2), **budget).content["ledger"]
     assert first["epsilon_next"] == pytest.approx(second["epsilon"])
-    assert "epsilon_next" not in send(tmp_path / "b", "train", model(1), **PRIVATE).content["ledger"]
+    assert first["epsilon_budget"] == 50.0
+    free = send(tmp_path / "b", "train", model(1), **PRIVATE).content["ledger"]
+    assert free["epsilon_next"] == pytest.approx(second["epsilon"]) and "epsilon_budget" not in free
+    assert "epsilon_next" not in send(tmp_path / "c", "train", model(1), defenses="dgp").content["ledger"]
 
 
 def test_a_scheme_that_prunes_by_private_scores_is_refused_under_an_epsilon(tmp_path: Path) -> None:

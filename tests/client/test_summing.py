@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -55,9 +56,14 @@ class Server:
         content["sum"] = wire.write_parts(self.to_client)
         params, mask = from_coded(content["model"], initial(TASK, 0)[0])  # type: ignore[arg-type]
         self.model = model_of(params, mask, {})
-        reply = send(self.state, "train", content, self.node, **self.overrides).content
-        self.attested = wire.read_bytes(wire.record_of(reply), "model")
-        return wire.unpack_masked(reply)
+        self.answer = send(self.state, "train", content, self.node, **self.overrides).content
+        self.attested = wire.read_bytes(wire.record_of(self.answer), "model")
+        return wire.unpack_masked(self.answer)
+
+    def reply(self) -> tuple[RecordDict, bytes]:
+        """All that leaves in the place of an update, and the masked words of it."""
+        words = self.train()
+        return self.answer, words
 
     def vote(self, survivors: set[int]) -> bytes:
         attested = {c: participant.attest(self.own[c], self.party, self.model) for c in OTHERS} | {0: self.attested}
@@ -207,12 +213,30 @@ def _saved(folder: Path) -> dict[str, str]:
     return own
 
 
-def test_an_update_outside_the_range_stays(tmp_path: Path) -> None:
-    server = Server(tmp_path, secure_sum__range=1e-4)
-    server.keys()
-    server.letters()
-    with pytest.raises(DefenseError, match="secure-sum.range"):
-        server.train()
+@pytest.mark.parametrize("threshold", ["range", "overflow", "guard", "failure"])
+def test_a_client_of_a_sum_answers_whatever_its_update_is(
+    threshold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal beside a threshold that the server chose would tell this client's own values, bit by bit. So its answer
+    has the records of any other, it goes on, and what went wrong is in its own log."""
+    given: dict[str, dict[str, Any]] = {"range": {"secure_sum__range": 1e-4}, "overflow": {"learning_rate": 1e38}}
+    whole = Server(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        if threshold in ("guard", "failure"):
+            error = DefenseError("stays") if threshold == "guard" else RuntimeError("a value: 7")
+            patch.setattr("prunella.client.app.after_training", Mock(side_effect=error))
+        server = Server(tmp_path / "odd", **given.get(threshold, {}))
+        for one in (whole, server):
+            one.keys()
+            one.letters()
+        (told, words), (other, others) = server.reply(), whole.reply()
+    assert len(words) == len(others) or threshold == "range"
+    for name in ("provenance", "ledger", "sum"):
+        assert told.config_records[name].keys() == other.config_records[name].keys()
+    assert told.config_records["provenance"] == other.config_records["provenance"]
+    assert told.config_records["ledger"] == other.config_records["ledger"]
+    assert server.vote({0, 1, 2, 3})
+    assert Server(tmp_path / "odd", round=2).until_sent().vote({0, 1, 2, 3}), "the next round is as any other"
 
 
 @pytest.mark.parametrize(

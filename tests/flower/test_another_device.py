@@ -21,7 +21,7 @@ from tests.flower.test_scheme import MODEL, SETTINGS, federation
 
 CUDA = torch.device("cuda", 0)
 # Part of the model; wants colours; wants a server that answers; not of an app of one's own.
-CHAINS = [name for name in DEFENSES if name not in ("precode", "ats", "adgp", "leakage-guard")]
+CHAINS = [name for name in DEFENSES if name not in ("precode", "ats", "adgp", "leakage-guard", "mask-hiding")]
 
 
 def there(model: nn.Module, message: Message, context: Context) -> Any:

@@ -458,6 +458,26 @@ def test_a_loader_of_dicts_is_read_like_one_of_pairs(tmp_path: Path) -> None:
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_channel_is_fitted_anew_where_a_loader_has_other_images(tmp_path: Path) -> None:
+    """Augmented, or more of them; in another order they are the same."""
+    came = [0, 0]
+
+    def loop(model: nn.Module, message: Message, context: Context) -> Any:
+        at, data = client(context), list(batches(client(context)))
+        came[at] += 1
+        data = [data, data[::-1], [(x.square(), y) for x, y in data]][came[at] - 1]
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        with protected(message, context, model, data) as guard:
+            for x, y in data:
+                guard.step(x, y, cross_entropy, optimizer)
+
+    seen = trained(loop, tmp_path, "channel-white", rounds=3)
+    assert not seen.errors
+    kept = [ClientStore(tmp_path / "0" / "flower", "run-1-train").load(round).state for round in (2, 3, 4)]
+    one, two, three = (state["channel-white"]["channel"]["factor"] for state in kept)
+    assert torch.equal(one, two) and not torch.equal(one, three)
+
+
 def test_a_batch_whose_images_cannot_be_told_is_refused() -> None:
     x, y = load(0)
     with pytest.raises(ConfigError, match="which of a batch are the images"):

@@ -164,7 +164,7 @@ def test_prunefl_s_first_mask_is_our_own_client_s(loop: Loop, granularity: str, 
 
 
 @pytest.mark.parametrize("loop", [guarded, by_hand])
-@pytest.mark.parametrize("defenses", ["dgp", "none", "mask-hiding"])
+@pytest.mark.parametrize("defenses", ["dgp", "none"])
 def test_prunefl_s_importances_masks_and_error_feedback_are_our_own_client_s(
     loop: Loop, defenses: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, Tree, full_mask, map_trees, zeros_like
+from prunella.privacy import DEFENSES
 from prunella.privacy.chain import (
     Chain,
     Link,
@@ -24,6 +25,7 @@ from prunella.privacy.chain import (
     release,
     start,
     unflatten_state,
+    working_chain,
 )
 from prunella.privacy.defense import (
     Entry,
@@ -236,3 +238,28 @@ def test_a_private_chain_refuses_batch_norm_and_a_gradient_without_its_step() ->
     check_model(build_chain(["dgp"], {}), {"bn.running_mean": torch.zeros(2)})
     with pytest.raises(DefenseError, match="without its local step"):
         observe(chain, LIKE, LIKE, start(chain, IMAGES, LIKE, {}, FIT), rehearsal(0, purpose="test"))
+
+
+@pytest.mark.parametrize(
+    ("names", "raw"),
+    [
+        (["mask-hiding"], {}),
+        (["gaussian", "mask-hiding"], {}),
+        (["dgp"], {"dgp.top": 0.0, "dgp.bottom": 0.0}),
+        (["top-k"], {"top-k.keep": 1.0}),
+        (["random"], {"random.rate": 0.0}),
+        (["mix"], {"mix.rate": 0.0}),
+        (["soteria"], {"soteria.rate": 0.0}),
+        (["outpost", "dgp"], {"outpost.noise": 0.0, "outpost.prune": 0.0}),
+    ],
+)
+def test_a_client_runs_no_defense_that_does_nothing(names: list[str], raw: dict[str, float]) -> None:
+    """It would count as one, to an owner who requires it and in what a run says of itself."""
+    with pytest.raises(ConfigError, match="does nothing|none does"):
+        working_chain(names, raw)
+    assert build_chain(names, raw).names == tuple(names), "an experiment may"
+
+
+@pytest.mark.parametrize("names", [[name] for name in DEFENSES if name != "mask-hiding"] + [["dgp", "mask-hiding"]])
+def test_at_its_defaults_every_defense_works(names: list[str]) -> None:
+    assert working_chain(names, {}).names == tuple(names)

@@ -8,11 +8,19 @@ import pytest
 import torch
 from PIL import Image
 
+from prunella.core.config import Raw
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import rehearsal
 from prunella.privacy.chain import build_chain
 from prunella.privacy.channel import NaturalChannel, eigenvalues, natural_channel
-from prunella.privacy.channel_personalized import PersonalizedChannel, importance_map, personalized_channel
+from prunella.privacy.channel_personalized import (
+    KEY,
+    SITE,
+    PersonalizedChannel,
+    importance_map,
+    own_map,
+    personalized_channel,
+)
 from prunella.privacy.ledger.ledger import nats_per_step
 
 FIT = rehearsal(0, purpose="fit")  # nothing that is fitted in this file draws
@@ -86,6 +94,17 @@ def test_a_map_that_is_no_map_is_refused_without_its_values(bad: list[list[float
         with pytest.raises(ConfigError) as caught:
             importance_map(PersonalizedChannel(importance=str(tmp_path / name)), 1, 2)
         assert "secret" not in str(caught.value) and str(tmp_path) not in str(caught.value)
+
+
+def test_a_run_names_a_box_or_the_map_of_a_site_s_owner_and_no_other_file() -> None:
+    box: Raw = {"rounds": 3, KEY: "box:0,1,0,1"}
+    assert own_map(box, None) == own_map(box, "mine.npy") == box and own_map({}, "mine.npy") == {}
+    for asked in (SITE, "mine.npy"):
+        assert own_map({KEY: asked}, "mine.npy") == {KEY: "mine.npy"}
+    for asked, own in ((SITE, None), ("mine.npy", None), ("/etc/passwd", "mine.npy"), ("./mine.npy", "mine.npy")):
+        with pytest.raises(ConfigError, match="a run names a box") as caught:
+            own_map({KEY: asked}, own)
+        assert "mine" not in str(caught.value), "what the owner has is not told"
 
 
 @pytest.mark.parametrize("text", ["box:0,1", "box:0.5,0.2,0,1", "box:0,1,0,2", "box:a,b,c,d"])

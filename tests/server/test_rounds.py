@@ -1,5 +1,6 @@
 """Whole runs in one process: real ClientApp and ServerApp code over an in-process Grid."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,18 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from PIL import Image
 
 import prunella.client.app
+from prunella.client.accounts import FILE as ACCOUNT
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.files import read_tree
 from prunella.core.trees import map_trees
+from prunella.privacy.accounting import Privacy
+from prunella.privacy.ledger import spending
+from prunella.privacy.ledger.ledger import Ledger, from_json
 from prunella.server import checkpoint
 from prunella.server.app import NUMBERS, assemble, describe, run_to_end
 from prunella.server.grid import OrderedGrid
+from prunella.server.report.state import run_state
 from prunella.server.rounds import EMPTY_ROUNDS, Federation, federate
 from prunella.tasks.task import initial
 from prunella.wire.records import from_coded, to_coded
@@ -197,7 +204,8 @@ def test_an_odd_ledger_line_costs_that_reply_and_not_the_run(tmp_path: Path, lin
 
     federation = go(tmp_path, tamper=odd, strategy="random", defenses="channel-natural", rounds=2)
     assert federation.counters["client_failures_total|metrics"] == 2
-    assert sorted(final(tmp_path).ledgers) == ["1", "2"]
+    ledgers = final(tmp_path).ledgers
+    assert sorted(ledgers) == ["0", "1", "2"] and ledgers["0"] == {"unheard": 2}, "what it told is not believed"
 
 
 def test_two_enormous_ledger_lines_and_a_time_do_not_end_the_run_nor_its_figures(tmp_path: Path) -> None:
@@ -400,6 +408,57 @@ def test_clients_evaluate_under_an_epsilon_by_noisy_counts_without_a_loss(tmp_pa
     without = go(tmp_path / "b", clients=2, defenses="dp-sgd", strategy="random", rounds=2, local_steps=1)
     spent, less = (series(f, "privacy_epsilon", stat="worst") for f in (federation, without))
     assert spent[1] > less[1]
+
+
+def accounts(folder: Path, clients: int) -> list[float]:
+    """The ε that each client's own account has written down."""
+    found = []
+    for client in range(clients):
+        (path,) = (folder / "nodes").glob(f"**/{client}/**/{ACCOUNT}")
+        _, metadata = read_tree(path)
+        charges = [charge for rows in json.loads(metadata["charges"]).values() for charge in from_json(rows)]
+        spent = Ledger(tuple(charges)).epsilon(Privacy())
+        assert spent is not None
+        found.append(spent)
+    return found
+
+
+@pytest.mark.parametrize("ends", ["after its rounds", "early"])
+def test_the_epsilon_of_a_run_counts_the_noisy_counts_of_its_last_round(ends: str, tmp_path: Path) -> None:
+    told = {"evaluation": "clients", "privacy__validation_noise": 0.5, "dp_sgd__noise_multiplier": 4.0}
+    more = {"privacy__epsilon_budget": 2.104, "rounds": 9, "evaluate_every": 5} if ends == "early" else {"rounds": 2}
+    federation = go(tmp_path, clients=2, defenses="dp-sgd", strategy="random", local_steps=1, **told, **more)
+    owned, rounds = accounts(tmp_path, 2), max(series(federation, "round"))
+    assert (1 < rounds < 5) if ends == "early" else rounds == 2
+    assert max(owned) > 1.9, "each count is worth 2"
+    assert max(owned) == pytest.approx(series(federation, "privacy_epsilon", stat="worst")[-1])
+    assert [final(tmp_path).ledgers[str(client)]["epsilon"] for client in (0, 1)] == pytest.approx(owned)
+
+
+@pytest.mark.parametrize("lost", ["last", "two", "all", "spoilt"])
+def test_what_was_charged_for_answers_that_did_not_come_is_counted_or_said(lost: str, tmp_path: Path) -> None:
+    def tamper(message: Message) -> Message | None:
+        if not message.has_content() or "update" not in message.content or message.metadata.src_node_id != 100:
+            return message
+        round = message.content["provenance"]["round"]
+        if lost == "spoilt" and round == 4:
+            message.content["metrics"]["num-examples"] = -1
+        return None if round >= {"last": 4, "two": 3, "all": 1, "spoilt": 9}[lost] else message
+
+    federation = go(tmp_path, defenses="dp-sgd", strategy="fedavg", local_steps=1, tamper=tamper, round_seconds=3.0)
+    spent, owned = series(federation, "privacy_epsilon", stat="worst")[-1], accounts(tmp_path, 3)
+    state = run_state({"settings": {"privacy.delta": 1e-5}}, list(federation.store.metrics()))
+    assert state.unknown == (lost in ("two", "all")) and ("or more" in state.promise) is (state.unknown > 0)
+    assert spent == pytest.approx(max(owned)) if not state.unknown else spent <= max(owned) + 1e-9
+    if not state.unknown:
+        assert spending.spent(final(tmp_path).ledgers["0"]) == pytest.approx(owned[0])
+
+
+def test_a_client_that_says_no_has_spent_nothing_for_it(tmp_path: Path) -> None:
+    node = {"require": "dp-sgd", "epsilon-budget": 100.0}
+    federation = go(tmp_path, clients=2, defenses="dp-sgd", strategy="fedavg", local_steps=1, rounds=2, node=node)
+    assert not any("unheard" in line for line in federation.ledgers.values())
+    assert series(federation, "privacy_epsilon_unknown")[-1] == 0
 
 
 def test_a_damaged_value_changes_the_result_so_the_checks_above_can_fail(tmp_path: Path) -> None:

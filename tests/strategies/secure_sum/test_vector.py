@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunella.core.errors import DefenseError, WireError
+from prunella.core.errors import WireError
 from prunella.strategies.secure_sum.fixed_point import GRID, decode, reduced
 from prunella.strategies.secure_sum.vector import SecureSum, form_of, from_sum, length, opened, to_words
 
@@ -40,12 +40,15 @@ def test_what_a_server_reads_of_clients_of_one_weight_is_their_mean() -> None:
             assert torch.allclose(tensor, naive, atol=GRID / 2, rtol=0), name
 
 
-def test_a_value_of_the_update_or_of_a_buffer_outside_the_range_stops_it() -> None:
-    form = form_of(SecureSum(), 3)
+def test_a_value_of_the_update_or_of_a_buffer_outside_the_range_is_seen_in_the_sum_alone() -> None:
     update, change = client(0)
     for wrong in ((update | {"b": torch.tensor([17.0, 0.0, 0.0])}, change), (update, change | {"n": torch.tensor(17)})):
-        with pytest.raises(DefenseError):
-            to_words(wrong[0], MASK, wrong[1], 5, form)
+        with pytest.raises(WireError, match="secure-sum.range"):
+            opened([wrong[0]] * 2, MASK, [wrong[1]] * 2, SecureSum())
+    large = update | {"b": torch.tensor([17.0, 0.0, 0.0])}
+    small = update | {"b": torch.tensor([-15.0, 0.0, 0.0])}
+    mean = opened([large, small], MASK, [change] * 2, SecureSum())[0]
+    assert float(mean["b"][0]) == 1.0, "a sum within the range is exact, whatever it is made of"
 
 
 @pytest.mark.parametrize(
