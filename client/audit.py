@@ -114,6 +114,8 @@ def answer(session: Session, content: RecordDict, round: int) -> RecordDict:
         scores = {name: float(f"{value:.{DIGITS}g}") for name, value in flatten(told.to_dict()).items()}
         reply["scores"] = MetricRecord({**scores})
     if pictures:
-        original, reconstruction = paired(private.x, rebuilt.x, leakage.assignment[:MAX_PICTURES])
+        errors = {(t, g): float((private.x[t] - rebuilt.x[g]).square().mean()) for t, g in leakage.assignment}
+        best = sorted(errors, key=lambda pair: errors[pair])[:MAX_PICTURES]
+        original, reconstruction = paired(private.x, rebuilt.x, tuple(best))
         reply["pictures"] = to_dense({"original": original, "reconstruction": reconstruction})
     return reply

@@ -27,7 +27,8 @@ def wire_row(state: State) -> Rows:
     if state.saved is None:
         return []
     sent, dense = sum(state.sent.values()), sum(state.dense.values())
-    return [("sent", f"{megabytes(sent)} instead of {megabytes(dense)} dense ({state.saved:.1%} saved)")]
+    saving = f"{state.saved:.1%} saved" if state.saved >= 0 else f"{-state.saved:.1%} more"
+    return [("sent", f"{megabytes(sent)} instead of {megabytes(dense)} dense ({saving})")]
 
 
 def failure_row(lines: Sequence[Line]) -> Rows:

@@ -11,6 +11,7 @@ from prunella.server.report.series import last, points, present
 from prunella.server.report.units import digits, percent, plural
 from prunella.server.store.schema import StoreLine
 
+STOPPED, UNFINISHED = "stopped", ("failed", "stopped")  # one that says it is running was killed, or goes on
 LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt
 ERRORS = 3.0  # standard errors above guessing; one run in a thousand that only guesses is that good
 MARGIN = 0.05  # where the number of examples behind the accuracy is not known
@@ -43,13 +44,17 @@ class RunState:
     clients: int | None = None
     denied: int = 0
     defended: bool = False
-    unfinished: bool = False
+    status: str = ""
     balance_known: bool = True
     epsilon: float | None = None
     mean_epsilon: float | None = None
     unknown: int = 0
     delta: float | None = None
     refuted: int = 0
+
+    @property
+    def unfinished(self) -> bool:
+        return self.status in UNFINISHED
 
     @property
     def guessing(self) -> float | None:
@@ -165,7 +170,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         clients=None if clients is None else int(clients),
         denied=max(int(denying), len(refused)),
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
-        unfinished=run.get("status") in ("running", "failed", "stopped"),
+        status=STOPPED if run.get("status") == "running" else str(run.get("status", "")),
         balance_known=not on_clients or run.get("largest_class") is not None,
         epsilon=None if refuted else present(lines, "privacy_epsilon", stat="worst"),
         mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),

@@ -44,13 +44,28 @@ NEXT: dict[Tone, str] = {
     "away from one image in one step, and attest that run.",
     "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
     "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
-    "silent": "Run again with audits (audit-every above 0). Nothing is known of this run.",
+    "silent": "Run again with audits: with audit-every at a round that the run reaches (1 audits every round), and at "
+    "sites that let them be scored (--audit scores). Nothing is known of this run.",
     "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
 }
+NEXT_UNFINISHED = {
+    "failed": "Put right what the error says, and run again, or go on with --resume RUN. What is missing of a run may "
+    "say otherwise.",
+    "stopped": "Go on with --resume RUN, or run again. What is missing of a run may say otherwise.",
+}
+NEXT_UNKNOWN_UNDER_EPSILON = (
+    "Rest on the ε, which holds whatever an audit says, and on nothing else. To know what comes through today, repeat "
+    "the audit until its controls succeed: more rounds, another attack, more time (audit-seconds)."
+)
 NEXT_UNDER_EPSILON = (
     "Take what came through for known to the server: an ε allows this much. Lower it (more noise, fewer rounds or "
     "steps), and attest that run."
 )
+UNDER_EPSILON: dict[Tone, str] = {
+    "traces": NEXT_UNDER_EPSILON,
+    "unproven": NEXT_UNKNOWN_UNDER_EPSILON,
+    "silent": NEXT_UNKNOWN_UNDER_EPSILON,
+}
 
 
 @dataclass(frozen=True)
@@ -67,11 +82,21 @@ class RunVerdict:
     worst: Line | None = None
     promise: str = ""
     worst_level: Level = "unknown"
+    status: str = ""
 
     @property
     def next_step(self) -> str:
         """What to do now."""
-        return NEXT_UNDER_EPSILON if self.tone == "traces" and self.promise.startswith("ε") else NEXT[self.tone]
+        if self.tone in ("unproven", "silent") and self.status in NEXT_UNFINISHED:
+            return NEXT_UNFINISHED[self.status]
+        if not self.promise.startswith("ε"):
+            return NEXT[self.tone]
+        under = {
+            "traces": NEXT_UNDER_EPSILON,
+            "unproven": NEXT_UNKNOWN_UNDER_EPSILON,
+            "silent": NEXT_UNKNOWN_UNDER_EPSILON,
+        }
+        return under.get(self.tone, NEXT[self.tone])
 
 
 def _no_control(controls: set[Control]) -> Answer:
@@ -193,17 +218,26 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
     return "unproven", badge, f"{nobody}: all that is known is that the attack works without a defense."
 
 
+def _nothing(state: RunState, damaged: int) -> RunVerdict:
+    """Of a run without an audit that can be read."""
+    if damaged:
+        answer: Answer = "unproven", "Not judged", "The run's audits cannot be read."
+        return RunVerdict(*answer, promise=state.promise, status=state.status)
+    known = "nothing is known about what a curious server could rebuild."
+    answer = "silent", "Not audited", f"Nothing was audited, so {known}"
+    if state.unfinished:
+        answer = "silent", "Not finished", f"Nothing was audited, and the run is not complete: {known}"
+    return RunVerdict(*answer, *(notes([], state),) * 2, promise=state.promise, status=state.status)
+
+
 def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVerdict:
     """The headline and its reasons, from valid audits, the run's state and the number of audits that are ``damaged``.
 
     >>> verdict([], RunState()).badge
     'Not audited'
     """
-    if damaged and not audits:
-        return RunVerdict("unproven", "Not judged", "The run's audits cannot be read.", promise=state.promise)
     if not audits:
-        text = "Nothing was audited, so nothing is known about what a curious server could rebuild."
-        return RunVerdict("silent", "Not audited", text, *(notes(audits, state),) * 2, promise=state.promise)
+        return _nothing(state, damaged)
     if scored(of_kind(audits, "client")):
         answer = _with_clients(audits, state, damaged)
     else:
@@ -215,7 +249,7 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
     reasons, beside = sentences(audits, state, answer[0], damaged), notes(audits, state, damaged)
     worst = worst_of(audits, state.defended)
     shown: Level = "unknown" if worst is None else judged(worst, audits)
-    return RunVerdict(*answer, reasons, beside, worst, state.promise, shown)
+    return RunVerdict(*answer, reasons, beside, worst, state.promise, shown, state.status)
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

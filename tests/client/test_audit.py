@@ -6,9 +6,9 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from prunella.attacks.score.leakage import Leakage, score
+from prunella.attacks.score.leakage import Leakage, psnr, score
 from prunella.attacks.score.level import ORDER
-from prunella.client.audit import ANSWERS_PER_ROUND, answer, truth
+from prunella.client.audit import ANSWERS_PER_ROUND, MAX_PICTURES, answer, truth
 from prunella.client.session import Session
 from prunella.client.state import Memory, TrainedRound
 from prunella.core.errors import DataError
@@ -92,6 +92,22 @@ def test_pictures_are_the_originals_beside_their_matches(tmp_path: Path) -> None
     pictures = from_dense(reply["pictures"])
     assert torch.equal(pictures["original"], private.x)
     assert torch.equal(pictures["reconstruction"], private.x)
+
+
+def test_of_many_images_the_best_rebuilt_are_sent(tmp_path: Path) -> None:
+    """The report's verdict is about the worst leak, and its pictures show it."""
+    here = session(tmp_path, "pictures", local_steps=10)
+    private = used(here)
+    assert len(private.x) == 20 > MAX_PICTURES
+    noise = torch.linspace(0.5, 0.0, 20)[:, None, None, None] * torch.ones_like(private.x)
+    guesses = private.x * (1 - noise)
+    reply = ask(here, question(guesses))
+    sent = from_dense(reply["pictures"])
+    assert len(sent["original"]) == MAX_PICTURES
+    told, all_of_them = psnr(sent["original"], sent["reconstruction"]), psnr(private.x, guesses)
+    assert told == sorted(told, reverse=True) == pytest.approx(sorted(all_of_them, reverse=True)[:MAX_PICTURES])
+    best = told[0]
+    assert best == pytest.approx(reply["scores"]["psnr.worst"], rel=1e-4) and best > 60
 
 
 @pytest.mark.parametrize("consent", ["scores", "numbers", "pictures"])

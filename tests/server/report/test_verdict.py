@@ -27,6 +27,7 @@ from tests.server.report.audits import (
     audit,
     spread,
 )
+from tests.server.report.test_state import line
 
 LEARNED = RunState(accuracy=0.9, loss=0.3, classes=10, examples=359, defended=True)
 CLEAR = [CONTROL, DEFENDED, SINGLE, audit("single-defended", NOTHING), audit(scores=NOTHING)]
@@ -243,3 +244,30 @@ def test_a_sum_of_many_sites_is_not_clear_because_the_attack_was_too_weak(weak: 
 def test_what_is_unknown_of_a_sum_without_clients_names_its_own_worst_case() -> None:
     found = verdict(of_a_sum([SINGLE | {"ok": True}], 4))
     assert "rebuilds one image of each site in one step without a defense" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("status", "epsilon", "words"),
+    [
+        ("failed", None, "what the error says"),
+        ("stopped", None, "--resume"),
+        ("running", None, "--resume"),
+        ("completed", None, "audit-every"),
+        ("completed", 3.0, "Rest on the ε"),
+        ("failed", 3.0, "what the error says"),
+    ],
+)
+def test_what_to_do_next_after_a_run_without_audits_is_what_would_help(
+    status: str, epsilon: float | None, words: str
+) -> None:
+    lines = [] if epsilon is None else [line(1, "privacy_epsilon", epsilon, stat="worst")]
+    found = judge({"status": status, "settings": {"privacy.delta": 1e-5}}, lines, [])
+    assert words in found.next_step and (found.badge == "Not finished") is (status != "completed")
+    assert "Nothing was audited" in found.headline
+
+
+def test_an_epsilon_holds_whatever_an_audit_says() -> None:
+    """A run whose audits prove nothing is not one of which nothing is known."""
+    without, under = (of_state([CONTROL_FAILED], RunState(epsilon=each, delta=1e-5)) for each in (None, 3.0))
+    assert without.tone == under.tone == "unproven"
+    assert "nothing should rest on it" in without.next_step and "Rest on the ε" in under.next_step
