@@ -3,6 +3,10 @@
 Kept apart from ``core.errors``: the zygote imports these, and must import nothing that is in the app's bundle.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class UsageError(Exception):
     """What the user asked for cannot be done: exit code 2."""
@@ -10,3 +14,18 @@ class UsageError(Exception):
 
 class LaunchError(Exception):
     """The federation broke: exit code 1."""
+
+
+@contextmanager
+def writable(path: Path, option: str) -> Iterator[None]:
+    """``UsageError`` where ``path``, which ``option`` names, cannot be written.
+
+    >>> with writable(Path("there"), "--out"):
+    ...     raise PermissionError(13, "Permission denied")
+    Traceback (most recent call last):
+    prunella.deploy.errors.UsageError: cannot write there (Permission denied): choose another with --out
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}): choose another with {option}") from None

@@ -8,7 +8,7 @@
     .launcher, .writer   empty; locked by the launcher, and by the server that writes the run
     flower/              Flower's own directories (bundles, requests); removed when the run succeeds
 
-An id is its start time and four random letters, so that ids sort by age: ``20261121-134501-kfzq``.
+An id, if none is given, is its start time and four random letters, so that ids sort by age: ``20261121-134501-kfzq``.
 """
 
 import json
@@ -17,8 +17,9 @@ import secrets
 import string
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def new_id(now: float | None = None) -> str:
 def create(runs: Path, run_id: str, nodes: int) -> RunDir:
     """The directory of a new run, private to its owner. Raises ``RunError``."""
     run = RunDir(runs.absolute() / run_id)
-    if run_id in ("", ".", "..", LATEST) or "/" in run_id:
+    if run_id == LATEST:
+        raise RunError(f"{run_id!r} always means the newest run: choose another --run-id")
+    if run_id in ("", ".", "..") or "/" in run_id:
         raise RunError(f"{run_id!r} is not a run id: use letters, digits and hyphens")
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -157,7 +160,10 @@ def _held(file: Path) -> bool:
 
 def state(run: RunDir) -> str:
     """The status to show for a run: one that says "running" but that no process holds was interrupted."""
-    status = run.status() or run.ended() or "started"
+    try:
+        status = run.status() or run.ended() or "started"
+    except RunError:
+        return "unreadable"
     if status not in ("running", "started"):
         return status
     return "running" if written(run) or _held(run.path / LAUNCHER) else "interrupted"
@@ -182,10 +188,19 @@ def point_latest(runs: Path, run_id: str) -> None:
     os.replace(link, runs / LATEST)
 
 
+def _began(run: RunDir) -> float:
+    """When a run began, in seconds: by its own word, else by the age of its files."""
+    with suppress(RunError, KeyError, TypeError, ValueError):
+        return datetime.fromisoformat(_object(run.path / "run.json")["started"]).timestamp()
+    files = [path for path in (run.path / "launch.json", run.path) if path.exists()]
+    return files[0].stat().st_mtime if files else 0.0
+
+
 def every(runs: Path) -> list[RunDir]:
-    """The runs, in the order of their ids; the folder also holds results of ``prunella reproduce``."""
-    folders = (path for path in sorted(runs.glob("*")) if not path.is_symlink())
-    return [RunDir(path) for path in folders if (path / "logs").is_dir() or (path / "run.json").exists()]
+    """The runs, oldest first; the folder also holds results of ``prunella reproduce``."""
+    folders = (path for path in runs.glob("*") if not path.is_symlink())
+    found = [RunDir(path) for path in folders if (path / "logs").is_dir() or (path / "run.json").exists()]
+    return sorted(found, key=lambda run: (_began(run), run.id))
 
 
 def find(runs: Path, name: str) -> RunDir:

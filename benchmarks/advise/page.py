@@ -123,7 +123,7 @@ def draw(found: Sequence[Standing], path: Path) -> None:
         "filled: an image was rebuilt, or nothing is known; diamonds: with an ε; thick: on the front", fontsize=9
     )
     axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", zorder=0)
-    axes.annotate(f" {PSNR_FLOOR:.0f} dB", (PSNR_FLOOR, 0.01), xycoords=("data", "axes fraction"), fontsize=7)
+    axes.annotate(f" {PSNR_FLOOR:.0f} dB: rebuilt", (PSNR_FLOOR, 0.01), xycoords=("data", "axes fraction"), fontsize=7)
     axes.set_xlabel(f"worst case, PSNR in dB (at most {MOST:.0f}): less leaks less", fontsize=9)
     axes.set_ylabel("accuracy", fontsize=9)
     axes.grid(alpha=0.3)

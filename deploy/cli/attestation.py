@@ -29,7 +29,7 @@ def attest(
 
     A PDF needs WeasyPrint (pip install "prunella[attest]") or Chromium.
     """
-    from prunella.deploy.errors import UsageError
+    from prunella.deploy.errors import UsageError, writable
     from prunella.deploy.machines.keys import private_directory
     from prunella.deploy.runs import find
     from prunella.server.attest.page import printer
@@ -52,7 +52,10 @@ def attest(
         if made:
             say(f"made {key} and {key.with_suffix('.pub')}: keep the first, give the second to whoever verifies")
         with_printer = "" if no_pdf else printer()
-        for path in write(folder, out or folder / "attestation", signing, with_printer):
+        to = out or folder / "attestation"
+        with writable(to, "--out"):
+            to.mkdir(parents=True, exist_ok=True)
+        for path in write(folder, to, signing, with_printer):
             say(str(path))
         if not with_printer and not no_pdf:
             say("no PDF: no WeasyPrint (pip install 'prunella[attest]') and no Chromium here; the HTML prints alike")

@@ -1,6 +1,7 @@
 """What ``run``, ``simulate`` and ``submit`` do around a federation: settings before, report and table after."""
 
 import importlib
+import re
 import shlex
 import threading
 import time
@@ -19,6 +20,8 @@ from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.request import RunRequest, restored
 from prunella.deploy.runtime.watch import Outcome, Status, tail
 
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+OWN_ERROR = re.compile(r"^prunella\.core\.errors\.\w+: ", re.M)
 FULL = 100_000  # bytes: where fewer are left, a run that failed failed for that
 
 
@@ -151,12 +154,13 @@ def again(run: RunDir) -> str:
 
 
 def explain(outcome: Outcome) -> None:
-    """Why a run did not complete: Flower's message, the end of the log, where to look."""
+    """Why a run did not complete: Flower's message, the end of the log unless that message is one of ours and says it
+    all, and where to look."""
     if outcome.status == "stopped":
         say(f"stopped; go on with: {again(outcome.run)}", errors)
         return
     say(f"prunella: the federation failed: {outcome.error}", errors)
-    if outcome.log and (end := tail(outcome.log)):
+    if outcome.log and (end := ANSI.sub("", tail(outcome.log))) and not OWN_ERROR.search(end):
         say(f"--- last lines of {outcome.log}\n{end}", errors)
     say(f"--- all logs: {outcome.run.logs}", errors)
 

@@ -137,7 +137,7 @@ def executor(
         from prunella.deploy.machines import commands as machines
         from prunella.deploy.machines.keys import Keys, present
         from prunella.deploy.machines.supervisor import serve
-        from prunella.deploy.ports import Address
+        from prunella.deploy.ports import Address, wait_open
 
         plain = insecure or insecure_anyway
         address = Address.parse(superlink)
@@ -145,6 +145,8 @@ def executor(
         ca = None if plain else Keys(keys.absolute()).ca
         present(*([ca] if ca else []))
         machines.make_home(home.absolute())
+        if not wait_open(address.port, 2.0, every=0.2, host=address.host):
+            say(f"no SuperLink answers at {address} yet: start it with `prunella superlink --no-executor`")
         serve([machines.executor(home.absolute(), address, ca)], stock, say)
 
 
@@ -261,13 +263,14 @@ def wheelhouse(
     prunella wheelhouse --machine aarch64 --out for-the-jetson
     """
     with explained():
+        from prunella.deploy.errors import writable
         from prunella.deploy.tools.wheelhouse import listed, pack
 
         if only:
             said = shlex.join(["prunella", *sys.argv[1:]])
-            only.write_text(
-                "\n".join([f"# {said}", *listed(extra or [], also or [], machine, python, index or [])]) + "\n"
-            )
+            lines = [f"# {said}", *listed(extra or [], also or [], machine, python, index or [])]
+            with writable(only, "--list"):
+                only.write_text("\n".join(lines) + "\n")
             return
         for line in pack(out, extra or [], also or [], machine, python, index or [], say).lines():
             say(line)

@@ -7,6 +7,7 @@ run, and only the status that Flower reports is seen here. Ctrl-C leaves the fed
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from prunella.deploy.runtime.watch import INTERVAL, Outcome, Watch, signals_inte
 
 EVERY = 1.0  # seconds between two checks of the status: each is a line in the SuperLink's log
 PATIENCE = 120.0  # seconds a SuperLink may be away in the middle of a run
+SILENT = 2.0  # seconds of waiting that need no word
 START = 60.0  # seconds a SuperLink may take to answer: on a busy machine it needs more than 20 to begin
 
 
@@ -69,7 +71,11 @@ def public_keys(keys: Keys) -> list[str]:
 
 def reachable(target: Destination) -> None:
     """Wait for a SuperLink that is starting. Raises ``LaunchError`` when nothing listens there."""
-    if not wait_open(target.address.port, START, every=0.2, host=target.address.host):
+    port, host = target.address.port, target.address.host
+    if wait_open(port, SILENT, every=0.2, host=host):
+        return
+    print(f"waiting up to {START:.0f} s for a SuperLink at {target.address}", file=sys.stderr)
+    if not wait_open(port, START - SILENT, every=0.2, host=host):
         raise LaunchError(f"no SuperLink answers at {target.address}: start it with `prunella superlink`")
 
 
@@ -107,6 +113,8 @@ def stop(target: Destination, run: RunDir, folder: Path) -> bool:
     False when it had ended already. Raises ``UsageError`` for a run that was never submitted, else ``LaunchError``.
     """
     started = [event["flower_run"] for event in Follower(run.events).read() if event["event"] == "started"]
+    if run.node(0).exists():
+        raise UsageError(f"run {run.id} is one of `prunella run`: end it with Ctrl-C where it runs")
     if not started:
         raise UsageError(
             f"run {run.id} was not submitted to a SuperLink from here, or has completed: see `prunella runs`"

@@ -124,7 +124,7 @@ def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:
     settings: dict[str, Value] = {}
     for item in given:
         key, equals, text = (part.strip() for part in item.partition("="))
-        if not equals:
+        if not equals or not key:
             raise ConfigError(f"{item!r} is not a setting: write key=value, for example -c rounds=3")
         if key in RESERVED:
             raise ConfigError(f"{key!r} is set by the launcher: use --runs, --run-id or --resume")

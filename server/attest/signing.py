@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.server.attest.statement import FILES, FORMAT, canonical, digest_of
+from prunella.server.attest.statement import FORMAT, canonical, digest_of, digests_of
 
 STATEMENT = "attestation.json"
 LARGEST = 64 * 2**20
@@ -140,15 +140,18 @@ def verify(path: Path, key: Ed25519PublicKey, run: Path | None = None) -> list[s
             raise NotVerified(f"{name} was signed and is not there")
         if digest_of(home / name) != digest:
             raise NotVerified(f"{name} is not what was signed")
+    beside = sorted({each.name for each in home.glob("attestation.*")} - {STATEMENT, *documents})
+    if beside:
+        raise NotVerified(f"{beside[0]} lies beside it and was not signed")
     said = [f"signed by {fingerprint(key)}: run {statement['run']}, made {statement['made']}"]
     said.append(f"{', '.join((STATEMENT, *documents))} are what was signed")
     return said + ([_of_run(statement, run)] if run is not None else [])
 
 
 def _of_run(statement: Mapping[str, Any], run: Path) -> str:
-    wanted = {name: statement["digests"].get(name) for name in FILES}
-    for name, digest in wanted.items():
-        now = digest_of(run / name) if (run / name).is_file() else None
-        if now != digest:
+    wanted = {name: digest for name, digest in statement["digests"].items() if name not in ("settings", "code")}
+    now = digests_of(run)
+    for name in sorted(wanted.keys() | now.keys()):
+        if now.get(name) != wanted.get(name):
             raise NotVerified(f"{name} of the run is not what was attested")
-    return f"{', '.join(name for name, digest in wanted.items() if digest)} of the run are what was attested"
+    return f"{', '.join(wanted)} of the run are what was attested"

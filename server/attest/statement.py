@@ -21,6 +21,7 @@ from prunella.core.installation import BUNDLED, digest_of_code
 from prunella.privacy.ledger.spending import UNHEARD, unknown
 from prunella.privacy.ledger.spending import spent as spent_by
 from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
+from prunella.server.best import FOLDER as BEST
 from prunella.server.checkpoint import load
 from prunella.server.report.evidence import (
     KINDS,
@@ -45,6 +46,7 @@ from prunella.server.store.schema import AUDIT_LINES, LOCAL_SETTINGS, METRIC_LIN
 
 FORMAT = "prunella-attestation/1"
 FILES = (RUN, METRIC_LINES, AUDIT_LINES)
+MODELS = ("checkpoint", BEST)
 Section = dict[str, Any]
 LIMITS = (
     "This document states what was tried and what came of it. It is no proof that nothing can be rebuilt: an attack "
@@ -112,7 +114,16 @@ class Evidence:
 
 
 def digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests_of(run: Path) -> dict[str, str]:
+    """Of the files that a run's statement is about, by their place in its folder: what it wrote down, and its models.
+    ``metrics.parquet`` and ``report.html`` are made of these, and may be made anew."""
+    models = sorted(path for kept in MODELS for path in (run / kept).glob("*.safetensors"))
+    there = [path for path in (*(run / name for name in FILES), *models) if path.is_file()]
+    return {path.relative_to(run).as_posix(): digest_of(path) for path in there}
 
 
 def canonical(found: Any) -> bytes:
@@ -295,7 +306,7 @@ def statement(folder: Path) -> dict[str, Any]:
     """The attestation of the run in ``folder``. Raises ``ConfigError`` for one that cannot be attested and
     ``PrunellaError`` for files that cannot be read."""
     found = Evidence(folder)
-    run, there = found.run, [name for name in FILES if (folder / name).exists()]
+    run = found.run
     sections = [
         _trained(found), _threats(found), _defenses(found), _privacy(found), _attacks(found), _membership(found),
         _untested(found), _risk(found), _section("Recommended next step", found.verdict.next_step),
@@ -319,7 +330,7 @@ def statement(folder: Path) -> dict[str, Any]:
         "settings": dict(found.settings),
         "versions": dict(run.get("versions", {})),
         "digests": {
-            **{name: digest_of(folder / name) for name in there},
+            **digests_of(folder),
             "settings": hashlib.sha256(canonical(dict(found.settings))).hexdigest(),
             "code": digest_of_code((*BUNDLED, "flower", "library")),
         },

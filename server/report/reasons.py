@@ -36,7 +36,12 @@ WHY: dict[Weakness | None, str] = {
 
 
 def _named(audits: Sequence[Line]) -> str:
-    words = [trouble(audit) for audit in audits[:MOST]]
+    """The first few, those of one reason together."""
+    whose: dict[str, list[str]] = {}
+    for audit in audits[:MOST]:
+        who, _, why = trouble(audit).partition(" (")
+        whose.setdefault(why, []).append(who)
+    words = [f"{' and '.join(each)} ({why}" for why, each in whose.items()]
     return "; ".join(words + [f"{len(audits) - MOST} more"] if len(audits) > MOST else words)
 
 

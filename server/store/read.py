@@ -25,7 +25,7 @@ def read_run(run_dir: Path) -> StoreLine:
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
     except ValueError:
-        raise StoreError(f"{RUN} is not a JSON object") from None
+        raise StoreError(f"{path} is not a JSON object") from None
 
 
 def read_metrics(run_dir: Path) -> list[StoreLine]:

@@ -1,9 +1,10 @@
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from prunella.deploy.runs import RunDir, RunError, create, find, locked, new_id, point_latest, prepare, state
+from prunella.deploy.runs import RunDir, RunError, create, every, find, locked, new_id, point_latest, prepare, state
 
 
 def test_ids_sort_by_age_and_differ() -> None:
@@ -31,8 +32,22 @@ def test_preparing_again_keeps_what_clients_remember(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "latest", "a/b"])
 def test_names_that_are_no_ids(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError, match="not a run id"):
+    with pytest.raises(RunError, match="always means the newest" if name == "latest" else "not a run id"):
         create(tmp_path / "runs", name, 1)
+
+
+def test_runs_are_in_the_order_in_which_they_began_whatever_they_are_called(tmp_path: Path) -> None:
+    for number, name in enumerate(("zebra", "ant", "cat", "bee")):
+        run = create(tmp_path, name, 1)
+        if name != "bee":  # whose server has not begun
+            (run.path / "run.json").write_text(json.dumps({"started": f"2026-11-0{number + 1}T08:00:00+00:00"}))
+    (tmp_path / "cat" / "run.json").write_text("{")
+    os.utime(tmp_path / "cat", (2e9, 2e9))
+    os.utime(tmp_path / "bee", (1e9, 1e9))
+    assert [run.id for run in every(tmp_path)] == ["bee", "zebra", "ant", "cat"]
+    assert state(RunDir(tmp_path / "cat")) == "unreadable", "and the others are listed"
+    with pytest.raises(RunError, match="the newest are zebra, ant, cat"):
+        find(tmp_path, "dog")
 
 
 def test_taken_or_unwritable(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, monkeypatch: pyt
         (("attest", "nothing"), "nothing"),
         (("attest", "one", "--key", "keys/attest.pub"), "public half"),
         (("attest", "one", "--key", "/proc/nowhere/attest.key"), "name another with --key"),
+        (("attest", "one", "--out", "/proc/nowhere"), "choose another with --out"),
+        (("attest", "one", "--out", "runs/one/run.json"), "choose another with --out"),
         (("attest", "one", "--key", "runs"), "name a file in it with --key, such as runs/attest.key"),
         (("verify", "nowhere.json"), "there is no nowhere.json"),
         (("verify", "runs/one/run.json", "--key", "runs/one/run.json", "--run", "runs/two"), "there is no runs/two"),

@@ -54,6 +54,19 @@ def test_a_failure_is_recorded_explained_and_reported(
     assert json.loads((run.path / "run.json").read_text())["error"] == "no memory"
 
 
+def test_of_an_error_of_ours_no_traceback_is_shown_and_of_another_no_colours(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = run.log("server")
+    for last, shown in (("prunella.core.errors.DataError: not there", False), ("\x1b[91mERROR\x1b[0m: else", True)):
+        log.write_text(f"Traceback\n{last}\nmore at a place on the web\n")
+        launched(monkeypatch, Outcome(run, "failed", "not there", log))
+        assert federation.run_local(None, run.path.parent, ["rounds=2"], "", False, {"supernodes": 2}) == "failed"
+        told = capfd.readouterr().err
+        assert ("Traceback" in told) is shown and "not there" in told and "\x1b" not in told
+        assert ("ERROR: else" in told) is shown
+
+
 def test_a_full_disk_is_one_line(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, Outcome(run, "failed", "OSError: [Errno 28]", run.log("server")))
     monkeypatch.setattr(federation, "room", lambda path: 5_000)

@@ -112,6 +112,14 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch, made: Keys) -> N
         submit.reachable(Destination(Address("127.0.0.1", free_ports(1)[0]), made))
 
 
+def test_a_run_of_this_machine_s_own_launcher_is_not_asked_of_a_superlink(tmp_path: Path, made: Keys) -> None:
+    run = create(tmp_path, "local", 1)
+    run.events.parent.mkdir(parents=True, exist_ok=True)
+    run.events.write_text(json.dumps({"event": "started", "flower_run": 1}) + "\n")
+    with pytest.raises(UsageError, match="Ctrl-C where it runs"):
+        submit.stop(Destination(HERE, made), run, tmp_path)
+
+
 @pytest.mark.parametrize("expected", ["completed", "failed", "stopped"])
 def test_the_outcome_is_flowers_word(scripted: type[Scripted], made: Keys, request_: RunRequest, expected: str) -> None:
     scripted.events = [

@@ -4,17 +4,21 @@ import json
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prunella.core.errors import ConfigError
 from prunella.server.attest import signing
 from prunella.server.attest.signing import NotVerified, new_key, private_key, public_key, verify
 from prunella.server.attest.write import attest
+from prunella.server.checkpoint import Checkpoint, save
 from tests.server.report.stored import full_run
 
+NEWEST = "round-00000004.safetensors"
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -23,6 +27,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, its attestation in ``out`` and the key beside them."""
     home = tmp_path_factory.mktemp("attested")
     full_run(home / "run", client_noise=0.03)
+    for kept in ("checkpoint", "best"):
+        (home / "run" / kept).mkdir(exist_ok=True)
+    saved = Checkpoint(
+        4, {"w": torch.ones(2)}, {"w": torch.ones(2, dtype=torch.bool)}, {}, ledgers={"0": {"epsilon": 2.0}}
+    )
+    save(home / "run" / "checkpoint", saved)
+    shutil.copy(home / "run" / "checkpoint" / NEWEST, home / "run" / "best" / "model.safetensors")
     attest(home / "run", home / "out", new_key(home / "attest.key"), "")
     return home
 
@@ -76,6 +87,9 @@ def twice(home: Path) -> None:
     path.write_text('{"statement": {"headline": "fine"},' + path.read_text().lstrip()[1:])
 
 
+CHEAPER = Checkpoint(
+    4, {"w": torch.zeros(2)}, {"w": torch.ones(2, dtype=torch.bool)}, {}, ledgers={"0": {"epsilon": 0.1}}
+)
 TAMPERED: dict[str, Callable[[Path], object]] = {
     "a word of the statement": text_replaced,
     "a number of the statement": edit(lambda f: f["statement"].update(epsilon={"most": 0.1, "delta": 1e-5})),
@@ -98,6 +112,10 @@ TAMPERED: dict[str, Callable[[Path], object]] = {
     "an empty file": lambda home: (home / "out" / "attestation.json").write_text(""),
     "an audit of the run taken out": lambda home: (home / "run" / "audits.jsonl").write_text(""),
     "a number of the run": lambda home: (home / "run" / "metrics.jsonl").write_text("{}\n"),
+    "the model of the run, with what every site has spent": lambda home: save(home / "run" / "checkpoint", CHEAPER),
+    "a newer model of the run": lambda home: save(home / "run" / "checkpoint", replace(CHEAPER, round=5)),
+    "the best model of the run": lambda home: (home / "run" / "best" / "model.safetensors").write_bytes(b"other"),
+    "a document put beside it": lambda home: (home / "out" / "attestation.pdf").write_bytes(b"%PDF"),
     "audits of the run gone": lambda home: (home / "run" / "audits.jsonl").unlink(),
 }
 
