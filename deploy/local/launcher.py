@@ -135,7 +135,7 @@ def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[]
     except KeyboardInterrupt:
         if not (run.path / "launch.json").exists():
             raise
-        view.say("stopping ...")
+        view.say(f"stopping ... (--resume {run.id} goes on)")
         return Outcome(run, "stopped", "stopped by the user")
     finally:
         backend.stop()

@@ -8,6 +8,7 @@ that is not in it, so that what is signed is what is read. No image, no example,
 import datetime
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,7 @@ from prunella.server.store.schema import AUDIT_LINES, LOCAL_SETTINGS, METRIC_LIN
 FORMAT = "prunella-attestation/1"
 FILES = (RUN, METRIC_LINES, AUDIT_LINES)
 MODELS = ("checkpoint", BEST)
+PLACE = re.compile(r"[/\\]|\.[A-Za-z]\w*$")  # in the value of an algorithm's setting: of a file
 Section = dict[str, Any]
 LIMITS = (
     "This document states what was tried and what came of it. It is no proof that nothing can be rebuilt: an attack "
@@ -107,8 +109,10 @@ class Evidence:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Those of the experiment; of a data set that lies in a folder, its kind alone."""
-        found = {key: value for key, value in self.run.get("settings", {}).items() if key not in LOCAL_SETTINGS}
+        """Those of the experiment; of a data set that lies in a folder, its kind alone, and of no file its place."""
+        given = {key: value for key, value in self.run.get("settings", {}).items() if key not in LOCAL_SETTINGS}
+        files = {key for key, value in given.items() if "." in key and PLACE.search(str(value))}
+        found = given | dict.fromkeys(files, "a local file")
         name, colon, _ = str(found.get("dataset", "")).partition(":")
         return found | ({"dataset": f"{name}, of local files"} if colon else {})
 

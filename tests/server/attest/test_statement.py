@@ -108,8 +108,16 @@ def test_a_run_that_goes_on_or_never_began_is_refused(tmp_path: Path) -> None:
 
 def test_no_path_is_told_and_digests_are_of_the_files(tmp_path: Path) -> None:
     settings = {"dataset": f"imagefolder:{tmp_path}", "run-dir": str(tmp_path), "defenses": "none"}
+    settings |= {"channel-personalized.importance": f"{tmp_path}/alice.npy", "ggl.prior": "bob.pt"}
+    settings |= {"channel-natural.kappa": 50.5, "privacy.accountant": "rdp", "learning-rate": 0.1}
+    settings |= {"mix.importance": "box:0.375,0.625,0.25,0.75"}
     new_run(tmp_path, settings=settings)
     said = statement(tmp_path)
+    assert not any(word in json.dumps(said) for word in ("alice", "bob"))
+    assert {key: said["settings"][key] for key in settings if key not in ("dataset", "run-dir")} == {
+        **{key: value for key, value in settings.items() if key not in ("dataset", "run-dir")},
+        **dict.fromkeys(("channel-personalized.importance", "ggl.prior"), "a local file"),
+    }
     assert str(tmp_path) not in json.dumps(said) and "imagefolder, of local files" in section(said, "What was trained")
     assert said["digests"]["run.json"] == digest_of(tmp_path / "run.json") and "audits.jsonl" not in said["digests"]
     assert len(said["digests"]["code"]) == 64
