@@ -40,6 +40,11 @@ logger = logging.getLogger(__name__)
 def _find(dataset: str, root: Path | None) -> tuple[Dataset, Path | None]:
     name, _, place = dataset.partition(":")
     name, _, size = name.partition("@")
+    if name not in DATASETS and set(name) & set("/\\."):
+        raise ConfigError(
+            f"dataset {dataset!r} is a place: write its kind before it, imagefolder:/folder for images in folders by "
+            "class, parquet:/folder or mnist:/folder for Parquet files"
+        )
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)
     entry = DATASETS[name]

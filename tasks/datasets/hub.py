@@ -69,7 +69,8 @@ def _federated(hub: Hub, partitioners: "dict[str, Partitioner | int]", seed: int
 def _unreachable(hub: Hub) -> DataError:
     return DataError(
         f"{hub.name} cannot be fetched from the hub and is not cached: put its Parquet files (train*.parquet, "
-        "test*.parquet) in a folder and name it as in 'mnist:/folder', or as the node's own data root"
+        "test*.parquet) in a folder and name it behind the data set, as in 'mnist:/folder', or as the node's own data "
+        "root"
     )
 
 

@@ -27,6 +27,9 @@ def test_an_unknown_dataset_names_the_nearest():
         describe("mnits", None)
     with pytest.raises(ConfigError, match="unknown dataset"):
         load_client("digts:/somewhere", Partition("iid", 2), 0, None)
+    for place in ("/data/mnist", "data.parquet", "../images"):
+        with pytest.raises(ConfigError, match="write its kind before it, imagefolder:/folder"):
+            describe(place, None)
 
 
 def _png(side: int) -> bytes:
