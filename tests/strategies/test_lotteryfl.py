@@ -101,7 +101,7 @@ def test_clients_with_filters_train_small_networks_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_small: list[bool]
 ) -> None:
     shares = iter([0.5, 0.0, 0.5, 0.5, 0.5, 0.5])  # the second client does not prune in the first round
-    monkeypatch.setattr("prunella.client.app.evaluate_model", lambda *_: Evaluation(1.0, next(shares), 10))
+    monkeypatch.setattr("prunella.client.training.evaluate_model", lambda *_: Evaluation(1.0, next(shares), 10))
     go(tmp_path, 2, strategy="lotteryfl", rate=0.6, rounds=3, defenses="none", lotteryfl__accuracy=0.0,
        lotteryfl__step=0.3, lotteryfl__granularity="filter", lotteryfl__rewind=False)  # fmt: skip
     kept = [decode_mask(data.numpy().tobytes(), PARAMS) for data in final(tmp_path).scheme.values()]
@@ -121,7 +121,7 @@ def test_the_server_sends_each_client_what_it_last_reported_and_averages_by_hold
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every client prunes: a model this young may label no held-out example right.
-    monkeypatch.setattr("prunella.client.app.evaluate_model", lambda *_: Evaluation(1.0, 0.5, 10))
+    monkeypatch.setattr("prunella.client.training.evaluate_model", lambda *_: Evaluation(1.0, 0.5, 10))
     raw = settings(run_dir=str(tmp_path / "run"), strategy="lotteryfl", rate=0.6, defenses="none", audit_every=0,
                    min_clients=1, lotteryfl__accuracy=0.0, lotteryfl__step=0.5)  # fmt: skip
     federation = assemble(parse_run({k: v for k, v in raw.items() if "." not in k}), raw)
