@@ -61,7 +61,7 @@ from prunella.core.config import Raw, Run, kebab, parse_run, parse_section, sect
 from prunella.core.errors import ConfigError, unknown
 from prunella.core.foreign import is_foreign
 from prunella.privacy import DEFENSES, SECTIONS
-from prunella.privacy.accounting import Privacy
+from prunella.privacy.accounting import LARGEST_DELTA, Privacy
 from prunella.privacy.chain import build_chain
 from prunella.privacy.defense import STAGES, Stronger, directions
 from prunella.strategies import STRATEGIES, validates
@@ -208,8 +208,8 @@ def read_policy(config: Mapping[str, object]) -> Policy:
     if names:
         build_chain(names, settings)
     delta = _amount(config, "delta", DELTA)
-    if not 0 < delta < 1:
-        raise ConfigError("delta in the node configuration must lie in (0, 1)")
+    if not 0 < delta <= LARGEST_DELTA:
+        raise ConfigError(f"delta in the node configuration must lie in (0, {LARGEST_DELTA:g}]")
     return Policy(names, settings, _amount(config, "epsilon-budget", 0.0), delta, bounds)
 
 
