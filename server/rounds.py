@@ -144,6 +144,8 @@ def evaluate_on_clients(federation: Federation, round: int, arrays: ArrayRecord,
         elif client is not None and "ledger" in reply.content.config_records:
             with suppress(ReplyError):  # an answer that is none is counted below
                 federation.ledgers[str(client)] = read_ledger(reply.content)
+        elif client is not None:
+            federation.ledgers = spending.uncharged(federation.ledgers, client)
     metrics = federation.strategy.aggregate_evaluate(round, replies)
     if metrics is None:
         return None
@@ -240,7 +242,7 @@ def note_refusal(federation: Federation, client: int, reply: Message) -> None:
         require_answer(reply)
     except ReplyError as error:
         if error.refused:
-            federation.ledgers = spending.refused(federation.ledgers, client)
+            federation.ledgers = spending.uncharged(federation.ledgers, client)
 
 
 def noting(federation: Federation, replies: Iterable[Message], silent: dict[int, str]) -> Iterator[Message]:

@@ -25,8 +25,9 @@ def asked(ledgers: Mapping[str, Line], clients: Iterable[int]) -> dict[str, Line
     return found
 
 
-def refused(ledgers: Mapping[str, Line], client: int) -> dict[str, Line]:
-    """The lines, where this client said of the last question that it would not answer it: it charged nothing."""
+def uncharged(ledgers: Mapping[str, Line], client: int) -> dict[str, Line]:
+    """The lines, where this client charged nothing for the last question: it said that it would not answer it, or
+    answered what no ε covers."""
     line = dict(ledgers[str(client)])
     left = int(line.pop(UNHEARD, 1)) - 1
     others = {one: dict(known) for one, known in ledgers.items() if one != str(client)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prunella.privacy.ledger.spending import UNHEARD, Line, asked, refused, spent, unknown
+from prunella.privacy.ledger.spending import UNHEARD, Line, asked, spent, uncharged, unknown
 
 HEARD: Line = {"epsilon": 1.0, "epsilon_next": 1.3}
 
@@ -27,6 +27,6 @@ def test_where_nobody_has_an_epsilon_nothing_is_missing() -> None:
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_a_refusal_takes_its_question_back(before: int) -> None:
     ledgers = asked({"0": HEARD, "1": HEARD}, [0] * before)
-    assert refused(asked(ledgers, [0]), 0) == ledgers
-    assert refused(asked({}, [3]), 3) == {}, "a client that only ever refused has no line"
-    assert UNHEARD not in refused(asked({"0": HEARD}, [0]), 0)["0"]
+    assert uncharged(asked(ledgers, [0]), 0) == ledgers
+    assert uncharged(asked({}, [3]), 3) == {}, "a client that only ever refused has no line"
+    assert UNHEARD not in uncharged(asked({"0": HEARD}, [0]), 0)["0"]
