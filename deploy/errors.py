@@ -17,7 +17,7 @@ class LaunchError(Exception):
 
 
 @contextmanager
-def writable(path: Path, option: str) -> Iterator[None]:
+def writable(path: Path, option: str = "--out") -> Iterator[None]:
     """``UsageError`` where ``path``, which ``option`` names, cannot be written.
 
     >>> with writable(Path("there"), "--out"):

@@ -213,8 +213,9 @@ def _start_link(
     link: Link, x: Tensor, like: Tree, saved: State | None, generator: PrivateGenerator, images: str
 ) -> State:
     if isinstance(link.defense, DataDefense):
-        known = saved is not None and fitted_to(saved, images)
-        return saved if known and saved is not None else fit(link.defense, x, generator, images)
+        if saved is not None and fitted_to(saved, images):
+            return saved
+        return fit(link.defense, x, generator, images)
     fresh = link.defense.init(like)
     return fresh if saved is None else _resume(link.name, saved, fresh)
 

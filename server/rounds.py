@@ -144,7 +144,7 @@ def evaluate_on_clients(federation: Federation, round: int, arrays: ArrayRecord,
         elif client is not None and "ledger" in reply.content.config_records:
             with suppress(ReplyError):  # an answer that is none is counted below
                 federation.ledgers[str(client)] = read_ledger(reply.content)
-        elif client is not None:
+        elif client is not None and "epsilon" not in federation.ledgers[str(client)]:
             federation.ledgers = spending.uncharged(federation.ledgers, client)
     metrics = federation.strategy.aggregate_evaluate(round, replies)
     if metrics is None:

@@ -28,7 +28,7 @@ from prunella.core.errors import PrunellaError
 from prunella.core.files import write_atomically
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
-from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.errors import LaunchError, UsageError, writable
 from prunella.deploy.runs import RunDir
 from prunella.deploy.tools.forms import FORMS, Format
 from prunella.deploy.tools.verified import BATCH, PASSES, Original, Verified, verified
@@ -228,11 +228,9 @@ def export(run: RunDir, wanted: Wanted) -> Exported:
         facts = {"round": done.round, "run": run.id, "dense_parameters": done.parameters[0], "speed_up": gain,
                  "dense_units": done.units[0], "units": done.units[1], "largest_difference": apart, "batch": BATCH,
                  "forms": [asdict(f) for f in forms], "bench": [asdict(f) for f in bench]}  # fmt: skip
-        try:
+        with writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for form in forms:
                 write_atomically(folder / form.file, partial(shutil.copyfile, Path(made) / form.file))
             write_exported(folder, task, small, facts)
-        except OSError as error:
-            raise UsageError(f"cannot write {folder} ({error.strerror}): choose another directory with --out") from None
     return done

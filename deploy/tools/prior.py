@@ -15,7 +15,7 @@ from prunella.attacks import ggl, rog
 from prunella.attacks.score.leakage import mse
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
-from prunella.deploy.errors import UsageError
+from prunella.deploy.errors import UsageError, writable
 from prunella.server.audit.canary import canary_count
 from prunella.tasks.data import Partition, describe, load_client, load_test
 from prunella.tasks.examples import Examples
@@ -89,7 +89,5 @@ def prior(
     """Learn ``kind`` from ``dataset``, in the shape and classes of the dataset ``like`` where one is named."""
     shape, classes = describe(like or dataset, None if like else data)
     public = in_shape(public_images(dataset, split, data, seed), Task("", shape, classes))
-    try:
+    with writable(out):
         return learn(kind, public, classes, out, seed)
-    except OSError as error:
-        raise UsageError(f"cannot write {out} ({error.strerror}): choose another file with --out") from None

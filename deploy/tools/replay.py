@@ -34,7 +34,7 @@ from prunella.core.foreign import is_foreign
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
-from prunella.deploy.errors import UsageError
+from prunella.deploy.errors import UsageError, writable
 from prunella.deploy.runtime.settings import parse
 from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, membership_examples
 from prunella.deploy.tools.client_rounds import VIEW, check_one_client, earlier_rounds, last_round
@@ -131,10 +131,8 @@ def import_from_current_directory() -> None:
 
 def save(images: Tensor, path: Path) -> None:
     """A sheet of the images [N, C, H, W] in [0, 1], enlarged without smoothing. Raises ``UsageError``."""
-    try:
+    with writable(path):
         pictures.write(pictures.sheet(images), path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path} ({error.strerror}): choose another directory with --out") from None
 
 
 def find_trace(trace: Path) -> tuple[Path, str]:

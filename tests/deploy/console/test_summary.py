@@ -40,6 +40,8 @@ def test_bytes_beside_what_dense_would_take() -> None:
         metric("wire_dense_bytes_total", 4e6, direction="down"),
     ]
     assert rows({}, lines, [])[0] == ("sent", "2.0 MB instead of 8.0 MB dense (75.0% saved)")
+    larger = [{**line, "value": 5 * line["value"]} if line["metric"] == "wire_bytes_total" else line for line in lines]
+    assert rows({}, larger, [])[0] == ("sent", "10.0 MB instead of 8.0 MB dense (25.0% more)")
 
 
 def test_failures_count_once_by_reason() -> None:

@@ -40,6 +40,7 @@ def test_a_value_printed_and_typed_again_is_the_same(value: int | float | bool |
         ("rate=high", "rate: 'high' is not a number"),
         ("fast=perhaps", "neither true nor false"),
         ("rounds", "write key=value"),
+        ("=3", "write key=value"),
         ("round=3", "did you mean 'rounds'"),
         ("dgp.tip=3", "did you mean 'dgp.top'"),
         ("run-dir=/x", "set by the launcher"),

@@ -271,3 +271,10 @@ def test_an_epsilon_holds_whatever_an_audit_says() -> None:
     without, under = (of_state([CONTROL_FAILED], RunState(epsilon=each, delta=1e-5)) for each in (None, 3.0))
     assert without.tone == under.tone == "unproven"
     assert "nothing should rest on it" in without.next_step and "Rest on the ε" in under.next_step
+
+
+def test_audits_that_failed_for_one_reason_are_named_together() -> None:
+    failed = {"outcome": "failed", "scores": None, "level": None, "reason": "memory"}
+    audits = [CONTROL, *(audit(client=c, **failed) for c in (1, 2)), audit(client=3, **{**failed, "reason": "time"})]
+    (said,) = (text for text in verdict(audits).notes if "audits failed" in text)
+    assert said.count("memory") == 1 and "(time)" in said and all(f"client {c}" in said for c in (1, 2, 3))
