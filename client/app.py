@@ -42,7 +42,7 @@ from prunella.client.selection import read_pool, score
 from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
-from prunella.client.training import importance_names, plan_of, reply_of, to_cpu
+from prunella.client.training import importance_names, plan_of, reply_of, to_cpu, watched
 from prunella.client.widths import require_held, require_plain, tell_small
 from prunella.core.errors import ConfigError, PrunellaError, WireError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
@@ -159,8 +159,9 @@ def _trained(
     plan = plan_of(session, round, received, memory.scheme)
     state = before_training(session, memory.state)
     batches, draws = session.batches(request), request.generator("defense")
-    result = local_update(session.procedure_of(round), received, batches, state, draws, plan)
-    result = to_cpu(after_training(session, request, received, result))
+    procedure = watched(session, request, received, session.procedure_of(round))
+    result = local_update(procedure, received, batches, state, draws, plan)
+    result = to_cpu(after_training(session, round, request, received, result))
     tell_small(session, result)
     require_charged(session, result.steps, session.run.local_steps)
     confirm(session, request, price, [result.outgoing.update, result.outgoing.shared])
@@ -222,7 +223,8 @@ def initial(content: RecordDict, session: Session) -> RecordDict:
     price, _ = account(session, request, first.steps)
     with charged(session, price):
         batches, draws = session.batches(request, first.steps), request.generator("defense")
-        mask = first.make(session.procedure, received, batches, memory.state, draws)
+        procedure = watched(session, request, received, session.procedure)
+        mask = first.make(procedure, received, batches, memory.state, draws)
         confirm(session, request, price, [mask])
         session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, first.steps)))
         return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})

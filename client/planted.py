@@ -1,4 +1,4 @@
-"""A client's check of the model before it trains: would its update tell single examples apart?
+"""A client's check of the model before every step of its training: would its update tell single examples apart?
 
 An update is a mean over examples, and what a malicious server plants makes single ones readable in it. So the client
 asks the model itself: it trains on ``PROBES`` images of its own making, drawn in private, and looks at what each of
@@ -16,9 +16,16 @@ them contributes. Nothing private goes in, so that a refusal tells nothing. Refu
   N pairs' norms n is under ``HEARD``. Class fishing (Wen et al. 2022) leaves 1 / classes. All labels are asked about,
   as a model that learned well is silent about the right one only.
 
+The first step's weights are not the only ones that matter: a last layer of zeros, which the first step fills, keeps
+rows silent that copy from the second step on, weight decay wakes a saturated layer, and PriPrune trains on what it
+withheld in earlier rounds beside what was sent. So ``PlantedCheck`` is asked before every step. Refused is what was
+sent alone. What training made of it depends on private images, so that a refusal would tell of them: training ends
+there instead, and what leaves is the update of the steps before, behind the client's defenses as ever.
+
 What it does not see is listed in docs/threats.md. It costs one pass over the probes, and a backward pass from the loss
-to the first hidden linear layer where there is one. Linear layers that take more than one row for an image are checked
-by their weights only, and a model whose logits no linear layer makes is not asked about silenced classes.
+to the first hidden linear layer where there is one; rows' directions are looked at before the first step alone. Linear
+layers that take more than one row for an image are checked by their weights only, and a model whose logits no linear
+layer makes is not asked about silenced classes.
 
 Errors: ``DefenseError`` with the kind and the names of the layers.
 
@@ -32,6 +39,7 @@ Errors: ``DefenseError`` with the kind and the names of the layers.
 True
 """
 
+import logging
 from typing import NamedTuple
 
 import torch
@@ -41,11 +49,13 @@ from torch.nn.functional import cross_entropy, normalize
 
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.trees import Tree
+from prunella.core.trees import Tree, to_device
 from prunella.privacy.imprint import CLUSTER, imprint_layers
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.models.precode import take_divergence
 from prunella.tasks.training import drawing, mode
+
+logger = logging.getLogger(__name__)
 
 PROBES, FEW = 64, 8  # images: where there is a hidden linear layer, and where there is none
 ALIKE = 0.98  # correlation over the probes of two rows that read the same
@@ -53,6 +63,8 @@ OWNED = 0.5  # share of the difference of two rows that is one probe's
 ROWS, SINGLED = 6, 4  # rows that differ by one probe, and different probes they differ by
 ALONE, TRAPS = 0.9, 0.5  # share of a row's gradient that is one probe's, share of a layer's rows of which that holds
 HEARD = 0.25  # effective share of (probe, label) pairs
+NOT_FINITE = "values that are not finite"
+ENDED = "training ends before step %d: from there the model would copy single images into the update (%s)"
 _NEAR = 4  # rows that a row is compared with
 _PART = 256  # rows at a time, which bounds the memory
 _TRACE = 1e-4  # a difference of two rows counts above this share of them: below, it is rounding
@@ -142,8 +154,8 @@ def bins(found: Response) -> tuple[int, int]:
     if slope.shape[1] < ROWS:
         return 0, 0
     slopes, outs = normalize(slope, dim=0), normalize(_sized(out - out.mean(dim=0)), dim=0)
-    rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool)
-    for part in torch.split(torch.arange(slope.shape[1]), _PART):
+    rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool, device=slope.device)
+    for part in torch.split(torch.arange(slope.shape[1], device=slope.device), _PART):
         cosines = (slopes[:, part].T @ slopes).abs()
         cosines[cosines > 1 - 1e-5] = 0  # itself, and those that the same probes move: their difference is nothing
         near = cosines.topk(min(_NEAR, cosines.shape[1]), dim=1).indices
@@ -160,37 +172,69 @@ def bins(found: Response) -> tuple[int, int]:
     return rows, int(singled.sum())
 
 
+class PlantedCheck:
+    """The check of one message's model, with the same probes [P, *shape] before every step. Weights that ``passed``
+    before are not looked at again."""
+
+    def __init__(self, shape: Shape, classes: int, generator: PrivateGenerator, passed: Tree | None = None) -> None:
+        self._shape, self._classes, self._generator = shape, classes, generator
+        self._probes: tuple[Tensor, Tensor] | None = None
+        self._passed = passed or {}
+        self.ended: list[str] = []  # why training did
+
+    def layers(self, module: nn.Module, params: Tree, buffers: Tree, rows: bool = True) -> list[str]:
+        """What looks planted, as "kind in layer"; empty for an honest model. Where ``rows`` point is looked at on the
+        CPU, or not at all."""
+        if self._probes is None:
+            linear = sum(isinstance(layer, nn.Linear) for layer in module.modules())
+            count = PROBES if linear > 1 else FEW
+            self._probes = probes(count, self._shape, self._generator), self._generator.below(self._classes, count)
+        device = next(iter(params.values())).device
+        with drawing(module, self._generator):
+            logits, last, hidden = respond(module, params, buffers, *(each.to(device) for each in self._probes))
+        answers = {name: response.out for name, response in hidden.items()}
+        lines = imprint_layers(module, params, self._generator, answers=answers) if rows else []
+        found = [f"imprint in {name}" for name in lines]
+        seen = [logits, *(each for response in hidden.values() for each in response)]
+        if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
+            return [*found, NOT_FINITE]  # one such probe would hide what the others show
+        if last is not None:
+            tied: Tensor = module.get_submodule(last).weight  # type: ignore[assignment]  # or made of other parameters: not among ``params``
+            if heard(logits, params.get(f"{last}.weight" if last else "weight", tied)) < HEARD:
+                found.append(f"silenced classes in {last}")
+        for name, response in hidden.items():
+            alike, singled = bins(response)
+            if alike >= ROWS and singled >= SINGLED:
+                found.append(f"bins in {name}")
+            if response.slope.shape[1] >= CLUSTER and traps(response.slope) > TRAPS:
+                found.append(f"traps in {name}")
+        return found
+
+    def allows(self, module: nn.Module, params: Tree, buffers: Tree, step: int) -> bool:
+        """Whether the step ``step``, from 0, may be taken from these weights; after one that may not, none may."""
+        if not self.ended and not (step == 0 and _equal(params, self._passed)):
+            first = (to_device(params, "cpu"), to_device(buffers, "cpu")) if step == 0 else (params, buffers)
+            self.ended = self.layers(module, *first, rows=step == 0)
+            if self.ended:
+                logger.warning(ENDED, step + 1, ", ".join(self.ended))
+        return not self.ended
+
+
+def _equal(a: Tree, b: Tree) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name].to(a[name].device)) for name in a)
+
+
 def planted_layers(
     module: nn.Module, params: Tree, buffers: Tree, shape: Shape, classes: int, generator: PrivateGenerator
 ) -> list[str]:
-    """What looks planted, as "kind in layer"; empty for an honest model."""
-    linear = sum(isinstance(layer, nn.Linear) for layer in module.modules())
-    count = PROBES if linear > 1 else FEW
-    x, y = probes(count, shape, generator), generator.below(classes, count)
-    with drawing(module, generator):
-        logits, last, hidden = respond(module, params, buffers, x, y)
-    answers = {name: response.out for name, response in hidden.items()}
-    found = [f"imprint in {name}" for name in imprint_layers(module, params, generator, answers=answers)]
-    seen = [logits, *(each for response in hidden.values() for each in response)]
-    if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
-        return [*found, "values that are not finite"]  # one such probe would hide what the others show
-    if last is not None:
-        tied: Tensor = module.get_submodule(last).weight  # type: ignore[assignment]  # or made of other parameters: not among ``params``
-        if heard(logits, params.get(f"{last}.weight" if last else "weight", tied)) < HEARD:
-            found.append(f"silenced classes in {last}")
-    for name, response in hidden.items():
-        rows, singled = bins(response)
-        if rows >= ROWS and singled >= SINGLED:
-            found.append(f"bins in {name}")
-        if response.slope.shape[1] >= CLUSTER and traps(response.slope) > TRAPS:
-            found.append(f"traps in {name}")
-    return found
+    """What ``PlantedCheck`` finds in one model."""
+    return PlantedCheck(shape, classes, generator).layers(module, params, buffers)
 
 
 def refuse_planted(
     module: nn.Module, params: Tree, buffers: Tree, shape: Shape, classes: int, generator: PrivateGenerator
 ) -> None:
-    """Raise ``DefenseError`` where ``planted_layers`` finds something: nothing is trained, and nothing leaves."""
+    """Raise ``DefenseError`` where a model that was sent is planted: nothing is trained, and nothing leaves."""
     found = planted_layers(module, params, buffers, shape, classes, generator)
     if found:
         raise DefenseError(f"the model would copy single images into its update ({', '.join(found)}): not trained")

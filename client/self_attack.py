@@ -21,7 +21,9 @@ def before_training(session: Session, state: ChainState) -> ChainState:
     return {**state, NAME: unguarded(state[NAME])} if session.procedure.chain.guard is not None else state
 
 
-def after_training(session: Session, request: ServerRequest, received: Received, result: LocalResult) -> LocalResult:
+def after_training(
+    session: Session, round: int, request: ServerRequest, received: Received, result: LocalResult
+) -> LocalResult:
     """The result with what may leave. Raises ``DefenseError`` when it must stay; then nothing is saved either."""
     settings = session.procedure.chain.guard
     if settings is None:
@@ -42,7 +44,7 @@ def after_training(session: Session, request: ServerRequest, received: Received,
         num_examples=min(run.local_steps * batch, len(session.data.examples)),
         steps=run.local_steps,
         batch_size=batch,
-        learning_rate=run.learning_rate,
+        learning_rate=run.rate_in(round),
         momentum=run.momentum,
         weight_decay=run.weight_decay,
         defenses=result.applied,

@@ -240,11 +240,12 @@ class Session:
         return Procedure(task.build().to(self.device), sgd, chain, expected, shape=task.shape)
 
     def procedure_of(self, round: int) -> Procedure:
-        """The dense network's in the rounds in which squared gradients of pruned weights may be asked for, whether they
-        are or not: the same question has the same answer."""
+        """At the round's learning rate; the dense network's in the rounds in which squared gradients of pruned weights
+        may be asked for, whether they are or not: the same question has the same answer."""
         sends = self.scheme.client.sends_importance
         dense = sends is not None and sends(self.scheme_settings, round)
-        return replace(self.procedure, shape=None) if dense else self.procedure
+        sgd = replace(self.procedure.sgd, learning_rate=self.run.rate_in(round))
+        return replace(self.procedure, sgd=sgd, shape=None if dense else self.procedure.shape)
 
     @cached_property
     def settings(self) -> str:

@@ -4,11 +4,14 @@ field."""
 from dataclasses import replace
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from torch import nn
 
-from prunella.client.session import Session
+from prunella.client.planted import NOT_FINITE, PlantedCheck
+from prunella.client.session import ServerRequest, Session
+from prunella.core.errors import DefenseError
 from prunella.core.trees import Mask, Tree, apply_mask, to_device, zeros_like
 from prunella.pruning.channels import Group, channel_groups
-from prunella.strategies.round.local import PLAIN, LocalResult, Received
+from prunella.strategies.round.local import PLAIN, LocalResult, Procedure, Received
 from prunella.strategies.round.plan import LocalPlan, RoundContext
 from prunella.strategies.round.replies import build_reply
 from prunella.tasks.task import initial as initial_weights
@@ -38,6 +41,22 @@ def plan_of(session: Session, round: int, received: Received, kept: dict[str, Tr
     return plan(RoundContext(session.run, settings, round, params, mask, names, kept, fresh, accuracy, groups))
 
 
+def watched(session: Session, request: ServerRequest, received: Received, procedure: Procedure) -> Procedure:
+    """``procedure``, which ends before a step from weights that would copy single images. The received ones were asked
+    already. Its probes are the request's: asked again, it ends where it ended. Without an ε what is not finite is
+    refused, as a gradient is that is not."""
+    task = session.data.task
+    check = PlantedCheck(task.shape, task.classes, request.generator("planted"), received.params)
+
+    def allows(module: nn.Module, params: Tree, buffers: Tree, step: int) -> bool:
+        allowed = check.allows(module, params, buffers, step)
+        if check.ended == [NOT_FINITE] and procedure.chain.private is None:
+            raise DefenseError("training led to values that are not finite")
+        return allowed
+
+    return replace(procedure, allows=allows)
+
+
 def importance_names(session: Session, content: RecordDict, round: int) -> frozenset[str]:
     """Tensors whose squared gradients leave: those asked for, in the rounds in which the scheme uses them, or none."""
     sends, wanted = session.scheme.client.sends_importance, content.config_records["config"].get("importance")
@@ -58,7 +77,8 @@ def reply_of(
     session: Session, round: int, result: LocalResult, mask: Mask, names: frozenset[str], seconds: float
 ) -> RecordDict:
     """The allow-list: what leaves, field by field."""
-    if not session.node.policy.covers_gradients:  # all zero: the server leaves it out of its mean
+    guarded = session.procedure.chain.guard is not None  # whose noise covers the update, not the squares beside it
+    if guarded or not session.node.policy.covers_gradients:  # all zero: the server leaves it out of its mean
         result = replace(result, importance=zeros_like(result.importance))
     elif names:
         known, held = layers(session.procedure.module), session.data.held
@@ -68,8 +88,8 @@ def reply_of(
     provenance = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": list(result.applied)})
     provenance["values"] = session.run.values
     metrics = MetricRecord({"num-examples": len(session.data.examples.y)})
-    # Under an ε the time would tell how large the Poisson batches were.
-    if session.procedure.chain.private is None and not session.node.policy.conditions:
+    # Under an ε the time would tell how large the Poisson batches were, and a guard's how hard the images were to hide.
+    if session.procedure.chain.private is None and not guarded and not session.node.policy.conditions:
         metrics["train-seconds"] = seconds
     records = build_reply(result, mask, names, session.run.values)
     return RecordDict({**records, "metrics": metrics, "provenance": provenance})

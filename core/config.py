@@ -14,9 +14,9 @@ core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from prunella.core.errors import ConfigError, unknown
 
@@ -86,6 +86,7 @@ class Run(BaseModel):
     batch_size: Count = 16  #: examples in a step
     #: of the clients' SGD; auto is the rate that the dataset's line recommends: 0.25 for digits
     learning_rate: Positive = 0.25
+    learning_rate_decay: Share = 1.0  #: factor on the clients' learning rate after every round
     momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  #: of the clients' SGD
     #: where clients train and, if it has one, the server evaluates: auto takes CUDA if PyTorch sees it, else the CPU;
@@ -127,6 +128,22 @@ class Run(BaseModel):
         ('first', '7')
         """
         return Path(self.run_dir).name or str(number)
+
+    @model_validator(mode="after")
+    def _learns_to_the_end(self) -> Self:
+        if self.rate_in(self.rounds) == 0:
+            raise ValueError(
+                f"learning-rate-decay: nothing is left of the rate in round {self.rounds}: choose one nearer to 1"
+            )
+        return self
+
+    def rate_in(self, round: int) -> float:
+        """The clients' learning rate in a round, the first of which is 1.
+
+        >>> Run(learning_rate=0.1, learning_rate_decay=0.5).rate_in(3)
+        0.025
+        """
+        return self.learning_rate * self.learning_rate_decay ** (round - 1)
 
     @property
     def defense_names(self) -> tuple[str, ...]:

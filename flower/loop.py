@@ -18,9 +18,9 @@ loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) nee
 Poisson sample, so a step counts without amplification; ``for x, y in guard.loader(loader)`` draws Poisson batches of
 the same expected size from the loader's dataset, and counts as such.
 
-*Planted models.* Before the first batch the model is asked, as Prunella's own client asks it (``client.planted``),
-whether it would tell single examples apart; one that would is refused. Where batches are no images, or not shown,
-weights alone are looked at.
+*Planted models.* Before every batch the model is asked, as Prunella's own client asks it (``client.planted``), whether
+it would tell single examples apart (``flower.question``). One that was sent so is refused; where training made it so,
+gradients are zero from there on. Where batches are no images, or not shown, weights alone are looked at, once.
 
 *Checked:* the model is the one received when the guard opens, nothing but guarded steps moves it until the guard
 closes, and what the app answers is the model as the guard left it. Else the message is refused. An ``optimizer.step()``
@@ -28,9 +28,7 @@ of PyTorch's is seen by hooks: it needs a ``guard.gradients()`` of its own. An u
 (``p -= rate * p.grad``) is not.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,20 +36,18 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from prunella.client.planted import planted_layers
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree, to_device
 from prunella.flower.charged import Batch, ChargedSteps, rows_of
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
 from prunella.flower.moved import MovedBy
 from prunella.flower.planned import Accuracy, begin_scheme
+from prunella.flower.question import Question
 from prunella.flower.scheme import Settled
 from prunella.privacy.chain import fit, fitted_to, observe, present
 from prunella.privacy.channel import ChannelSettings
 from prunella.privacy.defense import DataDefense, Step, StepDefense
-from prunella.privacy.imprint import EXACTLY, imprint_layers
 from prunella.privacy.ledger.ledger import digest
 from prunella.tasks.per_example import layers_that_mix, per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
@@ -90,35 +86,6 @@ def answer_of(model: nn.Module, x: Batch) -> Any:
     return model(**x) if isinstance(x, Mapping) else model(x)
 
 
-@contextmanager
-def plainly() -> Iterator[None]:
-    """In float32, whatever precision the app has chosen, and without a draw of the app's."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def planted_in(model: nn.Module, x: Batch, draw: PrivateGenerator) -> list[str]:
-    """What looks planted in the model, as ``client.planted`` names it. Of the batch only its shape is looked at."""
-    with plainly():
-        params = {n: p.detach().cpu().float() for n, p in model.named_parameters()}
-        if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
-            shape = (x.shape[1], x.shape[2], x.shape[3])
-            try:
-                asked = copy.deepcopy(model).cpu().float()
-                with torch.no_grad():
-                    logits = asked.eval()(torch.full((1, *shape), 0.5))
-            except Exception:  # noqa: BLE001 - a model that takes more than images, or that cannot be copied
-                logits = None
-            if isinstance(logits, Tensor) and logits.dim() == 2:
-                return planted_layers(asked, params, dict(asked.named_buffers()), shape, logits.shape[1], draw)
-        return [f"imprint in {name}" for name in imprint_layers(model, params, draw, EXACTLY)]
-
-
 class Guard:
     """The defended steps of one message; made by ``protected``."""
 
@@ -139,7 +106,8 @@ class Guard:
         self._require_examples_apart()
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
-        self._steps, self._shown, self._asked = ChargedSteps(work), False, False
+        self._steps, self._shown = ChargedSteps(work), False
+        self._question = Question(model, work.site.generator(work.question, "planted"))
         self._number = 0  # of the next step since the mask moved
         self._loss_seen = False  # that it depends on the model's answer alone
         self._failed = False  # in the middle of a step, or out of a with
@@ -254,13 +222,10 @@ class Guard:
         return present(self._chain, x, self._state, self._draws)
 
     def _ask(self, x: Batch) -> None:
-        """Once the model has passed it is asked no more; a loop that goes on after a refusal is refused again."""
-        if self._asked:
-            return
-        if found := planted_in(self._model, x, self._work.site.generator(self._work.question, "planted")):
+        """A loop that goes on after a refusal is refused again."""
+        if found := self._question.refused(x):
             told = f"the model would copy single images into its update ({', '.join(found)}): not trained"
             raise self._work.refuse(DefenseError(told))
-        self._asked = True
 
     def gradients(self) -> None:
         """Replace every ``.grad`` by the defended gradient. Only for defenses that need nothing else of the step."""
@@ -336,7 +301,7 @@ class Guard:
         }
         defended, self._state = observe(self._chain, found, self._received, self._state, self._draws, step)
         for name, p in self._params.items():
-            p.grad = defended[name].to(p.dtype)
+            p.grad = torch.zeros_like(p) if self._question.ended else defended[name].to(p.dtype)
         self._work.local.observe(defended)
         self._work.steps += 1
         self._number += 1

@@ -105,6 +105,8 @@ def initial_mask(
     for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
         start = Received(params, mask, received.buffers)
         done = train(procedure, params, start, islice(batches, settings.initial_interval), state, generator)
+        if not done.steps:
+            break
         before, mask = mask, rule.next_mask(done.params, done.squares, mask)
         params, state = apply_mask(done.params, mask), done.state
         if settled(before, mask):

@@ -19,8 +19,8 @@ all in every round: ``dense`` and the two ways to prune at that rate, reached in
 all test images, for each of ``--seeds``, the mean of the last three of ten evaluations, since a single round's moves by
 points. Seconds are of a whole round, all its clients one after the other and the server, the median of the rounds at
 the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too; bytes are those of
-the last. ``--jobs`` federations go at a time, on ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing
-but federations is measured.
+the last. Clients learn at ``--rate``, times ``--decay`` after every round. ``--jobs`` federations go at a time, on
+``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
@@ -164,6 +164,7 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
         "batch_size": options.batch,
         "device": options.device,
         "learning_rate": options.rate,
+        "learning_rate_decay": options.decay,
         "momentum": 0.9,
         "evaluate_every": max(1, options.rounds // EVALUATIONS),
     }
@@ -269,5 +270,5 @@ def show(result: dict[str, Any]) -> None:
 if __name__ == "__main__":
     lengths = {"--steps": 8, "--batch": 16, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8}
     chosen = {"--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, "--arms": f"{DENSE},{WEIGHTS},{FILTERS}"}
-    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--jobs": 1}
+    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--decay": 1.0, "--jobs": 1}
     command(__doc__, compare, show, {**other, **chosen, **lengths})

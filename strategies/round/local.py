@@ -4,7 +4,7 @@ Used by the client, by the server's public canary and by benchmarks, so that all
 PRI Alg. 1 lines 5-10, in this order: data stage, training with the gradient stage, update stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -72,7 +72,8 @@ class Procedure:
     ``expected_batch`` is what a defense with an epsilon divides by under Poisson sampling; None: the batch's own size.
     ``power`` is the scheme's, where it has one (``LocalPlan.power``). With ``shape``, one image's, the network is
     trained without its dead channels where the result is the same (``strategies.round.small``); it is not given where
-    somebody wants the squared gradients of pruned weights.
+    somebody wants the squared gradients of pruned weights. ``allows`` is asked before every step, with the network that
+    is trained, its weights, its buffers and the step's number from 0; where it says no, training ends.
     """
 
     module: nn.Module
@@ -81,6 +82,7 @@ class Procedure:
     expected_batch: int | None = None
     power: Power | None = None
     shape: tuple[int, ...] | None = None
+    allows: Callable[[nn.Module, Tree, Tree, int], bool] | None = None
 
     def descend(self, hidden: Tree, gradient: Tree, velocity: Tree, mask: Mask) -> tuple[Tree, Tree]:
         """SGD's step and velocity; ``hidden`` are the weights, or those of the power."""
@@ -116,6 +118,8 @@ def train(
     hidden = start if procedure.power is None else procedure.power.hidden(start)
     squares, steps = zeros_like(start), 0
     for batch in batches:
+        if procedure.allows is not None and not procedure.allows(procedure.module, params, buffers, steps):
+            break
         x = present(chain, batch.x, state, generator)
         step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, steps)
         gradient = params  # not used by a defense with an epsilon, which makes it itself: x may be empty

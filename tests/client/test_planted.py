@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
 from prunella.client.planted import (
+    NOT_FINITE,
     PROBES,
+    PlantedCheck,
     Response,
     bins,
     heard,
@@ -16,8 +20,12 @@ from prunella.client.planted import (
 )
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator, rehearsal, stream
-from prunella.core.trees import Tree
+from prunella.core.trees import Tree, full_mask
+from prunella.privacy.chain import build_chain, start
 from prunella.privacy.imprint import imprint_layers
+from prunella.strategies.round.local import PLAIN, LocalResult, Procedure, Received, local_update
+from prunella.strategies.round.plan import LocalPlan
+from prunella.tasks.examples import Examples
 from prunella.tasks.models import MODELS
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task, initial
@@ -275,3 +283,61 @@ def test_bins_that_noise_hides_from_the_probes_are_refused_for_their_parallel_ro
     turned = measure * (1 + rows * torch.randn(measure.shape, generator=drawn))
     both = {**params, "imprint.decode.weight": blurred, "imprint.encode.weight": turned}
     assert found(task, both, buffers) == ["imprint in imprint.encode"]
+
+
+def dormant() -> tuple[Task, Tree]:
+    """Bins that nothing reaches, since no probe has a slope where the last layer is zero; the first step fills it."""
+    task, rows, last = Task("prunella.attacks.rob:cnn", (1, 28, 28), 10), "imprint.encode.weight", "model.2.0.weight"
+    params, _ = initial(task, 0)
+    noise = torch.randn(params[rows].shape, generator=stream(0, purpose="noise"))
+    return task, {**params, rows: params[rows] * (1 + 0.7 * noise), last: torch.zeros_like(params[last])}
+
+
+def trained(procedure: Procedure, received: Tree, plan: LocalPlan = PLAIN) -> LocalResult:
+    images = probes(48, (1, 28, 28), draw(1))
+    steps = [Examples(x, torch.arange(16) % 10) for x in images.split(16)]
+    state = start(procedure.chain, torch.empty(0), received, {}, draw())
+    return local_update(procedure, Received(received, full_mask(received), {}), iter(steps), state, draw(), plan)
+
+
+def test_no_step_is_taken_from_a_model_that_the_step_before_made_copy() -> None:
+    task, params = dormant()
+    assert found(task, params, {}) == []
+    plain = Procedure(task.build(), Sgd(0.05), build_chain(["none"], {}))
+    check = PlantedCheck(task.shape, 10, draw(), params)
+    ended, whole = trained(replace(plain, allows=check.allows), params), trained(plain, params)
+    assert (ended.steps, whole.steps, check.ended) == (1, 3, ["bins in imprint.encode"])
+    copied = "imprint.encode.weight"
+    assert not ended.outgoing.update[copied].any() and whole.outgoing.update[copied].any()
+    assert not check.allows(task.build(), initial(Task("cnn", (1, 28, 28), 10), 0)[0], {}, 2)  # it stays ended
+
+
+def test_an_honest_round_is_what_it_is_without_the_question() -> None:
+    task = Task("conv-1", (1, 28, 28), 10)
+    params, _ = initial(task, 0)
+    plain = Procedure(task.build(), Sgd(0.1, 0.9, 0.01), build_chain(["none"], {}))
+    asked = trained(replace(plain, allows=PlantedCheck(task.shape, 10, draw()).allows), params)
+    whole = trained(plain, params)
+    assert asked.steps == whole.steps == 3
+    assert all(torch.equal(asked.outgoing.update[n], whole.outgoing.update[n]) for n in params)
+
+
+def test_weights_that_training_begins_from_and_that_nobody_sent_are_asked_about() -> None:
+    """As PriPrune composes them, of what it withheld in an earlier round."""
+    task = Task("prunella.attacks.rob:cnn", (1, 28, 28), 10)
+    planted, _ = initial(task, 0)
+    rows = "imprint.encode.weight"
+    sent = {**planted, rows: 0.02 * torch.randn(planted[rows].shape, generator=stream(0, purpose="rows"))}
+    assert found(task, sent, {}) == []
+    check = PlantedCheck(task.shape, 10, draw(), sent)
+    procedure = Procedure(task.build(), Sgd(0.05), build_chain(["none"], {}), allows=check.allows)
+    assert trained(procedure, sent, LocalPlan(start=planted)).steps == 0 and "bins in imprint.encode" in check.ended
+
+
+def test_what_is_not_finite_passes_no_step() -> None:
+    task = Task("cnn", (1, 28, 28), 10)
+    params, _ = initial(task, 0)
+    check = PlantedCheck(task.shape, 10, draw())
+    assert check.allows(task.build(), params, {}, 1)
+    assert not check.allows(task.build(), {n: p * torch.inf for n, p in params.items()}, {}, 2)
+    assert check.ended == [NOT_FINITE]

@@ -131,3 +131,14 @@ def test_without_a_run_dir_the_memory_of_a_run_has_flowers_number_of_it(tmp_path
         return Session(Context(run, 1, config, RecordDict(), settings(**overrides))).store.folder.name
 
     assert (name(7), name(8), name(8, run_dir="/x/first")) == ("7", "8", "first")
+
+
+def test_a_round_trains_at_its_own_rate_and_on_the_network_of_the_round(tmp_path: Path) -> None:
+    decaying = session(
+        tmp_path, learning_rate=0.5, learning_rate_decay=0.5, strategy="prunefl", prunefl__adjust_interval=2
+    )
+    rates = [decaying.procedure_of(round).sgd for round in (1, 2, 3)]
+    assert [sgd.learning_rate for sgd in rates] == [0.5, 0.25, 0.125]
+    shapes = [decaying.procedure_of(round).shape for round in (1, 2)]  # importances are asked for in the second
+    assert shapes == [decaying.procedure.shape, None]
+    assert session(tmp_path, learning_rate=0.5).procedure_of(9).sgd.learning_rate == 0.5

@@ -40,6 +40,12 @@ def test_a_wrong_type_names_the_setting() -> None:
         parse_run({"rounds": "many"})
 
 
+def test_a_rate_that_vanishes_before_the_last_round_is_refused() -> None:
+    assert Run(learning_rate_decay=0.1, rounds=300).rate_in(300) > 0
+    with pytest.raises(ConfigError, match="^learning-rate-decay: nothing is left of the rate in round 400"):
+        parse_run({"learning-rate-decay": 0.1, "rounds": 400})
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Run().rounds = 3  # type: ignore[misc]

@@ -21,7 +21,8 @@ from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import full_mask
 from prunella.flower import defend
 from prunella.flower.defend import Defend
-from prunella.flower.loop import images_of, planted_in, protected
+from prunella.flower.loop import images_of, protected
+from prunella.flower.question import planted_in
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update

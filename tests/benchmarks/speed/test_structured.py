@@ -16,8 +16,8 @@ from prunella.pruning.compact import living
 from prunella.tasks.task import Task, prunable
 
 OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "batch": 2, "repeat": 1, "rounds": 0, "seeds": 1,
-                           "clients": 2, "rate": 0.05, "defenses": "none", "jobs": 1, "arms": "dense,weights,filters",
-                           "device": "cpu"}  # fmt: skip
+                           "clients": 2, "rate": 0.05, "decay": 1.0, "defenses": "none", "jobs": 1,
+                           "arms": "dense,weights,filters", "device": "cpu"}  # fmt: skip
 
 
 def test_half_of_the_filters_go_and_as_many_single_weights() -> None:

@@ -44,3 +44,9 @@ def test_the_update_and_the_buffers_are_those_that_were_opened() -> None:
     )
     assert all(torch.equal(t, BUFFERS[n] + 1) and t.dtype == BUFFERS[n].dtype for n, t in view.received_buffers.items())
     assert (view.params, view.mask, view.shared) == (alone.params, alone.mask, alone.shared)
+
+
+def test_the_rate_is_the_round_s() -> None:
+    run = Run(learning_rate=0.5, learning_rate_decay=0.1)
+    views = [expected_view(run, EXPECTED, frozenset()), sum_view(run, EXPECTED, opened(9), 9)]
+    assert [view.learning_rate for view in views] == [0.05, 0.05]  # of round 2
