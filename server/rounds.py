@@ -30,7 +30,7 @@ from prunella.server.doubts import diverged_rows, measured_rows
 from prunella.server.evaluation import LEAST, PATIENCE, Evaluator, on_all
 from prunella.server.exporter import Exporter
 from prunella.server.report.evidence import judged, without_control
-from prunella.server.report.units import audits_left
+from prunella.server.report.units import audits_left, plural
 from prunella.server.store.rows import (
     audit_rows,
     counter_rows,
@@ -203,9 +203,20 @@ def _require_replies(federation: Federation) -> None:
     stats = federation.strategy.stats
     federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
     if federation.empty_rounds >= EMPTY_ROUNDS:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
-        words = f": {stats.said}" if stats.said else ". See the logs of the SuperNodes"
-        raise PrunellaError(f"no valid reply in {EMPTY_ROUNDS} rounds, last: {reasons}{words}")
+        raise _nobody(federation)
+
+
+def require_an_answer(federation: Federation) -> None:
+    """Raise after a run that was too short to give up, and in none of whose rounds a client answered."""
+    if federation.empty_rounds == federation.run.rounds:
+        raise _nobody(federation)
+
+
+def _nobody(federation: Federation) -> PrunellaError:
+    stats, rounds = federation.strategy.stats, federation.empty_rounds
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
+    words = f": {stats.said}" if stats.said else ". See the logs of the SuperNodes"
+    return PrunellaError(f"no valid reply in {plural(rounds, 'round')}, last: {reasons}{words}")
 
 
 def take_audits(federation: Federation, grid: Grid) -> None:

@@ -296,6 +296,9 @@ def figure(claim: Claim, points: Sequence[Point]) -> Any:
     for axes_row, row in zip(every.T if down else every, grid, strict=True):
         for axes, panel in zip(axes_row, row, strict=True):
             one = panel._replace(axes=axes)
+            if not panel.points:  # a budget ended before them
+                axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
+                continue
             _dress(one, axes_row[0], every[0][0])
             (_bars if bars else _marks if plot.over else _lines)(one)
     told: dict[str, Any] = {}

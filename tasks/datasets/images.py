@@ -69,4 +69,5 @@ def to_tensor(images: "Iterable[bytes | Image]", shape: Shape, resize: bool = Fa
             bad += 1
     if bad:
         raise of_data("images cannot be read, or have another size", f"{bad} of {bad + len(rows)}, as {shape}")
-    return torch.from_numpy(np.stack(rows) if rows else np.empty((0, *shape), np.uint8)).float() / LEVELS
+    stacked = np.ascontiguousarray(np.stack(rows)) if rows else np.empty((0, *shape), np.uint8)  # for a model's `view`
+    return torch.from_numpy(stacked).float() / LEVELS

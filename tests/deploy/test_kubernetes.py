@@ -119,6 +119,22 @@ def test_the_superlink_keeps_its_state_and_a_client_its_own() -> None:
         assert volumes[name]["hostPath"]["type"] == "Directory", "a site takes part by making them"
 
 
+def test_whoever_runs_submitted_code_is_shown_no_private_key_nor_what_the_superlink_keeps() -> None:
+    pod = pods()["StatefulSet"]
+    secret = {volume["name"]: volume["projected"]["sources"] for volume in pod["volumes"] if "projected" in volume}
+    mounts = {c["name"]: [(m["name"], m.get("subPath")) for m in c["volumeMounts"]] for c in pod["containers"]}
+    assert not set(mounts["superlink"]) & set(mounts["executor"])
+    shown = {
+        item["key"] if whole else "*"
+        for name, _ in mounts["executor"]
+        for part in secret.get(name, [])
+        if "secret" in part
+        for whole in [part["secret"].get("items")]
+        for item in whole or [{}]
+    }
+    assert shown == {"ca.crt"}
+
+
 def test_every_command_is_one_that_exists() -> None:
     commands = typer.main.get_command(cli.app)
     assert isinstance(commands, click.Group)

@@ -1,6 +1,7 @@
 """Whole runs in one process: real ClientApp and ServerApp code over an in-process Grid."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,23 @@ def test_nobody_answering_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
 
     with pytest.raises(PrunellaError, match=rf"no valid reply in {EMPTY_ROUNDS} rounds, last: stale \(3\)"):
         go(tmp_path, tamper=all_bad, strategy="random", rounds=9)
+
+
+@pytest.mark.parametrize(("round", "status"), [(99, "failed"), (2, "completed")])
+def test_a_short_run_in_which_nobody_answered_failed(tmp_path: Path, round: int, status: str) -> None:
+    """One that ends before it could give up, with the accuracy of initial weights; not one with a late answer."""
+
+    def renumber(message: Message) -> Message:
+        if "update" in message.content:
+            message.content["provenance"]["round"] = round
+        return message
+
+    federation, raw = build(tmp_path, strategy="random", defenses="none", rounds=2)
+    grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes", renumber)
+    failed = pytest.raises(PrunellaError, match=r"no valid reply in 2 rounds, last: stale \(2\)")
+    with failed if status == "failed" else nullcontext():
+        run_to_end(federation, grid)
+    assert federation.store.run()["status"] == status
 
 
 def test_what_the_clients_said_stands_in_the_error_that_ends_the_run(tmp_path: Path) -> None:

@@ -52,6 +52,13 @@ def test_bars_of_one_name_have_one_colour_where_a_panel_lacks_another() -> None:
     assert bars[0][1].get_facecolor() == bars[1][0].get_facecolor() != bars[0][0].get_facecolor()
 
 
+def test_a_metric_that_no_cell_has_yet_is_an_empty_panel() -> None:
+    """As where a budget ended before the federations that measure it."""
+    axes = figure(CLAIMS["D7"], [Point(("digits", "cnn", "dgp", "ig"), {"ssim": THREE})]).axes
+    empty = [each for each in axes if [text.get_text() for text in each.texts] == ["not measured"]]
+    assert len(axes) > len(empty) >= 1 and not any(each.lines or each.patches for each in empty)
+
+
 def test_a_missing_bar_says_not_measured() -> None:
     found = [
         point("cnn", "0.1", "ig", psnr=9.0),

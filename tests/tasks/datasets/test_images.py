@@ -22,6 +22,12 @@ def test_colour_pixels_come_back_exactly():
     assert torch.equal(x, torch.from_numpy(RGB.transpose(2, 0, 1)).float()[None] / 255)
 
 
+def test_a_model_may_view_them_as_rows():
+    """As Flower's own quick-start network does, which a transposed picture would stop."""
+    x = to_tensor([_png(RGB)] * 3, (3, 5, 7))
+    assert x.is_contiguous() and x.view(-1, 3 * 5 * 7).shape == (3, 105)
+
+
 def test_grey_pixels_come_back_exactly():
     assert torch.equal(to_tensor([_png(RGB[..., 0])], (1, 5, 7))[0, 0] * 255, torch.from_numpy(RGB[..., 0]).float())
 
