@@ -49,7 +49,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.trees import Tree, to_device
+from prunella.core.trees import Tree, all_finite, to_device
 from prunella.privacy.imprint import CLUSTER, imprint_layers
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.models.precode import take_divergence
@@ -156,18 +156,20 @@ def bins(found: Response) -> tuple[int, int]:
     slopes, outs = normalize(slope, dim=0), normalize(_sized(out - out.mean(dim=0)), dim=0)
     rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool, device=slope.device)
     for part in torch.split(torch.arange(slope.shape[1], device=slope.device), _PART):
+        part = part[((outs[:, part].T @ outs).abs_() >= ALIKE).sum(dim=1) > 1]  # few rows of an honest model are left
         cosines = (slopes[:, part].T @ slopes).abs()
         cosines[cosines > 1 - 1e-5] = 0  # itself, and those that the same probes move: their difference is nothing
         near = cosines.topk(min(_NEAR, cosines.shape[1]), dim=1).indices
-        one, other = slope[:, part, None], slope[:, near]
+        alike = (outs[:, part].T @ outs).abs().gather(1, near) >= ALIKE
+        at, nth = alike.nonzero(as_tuple=True)
+        one, other = slope[:, part[at]], slope[:, near[at, nth]]
         both = (one != 0) & (other != 0)
         factor = torch.where(both, one / torch.where(both, other, 1), torch.nan).nanmedian(dim=0).values.nan_to_num(0)
         rest = (one - factor * other).abs()
         most, who = rest.max(dim=0)
         total = rest.sum(dim=0)
-        alike = (outs[:, part, None] * outs[:, near]).sum(dim=0).abs() >= ALIKE
-        hit = alike & (most >= OWNED * total) & (total > _TRACE * one.abs().sum(dim=0)) & (both.sum(dim=0) > 2)
-        rows += int(hit.any(dim=1).sum())
+        hit = (most >= OWNED * total) & (total > _TRACE * one.abs().sum(dim=0)) & (both.sum(dim=0) > 2)
+        rows += len(torch.unique(at[hit]))
         singled[who[hit]] = True
     return rows, int(singled.sum())
 
@@ -196,7 +198,7 @@ class PlantedCheck:
         lines = imprint_layers(module, params, self._generator, answers=answers) if rows else []
         found = [f"imprint in {name}" for name in lines]
         seen = [logits, *(each for response in hidden.values() for each in response)]
-        if not all(bool(torch.isfinite(each).all()) for each in (*params.values(), *seen)):
+        if not (all_finite(params) and all_finite({str(i): each for i, each in enumerate(seen)})):
             return [*found, NOT_FINITE]  # one such probe would hide what the others show
         if last is not None:
             tied: Tensor = module.get_submodule(last).weight  # type: ignore[assignment]  # or made of other parameters: not among ``params``

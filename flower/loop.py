@@ -43,7 +43,7 @@ from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
 from prunella.flower.moved import MovedBy
 from prunella.flower.planned import Accuracy, begin_scheme
-from prunella.flower.question import Question
+from prunella.flower.question import StepQuestion
 from prunella.flower.scheme import Settled
 from prunella.privacy.chain import fit, fitted_to, observe, present
 from prunella.privacy.channel import ChannelSettings
@@ -107,7 +107,7 @@ class Guard:
         self._state = resumed(self._chain, self._received, work.state)
         self._fit(data)
         self._steps, self._shown = ChargedSteps(work), False
-        self._question = Question(model, work.site.generator(work.question, "planted"))
+        self._question = StepQuestion(model, work.site.generator(work.question, "planted"))
         self._number = 0  # of the next step since the mask moved
         self._loss_seen = False  # that it depends on the model's answer alone
         self._failed = False  # in the middle of a step, or out of a with

@@ -30,7 +30,7 @@ def plainly() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class Question:
+class StepQuestion:
     """What one message's model is asked; the probes are drawn from ``draw``. ``ended``: no further step counts."""
 
     def __init__(self, model: nn.Module, draw: PrivateGenerator) -> None:
@@ -79,4 +79,4 @@ class Question:
 
 def planted_in(model: nn.Module, x: Batch, draw: PrivateGenerator) -> list[str]:
     """What looks planted in ``model`` before a batch like ``x``, as ``client.planted`` names it."""
-    return Question(model, draw).refused(x)
+    return StepQuestion(model, draw).refused(x)

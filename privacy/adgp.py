@@ -52,7 +52,7 @@ class AlignedPruning:
     """
 
     top: Equal[Rate] = 0.05  #: share of each layer's largest coordinates that never leave (k1)
-    keep: Equal[Share] = 0.2  #: share of each layer that is sent (k); the common set holds twice as much
+    keep: Equal[Share] = 0.2  #: share of each layer that is sent (k), at most 0.5: the common set holds twice as much
     feedback: Equal[bool] = True  #: what is not sent waits and is added to the next update
     #: share of a set at which it counts as one that was in force before, and is refused
     repeated: Smaller[Share] = 0.99

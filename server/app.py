@@ -23,7 +23,7 @@ from prunella.server.audit.queue import Auditor
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
-from prunella.server.rounds import Federation, federate, require_an_answer, set_threads
+from prunella.server.rounds import Federation, federate, require_replies, set_threads
 from prunella.server.store.write import RunStore, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.strategies import build_strategy, uses_public
@@ -170,7 +170,7 @@ def run_to_end(federation: Federation, grid: Grid) -> None:
         add_exit_handler(lambda: stopped(federation.store))
     try:
         federate(federation, OrderedGrid(grid, run.poll_seconds, arriving=run.speed_tiers > 1))
-        require_an_answer(federation)
+        require_replies(federation, run.rounds)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
             federation.store.finish("stopped")

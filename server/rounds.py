@@ -199,24 +199,13 @@ def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evalu
         federation.best = keep_best(federation.folder, saved, result.accuracy, federation.best)
 
 
-def _require_replies(federation: Federation) -> None:
-    stats = federation.strategy.stats
-    federation.empty_rounds = 0 if stats.replies else federation.empty_rounds + 1
-    if federation.empty_rounds >= EMPTY_ROUNDS:
-        raise _nobody(federation)
-
-
-def require_an_answer(federation: Federation) -> None:
-    """Raise after a run that was too short to give up, and in none of whose rounds a client answered."""
-    if federation.empty_rounds == federation.run.rounds:
-        raise _nobody(federation)
-
-
-def _nobody(federation: Federation) -> PrunellaError:
-    stats, rounds = federation.strategy.stats, federation.empty_rounds
-    reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
-    words = f": {stats.said}" if stats.said else ". See the logs of the SuperNodes"
-    return PrunellaError(f"no valid reply in {plural(rounds, 'round')}, last: {reasons}{words}")
+def require_replies(federation: Federation, rounds: int = EMPTY_ROUNDS) -> None:
+    """Raise where nobody has answered in as many rounds up to now; ``rounds`` is all of a run that has ended."""
+    if federation.empty_rounds >= rounds:
+        stats = federation.strategy.stats
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(stats.failures.items())) or "no client"
+        words = f": {stats.said}" if stats.said else ". See the logs of the SuperNodes"
+        raise PrunellaError(f"no valid reply in {plural(federation.empty_rounds, 'round')}, last: {reasons}{words}")
 
 
 def take_audits(federation: Federation, grid: Grid) -> None:
@@ -314,7 +303,8 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
         f"{result.accuracy:.3f}" if result else "not known", kept, seconds)  # fmt: skip
-    _require_replies(federation)
+    federation.empty_rounds = 0 if federation.strategy.stats.replies else federation.empty_rounds + 1
+    require_replies(federation)
     return arrays
 
 

@@ -16,7 +16,7 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from prunella.core.config import Count, Rate, Run, Share
+from prunella.core.config import Count, Run, Share
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, full_mask, map_trees
 from prunella.pruning.erk import erk_counts, uniform_counts
@@ -38,7 +38,7 @@ class FedDSTSettings:
     adjust_interval: Count = 4  #: rounds between moves of the mask
     end_round: Count = 100  #: from this round on the mask stays
     alpha: Share = 0.3  #: share of a layer that moves in the first round; it decays
-    train_first: Annotated[Rate, Field(gt=0)] = 0.5  #: share of the local steps before the mask moves
+    train_first: Annotated[float, Field(gt=0, lt=1)] = 0.5  #: share of the local steps before the mask moves
     distribution: Literal["erk", "uniform"] = "erk"  #: densities of the layers: Erdos-Renyi kernel, or the same for all
 
 

@@ -192,7 +192,7 @@ class TraceAudit:
             each = "" if attacks == 1 else f", {attacks} attacks"
             about = "" if whole is None else f": at most about {duration(whole * attacks)}"
             yield f"{plural(steps, 'step')} × {plural(size, 'image')}{each}{about}"
-        if alone and not worst_case or self.name == "portfolio":
+        if not worst_case and (alone or self.name == "portfolio"):
             return
         single = estimate(self.stage.canary("single").view, task, self.name, self.settings)
         about = (

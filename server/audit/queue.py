@@ -47,7 +47,7 @@ from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
 from prunella.server.audit.shadow import alike, attacked, template_of, write_public, write_sent
-from prunella.server.audit.view import expected_view, moved_mask, sum_view, unequal, view_of
+from prunella.server.audit.view import expected_view, moved_mask, sum_view, unequal, unread, view_of
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.secure_sum.collector import OpenedSum
@@ -182,7 +182,7 @@ class Auditor:
         view = view_of(self.run, expected, contribution, start)
         update = attacked(self.run, self.raw, self.task.structure(), start, view.update)
         view = replace(view, update=apply_mask(update, contribution.shared))
-        subject = Subject(view, moved_mask(expected, contribution.base))
+        subject = Subject(view, moved_mask(expected, contribution.base), doubt=unread(view))
         pattern = self._matched(expected, subject).view
         if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
             self._file_canary(expected, "control", subject, member.client)
@@ -232,6 +232,7 @@ class Auditor:
         folder = self.queue / job.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = {"round": expected.round, "kind": kind} | ({"sites": sites, "doubt": doubt} if sites else {})
+        about |= {"doubt": doubt} if doubt else {}
         save_trace(folder / (VIEW if kind == "client" else PATTERN), view, self.task, about)
         write_sent(folder, moved, expected.locations)
         order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + expected.round}

@@ -11,9 +11,11 @@ from dataclasses import replace
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, add, apply_mask, map_trees, subtract, zeros_like
 from prunella.core.types import ServerView
+from prunella.privacy import DEFENSES
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
 
+SQUARES = "squared gradients of pruned weights left beside the update, covered by no noise, and no attack reads them"
 UNEQUAL = (
     "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
     "examples (local-steps × batch-size) or more and secure-sum.examples={0}"
@@ -39,6 +41,16 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
         weight_decay=run.weight_decay,
         defenses=contribution.applied,
     )
+
+
+def unread(view: ServerView) -> str:
+    """Why finding nothing in a client's view would prove nothing, "" where nothing is known that would: what the
+    defenses withhold of the update, or change in it, squared gradients may tell, which attacks do not match."""
+    names = [name for name in view.defenses if name != "none"]
+    noised = any(name in DEFENSES and DEFENSES[name].noisy for name in names)
+    if view.importance is None or view.shared is None or noised or not names:
+        return ""
+    return SQUARES if any(bool(t[~view.shared[name]].any()) for name, t in view.importance.items()) else ""
 
 
 def expected_view(run: Run, expected: Expected, importance: frozenset[str]) -> ServerView:

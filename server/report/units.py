@@ -80,7 +80,7 @@ def error(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """
     >>> duration(0.25), duration(59.6), duration(7260)
-    ('0.25\u202fs', '1\u202fmin 0\u202fs', '2\u202fh 1\u202fmin')
+    ('0.25\u202fs', '1\u202fmin', '2\u202fh 1\u202fmin')
     """
     if seconds is None:
         return NONE
@@ -90,7 +90,7 @@ def duration(seconds: float | None) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}{NARROW}h {minutes}{NARROW}min"
-    return f"{minutes}{NARROW}min {rest}{NARROW}s" if minutes else f"{rest}{NARROW}s"
+    return " ".join(f"{count}{NARROW}{unit}" for count, unit in ((minutes, "min"), (rest, "s")) if count)
 
 
 def capital(text: str) -> str:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from prunella.client.planted import PlantedCheck
 from prunella.core.randomness import PrivateGenerator
-from prunella.flower.question import Question
+from prunella.flower.question import StepQuestion
 from tests.client.test_planted import dormant
 from tests.flower.foreign import batches, tree
 from tests.flower.test_loop import by_hand, guarded, moved, trained
@@ -25,7 +25,7 @@ def armed_by_a_step() -> nn.Module:
 
 def test_a_model_that_its_first_step_arms_counts_no_step_after_it() -> None:
     model, x = armed_by_a_step(), torch.rand(16, 1, 28, 28)
-    question = Question(model, PrivateGenerator(bytes(32)))
+    question = StepQuestion(model, PrivateGenerator(bytes(32)))
     assert question.refused(x) == [] and not question.ended
     assert question.refused({}) == [] and not question.ended  # no new batch: not asked again
     cross_entropy(model(x), torch.arange(16) % 10).backward()
@@ -37,7 +37,7 @@ def test_an_honest_one_goes_on_in_its_own_precision_and_with_statistics() -> Non
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10)
     ).double()
-    x, question = torch.rand(16, 1, 8, 8).double(), Question(model, PrivateGenerator(bytes(32)))
+    x, question = torch.rand(16, 1, 8, 8).double(), StepQuestion(model, PrivateGenerator(bytes(32)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):
         assert question.refused(x) == [] and not question.ended

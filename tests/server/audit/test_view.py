@@ -1,11 +1,13 @@
 """What the server may know of a sum: an update of all its clients together. Of one client: ``test_queue``."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from prunella.core.config import Run
 from prunella.core.trees import full_mask
-from prunella.server.audit.view import expected_view, sum_view
+from prunella.server.audit.view import SQUARES, expected_view, sum_view, unread
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.secure_sum.collector import OpenedSum
 from prunella.tasks.task import Task, initial
@@ -50,3 +52,24 @@ def test_the_rate_is_the_round_s() -> None:
     run = Run(learning_rate=0.5, learning_rate_decay=0.1)
     views = [expected_view(run, EXPECTED, frozenset()), sum_view(run, EXPECTED, opened(9), 9)]
     assert [view.learning_rate for view in views] == [0.05, 0.05]  # of round 2
+
+
+@pytest.mark.parametrize(
+    ("defenses", "squares", "doubted"),
+    [
+        (("priprune",), 0.5, True),
+        (("channel-natural", "dgp"), 0.5, True),
+        (("somebody:OWN",), 0.5, True),
+        (("priprune",), 0.0, False),  # of a client whose owner has conditions
+        (("none",), 0.5, False),  # the update says more
+        (("gaussian", "dgp"), 0.5, False),
+    ],
+)
+def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], squares: float, doubted: bool) -> None:
+    name = next(n for n, t in PARAMS.items() if t.ndim > 1)
+    half = {n: torch.arange(t.numel()).reshape(t.shape) % 2 == 0 for n, t in PARAMS.items()}
+    view = replace(expected_view(Run(), EXPECTED, frozenset()), shared=half, defenses=defenses)
+    inside = {name: torch.where(half[name], 1.0, 0.0)}
+    assert unread(view) == unread(replace(view, importance=inside)) == ""
+    outside = {name: torch.where(half[name], 1.0, squares)}
+    assert unread(replace(view, importance=outside)) == (SQUARES if doubted else "")
