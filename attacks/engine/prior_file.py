@@ -43,7 +43,9 @@ def read_prior(path: str, kind: str, shape: Shape) -> tuple[Tree, dict[str, int]
         tree, metadata = read_tree(Path(path))
         about = json.loads(metadata.get("prior", "null"))
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise AttackError(f"{name} is not a readable prior: {type(error).__name__}") from None
+        why = "no such file" if isinstance(error, FileNotFoundError) else "another kind of file, or a damaged one"
+        made = f"make one with 'prunella prior {kind}' and name it with -c {kind}.prior=FILE"
+        raise AttackError(f"{name} is not a readable prior ({why}): {made}") from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise AttackError(f"{name} is a safetensors file, but not a {FORMAT}")
     if about.get("kind") != kind or about.get("shape") != list(shape):

@@ -15,12 +15,12 @@ coded model and the coded update, batch norm's statistics with both; masks are k
 ``idle`` is the share of a message of ``filters`` that is about channels it has lost: float32 biases, norms, statistics.
 
 With ``--rounds`` whole federations follow, each in one process, ``--clients`` clients (Dirichlet partition, alpha 1),
-all in every round: ``dense`` and the two ways to prune at that rate, reached in a third of the rounds. Accuracy is on
-all test images, for each of ``--seeds``, the mean of the last three of ten evaluations, since a single round's moves by
-points. Seconds are of a whole round, all its clients one after the other and the server, the median of the rounds at
-the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too; bytes are those of
-the last. Clients learn at ``--rate``, times ``--decay`` after every round. ``--jobs`` federations go at a time, on
-``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
+all in every round: ``dense`` and the two ways to prune at that rate, reached in ``--ramp`` rounds (0: a third of all).
+Accuracy is on all test images, for each of ``--seeds``, the mean of the last three of ten evaluations, since a single
+round's moves by points. Seconds are of a whole round, all its clients one after the other and the server, the median of
+the rounds at the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too;
+bytes are those of the last. Clients learn at ``--rate``, times ``--decay`` after every round. ``--jobs`` federations go
+at a time, on ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
@@ -168,7 +168,7 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
         "momentum": 0.9,
         "evaluate_every": max(1, options.rounds // EVALUATIONS),
     }
-    ramp = max(1, options.rounds // 3)
+    ramp = options.ramp or max(1, options.rounds // 3)
     pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": ramp}
     filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
     own = {DENSE: {}, WEIGHTS: pruned, FILTERS: pruned | filters}[arm]
@@ -212,6 +212,8 @@ def compare(options: Any) -> dict[str, Any]:
     """The result of a command line."""
     if min(options.batch, options.steps, options.jobs) < 1 or options.rounds == 1:
         raise ArgumentTypeError("--batch, --steps and --jobs must be at least 1, --rounds 0 or at least 2")
+    if options.ramp and not 0 < options.ramp < options.rounds:
+        raise ArgumentTypeError("--ramp must lie between 0 and --rounds: seconds are of the rounds after it")
     if options.repeat < 0 or not (options.repeat or options.rounds):
         raise ArgumentTypeError("--repeat must be at least 1, or 0 with --rounds, which is then all that is measured")
     if DENSE not in (arms := options.arms.split(",")) or set(arms) - {DENSE, WEIGHTS, FILTERS}:
@@ -268,7 +270,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    lengths = {"--steps": 8, "--batch": 16, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8}
+    lengths = {"--steps": 8, "--batch": 16, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--ramp": 0}
     chosen = {"--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, "--arms": f"{DENSE},{WEIGHTS},{FILTERS}"}
     other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--decay": 1.0, "--jobs": 1}
     command(__doc__, compare, show, {**other, **chosen, **lengths})

@@ -234,7 +234,8 @@ def present(*paths: Path) -> None:
     for path in paths:
         if not os.access(path, os.R_OK) or not path.is_file():
             found = "cannot be read by this user" if path.exists() else "is missing"
-            raise KeyFileError(f"{path} {found}: copy it from where `prunella keys` wrote it, or name it with --keys")
+            how = "make it with `prunella keys`, copy it from where that wrote it, or name it with --keys"
+            raise KeyFileError(f"{path} {found}: {how}")
 
 
 def check_superlink(keys: Keys) -> None:

@@ -15,10 +15,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prunella.core.errors import ConfigError, unknown
 from prunella.core.installation import ROOMS
+
+if TYPE_CHECKING:
+    from prunella.core.config import Run
 
 Value = str | int | float | bool
 NAME = "prunella"
@@ -103,7 +106,8 @@ def typed(key: str, text: str, default: Value) -> Value:
         return type(default)(text)
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
-        raise ConfigError(f"{key}: {text!r} is not {kind}: write one, for example {default}") from None
+        word = f", or {AUTO}" if key == RATE else ""
+        raise ConfigError(f"{key}: {text!r} is not {kind}: write one, for example {default}{word}") from None
 
 
 def relatives(key: str, known: Iterable[str]) -> list[str]:
@@ -162,6 +166,31 @@ def check_names(settings: Mapping[str, Value]) -> None:
                 raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
 
 
+def ignored(run: "Run", given: Iterable[str]) -> list[str]:
+    """What is said of the keys ``given`` that nothing in this run reads: of another strategy, of no defense of it.
+
+    >>> from prunella.core.config import Run
+    >>> ignored(Run(strategy="snip"), ["dgp.top", "random-mask.scope", "snip.batch"])
+    ['dgp.top is of the defense dgp, which is not in this run', 'random-mask.scope is of strategy=random']
+    >>> ignored(Run(strategy="fedavg"), ["rate"])
+    ['rate: strategy=fedavg prunes nothing']
+    """
+    from prunella.privacy import DEFENSES
+    from prunella.strategies import STRATEGIES
+
+    schemes = {scheme.section or name: name for name, scheme in STRATEGIES.items()}
+    found = []
+    for key in given:
+        section, dot, _ = key.partition(".")
+        if not dot:
+            found += ["rate: strategy=fedavg prunes nothing"] if (key, run.strategy) == ("rate", "fedavg") else []
+        elif section in schemes and schemes[section] != run.strategy and section not in run.defense_names:
+            found.append(f"{key} is of strategy={schemes[section]}")
+        elif section in DEFENSES and section not in run.defense_names and schemes.get(section) != run.strategy:
+            found.append(f"{key} is of the defense {section}, which is not in this run")
+    return found
+
+
 def check(app: Mapping[str, Any], given: Mapping[str, Value], here: bool = False) -> str:
     """Apply Prunella's rules to ``given``; another app has none. Raises ``PrunellaError``. Returns what the user should
     know of a setting that was chosen for another dataset or model than the default, or "". ``here``: the run takes
@@ -174,15 +203,16 @@ def check(app: Mapping[str, Any], given: Mapping[str, Value], here: bool = False
     from prunella.core.config import check_sections, parse_run
 
     everything = {**defaults(app), **given}
-    parse_run({key: value for key, value in everything.items() if (key, value) != (RATE, AUTO)})
-    if any("." in key for key in given):
+    run, notes = parse_run({key: value for key, value in everything.items() if (key, value) != (RATE, AUTO)}), []
+    if any("." in key or key == "rate" for key in given):
         check_sections(given, sections())
-    if not any(key in TOGETHER for key in given):
-        return ""
-    check_names(everything)
-    from prunella.server.preflight import check_together
-    from prunella.tasks.recommended import choice, settled
+        notes = ignored(run, given)
+    if any(key in TOGETHER for key in given):
+        check_names(everything)
+        from prunella.server.preflight import check_together
+        from prunella.tasks.recommended import choice, settled
 
-    raw = settled(everything)
-    check_together(parse_run({key: value for key, value in raw.items() if "." not in key}), raw, here)
-    return choice(everything) if {"dataset", "model"} & given.keys() else ""
+        raw = settled(everything)
+        check_together(parse_run({key: value for key, value in raw.items() if "." not in key}), raw, here)
+        notes += [choice(everything)] if {"dataset", "model"} & given.keys() else []
+    return "; ".join(filter(None, notes))

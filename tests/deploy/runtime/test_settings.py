@@ -131,6 +131,17 @@ def test_the_learning_rate_is_a_number_or_auto() -> None:
     assert parse(["learning-rate=auto"], KNOWN) == {"learning-rate": "auto"}
 
 
+def test_settings_that_nothing_in_the_run_reads_are_told() -> None:
+    """A defense and a strategy may have one name: `random.rate` is the defense's."""
+    ours = read_app(ROOT)
+    assert check(ours, {"strategy": "random", "random.rate": 0.5}).startswith("random.rate is of the defense random")
+    assert check(ours, {"random-mask.scope": "layer"}) == "random-mask.scope is of strategy=random"
+    assert "strategy=fedavg prunes nothing" in check(ours, {"strategy": "fedavg", "rate": 0.5})
+    for used in ({"strategy": "random", "random-mask.scope": "layer"}, {"defenses": "random", "random.rate": 0.5}):
+        assert check(ours, used) == ""
+    assert check(ours, {"sgi.iterations": 5, "privacy.delta": 1e-6, "rate": 0.5}) == ""
+
+
 def test_a_rate_that_was_chosen_for_another_dataset_or_model_is_told() -> None:
     ours = read_app(ROOT)
     assert check(ours, {"dataset": "mnist:/a"}).startswith("learning-rate 0.05, recommended for mnist")
