@@ -25,6 +25,10 @@ Control = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="
 Settings = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="A setting of the run; may be repeated.")
 ]
+AttackSettings = Annotated[
+    list[str] | None,
+    typer.Option("-c", "--set", metavar="KEY=VALUE", help="A setting of the attack, as sgi.tv=0.2; may be repeated."),
+]
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from prunella.deploy.cli import attestation, exporting, machines
-from prunella.deploy.cli.machines import Runs, Settings, Stock
+from prunella.deploy.cli.machines import AttackSettings, Runs, Settings, Stock
 from prunella.deploy.cli.words import Commands
 from prunella.deploy.console.terminal import EXIT, FAILED, INTERRUPTED, Consent, console, errors, explained, say
 from prunella.library import DEFAULT_ATTACK
@@ -210,12 +210,12 @@ def audit(
         bool, typer.Option("--control", help="Attack public images, too, sent as this trace says but not defended.")
     ] = False,
     worst_case: Annotated[
-        bool, typer.Option("--worst-case", help="Attack one public image in one step, not the trace: seconds.")
+        bool, typer.Option("--worst-case", help="Attack one public image in one step, not the trace.")
     ] = False,
     public: Annotated[
         str, typer.Option(help="Dataset of these images, as in -c dataset=; else the run's, or digits, resized.")
     ] = "",
-    settings: Settings = None,
+    settings: AttackSettings = None,
     out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("."),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the attack.")] = 0,
     model: Annotated[str, typer.Option(help="package.module:function, where the trace names one: its code runs.")] = "",
@@ -268,7 +268,7 @@ def prior(
     like: Annotated[str, typer.Option(help="Resize the images to those of this dataset.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="The run's seed: its canaries are left out of the training.")] = 0,
 ) -> None:
-    """Train on public images the network that the attack ggl or rog needs: a minute or less.
+    """Train on public images the network that the attack ggl or rog needs: minutes on one core.
 
     prunella prior ggl --dataset mnist --out ggl.safetensors
 
