@@ -182,7 +182,7 @@ class Auditor:
         view = view_of(self.run, expected, contribution, start)
         update = attacked(self.run, self.raw, self.task.structure(), start, view.update)
         view = replace(view, update=apply_mask(update, contribution.shared))
-        subject = Subject(view, moved_mask(expected, contribution.base), doubt=unread(view))
+        subject = Subject(view, moved_mask(expected, contribution.base), doubt=unread(view, self.run.attack))
         pattern = self._matched(expected, subject).view
         if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
             self._file_canary(expected, "control", subject, member.client)

@@ -15,7 +15,10 @@ from prunella.privacy import DEFENSES
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
 
-SQUARES = "squared gradients of pruned weights left beside the update, covered by no noise, and no attack reads them"
+SQUARES = (
+    "squared gradients of pruned weights left beside the update, covered by no noise: the portfolio reads those of one "
+    "step alone"
+)
 UNEQUAL = (
     "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
     "examples (local-steps × batch-size) or more and secure-sum.examples={0}"
@@ -43,12 +46,14 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
     )
 
 
-def unread(view: ServerView) -> str:
+def unread(view: ServerView, attack: str) -> str:
     """Why finding nothing in a client's view would prove nothing, "" where nothing is known that would: what the
-    defenses withhold of the update, or change in it, squared gradients may tell, which attacks do not match."""
+    defenses withhold of the update, or change in it, squared gradients may tell, which the portfolio alone matches, and
+    of several steps not surely."""
     names = [name for name in view.defenses if name != "none"]
     noised = any(name in DEFENSES and DEFENSES[name].noisy for name in names)
-    if view.importance is None or view.shared is None or noised or not names:
+    read = attack == "portfolio" and view.steps == 1
+    if view.importance is None or view.shared is None or noised or not names or read:
         return ""
     return SQUARES if any(bool(t[~view.shared[name]].any()) for name, t in view.importance.items()) else ""
 

@@ -70,6 +70,7 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
     half = {n: torch.arange(t.numel()).reshape(t.shape) % 2 == 0 for n, t in PARAMS.items()}
     view = replace(expected_view(Run(), EXPECTED, frozenset()), shared=half, defenses=defenses)
     inside = {name: torch.where(half[name], 1.0, 0.0)}
-    assert unread(view) == unread(replace(view, importance=inside)) == ""
-    outside = {name: torch.where(half[name], 1.0, squares)}
-    assert unread(replace(view, importance=outside)) == (SQUARES if doubted else "")
+    assert unread(view, "portfolio") == unread(replace(view, importance=inside), "portfolio") == ""
+    outside = replace(view, importance={name: torch.where(half[name], 1.0, squares)})
+    assert unread(outside, "portfolio") == unread(replace(outside, steps=1), "sgi") == (SQUARES if doubted else "")
+    assert unread(replace(outside, steps=1), "portfolio") == ""
