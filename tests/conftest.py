@@ -1,6 +1,7 @@
 """Fixtures of all packages."""
 
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -13,12 +14,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from absl.logging import PythonHandler  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
 from tests.pretended import Pretended  # noqa: E402
 
+# Of absl, which dp-accounting brings: it closes the stream that it was made with, pytest's own, where logging is set up
+# (as uvicorn does) while another one stands in its place. From then on every test of that worker is an error.
+PythonHandler.close = logging.StreamHandler.close
 settings.register_profile("unhurried", deadline=None)  # cores are shared: time tells nothing about the code
 settings.load_profile("unhurried")
 ROOT = Path(__file__).resolve().parents[1]
