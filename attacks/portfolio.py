@@ -339,22 +339,21 @@ def of_many(case: Case, attack: Portfolio, shadow: Shadow | None) -> Found | Non
 def by_squares(case: Case) -> Found | None:
     """What squared gradients beside a defended update tell (``engine.squares``), where one guess explains them."""
     setting = case.setting
-    posed = None
-    if matchable(setting) and setting.disturbed and not (setting.merged or setting.noisy_images):
-        posed = squares_target(case.view, case.task, setting.target)
-    if posed is None:
+    if not (matchable(setting) and setting.disturbed) or setting.merged or setting.noisy_images:
+        return None
+    if (posed := squares_target(case.view, case.task, setting.target)) is None:
         return None
     most = case.iterations(0.2 / case.attack.restarts, case.attack.iterations)
     settings = Inversion(iterations=most, restarts=case.attack.restarts, tolerance=SOLVED)
     store = ResumeStore(stopped=case.budget.late)
 
     def attempt() -> list[Found]:
+        begin = time.monotonic()
         answer = solve(posed, case.view, case.task, settings, case.generator, store)
+        case.budget.spend(answer.iterations * settings.restarts, time.monotonic() - begin)
         return [Found(SQUARES, answer, None, answer.objective)]
 
-    found, begin = list[Found](), time.monotonic()
     found = attempted(attempt)
-    case.budget.spend(sum(each.answer.iterations for each in found), time.monotonic() - begin)
     return found[0] if explains(found) else None
 
 

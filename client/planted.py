@@ -49,7 +49,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from prunella.core.errors import DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.trees import Tree, all_finite, to_device
+from prunella.core.trees import Tree, all_finite, same_trees, to_device
 from prunella.privacy.imprint import CLUSTER, imprint_layers
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.models.precode import take_divergence
@@ -156,12 +156,13 @@ def bins(found: Response) -> tuple[int, int]:
     slopes, outs = normalize(slope, dim=0), normalize(_sized(out - out.mean(dim=0)), dim=0)
     rows, singled = 0, torch.zeros(len(slope), dtype=torch.bool, device=slope.device)
     for part in torch.split(torch.arange(slope.shape[1], device=slope.device), _PART):
-        part = part[((outs[:, part].T @ outs).abs_() >= ALIKE).sum(dim=1) > 1]  # few rows of an honest model are left
+        alike = (outs[:, part].T @ outs).abs_() >= ALIKE
+        paired = alike.sum(dim=1) > 1  # few rows of an honest model respond like another one
+        part, alike = part[paired], alike[paired]
         cosines = (slopes[:, part].T @ slopes).abs()
         cosines[cosines > 1 - 1e-5] = 0  # itself, and those that the same probes move: their difference is nothing
         near = cosines.topk(min(_NEAR, cosines.shape[1]), dim=1).indices
-        alike = (outs[:, part].T @ outs).abs().gather(1, near) >= ALIKE
-        at, nth = alike.nonzero(as_tuple=True)
+        at, nth = alike.gather(1, near).nonzero(as_tuple=True)
         one, other = slope[:, part[at]], slope[:, near[at, nth]]
         both = (one != 0) & (other != 0)
         factor = torch.where(both, one / torch.where(both, other, 1), torch.nan).nanmedian(dim=0).values.nan_to_num(0)
@@ -214,16 +215,13 @@ class PlantedCheck:
 
     def allows(self, module: nn.Module, params: Tree, buffers: Tree, step: int) -> bool:
         """Whether the step ``step``, from 0, may be taken from these weights; after one that may not, none may."""
-        if not self.ended and not (step == 0 and _equal(params, self._passed)):
+        passed = step == 0 and bool(self._passed) and same_trees(params, self._passed)
+        if not self.ended and not passed:
             first = (to_device(params, "cpu"), to_device(buffers, "cpu")) if step == 0 else (params, buffers)
             self.ended = self.layers(module, *first, rows=step == 0)
             if self.ended:
                 logger.warning(ENDED, step + 1, ", ".join(self.ended))
         return not self.ended
-
-
-def _equal(a: Tree, b: Tree) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name].to(a[name].device)) for name in a)
 
 
 def planted_layers(

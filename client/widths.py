@@ -10,7 +10,7 @@ from flwr.common.logger import log
 
 from prunella.client.session import Session
 from prunella.core.errors import ConfigError
-from prunella.core.trees import Mask, count, same_masks, size
+from prunella.core.trees import Mask, count, same_trees, size
 from prunella.privacy.adgp import NAME as ADGP
 from prunella.strategies.round.local import LocalResult
 from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
@@ -38,6 +38,6 @@ def require_plain(session: Session) -> None:
 def tell_small(session: Session, result: LocalResult) -> None:
     """Say that the network without its pruned channels was trained (``strategies.round.small``), once for each mask."""
     before = session.store.mask() if result.small else None
-    if result.small and (before is None or not same_masks(before, result.base)):
+    if result.small and (before is None or not same_trees(before, result.base)):
         kept, whole = count(result.base), size(result.base)
         log(logging.INFO, "training without the pruned channels: the mask keeps %d of %d parameters", kept, whole)

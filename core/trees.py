@@ -85,8 +85,8 @@ def intersect(a: Mask, b: Mask) -> Mask:
     return map_trees(torch.logical_and, a, b)
 
 
-def same_masks(a: Mask, b: Mask) -> bool:
-    """Whether two masks with the same names keep the same coordinates."""
+def same_trees(a: Tree, b: Tree) -> bool:
+    """Whether two trees with the same names, or masks, hold the same."""
     return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 

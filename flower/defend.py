@@ -46,7 +46,7 @@ from torch import Tensor
 from prunella.client.policy import check_first_mask, check_model
 from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
-from prunella.core.trees import Mask, Tree, apply_mask, map_trees, same_masks, subtract, to_device
+from prunella.core.trees import Mask, Tree, apply_mask, map_trees, same_trees, subtract, to_device
 from prunella.flower import legacy
 from prunella.flower.aligned import aligned_state, proposal, read_locations
 from prunella.flower.answers import check_answer, twins
@@ -291,7 +291,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
     site.store.save(round, Memory(work.state, tally, {**work.kept, TRACKED: tracked}))
     if work.locations is not None:
         site.wire.save_model({n: received[n] for n in work.locations}, work.locations)
-    if moved := not same_masks(work.mask, mask):
+    if moved := not same_trees(work.mask, mask):
         site.wire.save_mask(work.mask)
     if is_coded(message.content):
         arrays = close_answer(answer_name, defended, received, work.mask, mask, shared)
@@ -330,7 +330,7 @@ def _first_mask(message: Message, context: Context, call_next: Next, work: Handl
 
 def _for_the_scheme(work: Handled, mask: Mask, shared: Mask) -> dict[str, ArrayRecord]:
     """What leaves beside the arrays: the mask where it moved, and squared gradients where they were asked for."""
-    records = {} if same_masks(work.mask, mask) else {BASE: mask_to_coded(work.mask, mask)}
+    records = {} if same_trees(work.mask, mask) else {BASE: mask_to_coded(work.mask, mask)}
     if work.order.importance:
         found = to_device(work.local.mean(), "cpu")
         squares = {name: found[name] for name in work.local.names & found.keys() & shared.keys()}

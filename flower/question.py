@@ -19,12 +19,16 @@ from prunella.privacy.imprint import EXACTLY, imprint_layers
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def plainly(device: torch.device) -> Iterator[None]:
     """In float32, whatever precision the app has chosen, and without a draw of the app's."""
-    before = torch.get_default_dtype()
+    before, devices = torch.get_default_dtype(), [device] if device.type == "cuda" else []
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        with (
+            torch.random.fork_rng(devices=devices),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast(device.type, enabled=False),
+        ):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -35,6 +39,7 @@ class StepQuestion:
 
     def __init__(self, model: nn.Module, draw: PrivateGenerator) -> None:
         self._model, self._draw = model, draw
+        self._device = next(model.parameters()).device
         self._refused: list[str] | None = None  # None before the first batch
         self._check: PlantedCheck | None = None
         self._copy: nn.Module | None = None
@@ -45,11 +50,11 @@ class StepQuestion:
         """What looks planted in the model that was sent. Of a batch only its shape is looked at; ``{}``: none is shown,
         or it was asked about already."""
         if self._refused is None:
-            with plainly():
+            with plainly(self._device):
                 self._refused = self._first(x)
         elif not self._refused and self._check is not None and self._copy is not None and x != {}:
             self._step += 1
-            with plainly():
+            with plainly(self._device):
                 params, buffers = self._state()
                 self.ended = not self._check.allows(self._copy, params, buffers, self._step)
         return self._refused
@@ -62,7 +67,7 @@ class StepQuestion:
     def _first(self, x: Batch) -> list[str]:
         params = {name: p.detach().cpu().float() for name, p in self._model.named_parameters()}
         if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
-            shape, device = (x.shape[1], x.shape[2], x.shape[3]), x.device
+            shape = (x.shape[1], x.shape[2], x.shape[3])
             try:
                 asked = copy.deepcopy(self._model).cpu().float()
                 with torch.no_grad():
@@ -72,11 +77,6 @@ class StepQuestion:
             if isinstance(logits, Tensor) and logits.dim() == 2:
                 self._check = PlantedCheck(shape, logits.shape[1], self._draw)
                 found = self._check.layers(asked, params, dict(asked.named_buffers()))
-                self._copy = asked.to(device)
+                self._copy = asked.to(self._device)
                 return found
         return [f"imprint in {name}" for name in imprint_layers(self._model, params, self._draw, EXACTLY)]
-
-
-def planted_in(model: nn.Module, x: Batch, draw: PrivateGenerator) -> list[str]:
-    """What looks planted in ``model`` before a batch like ``x``, as ``client.planted`` names it."""
-    return StepQuestion(model, draw).refused(x)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from prunella.core.trees import Mask, Tree, count, require_same_names, same_masks
+from prunella.core.trees import Mask, Tree, count, require_same_names, same_trees
 from prunella.pruning.channels import Group, columns
 from prunella.pruning.compact import living
 from prunella.pruning.filters import channel_mask, channels_within, fewest, fewest_weights
@@ -39,7 +39,7 @@ def of_channels(mask: Mask, groups: Sequence[Group], prunable: Set[str]) -> bool
     """Whether a mask keeps whole channels, and of every group a tenth."""
     alive = living(groups, mask)
     enough = all(int(stays.sum()) >= fewest(group.units) for group, stays in zip(groups, alive, strict=True))
-    return enough and same_masks(mask, channel_mask(mask, groups, prunable, alive))
+    return enough and same_trees(mask, channel_mask(mask, groups, prunable, alive))
 
 
 def reconfigure_filters(

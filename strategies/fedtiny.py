@@ -31,7 +31,7 @@ from flwr.serverapp import Grid
 from pydantic import Field
 
 from prunella.core.config import Count, Rate, Run, Share
-from prunella.core.trees import Mask, Tree, map_trees, same_masks
+from prunella.core.trees import Mask, Tree, map_trees, same_trees
 from prunella.pruning.feddst import decayed
 from prunella.pruning.fedtiny import block, candidate_masks, grow_and_prune, moved, reported
 from prunella.strategies.round.client_part import ClientPart
@@ -95,7 +95,7 @@ class FedTiny(MaskedMean):
         settings, run = self.settings, self.run
         plan = (settings.candidates, settings.noise)
         masks = candidate_masks(params, self.model.prunable, run.rate, plan, run.seed)
-        if all(same_masks(masks[0], mask) for mask in masks):
+        if all(same_trees(masks[0], mask) for mask in masks):
             return masks[0]
         selection = Selection(params, masks, self.buffers, self.aggregator, self.stats)
         asked = sample(members, selected(len(members), run.fraction, run.min_clients), run.seed, 0)

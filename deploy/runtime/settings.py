@@ -184,17 +184,17 @@ def ignored(run: "Run", given: Iterable[str]) -> list[str]:
         section, dot, _ = key.partition(".")
         if not dot:
             found += ["rate: strategy=fedavg prunes nothing"] if (key, run.strategy) == ("rate", "fedavg") else []
-        elif section in schemes and schemes[section] != run.strategy and section not in run.defense_names:
-            found.append(f"{key} is of strategy={schemes[section]}")
-        elif section in DEFENSES and section not in run.defense_names and schemes.get(section) != run.strategy:
+        elif section in schemes:
+            found += [] if schemes[section] == run.strategy else [f"{key} is of strategy={schemes[section]}"]
+        elif section in DEFENSES and section not in run.defense_names:
             found.append(f"{key} is of the defense {section}, which is not in this run")
     return found
 
 
 def check(app: Mapping[str, Any], given: Mapping[str, Value], here: bool = False) -> str:
     """Apply Prunella's rules to ``given``; another app has none. Raises ``PrunellaError``. Returns what the user should
-    know of a setting that was chosen for another dataset or model than the default, or "". ``here``: the run takes
-    place on this machine.
+    know of a setting that nothing reads, or that was chosen for another dataset or model than the default, or "".
+    ``here``: the run takes place on this machine.
 
     The registries import PyTorch, so they are consulted only for what the user changed.
     """
@@ -204,8 +204,9 @@ def check(app: Mapping[str, Any], given: Mapping[str, Value], here: bool = False
 
     everything = {**defaults(app), **given}
     run, notes = parse_run({key: value for key, value in everything.items() if (key, value) != (RATE, AUTO)}), []
-    if any("." in key or key == "rate" for key in given):
+    if any("." in key for key in given):
         check_sections(given, sections())
+    if any("." in key for key in given) or run.strategy == "fedavg":
         notes = ignored(run, given)
     if any(key in TOGETHER for key in given):
         check_names(everything)

@@ -231,8 +231,7 @@ class Auditor:
         job = Job(expected.round, kind, client, threat, defense, sites, scored_by, doubt)
         folder = self.queue / job.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = {"round": expected.round, "kind": kind} | ({"sites": sites, "doubt": doubt} if sites else {})
-        about |= {"doubt": doubt} if doubt else {}
+        about = {"round": expected.round, "kind": kind, "doubt": doubt} | ({"sites": sites} if sites else {})
         save_trace(folder / (VIEW if kind == "client" else PATTERN), view, self.task, about)
         write_sent(folder, moved, expected.locations)
         order = {"attack": self.run.attack, "settings": self.settings, "seed": self.run.seed + expected.round}

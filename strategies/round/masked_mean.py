@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prunella.core.parallel import each
-from prunella.core.trees import Mask, Tree, require_same_names, same_masks
+from prunella.core.trees import Mask, Tree, require_same_names, same_trees
 from prunella.wire.coding import Places
 from prunella.wire.layout import Piece
 from prunella.wire.sparse import SparseTree
@@ -79,7 +79,7 @@ class MaskedSum:
     def add_sparse(self, update: SparseTree, participation: Mask, weight: float) -> None:
         """An update as it came. The client participates at all its coordinates; the caller has checked that."""
         require_same_names(self.total, update.mask, update.values, participation)
-        if self._sum is None or not same_masks(self._sum.mask, update.mask):
+        if self._sum is None or not same_trees(self._sum.mask, update.mask):
             self._flush_sum()
             self._sum = SparseTree(update.mask, {name: _doubles(t) for name, t in update.values.items()})
         sums = self._sum.values
@@ -92,7 +92,7 @@ class MaskedSum:
         self._participate(participation, weight)
 
     def _participate(self, participation: Mask, weight: float) -> None:
-        if self._participation is None or not same_masks(self._participation, participation):
+        if self._participation is None or not same_trees(self._participation, participation):
             self._flush_weights()
             self._participation = participation
         self._pending += weight

@@ -16,7 +16,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError, WireError
-from prunella.core.trees import Mask, Tree, all_finite, count, full_mask, same_masks
+from prunella.core.trees import Mask, Tree, all_finite, count, full_mask, same_trees
 from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.local import LocalResult
 from prunella.strategies.round.stats import RoundStats
@@ -140,9 +140,9 @@ def build_reply(
     """
     outgoing = result.outgoing
     records = {"update": to_coded(outgoing.update, outgoing.shared, mask, values)}
-    if not same_masks(outgoing.participates, outgoing.shared):
+    if not same_trees(outgoing.participates, outgoing.shared):
         records["spoken"] = mask_to_coded(outgoing.participates, mask)
-    if not same_masks(result.base, mask):
+    if not same_trees(result.base, mask):
         records["base"] = mask_to_coded(result.base, mask)
     if importance_of:
         wanted = {name: result.importance[name] for name in sorted(importance_of)}

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import prunella.client.app
 import prunella.client.widths
 from prunella.core.errors import ConfigError
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask, intersect, same_masks
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, intersect, same_trees
 from prunella.pruning.widths import sub_mask
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import Federation, federate
@@ -102,7 +102,7 @@ def test_a_run_that_was_resumed_equals_one_that_was_not(tmp_path: Path, defenses
     for rounds in (1, 3):
         went(tmp_path / "parts", WIDTHS, rounds=rounds, resume=rounds > 1, **run)
     a, b = final(tmp_path / "whole"), final(tmp_path / "parts")
-    assert same_masks(a.mask, b.mask) and all(torch.equal(a.tree[n], b.tree[n]) for n in a.tree)
+    assert same_trees(a.mask, b.mask) and all(torch.equal(a.tree[n], b.tree[n]) for n in a.tree)
 
 
 def test_a_client_is_sent_its_width_of_the_global_mask_and_reports_no_importance_beyond_it(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_client_is_sent_its_width_of_the_global_mask_and_reports_no_importance
     held = sub_mask(TASK.build(), TASK.shape, 0.25)
     trains = [m for m in grid.sent if m.metadata.message_type == "train"]
     masks = {m.metadata.dst_node_id: from_coded(m.content["model"], like)[1] for m in trains}
-    assert same_masks(masks[100], intersect(masks[102], held))
+    assert same_trees(masks[100], intersect(masks[102], held))
     (reply,) = [m for m in seen if m.metadata.src_node_id == 100 and m.has_content() and "update" in m.content]
     names = sorted(prunable(TASK.build()))
     told, _ = from_coded(reply.content["importance"], {n: like[n] for n in names})
@@ -172,7 +172,7 @@ def test_a_federation_under_masks_of_filters_ends_as_that_of_dense_clients(
     dense, _ = went(tmp_path / "dense", WIDTHS, **run)
     assert trained_small == [True, True, False, True, True, True] + [False] * 6  # the global mask comes after round 1
     a, b = final(tmp_path / "small"), final(tmp_path / "dense")
-    assert same_masks(a.mask, b.mask) and all(torch.allclose(a.tree[n], b.tree[n], atol=1e-5) for n in a.tree)
+    assert same_trees(a.mask, b.mask) and all(torch.allclose(a.tree[n], b.tree[n], atol=1e-5) for n in a.tree)
     assert small.counters["wire_bytes_total|down"] == dense.counters["wire_bytes_total|down"]
 
 
@@ -207,6 +207,6 @@ def test_everybody_narrow_leaves_the_rest_of_the_model_as_it_was(tmp_path: Path)
     went(tmp_path, dict.fromkeys(WIDTHS, 0.5), strategy="fedavg", rounds=2)
     params, held = initial(TASK, 0)[0], sub_mask(TASK.build(), TASK.shape, 0.5)
     saved = final(tmp_path)
-    assert same_masks(saved.mask, full_mask(params))
+    assert same_trees(saved.mask, full_mask(params))
     for name, tensor in params.items():
         assert torch.equal(saved.tree[name][~held[name]], tensor[~held[name]])

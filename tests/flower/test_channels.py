@@ -16,7 +16,7 @@ from prunella.tasks.task import Task, initial, prunable
 TASK = Task("resnet10", (3, 16, 16), 10)
 
 
-def test_what_was_told_makes_the_same_masks() -> None:
+def test_what_was_told_makes_the_same_trees() -> None:
     module, (params, _) = TASK.build(), initial(TASK, 0)
     groups, names = channel_groups(module, TASK.shape), prunable(module)
     sent = parsed(json.loads(json.dumps(told(groups))))

@@ -22,7 +22,7 @@ from prunella.core.trees import full_mask
 from prunella.flower import defend
 from prunella.flower.defend import Defend
 from prunella.flower.loop import images_of, protected
-from prunella.flower.question import planted_in
+from prunella.flower.question import StepQuestion
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
@@ -32,6 +32,10 @@ from tests.flower.foreign import BATCH, RATE, Net, Seen, batches, load, make, pl
 from tests.flower.test_defend import store
 
 ALL = 4
+
+
+def planted_in(model: nn.Module, x: Any, draw: PrivateGenerator) -> list[str]:
+    return StepQuestion(model, draw).refused(x)
 
 
 def client(context: Context) -> int:

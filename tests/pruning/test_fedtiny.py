@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunella.core.trees import same_masks
+from prunella.core.trees import same_trees
 from prunella.pruning.fedtiny import block, candidate_masks, grow_and_prune, moved, reported
 from prunella.pruning.selection import kept_count
 
@@ -20,14 +20,14 @@ def test_every_candidate_has_the_rate_and_its_layers_largest_weights(rate: float
         for name in NAMES:
             inside, outside = PARAMS[name].abs()[mask[name]], PARAMS[name].abs()[~mask[name]]
             assert len(inside) and (not len(outside) or inside.min() >= outside.max())
-    assert all(same_masks(pool[0], mask) for mask in pool) == (rate in (0.0, 0.9999))
+    assert all(same_trees(pool[0], mask) for mask in pool) == (rate in (0.0, 0.9999))
     again = candidate_masks(PARAMS, NAMES, rate, (6, 0.5), 3)
-    assert all(same_masks(a, b) for a, b in zip(pool, again, strict=True))
+    assert all(same_trees(a, b) for a, b in zip(pool, again, strict=True))
 
 
 def test_without_noise_all_candidates_are_the_first() -> None:
     pool = candidate_masks(PARAMS, NAMES, 0.5, (4, 0.0), 0)
-    assert all(same_masks(pool[0], mask) for mask in pool) and int(pool[0]["a"].sum()) == 15
+    assert all(same_trees(pool[0], mask) for mask in pool) and int(pool[0]["a"].sum()) == 15
 
 
 @given(st.integers(1, 9), st.integers(1, 12))

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import prunella.client.app
 from prunella.core.config import parse_run
-from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, same_masks
+from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, same_trees
 from prunella.pruning.fedtiny import candidate_masks
 from prunella.server.app import assemble
 from prunella.strategies.fedtiny import FedTiny, FedTinySettings, due, moves, report, reports
@@ -75,7 +75,7 @@ def test_whole_rounds_are_those_of_slow_loops(tmp_path: Path, monkeypatch: pytes
     assert len(rounds) == ROUNDS and len({one.examples for one in asked}) > 1
     params, _ = initial(TASK, 0)
     mask = slow_choice(params, asked)
-    assert not same_masks(mask, candidate_masks(params, frozenset(LAYERS), RATE, (5, 0.5), 0)[0])
+    assert not same_trees(mask, candidate_masks(params, frozenset(LAYERS), RATE, (5, 0.5), 0)[0])
     params, moved = apply_mask(params, mask), []
     for number, clients in enumerate(rounds, start=1):
         done = [local_sgd(TASK, params, mask, one.batches, STEP) for one in clients]
@@ -85,7 +85,7 @@ def test_whole_rounds_are_those_of_slow_loops(tmp_path: Path, monkeypatch: pytes
         share = 0.3 / 2 * (1 + torch.cos(torch.tensor(torch.pi * number / 6, dtype=torch.float64)).item())
         new = slow_move(name, params, mask, [squares for _, squares in done], examples, share)
         after = {**mask, name: torch.tensor(new).reshape(mask[name].shape)}
-        moved.append(not same_masks(mask, after))
+        moved.append(not same_trees(mask, after))
         mask, params = after, apply_mask(params, after)
     saved = final(tmp_path)
     assert all(moved) and all(torch.equal(saved.mask[n], mask[n]) for n in mask)
@@ -146,7 +146,7 @@ def test_a_site_with_conditions_scores_nothing_and_trains_along(
     before = strategy.mask
     strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert strategy.stats.replies == 3 and not strategy.stats.failures
-    assert same_masks(before, strategy.mask) == (with_conditions == 3)
+    assert same_trees(before, strategy.mask) == (with_conditions == 3)
     assert count(before) == count(strategy.mask)
 
 
@@ -156,11 +156,11 @@ def test_under_an_epsilon_nobody_scores_and_the_first_candidate_is_taken(tmp_pat
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     assert not select_replies(seen)
     params, _ = initial(TASK, 0)
-    assert same_masks(strategy.mask, candidate_masks(params, prunable(TASK.build()), RATE, (5, 0.5), 0)[0])
+    assert same_trees(strategy.mask, candidate_masks(params, prunable(TASK.build()), RATE, (5, 0.5), 0)[0])
 
 
 def test_one_candidate_is_no_question(tmp_path: Path) -> None:
     strategy, grid, arrays = build(tmp_path, fedtiny__candidates=1)
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     assert not [m for m in grid.sent if m.metadata.message_type == "train.select"]
-    assert not same_masks(strategy.mask, full_mask(strategy.mask))
+    assert not same_trees(strategy.mask, full_mask(strategy.mask))

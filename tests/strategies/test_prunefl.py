@@ -13,7 +13,7 @@ from prunella.client.session import Session
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import stream
-from prunella.core.trees import Mask, Tree, full_mask, same_masks, zeros_like
+from prunella.core.trees import Mask, Tree, full_mask, same_trees, zeros_like
 from prunella.pruning.prunefl import reconfigure
 from prunella.pruning.prunefl_filters import of_channels, reconfigure_filters
 from prunella.pruning.selection import density
@@ -157,7 +157,7 @@ def test_clients_train_the_small_network_where_no_importance_leaves_and_the_run_
     go(tmp_path / "dense", **run)
     assert trained_small == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 9  # all tell importances after round 2
     a, b = final(tmp_path / "small"), final(tmp_path / "dense")
-    assert same_masks(a.mask, b.mask) and 0 < density(a.mask, prunable(Task(model, (1, 8, 8), 10).build())) <= 0.4
+    assert same_trees(a.mask, b.mask) and 0 < density(a.mask, prunable(Task(model, (1, 8, 8), 10).build())) <= 0.4
     assert all(torch.allclose(a.tree[n].double(), b.tree[n].double(), atol=2e-4) for n in a.tree)
 
 

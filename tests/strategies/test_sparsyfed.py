@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.core.trees import Mask, Tree, full_mask, same_masks
+from prunella.core.trees import Mask, Tree, full_mask, same_trees
 from prunella.pruning.selection import density, kept_count
 from prunella.server.app import assemble
 from prunella.server.audit.shadow import attacked
@@ -67,7 +67,7 @@ def test_whole_rounds_are_those_of_slow_loops(tmp_path: Path, monkeypatch: pytes
     saved = final(tmp_path)
     assert 1 - RATE < kept[2] < kept[0] < 1, "clients disagree, and less than at first"
     assert all(torch.allclose(saved.tree[n], params[n], atol=1e-6) for n in params)
-    assert same_masks(saved.mask, mask)
+    assert same_trees(saved.mask, mask)
 
 
 def test_at_rate_0_and_power_1_it_is_fedavg_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_pruned_weight_is_a_zero_in_the_mean_and_a_withheld_one_is_not(tmp_pat
         go(tmp_path / "printed", aggregation="as_printed", **same)
     a, b = final(tmp_path / "holders"), final(tmp_path / "printed")
     assert all(torch.allclose(a.tree[n], b.tree[n], atol=1e-6) for n in a.tree)
-    assert same_masks(a.mask, b.mask)
+    assert same_trees(a.mask, b.mask)
 
 
 def test_an_attack_gets_the_update_that_plain_sgd_would_have_sent() -> None:
@@ -130,4 +130,4 @@ def test_a_smaller_mask_lies_inside_and_has_the_largest_weights() -> None:
     inner = smaller(params, mask, NAMES, RATE, "global")
     assert density(inner, NAMES) < density(mask, NAMES)
     assert not any(bool((inner[n] & ~mask[n]).any()) for n in inner)
-    assert same_masks(smaller(params, inner, NAMES, RATE, "global"), inner)
+    assert same_trees(smaller(params, inner, NAMES, RATE, "global"), inner)

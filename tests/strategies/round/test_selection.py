@@ -8,7 +8,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord
 from torch.nn.functional import cross_entropy
 
-from prunella.core.trees import apply_mask, full_mask, map_trees, same_masks, scale
+from prunella.core.trees import apply_mask, full_mask, map_trees, same_trees, scale
 from prunella.pruning.fedtiny import candidate_masks
 from prunella.tasks.statistics import batch_statistics
 from prunella.tasks.task import Task, initial, prunable
@@ -49,7 +49,7 @@ def test_statistics_are_averaged_and_the_lowest_mean_loss_wins(tmp_path: Path, m
             x, y = torch.cat([b.x for b in one.batches]), torch.cat([b.y for b in one.batches])
             of_each.append(round(float(cross_entropy(module.eval()(x), y).detach()), 3))
         losses.append(sum(of_each) / 3)
-    assert same_masks(strategy.mask, pool[losses.index(min(losses))])
+    assert same_trees(strategy.mask, pool[losses.index(min(losses))])
     assert len(set(losses)) == 3
     assert strategy.stats.up > 0 and not strategy.stats.failures
 
@@ -89,7 +89,7 @@ def test_a_bad_answer_is_left_out_as_if_it_had_not_come(tmp_path: Path, fault: s
     for number in range(3):
         a, b = (from_coded(asked(g, "loss")[1].content[f"statistics-{number}"], like)[0] for g in (grid, other))
         assert all(torch.equal(a[n], b[n]) for n in like)
-    assert same_masks(bad.mask, absent.mask)
+    assert same_trees(bad.mask, absent.mask)
 
 
 @pytest.mark.parametrize(("robust", "wins"), [("none", 4), ("median", 2)])
@@ -105,7 +105,7 @@ def test_one_liar_decides_the_mean_and_not_the_median(tmp_path: Path, robust: st
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     params, _ = initial(Task("cnn", (1, 8, 8), 10), 0)
     pool = candidate_masks(params, strategy.model.prunable, RATE, (5, 0.5), 0)
-    assert [n for n, mask in enumerate(pool) if same_masks(strategy.mask, mask)] == [wins]
+    assert [n for n, mask in enumerate(pool) if same_trees(strategy.mask, mask)] == [wins]
 
 
 def test_fewer_answers_than_the_rule_needs_choose_nothing(tmp_path: Path) -> None:
@@ -117,4 +117,4 @@ def test_fewer_answers_than_the_rule_needs_choose_nothing(tmp_path: Path) -> Non
     assert strategy.aggregator.quorum == 3
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     params, _ = initial(Task("cnn", (1, 8, 8), 10), 0)
-    assert same_masks(strategy.mask, candidate_masks(params, strategy.model.prunable, RATE, (5, 0.5), 0)[0])
+    assert same_trees(strategy.mask, candidate_masks(params, strategy.model.prunable, RATE, (5, 0.5), 0)[0])
