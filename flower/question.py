@@ -21,11 +21,11 @@ from prunella.privacy.imprint import EXACTLY, imprint_layers
 @contextmanager
 def plainly(device: torch.device) -> Iterator[None]:
     """In float32, whatever precision the app has chosen, and without a draw of the app's."""
-    before, devices = torch.get_default_dtype(), [device] if device.type == "cuda" else []
+    before, on_gpu = torch.get_default_dtype(), device.type == "cuda" and torch.cuda.is_available()
     torch.set_default_dtype(torch.float32)
     try:
         with (
-            torch.random.fork_rng(devices=devices),
+            torch.random.fork_rng(devices=[device] if on_gpu else []),
             torch.autocast("cpu", enabled=False),
             torch.autocast(device.type, enabled=False),
         ):

@@ -23,8 +23,8 @@ PRIVATE = "patient 4711"
 Content = Callable[[nn.Module], RecordDict]
 
 
-def guarded(model: nn.Module, message: Message, context: Context) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+def guarded(model: nn.Module, message: Message, context: Context, rate: float = RATE) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     with protected(message, context, model) as guard:
         for x, y in batches(0):
             guard.step(x, y, nn.functional.cross_entropy, optimizer)
