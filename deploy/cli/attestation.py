@@ -34,14 +34,19 @@ def attest(
     from prunella.deploy.runs import find
     from prunella.server.attest.page import printer
     from prunella.server.attest.signing import fingerprint, new_key, private_key
+    from prunella.server.attest.statement import Evidence
     from prunella.server.attest.write import attest as write
 
     with explained():
         folder = find(runs, run).path
+        _ = Evidence(folder).run  # before a key is made: raises where there is nothing to attest
         if key.suffix == ".pub":
             raise UsageError(f"{key} is the public half: name the private key, {key.with_suffix('.key')}")
         if key.is_dir():
             raise UsageError(f"{key} is a directory: name a file in it with --key, such as {key / KEY.name}")
+        to = out or folder / "attestation"
+        with writable(to, "--out"):
+            to.mkdir(parents=True, exist_ok=True)
         made = not key.exists()
         try:
             if not key.parent.exists():
@@ -52,9 +57,6 @@ def attest(
         if made:
             say(f"made {key} and {key.with_suffix('.pub')}: keep the first, give the second to whoever verifies")
         with_printer = "" if no_pdf else printer()
-        to = out or folder / "attestation"
-        with writable(to, "--out"):
-            to.mkdir(parents=True, exist_ok=True)
         for path in write(folder, to, signing, with_printer):
             say(str(path))
         if not with_printer and not no_pdf:

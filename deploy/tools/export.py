@@ -203,6 +203,8 @@ def _bench(dense: nn.Module, small: nn.Module, task: Task, original: Original, f
 def export(run: RunDir, wanted: Wanted) -> Exported:
     """Write the smaller model of a run's last checkpoint, or of the round clients scored best, into ``wanted.out``, by
     default ``export/`` in the run."""
+    if wanted.data is not None and not wanted.data.is_dir():
+        raise UsageError(f"there is no directory {wanted.data}: name that of the test examples with --data")
     saved = _checkpoint(run, wanted.best)
     settings = parse_run({name: value for name, value in saved.settings.items() if "." not in name})
     task = make_task(settings.model, settings.dataset, None)

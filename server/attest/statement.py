@@ -68,7 +68,7 @@ POINTERS = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """The files of a run, read once. Raises ``ConfigError`` for a run that is still going."""
+    """The files of a run, read once. Raises ``ConfigError`` for a run that is still going, or that has no round."""
 
     folder: Path
 
@@ -79,6 +79,8 @@ class Evidence:
             raise ConfigError(f"{self.folder.name} has no run.json: there is nothing to attest")
         if found.get("status") == "running":
             raise ConfigError(f"{found.get('id')} is running or was killed: attest it when it has ended")
+        if not self.lines:
+            raise ConfigError(f"{found.get('id')} has no round: there is nothing to attest")
         return found
 
     @cached_property

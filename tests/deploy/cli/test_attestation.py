@@ -43,9 +43,11 @@ def test_a_run_is_attested_and_verified_and_a_changed_word_refused(
 def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     new_run(tmp_path / "runs" / "going", status="running")
+    new_run(tmp_path / "runs" / "refused", rounds=0, status="failed")
     full_run(tmp_path / "runs" / "one")
     for arguments, words in (
         (("attest", "going"), "attest it when it has ended"),
+        (("attest", "refused"), "has no round: there is nothing to attest"),
         (("attest", "nothing"), "nothing"),
         (("attest", "one", "--key", "keys/attest.pub"), "public half"),
         (("attest", "one", "--key", "/proc/nowhere/attest.key"), "name another with --key"),
@@ -59,3 +61,4 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, monkeypatch: pyt
         code, said = call(*arguments)
         assert code == 2 and words in said, (arguments, said)
         assert "Traceback" not in said
+    assert not (tmp_path / "keys").exists()  # none is made for what cannot be attested

@@ -159,6 +159,8 @@ def test_without_test_images_int8_is_refused_and_accuracy_left_out(
     run = a_run(tmp_path, filters)
     with pytest.raises(UsageError, match="--data"):
         export.export(run, Wanted(int8=True))
+    with pytest.raises(UsageError, match="there is no directory .*nowhere: name that of the test examples"):
+        export.export(run, Wanted(data=tmp_path / "nowhere"))  # not asked for without a format, and wrong all the same
     assert not (tmp_path / "export").exists()
     done = export.export(run, Wanted(formats=("onnx",)))
     assert "accuracy was not measured" in done.notes[-1] and (done.folder / "model.onnx").exists()
