@@ -27,13 +27,12 @@ from torch import Generator, Tensor
 
 from prunella.attacks.engine.descent import OptimizerSetting
 from prunella.attacks.engine.image_priors import into_box
-from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import Latent, LatentSearch, candidates, search_latent
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
-from prunella.core.config import Count, Positive
+from prunella.core.config import Count, Positive, Weight
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.examples import Examples

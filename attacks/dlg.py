@@ -10,8 +10,8 @@ Departures: L-BFGS (300 iterations as printed) with a strong-Wolfe line search, 
 from dataclasses import dataclass
 from typing import Literal
 
-from prunella.attacks.engine.inversion import Inversion, Weight
-from prunella.core.config import Count
+from prunella.attacks.engine.inversion import Inversion
+from prunella.core.config import Count, Weight
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import binary_cross_entropy, one_hot
 
-from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.latent import Latent, LatentSearch, candidates, search_latent
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
+from prunella.core.config import Weight
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape

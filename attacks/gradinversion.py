@@ -30,7 +30,6 @@ from prunella.attacks.engine.descent import UNSAVED, Problem, descend
 from prunella.attacks.engine.inversion import (
     Guess,
     Inversion,
-    Weight,
     evaluator,
     explained,
     file_of,
@@ -41,7 +40,7 @@ from prunella.attacks.engine.inversion import (
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.progress import Progress
 from prunella.attacks.engine.resume import DescentFile, ResumeStore
-from prunella.core.config import Count
+from prunella.core.config import Count, Weight
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task

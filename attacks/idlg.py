@@ -9,8 +9,8 @@ Departures: those of DLG, from one start instead of three.
 from dataclasses import dataclass
 from typing import Literal
 
-from prunella.attacks.engine.inversion import Inversion, Weight
-from prunella.core.config import Count
+from prunella.attacks.engine.inversion import Inversion
+from prunella.core.config import Count, Weight
 
 
 @dataclass(frozen=True)

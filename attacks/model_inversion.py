@@ -17,9 +17,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from prunella.attacks.engine.image_priors import total_variation
-from prunella.attacks.engine.inversion import Weight
 from prunella.attacks.engine.matching import check_view
-from prunella.core.config import Count, Positive
+from prunella.core.config import Count, Positive, Weight
 from prunella.core.trees import add
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task

@@ -25,7 +25,6 @@ from prunella.attacks.engine.adapted import AdaptedTarget, evaluator
 from prunella.attacks.engine.inversion import (
     Guess,
     Inversion,
-    Weight,
     descend_alone,
     descents,
     first_guess,
@@ -36,7 +35,7 @@ from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import cosine, flatten, split
 from prunella.attacks.engine.outer_products import Reading, first_linear, front_gradient, input_of, read, span_of
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.core.config import Count
+from prunella.core.config import Count, Weight
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.models.precode import Bottleneck
 from prunella.tasks.task import Task

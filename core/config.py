@@ -23,6 +23,8 @@ from prunella.core.errors import ConfigError, unknown
 Raw = Mapping[str, str | int | float | bool]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Part = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 T = TypeVar("T")
@@ -88,7 +90,7 @@ class Run(BaseModel):
     learning_rate: Positive = 0.25
     learning_rate_decay: Share = 1.0  #: factor on the clients' learning rate after every round
     momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0  #: of the clients' SGD
+    weight_decay: Weight = 0.0  #: of the clients' SGD
     #: where clients train and, if it has one, the server evaluates: auto takes CUDA if PyTorch sees it, else the CPU;
     #: or a PyTorch device
     device: str = "auto"

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prunella.core.config import Positive
+from prunella.core.config import Positive, Weight
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.privacy.defense import Equal, Larger, Smaller
 
@@ -46,13 +46,13 @@ class Privacy:
 
     #: 0: none; a client refuses the round that would pass it, the server stops asking it, and the run ends when too few
     #: clients are left
-    epsilon_budget: Equal[float] = 0.0
+    epsilon_budget: Equal[Weight] = 0.0
     delta: Smaller[Positive] = 1e-5  #: of (ε, δ)-differential privacy, at most 0.01
     #: how ε adds up over steps: Renyi, privacy loss distributions, or zero-concentrated
     accountant: Equal[Accountant] = "rdp"
     #: with evaluation=clients under an ε: scale, in examples, of the Laplace noise on the number of right answers; 0:
     #: it is not told
-    validation_noise: Larger[float] = 0.0
+    validation_noise: Larger[Weight] = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_budget < math.inf:

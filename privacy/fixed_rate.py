@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from prunella.core.config import Rate
+from prunella.core.config import Part, Rate
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.ranking import keep_largest, part_of
@@ -55,7 +55,7 @@ class FixedRate:
 class MixedRate(FixedRate):
     """Withholds some of the largest coordinates and some at random."""
 
-    largest_share: Equal[float] = 0.5  #: share of the withheld coordinates that are the largest; the others are random
+    largest_share: Equal[Part] = 0.5  #: share of the withheld coordinates that are the largest; the others are random
 
     def __post_init__(self) -> None:
         super().__post_init__()

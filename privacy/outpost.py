@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prunella.core.config import Rate, Share
+from prunella.core.config import Rate, Share, Weight
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.ranking import keep_largest, keep_smallest, part_of
@@ -39,10 +39,10 @@ from prunella.privacy.dp_sgd import no_state
 class Outpost:
     """Prunes small gradients and adds noise where Fisher information is large."""
 
-    noise: Larger[float] = 0.8  #: scale of the noise (lambda)
+    noise: Larger[Weight] = 0.8  #: scale of the noise (lambda)
     #: share of the coordinates that get noise, those with the largest Fisher information (phi)
     fisher: Larger[Share] = 0.4
-    decay: Smaller[float] = 0.1  #: how fast the probability to defend a step falls with the local steps (beta)
+    decay: Smaller[Weight] = 0.1  #: how fast the probability to defend a step falls with the local steps (beta)
     prune: Larger[Rate] = 0.8  #: share of each layer's smallest gradients that is set to zero (rho)
 
     def __post_init__(self) -> None:

@@ -50,11 +50,13 @@ of the gradient is large enough, so biases almost always leave, the last one, wh
 
 import functools
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from prunella.core.config import Positive
+from prunella.core.config import Positive, Weight
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import (
@@ -75,6 +77,7 @@ from prunella.privacy.defense import Equal, Larger, Outgoing, Smaller, State, Up
 
 PAPER_SIZE = 6_603_710
 MARGIN = 1e-3
+_Chance = Annotated[float, Field(ge=MARGIN, le=1 - MARGIN)]
 
 
 @dataclass(frozen=True)
@@ -86,17 +89,17 @@ class PriPrune:
     model still learns, 5e-6 a third and it hardly does.
     """
 
-    lambda_acc: Equal[float] = 5.0  #: weight of accuracy in the mask's loss
-    lambda_pri: Larger[float] = 15.0  #: weight of privacy: more is withheld
+    lambda_acc: Equal[Weight] = 5.0  #: weight of accuracy in the mask's loss
+    lambda_pri: Larger[Weight] = 15.0  #: weight of privacy: more is withheld
     #: weight of sharing: less is withheld; the paper's 2e-5 hardly withholds anything from the main job's small model
-    lambda_sha: Smaller[float] = 7e-6
+    lambda_sha: Smaller[Weight] = 7e-6
     temperature: Equal[Positive] = 1.0  #: of the soft mask through which the gradient flows
     mask_learning_rate: Equal[Positive] = 0.25  #: of the probabilities to withhold
-    initial_alpha: Larger[float] = 0.5  #: probability at the start that a coordinate is withheld
+    initial_alpha: Larger[_Chance] = 0.5  #: probability at the start that a coordinate is withheld
     as_printed: Equal[bool] = False  #: do not scale lambda-sha to the size of the model
 
     def __post_init__(self) -> None:
-        if min(self.lambda_acc, self.lambda_pri, self.lambda_sha) < 0:
+        if not min(self.lambda_acc, self.lambda_pri, self.lambda_sha) >= 0:
             raise ConfigError("priprune: lambda-acc, lambda-pri and lambda-sha must not be negative")
         if not MARGIN <= self.initial_alpha <= 1 - MARGIN:
             raise ConfigError(f"priprune.initial-alpha must lie between {MARGIN} and {1 - MARGIN}")

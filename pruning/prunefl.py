@@ -13,12 +13,11 @@ deciding who is left out. The largest weight of a layer never leaves. Whole filt
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 
-from prunella.core.config import Positive, Share
+from prunella.core.config import Part, Positive, Share, Weight
 from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, Tree, map_trees, require_same_names
 from prunella.pruning.selection import best_first, split
@@ -31,10 +30,10 @@ class Reconfiguration:
     prunable_share: Share = 0.3  #: share of the kept weights, the smallest, that may leave at a time
     half_life: Positive = 10_000.0  #: rounds after which that share is halved
     #: cost of a step that no pruning saves, in units of the dense model's cost
-    fixed_cost: Annotated[float, Field(ge=0)] = 0.1
+    fixed_cost: Weight = 0.1
     cost: Literal["flops", "uniform"] = "flops"  #: of a weight: its multiply-adds, or the same for all
     #: most of the prunable weights that the mask keeps; 0: one minus `rate`
-    max_density: Annotated[float, Field(ge=0, le=1)] = 0.0
+    max_density: Part = 0.0
 
 
 def _flat(tree: Tree, names: list[str]) -> torch.Tensor:

@@ -15,10 +15,9 @@ Shapes: images [N, C, H, W] in [0, 1], soft labels [N, K]. Errors: ``AttackError
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softmax
 
@@ -40,11 +39,10 @@ from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES
 from prunella.attacks.engine.progress import Progress
 from prunella.attacks.engine.resume import DescentFile, ResumeStore
-from prunella.core.config import Count, Positive
+from prunella.core.config import Count, Positive, Weight
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
-Weight = Annotated[float, Field(ge=0)]
 _START = (0.5, 0.25)  # mean and deviation of the first guess, clipped to the box
 _SCOUT = 60  # iterations of a first look at a label; the right one is ahead long before
 EXPLAINED = 1e-4  # an update matched this well needs no further start

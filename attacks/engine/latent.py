@@ -22,13 +22,13 @@ from prunella.attacks.engine.descent import Adam, Lbfgs, OptimizerSetting, Probl
 from prunella.attacks.engine.folded import Evaluation, foldable
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
 from prunella.attacks.engine.image_priors import total_variation_each
-from prunella.attacks.engine.inversion import Inversion, Weight, labels_to_try
+from prunella.attacks.engine.inversion import Inversion, labels_to_try
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.objectives import OBJECTIVES
 from prunella.attacks.engine.progress import Progress
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.core.config import Count, Positive
+from prunella.core.config import Count, Positive, Weight
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
