@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Generator, Tensor
 
 from prunella.attacks.engine.descent import UNSAVED, Problem, descend
 from prunella.attacks.engine.inversion import (
@@ -40,13 +38,10 @@ from prunella.attacks.engine.inversion import (
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.progress import Progress
 from prunella.attacks.engine.resume import DescentFile, ResumeStore
+from prunella.attacks.engine.statistics import Statistics, batch_statistics, statistics_gap
 from prunella.core.config import Count, Weight
-from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
-
-Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
-_MOMENTUM = 0.1
 
 
 @dataclass(frozen=True)
@@ -61,60 +56,6 @@ class GradInversion(Inversion):
     bn: Weight = 0.1  #: weight of the distance from the batch-norm statistics
     group: Weight = 0.01  #: weight of the distance from the group's mean
     restarts: Count = 2  #: starts in the group
-
-
-def norms(module: nn.Module) -> dict[str, _BatchNorm]:
-    return {
-        n: layer for n, layer in module.named_modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats
-    }
-
-
-def batch_statistics(module: nn.Module, view: ServerView) -> Statistics:
-    """Mean and deviation of the client's own batches before every batch-norm layer.
-
-    A step moves a buffer by r' = (1 - m) r + m s, so that after n steps the server solves for the average of the s,
-    the later ones weighing more; exact at one step. Where no buffer came back: the running statistics it sent.
-    """
-    found: Statistics = {}
-    device = next(iter(view.params.values())).device
-    for name, layer in norms(module).items():
-        momentum = _MOMENTUM if layer.momentum is None else layer.momentum
-        left = (1 - momentum) ** (view.steps or 1)
-        pair = []
-        for kind in ("running_mean", "running_var"):
-            key = f"{name}.{kind}" if name else kind
-            sent = view.buffers.get(key, getattr(layer, kind)).detach().to(device)
-            back = view.received_buffers.get(key)
-            pair.append(sent if back is None else (back - left * sent) / (1 - left))
-        found[name] = (pair[0], pair[1].clamp_min(0).sqrt())
-    return found
-
-
-def statistics_gap(target: Target, wanted: Statistics, x: Tensor) -> tuple[Tensor, Tensor]:
-    """R_BN at x [N, C, H, W], the mean over layers and channels, and its gradient."""
-    x = x.detach().requires_grad_()
-    caught: dict[str, Tensor] = {}
-
-    def catch(name: str) -> object:
-        layer = target.module.get_submodule(name)
-        return layer.register_forward_pre_hook(lambda _, inputs: caught.__setitem__(name, inputs[0]))
-
-    hooks = [catch(name) for name in wanted]
-    buffers: Tree = {name: buffer.clone() for name, buffer in target.buffers.items()}
-    params = {name: tensor.detach() for name, tensor in target.params.items()}
-    try:
-        with torch.enable_grad():
-            functional_call(target.module, (params, buffers), (x,))
-    finally:
-        for hook in hooks:
-            hook.remove()  # type: ignore[attr-defined]
-    gaps = []
-    for name, (mean, deviation) in wanted.items():
-        seen = caught[name].transpose(0, 1).flatten(1)
-        spread = (seen.var(dim=1) + torch.finfo(seen.dtype).eps).sqrt()  # running_var is unbiased, too
-        gaps.append((seen.mean(dim=1) - mean).square().mean() + (spread - deviation).square().mean())
-    gap = torch.stack(gaps).mean()
-    return gap.detach(), torch.autograd.grad(gap, x)[0]
 
 
 def shared_mean(members: Sequence[Tensor]) -> Tensor:

@@ -4,8 +4,8 @@ An audit is worth what its attack is worth. No single setting wins: signed Adam 
 and far ahead on ReLU with batch norm, the right weight of TV depends on the defense, and labels fixed into the wrong
 step cost 20 dB. So
 
-0. where squared gradients left beside a defended update and no noise, ``engine.squares`` is asked, and an image that
-   explains these is the answer;
+0. where squared gradients left beside a defended update, or batch norm's statistics of one batch, ``engine.beside`` is
+   asked, and an image that explains these is the answer;
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
    descents each, until one explains the update. Scouts take the likeliest labels; where one image's label is open and
    none explains the update, the plain attack tries the others, as it does by itself;
@@ -51,15 +51,14 @@ from torch import Generator, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks import components
-from prunella.attacks.engine.adapted import solve
+from prunella.attacks.engine.beside import told
 from prunella.attacks.engine.case import MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
 from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen, expected, explains, settled
 from prunella.attacks.engine.descent import optimizer_name
-from prunella.attacks.engine.inversion import EXPLAINED, Inversion
+from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
-from prunella.attacks.engine.squares import squares_target
 from prunella.attacks.rehearsal import mean_psnr, played, scored
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.core.config import Count, Positive
@@ -73,7 +72,6 @@ _LEAST = 20  # iterations of a scout
 _GO_ON = 2  # scouts that go on
 _CONFIRMED = 0.15  # of the budget: what confirming an explanation may cost
 _REHEARSED = 0.5  # of what a label search may cost: in a rehearsal
-SQUARES = "squared gradients"
 WHOLE = 256  # images of a client that are searched together
 
 
@@ -336,27 +334,6 @@ def of_many(case: Case, attack: Portfolio, shadow: Shadow | None) -> Found | Non
     return best_of(merged) if merged else None
 
 
-def by_squares(case: Case) -> Found | None:
-    """What squared gradients beside a defended update tell (``engine.squares``), where one guess explains them."""
-    setting = case.setting
-    if not (matchable(setting) and setting.disturbed) or setting.merged or setting.noisy_images:
-        return None
-    if (posed := squares_target(case.view, case.task, setting.target)) is None:
-        return None
-    most = case.iterations(0.2 / case.attack.restarts, case.attack.iterations)
-    settings = Inversion(iterations=most, restarts=case.attack.restarts, tolerance=SOLVED)
-    store = ResumeStore(stopped=case.budget.late)
-
-    def attempt() -> list[Found]:
-        begin = time.monotonic()
-        answer = solve(posed, case.view, case.task, settings, case.generator, store)
-        case.budget.spend(answer.iterations * settings.restarts, time.monotonic() - begin)
-        return [Found(SQUARES, answer, None, answer.objective)]
-
-    found = attempted(attempt)
-    return found[0] if explains(found) else None
-
-
 def reconstruct(
     view: ServerView,
     task: Task,
@@ -377,8 +354,8 @@ def reconstruct(
     case = Case(view, task, attack, generator, end)
     case.budget.stopped = stopped
     candidates = [each for each in CANDIDATES if each.applies(case.setting)]
-    if (told := by_squares(case)) is not None:
-        return dataclasses.replace(told.answer, found_by=told.by, explained=True, compared=True)
+    if (beside := told(case, shadow)) is not None:
+        return dataclasses.replace(beside.answer, found_by=beside.by, explained=True, compared=True)
     if case.setting.merged and PLAIN in candidates:
         best = of_many(case, attack, shadow)
     else:

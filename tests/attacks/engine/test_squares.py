@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from prunella.attacks.engine.beside import SQUARES, told
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.squares import beside, mean_squares, squares_target
-from prunella.attacks.portfolio import SQUARES, Portfolio, by_squares, reconstruct
+from prunella.attacks.portfolio import Portfolio, reconstruct
 from prunella.attacks.score.leakage import psnr
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import apply_mask
@@ -48,9 +49,9 @@ def found(view: ServerView, task: Task) -> Reconstruction:
 def test_an_image_that_the_update_hides_comes_back_and_not_another_one(task, batch) -> None:
     truth, other = batch(0, 1), batch(1, 1)
     view = sent(task, truth)
-    told = found(view, task)
-    assert told.found_by == SQUARES and told.explained and told.y.tolist() == truth.y.tolist()
-    assert psnr(truth.x, told.x)[0] > 35 > 25 > psnr(other.x, told.x)[0]
+    seen = found(view, task)
+    assert seen.found_by == SQUARES and seen.explained and seen.y.tolist() == truth.y.tolist()
+    assert psnr(truth.x, seen.x)[0] > 35 > 25 > psnr(other.x, seen.x)[0]
     hidden = found(dataclasses.replace(view, importance=None), task)
     assert hidden.found_by != SQUARES and psnr(truth.x, hidden.x)[0] < 20
     wrong = dataclasses.replace(view, importance=sent(task, other).importance)
@@ -84,6 +85,6 @@ def test_where_squares_tell_nothing_more_nobody_is_asked(task, batch, why: str) 
     }[why]
     attack = dataclasses.replace(QUICK, passes=600)
     case = Case(dataclasses.replace(view, **changes), task, attack, stream(0, purpose="attack"), float("inf"))
-    assert by_squares(case) is None
+    assert told(case, None) is None
     posed = squares_target(dataclasses.replace(view, **changes), task, case.setting.target)
     assert (posed is None) == (why in ("none", "few"))

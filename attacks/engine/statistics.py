@@ -1,0 +1,96 @@
+"""Batch norm's statistics of a client's own batch: what the server solves for, and how far a guess's are from them.
+
+A client's running statistics come back as its training left them, and no defense of the update changes them. After one
+step the server solves for mean and variance of its batch before every such layer, exactly.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from prunella.attacks.engine.matching import Target
+from prunella.core.trees import Tree
+from prunella.core.types import ServerView
+from prunella.tasks.models.layers import Shape
+
+Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
+_MOMENTUM = 0.1
+_EQUATIONS = 2  # statistics per pixel: of two images with 1.25, what had them to 1e-4 was 20 dB from these
+
+
+def _key(layer: str, buffer: str) -> str:
+    return f"{layer}.{buffer}" if layer else buffer
+
+
+def norms(module: nn.Module) -> dict[str, _BatchNorm]:
+    return {
+        n: layer for n, layer in module.named_modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats
+    }
+
+
+def determined_by(module: nn.Module, view: ServerView, shape: Shape, images: int) -> bool:
+    """Whether the statistics that came back are enough numbers for the pixels of so many images."""
+    came = [
+        layer.num_features
+        for name, layer in norms(module).items()
+        if _key(name, "running_mean") in view.received_buffers
+    ]
+    return 2 * sum(came) >= _EQUATIONS * images * math.prod(shape)
+
+
+def batch_statistics(module: nn.Module, view: ServerView) -> Statistics:
+    """Mean and deviation of the client's own batches before every batch-norm layer.
+
+    A step moves a buffer by r' = (1 - m) r + m s, so that after n steps the server solves for the average of the s,
+    the later ones weighing more; exact at one step. Where no buffer came back: the running statistics it sent.
+    """
+    found: Statistics = {}
+    device = next(iter(view.params.values())).device
+    for name, layer in norms(module).items():
+        momentum = _MOMENTUM if layer.momentum is None else layer.momentum
+        left = (1 - momentum) ** (view.steps or 1)
+        pair = []
+        for kind in ("running_mean", "running_var"):
+            key = _key(name, kind)
+            sent = view.buffers.get(key, getattr(layer, kind)).detach().to(device)
+            back = view.received_buffers.get(key)
+            pair.append(sent if back is None else (back - left * sent) / (1 - left))
+        found[name] = (pair[0], pair[1].clamp_min(0).sqrt())
+    return found
+
+
+def statistics_of(target: Target, names: Iterable[str], x: Tensor) -> Statistics:
+    """Mean and deviation before each of these layers where the target's weights train on x [N, C, H, W], with their
+    graph."""
+    caught: dict[str, Tensor] = {}
+
+    def catch(name: str) -> RemovableHandle:
+        layer = target.module.get_submodule(name)
+        return layer.register_forward_pre_hook(lambda _, inputs: caught.__setitem__(name, inputs[0]))
+
+    hooks = [catch(name) for name in names]
+    buffers: Tree = {name: buffer.clone() for name, buffer in target.buffers.items()}
+    params = {name: tensor.detach() for name, tensor in target.params.items()}
+    try:
+        with torch.enable_grad():
+            functional_call(target.module, (params, buffers), (x,))
+            each = {name: seen.transpose(0, 1).flatten(1) for name, seen in caught.items()}
+            # running_var is unbiased, too
+            return {n: (t.mean(dim=1), (t.var(dim=1) + torch.finfo(t.dtype).eps).sqrt()) for n, t in each.items()}
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def statistics_gap(target: Target, wanted: Statistics, x: Tensor) -> tuple[Tensor, Tensor]:
+    """R_BN (GradInversion, Eq. 8) at x [N, C, H, W], the mean over layers and channels, and its gradient."""
+    x = x.detach().requires_grad_()
+    seen = statistics_of(target, wanted, x)
+    gaps = [(a - b).square().mean() for name, pair in wanted.items() for a, b in zip(seen[name], pair, strict=True)]
+    gap = 2 * torch.stack(gaps).mean()
+    return gap.detach(), torch.autograd.grad(gap, x)[0]
