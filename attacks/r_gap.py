@@ -34,7 +34,7 @@ from torch.nn.functional import conv2d, softmax
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from prunella.attacks.engine.image_priors import into_box
-from prunella.attacks.engine.matching import dummy_gradient, target_of
+from prunella.attacks.engine.matching import Target, dummy_gradient, target_of
 from prunella.attacks.engine.objectives import euclidean, flatten, split
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
@@ -217,14 +217,18 @@ def solve_image(view: ServerView, task: Task, attack: RGap) -> tuple[Tensor, Ten
     image = image.to(dtype=target.flat.dtype, device=target.flat.device)
     name = layers[-1][0]
     label = _label(gradient[f"{name}weight"], gradient.get(f"{name}bias")).to(target.flat.device)
-    misfit, _ = euclidean(flatten(dummy_gradient(target, image, label)).detach(), target.flat, None)
-    return image, label, float(misfit)
+    return image, label, _misfit(target, image, label)
+
+
+def _misfit(target: Target, image: Tensor, label: Tensor) -> float:
+    return float(euclidean(flatten(dummy_gradient(target, image, label)).detach(), target.flat, None)[0])
 
 
 def reconstruct(view: ServerView, task: Task, attack: RGap, generator: Generator) -> Reconstruction:
     """The image [1, C, H, W] and its label; nothing is drawn from ``generator``."""
-    image, label, misfit = solve_image(view, task, attack)
-    return Reconstruction(into_box(image), label, misfit, 1)
+    image, label, _ = solve_image(view, task, attack)
+    boxed = into_box(image)  # an image that noise was added to explains more than what of it is in the box
+    return Reconstruction(boxed, label, _misfit(target_of(view, task.build(), False, 1), boxed, label), 1)
 
 
 def _label(slope: Tensor, bias: Tensor | None) -> Tensor:

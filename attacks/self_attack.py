@@ -5,8 +5,9 @@ from the same weights, undefended. Where the attack rebuilds none of them, its f
 nothing, and the update is withheld: so is every update of more steps or images than this attack can undo, and one of
 fewer values than its images have pixels, which anything explains. Then it attacks the update as the server would see
 it, with known labels where every image can be guessed, at every level of noise (``privacy.leakage_guard``) until no
-image is rebuilt at the threshold. The update is withheld if the attack raises, if scores are not finite, or if the last
-level still leaks.
+image is rebuilt at a threshold. Without noise an update leaves only if the attack explained it all the same: one that
+it did not may be read by another attack. The update is withheld if the attack raises, if scores are not finite, or if
+the last level still leaks.
 
 The error has the same text for every reason and holds no number, so that no score leaves. The images are scored in this
 module only. The guard protects against the attack that it runs, and no other.
@@ -31,6 +32,7 @@ from prunella.privacy.defense import Outgoing
 from prunella.privacy.leakage_guard import NAME, LeakageGuard, strengthen
 from prunella.tasks.task import Task
 
+_FITS = 0.01  # objective at which images explain an update, as in a run's audits
 WITHHELD = f"{NAME}: this update is withheld"
 logger = logging.getLogger(__name__)
 
@@ -46,8 +48,9 @@ def attack_of(settings: LeakageGuard) -> Inversion:
 
 
 def leaks(leakage: Leakage, settings: LeakageGuard) -> bool:
-    """Whether the worst image is rebuilt at the threshold or above."""
-    return leakage.psnr.worst >= settings.psnr or leakage.ssim.worst >= settings.ssim
+    """Whether the worst image is rebuilt at the threshold or above, in any of the three."""
+    found = {"psnr": leakage.psnr, "ssim": leakage.ssim, "ncc": leakage.ncc}
+    return any(stat.worst >= getattr(settings, name) for name, stat in found.items())
 
 
 def known_labels(private: PrivateBatch, images: int) -> Tensor | None:
@@ -100,7 +103,7 @@ def guarded(
                 logger.warning("the update has fewer values than its images have pixels: an attack proves nothing")
                 raise DefenseError(WITHHELD)
             rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack, starts)
-            if not leaks(score(rebuilt, private), settings):
+            if not leaks(score(rebuilt, private), settings) and (level or rebuilt.objective <= _FITS):
                 return stronger
         logger.warning("the guard's attack succeeds at the last level of noise")
     except DefenseError:

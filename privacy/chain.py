@@ -142,9 +142,11 @@ def _check_private(names: Sequence[str]) -> None:
 
 
 def check_model(chain: Chain, buffers: Tree) -> None:
-    """Refuse batch norm under an epsilon: its statistics mix examples and leave without noise."""
+    """Refuse batch norm under an epsilon and behind a guard: its statistics mix examples and leave without noise."""
     if chain.private is not None and buffers:
         raise DefenseError("batch-norm buffers leave without noise, so no ε holds: choose a model without batch norm")
+    if chain.guard is not None and buffers:
+        raise DefenseError("batch norm's statistics leave around a guard: choose a model without batch norm")
 
 
 def _link(name: str, raw: Raw) -> Link:

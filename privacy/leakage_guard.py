@@ -5,9 +5,10 @@ While the reconstruction is too similar to the client's own images, the noise gr
 
     level l >= 1 adds N(0, (noise * 4^(l - 1) * rms)^2) to every shared coordinate, rms of that tensor's shared values
 
-and past ``levels`` the update is withheld. Level 0 adds nothing. Small images under a large model need much noise: a
-gradient has hundreds of coordinates for every pixel, over which an attack averages the noise away. Where no attack is
-run (the server's canary), ``apply`` adds the noise of the last level: a guard that did not look assumes the worst.
+and past ``levels`` the update is withheld. Level 0 adds nothing, and is for an update that the attack explained. Small
+images under a large model need much noise: a gradient has hundreds of coordinates for every pixel, over which an attack
+averages the noise away. Where no attack is run (the server's canary), ``apply`` adds the noise of the last level: a
+guard that did not look assumes the worst.
 
 What it costs and means: an attack or more per round on the client, and accuracy where noise is needed. What leaves
 depends on private data: a server sees how much noise there was, or that an update was withheld, and can conclude that
@@ -20,13 +21,11 @@ against the attack it runs, not against a better one. A heuristic, no ε.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from prunella.core.config import Count, Positive
+from prunella.core.config import Count, Positive, Share
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
@@ -53,7 +52,8 @@ class LeakageGuard:
     """
 
     psnr: Smaller[Positive] = 15.0  #: an image rebuilt at this many dB counts as a leak
-    ssim: Smaller[Annotated[float, Field(gt=0, le=1)]] = 0.5  #: an image rebuilt at this SSIM counts as a leak
+    ssim: Smaller[Share] = 0.5  #: an image rebuilt at this SSIM counts as a leak
+    ncc: Smaller[Share] = 0.55  #: an image whose pixels correlate this much counts as a leak, however pale it is
     #: of the first level, over the root mean square of what a tensor sends; each further level has four times as much
     noise: Larger[Positive] = 0.5
     levels: Smaller[Count] = 4  #: levels of noise before the update is withheld
@@ -62,8 +62,8 @@ class LeakageGuard:
     images: Equal[Count] = 4  #: most images that it guesses
 
     def __post_init__(self) -> None:
-        if not (0 < self.psnr < float("inf") and 0 < self.noise < float("inf") and 0 < self.ssim <= 1):
-            raise ConfigError("leakage-guard needs psnr and noise above 0 and finite, and ssim in (0, 1]")
+        if not (0 < self.psnr < float("inf") and 0 < self.noise < float("inf") and 0 < self.ssim <= 1 >= self.ncc > 0):
+            raise ConfigError("leakage-guard needs psnr and noise above 0 and finite, ssim and ncc in (0, 1]")
 
 
 def deviation(shared: Tensor, level: int, settings: LeakageGuard) -> float:

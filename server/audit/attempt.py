@@ -9,6 +9,7 @@ from typing import Any
 from torch import Generator
 
 from prunella.attacks import find_attack
+from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.resume import ResumeStore
@@ -67,8 +68,8 @@ def attempt(
         judged = explained(found, order.settings)
     labels = None if found.y is None else found.y.cpu()
     found = dataclasses.replace(found, x=found.x.detach().cpu(), y=labels)
-    if judged is not None and not determined(view, task, len(found.x)):
-        return Attempt(dataclasses.replace(found, compared=False), cut, False)
+    if noisy_images(view) or not determined(view, task, len(found.x)):  # other images explain it, or noisy copies
+        return Attempt(dataclasses.replace(found, compared=False), cut, None if judged is None else False)
     return Attempt(found, cut, judged)
 
 

@@ -182,7 +182,7 @@ class Auditor:
         view = view_of(self.run, expected, contribution, start)
         update = attacked(self.run, self.raw, self.task.structure(), start, view.update)
         view = replace(view, update=apply_mask(update, contribution.shared))
-        subject = Subject(view, moved_mask(expected, contribution.base), doubt=unread(view, self.run.attack))
+        subject = Subject(view, moved_mask(expected, contribution.base), doubt=unread(view, self.task))
         pattern = self._matched(expected, subject).view
         if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
             self._file_canary(expected, "control", subject, member.client)
@@ -343,7 +343,8 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        ok, why = evidence(job.defense, result["explained"], reported, result["reason"] or job.doubt or None)
+        doubt = "" if result["explained"] and not job.sites else job.doubt  # a sum's is about what explains it
+        ok, why = evidence(job.defense, result["explained"], reported, result["reason"] or doubt or None)
         self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, why)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:

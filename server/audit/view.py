@@ -8,16 +8,20 @@ else an approximation: the control, a sum of public clients that step apart, sho
 
 from dataclasses import replace
 
+from prunella.attacks.engine.case import noisy_images
+from prunella.attacks.engine.statistics import determined_by
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, add, apply_mask, map_trees, subtract, zeros_like
 from prunella.core.types import ServerView
 from prunella.privacy import DEFENSES
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
+from prunella.tasks.task import Task
 
-SQUARES = (
-    "squared gradients of pruned weights left beside the update, covered by no noise: the portfolio reads those of one "
-    "step alone"
+SQUARES = "squared gradients of pruned weights left beside the update, covered by no noise, and nothing explained them"
+STATISTICS = (
+    "batch norm's statistics left beside the update, covered by no noise and more numbers than its images have pixels, "
+    "and nothing explained them"
 )
 UNEQUAL = (
     "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
@@ -46,14 +50,17 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
     )
 
 
-def unread(view: ServerView, attack: str) -> str:
-    """Why finding nothing in a client's view would prove nothing, "" where nothing is known that would: what the
-    defenses withhold of the update, or change in it, squared gradients may tell, which the portfolio alone matches, and
-    of several steps not surely."""
+def unread(view: ServerView, task: Task) -> str:
+    """Why finding nothing in a client's view, and images that do not explain it, would prove nothing; "" where nothing
+    is known that would: what the defenses withhold of the update, or change in it, may be told by what leaves around
+    them, squared gradients and batch norm's statistics."""
     names = [name for name in view.defenses if name != "none"]
     noised = any(name in DEFENSES and DEFENSES[name].noisy for name in names)
-    read = attack == "portfolio" and view.steps == 1
-    if view.importance is None or view.shared is None or noised or not names or read:
+    if not names:
+        return ""
+    if not noisy_images(view) and determined_by(task.structure(), view, task.shape, view.num_examples or 1):
+        return STATISTICS
+    if view.importance is None or view.shared is None or noised:
         return ""
     return SQUARES if any(bool(t[~view.shared[name]].any()) for name, t in view.importance.items()) else ""
 

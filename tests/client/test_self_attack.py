@@ -32,7 +32,12 @@ def unguarded(home: Path) -> torch.Tensor:
 def test_a_guarded_update_is_noised_and_says_nothing_more(tmp_path: Path) -> None:
     plain = send(tmp_path / "a", "train", model(), defenses="none", **ONE).content
     # Long enough to be far above the limit, whatever is drawn: draws follow from all settings, new ones too.
-    some = ONE | {"leakage-guard.iterations": 150, "leakage-guard.psnr": 20.0, "leakage-guard.ssim": 0.999}
+    some = ONE | {
+        "leakage-guard.iterations": 150,
+        "leakage-guard.psnr": 20.0,
+        "leakage-guard.ssim": 0.999,
+        "leakage-guard.ncc": 0.999,
+    }
     guarded = send(tmp_path / "b", "train", model(), defenses="leakage-guard", **some).content
     assert set(plain) == set(guarded) and set(guarded["metrics"]) == {"num-examples"} < set(plain["metrics"])
     assert guarded["provenance"]["applied"] == ["leakage-guard"]
@@ -44,7 +49,7 @@ def test_a_guarded_update_is_noised_and_says_nothing_more(tmp_path: Path) -> Non
 
 
 def test_a_threshold_nothing_meets_lets_everything_through(tmp_path: Path) -> None:
-    high = {"leakage-guard.psnr": 101.0, "leakage-guard.ssim": 1.0}
+    high = {"leakage-guard.psnr": 101.0, "leakage-guard.ssim": 1.0, "leakage-guard.ncc": 1.0}
     guarded = send(tmp_path, "train", model(), defenses="leakage-guard", **ONE, **high).content
     assert torch.allclose(update_of(guarded), unguarded(tmp_path), atol=1e-6)
 

@@ -236,6 +236,8 @@ def test_a_private_chain_refuses_batch_norm_and_a_gradient_without_its_step() ->
         check_model(chain, {"bn.running_mean": torch.zeros(2)})
     check_model(chain, {})
     check_model(build_chain(["dgp"], {}), {"bn.running_mean": torch.zeros(2)})
+    with pytest.raises(DefenseError, match="without batch norm"):  # around a guard as well
+        check_model(build_chain(["dgp", "leakage-guard"], {}), {"bn.running_mean": torch.zeros(2)})
     with pytest.raises(DefenseError, match="without its local step"):
         observe(chain, LIKE, LIKE, start(chain, IMAGES, LIKE, {}, FIT), rehearsal(0, purpose="test"))
 

@@ -230,7 +230,14 @@ def test_one_that_wants_an_epsilon_or_is_none_is_refused(name: str, words: str) 
 
 
 # Of decisions: whether a set is an old one, an update leaks or is noised again, a step is perturbed.
-DECISIONS = {"adgp.repeated", "leakage-guard.psnr", "leakage-guard.ssim", "leakage-guard.levels", "outpost.decay"}
+DECISIONS = {
+    "adgp.repeated",
+    "leakage-guard.psnr",
+    "leakage-guard.ssim",
+    "leakage-guard.ncc",
+    "leakage-guard.levels",
+    "outpost.decay",
+}
 
 
 def hidden(name: str, raw: Raw) -> list[float]:

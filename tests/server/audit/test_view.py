@@ -7,12 +7,14 @@ import torch
 
 from prunella.core.config import Run
 from prunella.core.trees import full_mask
-from prunella.server.audit.view import SQUARES, expected_view, sum_view, unread
+from prunella.core.types import ServerView
+from prunella.server.audit.view import SQUARES, STATISTICS, expected_view, sum_view, unread
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.secure_sum.collector import OpenedSum
 from prunella.tasks.task import Task, initial
 
-PARAMS, BUFFERS = initial(Task("resnet10", (3, 32, 32), 10), 0)
+TASK = Task("resnet10", (3, 32, 32), 10)
+PARAMS, BUFFERS = initial(TASK, 0)
 EXPECTED = Expected(2, PARAMS, full_mask(PARAMS), BUFFERS)
 MEAN = {name: torch.ones_like(tensor, dtype=torch.float64) for name, tensor in PARAMS.items()}
 CHANGE = {name: torch.ones_like(tensor, dtype=torch.float64) for name, tensor in BUFFERS.items()}
@@ -70,7 +72,24 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
     half = {n: torch.arange(t.numel()).reshape(t.shape) % 2 == 0 for n, t in PARAMS.items()}
     view = replace(expected_view(Run(), EXPECTED, frozenset()), shared=half, defenses=defenses)
     inside = {name: torch.where(half[name], 1.0, 0.0)}
-    assert unread(view, "portfolio") == unread(replace(view, importance=inside), "portfolio") == ""
+    assert unread(view, TASK) == unread(replace(view, importance=inside), TASK) == ""
     outside = replace(view, importance={name: torch.where(half[name], 1.0, squares)})
-    assert unread(outside, "portfolio") == unread(replace(outside, steps=1), "sgi") == (SQUARES if doubted else "")
-    assert unread(replace(outside, steps=1), "portfolio") == ""
+    assert unread(outside, TASK) == unread(replace(outside, steps=1), TASK) == (SQUARES if doubted else "")
+
+
+@pytest.mark.parametrize(
+    ("defenses", "images", "doubted"),
+    [
+        (("gaussian",), 1, True),
+        (("top-k", "mask-hiding"), 1, True),
+        (("gaussian",), 2, False),  # 160 statistics are too few for 128 pixels
+        (("channel-natural", "gaussian"), 1, False),  # statistics of noisy images
+        (("none",), 1, False),
+    ],
+)
+def test_statistics_that_nothing_explains_leave_a_doubt(defenses: tuple[str, ...], images: int, doubted: bool) -> None:
+    task = Task("tests.attacks.engine.test_beside:wide", (1, 8, 8), 10)
+    params, buffers = initial(task, 0)
+    view = ServerView(params, params, buffers=buffers, received_buffers=buffers, defenses=defenses, num_examples=images)
+    assert unread(view, task) == (STATISTICS if doubted else "")
+    assert unread(replace(view, received_buffers={}), task) == ""
