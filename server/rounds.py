@@ -23,6 +23,7 @@ from prunella.privacy.ledger.spending import Line
 from prunella.server import checkpoint as checkpoints
 from prunella.server.audit.membership import ask_membership
 from prunella.server.audit.queue import Auditor
+from prunella.server.audit.view import never_audited
 from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
@@ -384,7 +385,9 @@ def federate(federation: Federation, grid: Grid) -> None:
             break
         arrays, done = one_round(federation, grid, round, arrays), round
     evaluate_last(federation, done, arrays, grid)
-    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
+    sent = [round for round in range(1, done + 1) if federation.strategy.importance_names(round)]
+    note = "; ".join(filter(None, (reason, roster.refused()))) or None
+    federation.store.write_run(note=note, unaudited=never_audited(run, sent) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
 

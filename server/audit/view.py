@@ -6,6 +6,7 @@ steps apart and the attacks take them together, which is the same for one step o
 else an approximation: the control, a sum of public clients that step apart, shows what the attack is worth there.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from prunella.attacks.engine.case import noisy_images
@@ -50,17 +51,31 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
     )
 
 
+def squares_tell(defenses: Sequence[str]) -> bool:
+    """Whether squared gradients beside the update tell more than it does: of gradients without noise."""
+    names = [name for name in defenses if name != "none"]
+    return bool(names) and not any(name in DEFENSES and DEFENSES[name].noisy for name in names)
+
+
+def never_audited(run: Run, sent: Sequence[int]) -> str:
+    """What verdicts have to know of the rounds in which squared gradients were ``sent``: "" if one of them was audited,
+    or if none had to be."""
+    if not sent or not run.audit_every or any(map(run.audits, sent)) or not squares_tell(run.defense_names):
+        return ""
+    which = f"round {sent[0]}" if len(sent) == 1 else f"rounds {', '.join(map(str, sent[:-1]))} and {sent[-1]}"
+    none = "which was not audited" if len(sent) == 1 else "none of which was audited"
+    return f"squared gradients left beside the updates of {which}, {none} (audit-every={sent[0]} audits them)"
+
+
 def unread(view: ServerView, task: Task) -> str:
     """Why finding nothing in a client's view, and images that do not explain it, would prove nothing; "" where nothing
     is known that would: what the defenses withhold of the update, or change in it, may be told by what leaves around
     them, squared gradients and batch norm's statistics."""
-    names = [name for name in view.defenses if name != "none"]
-    noised = any(name in DEFENSES and DEFENSES[name].noisy for name in names)
-    if not names:
+    if set(view.defenses) <= {"none"}:
         return ""
     if not noisy_images(view) and determined_by(task.structure(), view, task.shape, view.num_examples or 1):
         return STATISTICS
-    if view.importance is None or view.shared is None or noised:
+    if view.importance is None or view.shared is None or not squares_tell(view.defenses):
         return ""
     return SQUARES if any(bool(t[~view.shared[name]].any()) for name, t in view.importance.items()) else ""
 

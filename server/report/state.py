@@ -33,7 +33,7 @@ class RunState:
     ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
     nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
-    answers of theirs did not come."""
+    answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -51,6 +51,7 @@ class RunState:
     unknown: int = 0
     delta: float | None = None
     refuted: int = 0
+    unaudited: str = ""
 
     @property
     def unfinished(self) -> bool:
@@ -177,4 +178,5 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         unknown=int(last(lines, "privacy_epsilon_unknown") or 0),
         delta=settings.get("privacy.delta"),
         refuted=refuted,
+        unaudited=str(run.get("unaudited") or ""),
     )

@@ -136,6 +136,11 @@ def _gaps(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | Non
     if state.unfinished:
         text = "Nothing was rebuilt so far, but the run is not complete: audits may be missing."
         return "unproven", "Not finished", text
+    if state.unaudited:
+        return "unproven", "Not judged", f"Nothing was rebuilt, but {state.unaudited}."
+    if state.rounds > 1 and max((a["round"] for a in scored(of_kind(audits, "client"))), default=1) == 1:
+        text = "Nothing was rebuilt in the first round, but no client was audited in a later one."
+        return "unproven", "Not judged", text
     if damaged:
         return "unproven", "Not judged", "Nothing was rebuilt, but audits that cannot be read may say otherwise."
     return None

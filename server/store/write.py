@@ -58,6 +58,7 @@ RUN_KEYS = (
     "finished",
     "threat_model",
     "claims",
+    "unaudited",
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from prunella.core.config import Run
 from prunella.core.trees import full_mask
 from prunella.core.types import ServerView
-from prunella.server.audit.view import SQUARES, STATISTICS, expected_view, sum_view, unread
+from prunella.server.audit.view import SQUARES, STATISTICS, expected_view, never_audited, sum_view, unread
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.secure_sum.collector import OpenedSum
 from prunella.tasks.task import Task, initial
@@ -75,6 +75,27 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
     assert unread(view, TASK) == unread(replace(view, importance=inside), TASK) == ""
     outside = replace(view, importance={name: torch.where(half[name], 1.0, squares)})
     assert unread(outside, TASK) == unread(replace(outside, steps=1), TASK) == (SQUARES if doubted else "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent", "words"),
+    [
+        ({}, [4, 8], "rounds 4 and 8, none of which was audited (audit-every=4 audits them)"),
+        ({}, [4], "round 4, which was not audited (audit-every=4 audits them)"),
+        ({"audit_every": 4}, [4, 8], ""),
+        ({"rounds": 8}, [4, 8], ""),  # the last round is audited
+        ({"audit_every": 0}, [4, 8], ""),  # nothing is judged
+        ({"defenses": "none"}, [4, 8], ""),  # the update tells more
+        ({"defenses": "gaussian"}, [4, 8], ""),
+        ({"defenses": "dgp,leakage-guard"}, [4, 8], ""),
+        ({}, [], ""),
+    ],
+)
+def test_rounds_in_which_more_leaves_are_told_where_none_was_audited(
+    changes: dict[str, object], sent: list[int], words: str
+) -> None:
+    said = never_audited(Run(**{"rounds": 10, "audit_every": 10, "defenses": "priprune", **changes}), sent)
+    assert said == (f"squared gradients left beside the updates of {words}" if words else "")
 
 
 @pytest.mark.parametrize(

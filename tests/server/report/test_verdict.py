@@ -156,6 +156,18 @@ def test_audits_that_cannot_be_read_are_no_clear_verdict() -> None:
     assert "2 audits could not be read, so more is unknown." in traces.notes, "a leak may be among them"
 
 
+def test_rounds_that_were_not_audited_are_no_clear_verdict() -> None:
+    """Squared gradients left in other rounds; or the first round is the only one, in which the model has learnt
+    nothing."""
+    what = "squared gradients left beside the updates of rounds 4 and 8, none of which was audited"
+    found = verdict(CLEAR, unaudited=what)
+    assert (found.badge, found.headline) == ("Not judged", f"Nothing was rebuilt, but {what}.")
+    assert f"S{what[1:]}." in found.notes and f"S{what[1:]}." in verdict([CONTROL, audit(scores=REBUILT)], unaudited=what).notes
+    first = [each | {"round": 1} for each in CLEAR]
+    assert verdict(first, rounds=10).badge == "Not judged" and "first round" in verdict(first, rounds=10).headline
+    assert verdict(first, rounds=1).tone == verdict(CLEAR, rounds=10).tone == "clear"
+
+
 @pytest.mark.parametrize("client", [REBUILT, TRACES, NOTHING, None])
 @pytest.mark.parametrize("control", [CONTROL, CONTROL_FAILED, None])
 def test_nothing_is_ever_called_private_or_safe(client: Any, control: Audit | None) -> None:
