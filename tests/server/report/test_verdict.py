@@ -162,7 +162,10 @@ def test_rounds_that_were_not_audited_are_no_clear_verdict() -> None:
     what = "squared gradients left beside the updates of rounds 4 and 8, none of which was audited"
     found = verdict(CLEAR, unaudited=what)
     assert (found.badge, found.headline) == ("Not judged", f"Nothing was rebuilt, but {what}.")
-    assert f"S{what[1:]}." in found.notes and f"S{what[1:]}." in verdict([CONTROL, audit(scores=REBUILT)], unaudited=what).notes
+    assert (
+        f"S{what[1:]}." in found.notes
+        and f"S{what[1:]}." in verdict([CONTROL, audit(scores=REBUILT)], unaudited=what).notes
+    )
     first = [each | {"round": 1} for each in CLEAR]
     assert verdict(first, rounds=10).badge == "Not judged" and "first round" in verdict(first, rounds=10).headline
     assert verdict(first, rounds=1).tone == verdict(CLEAR, rounds=10).tone == "clear"
