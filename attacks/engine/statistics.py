@@ -19,7 +19,6 @@ from prunella.core.types import ServerView
 from prunella.tasks.models.layers import Shape
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
-_MOMENTUM = 0.1
 _EQUATIONS = 2  # statistics per pixel: of two images with 1.25, what had them to 1e-4 was 20 dB from these
 
 
@@ -34,26 +33,28 @@ def norms(module: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def determined_by(module: nn.Module, view: ServerView, shape: Shape, images: int) -> bool:
-    """Whether the statistics that came back are enough numbers for the pixels of so many images."""
-    came = [
-        layer.num_features
-        for name, layer in norms(module).items()
-        if _key(name, "running_mean") in view.received_buffers
-    ]
-    return 2 * sum(came) >= _EQUATIONS * images * math.prod(shape)
+    """Whether the statistics that training moved are enough numbers for the pixels of so many images."""
+    moved = 0
+    for name, layer in norms(module).items():
+        sent, back = (each.get(_key(name, "running_mean")) for each in (view.buffers, view.received_buffers))
+        moved += 0 if back is None or (sent is not None and torch.equal(sent, back)) else 2 * layer.num_features
+    return moved >= _EQUATIONS * images * math.prod(shape)
 
 
 def batch_statistics(module: nn.Module, view: ServerView) -> Statistics:
     """Mean and deviation of the client's own batches before every batch-norm layer.
 
     A step moves a buffer by r' = (1 - m) r + m s, so that after n steps the server solves for the average of the s,
-    the later ones weighing more; exact at one step. Where no buffer came back: the running statistics it sent.
+    the later ones weighing more; exact at one step. Without a momentum, r is the mean over all steps so far, of which
+    the server knows the number. Where no buffer came back: the running statistics it sent.
     """
     found: Statistics = {}
     device = next(iter(view.params.values())).device
     for name, layer in norms(module).items():
-        momentum = _MOMENTUM if layer.momentum is None else layer.momentum
-        left = (1 - momentum) ** (view.steps or 1)
+        steps, before = view.steps or 1, view.buffers.get(_key(name, "num_batches_tracked"))
+        left = (1 - (layer.momentum or 0.0)) ** steps
+        if layer.momentum is None:
+            left = 1 - steps / (steps + (0 if before is None else int(before)))
         pair = []
         for kind in ("running_mean", "running_var"):
             key = _key(name, kind)

@@ -68,4 +68,18 @@ def test_as_many_statistics_as_twice_the_pixels_determine_an_image(batch) -> Non
     view, module = normed_view(batch(0, 1)), NORMED.build()  # 32 statistics
     assert determined_by(module, view, (1, 4, 4), 1) and not determined_by(module, view, (1, 4, 4), 2)
     assert not determined_by(module, view, (1, 4, 5), 1)
-    assert not determined_by(module, dataclasses.replace(view, received_buffers={}), (1, 4, 4), 1)
+    for back in ({}, view.buffers):  # nothing came back, or a model that trains in evaluation mode
+        assert not determined_by(module, dataclasses.replace(view, received_buffers=back), (1, 4, 4), 1)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_mean_over_all_steps_is_solved_for_as_well(batch, before: int) -> None:
+    layer, seen = nn.BatchNorm2d(1, momentum=None), [batch(number, 4).x for number in range(before + 1)]
+    for x in seen[:before]:
+        layer(x)
+    sent = {name: buffer.clone() for name, buffer in layer.state_dict().items()}
+    layer(seen[-1])
+    view = ServerView(sent, {}, buffers=sent, received_buffers=layer.state_dict(), steps=1)
+    mean, deviation = batch_statistics(layer, view)[""]
+    assert float(mean) == pytest.approx(float(seen[-1].mean()), abs=1e-5)
+    assert float(deviation) == pytest.approx(float(seen[-1].std()), abs=1e-5)

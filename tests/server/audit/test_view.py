@@ -111,6 +111,9 @@ def test_rounds_in_which_more_leaves_are_told_where_none_was_audited(
 def test_statistics_that_nothing_explains_leave_a_doubt(defenses: tuple[str, ...], images: int, doubted: bool) -> None:
     task = Task("tests.attacks.engine.test_beside:wide", (1, 8, 8), 10)
     params, buffers = initial(task, 0)
-    view = ServerView(params, params, buffers=buffers, received_buffers=buffers, defenses=defenses, num_examples=images)
+    moved = {name: buffer + 1 for name, buffer in buffers.items()}
+    view = ServerView(params, params, buffers=buffers, received_buffers=moved, defenses=defenses, num_examples=images)
     assert unread(view, task) == (STATISTICS if doubted else "")
-    assert unread(replace(view, received_buffers={}), task) == ""
+    assert (
+        unread(replace(view, received_buffers={}), task) == unread(replace(view, received_buffers=buffers), task) == ""
+    )
