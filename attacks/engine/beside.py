@@ -20,17 +20,19 @@ from prunella.attacks.engine.adapted import AdaptedTarget, solve
 from prunella.attacks.engine.case import SOLVED, Case, Found
 from prunella.attacks.engine.choice import explains
 from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, descended_by, first_guess
+from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.engine.squares import squares_target
-from prunella.attacks.engine.statistics import Statistics, batch_statistics, determined_by, statistics_of
+from prunella.attacks.engine.statistics import Statistics, batch_statistics, determined_by, moved, statistics_of
 from prunella.core.errors import AttackError
-from prunella.core.types import Reconstruction
+from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.models.precode import Bottleneck
 
 SQUARES, STATISTICS = "squared gradients", "batch-norm statistics"
 _SHARE = 0.2  # of the budget, of each
 _STARTS = 4  # public ones, and random ones
+_RANKED = 256  # groups of public images that the first are taken from
 _FITTED = 1e-5  # relative squared distance of statistics that are the image's own
 _SMALL = 0.1  # of the mean statistic: below, a statistic is not weighed up
 
@@ -39,17 +41,14 @@ def told(case: Case, shadow: Shadow | None) -> Found | None:
     """The images that explain what left beside the update, if anything did."""
     if case.setting.merged or case.setting.noisy_images:
         return None
-    return _by_squares(case) or _by_statistics(case, shadow)
+    return _attempted(lambda: _by_squares(case)) or _attempted(lambda: _by_statistics(case, shadow))
 
 
-def _attempted(case: Case, attempt: Callable[[], Reconstruction]) -> Reconstruction | None:
-    begin = time.monotonic()
+def _attempted(attempt: Callable[[], Found | None]) -> Found | None:
     try:
-        answer = attempt()
+        return attempt()
     except (AttackError, RuntimeError, LookupError):  # diverged, memory that is not there, a layer of another kind
         return None
-    case.budget.spend(answer.iterations, time.monotonic() - begin)
-    return answer
 
 
 def _by_squares(case: Case) -> Found | None:
@@ -57,19 +56,21 @@ def _by_squares(case: Case) -> Found | None:
         return None
     if (posed := squares_target(case.view, case.task, case.setting.target)) is None:
         return None
-    starts = case.attack.restarts
+    starts, begin = case.attack.restarts, time.monotonic()
     most = case.iterations(_SHARE / starts, case.attack.iterations)
     settings = Inversion(iterations=most, restarts=starts, tolerance=SOLVED)
-    store = ResumeStore(stopped=case.budget.late)
-    answer = _attempted(case, lambda: solve(posed, case.view, case.task, settings, case.generator, store))
-    found = [] if answer is None else [Found(SQUARES, answer, None, answer.objective)]
-    return found[0] if explains(found) else None
+    answer = solve(posed, case.view, case.task, settings, case.generator, ResumeStore(stopped=case.budget.late))
+    case.budget.spend(answer.iterations * starts, time.monotonic() - begin)
+    found = Found(SQUARES, answer, None, answer.objective)
+    return found if explains([found]) else None
 
 
-def _weighed(target: AdaptedTarget) -> AdaptedTarget:
-    """Every number counts by its own size."""
-    size = target.wanted.abs().clamp_min(_SMALL * float(target.wanted.abs().mean()))
-    return AdaptedTarget(lambda x, y: target.dummy(x, y) / size, target.wanted / size, None, target.target)
+def statistics_target(view: ServerView, target: Target) -> AdaptedTarget:
+    """The problem that the statistics pose: each mean and deviation, by its own size."""
+    wanted = batch_statistics(target.module, view, moved(target.module, view))
+    flat = _flat(wanted)
+    size = flat.abs().clamp_min(_SMALL * float(flat.abs().mean()))
+    return AdaptedTarget(lambda x, _: _flat(statistics_of(target, wanted, x)) / size, flat / size, None, target)
 
 
 def _flat(statistics: Statistics) -> Tensor:
@@ -77,27 +78,27 @@ def _flat(statistics: Statistics) -> Tensor:
 
 
 def _by_statistics(case: Case, shadow: Shadow | None) -> Found | None:
-    target, view = case.setting.target, case.view
-    if len(target.plan.batches) > 1 or not determined_by(target.module, view, case.task.shape, case.images):
+    target, budget = case.setting.target, case.budget
+    if len(target.plan.batches) > 1 or not determined_by(target.module, case.view, case.task.shape, case.images):
         return None
-    wanted = batch_statistics(target.module, view)
-    posed = _weighed(AdaptedTarget(lambda x, _: _flat(statistics_of(target, wanted, x)), _flat(wanted), None, target))
     most = case.iterations(_SHARE / (2 * _STARTS), 2 * case.attack.iterations)
     settings = Inversion(
         objective="euclidean", optimizer="adam", signed=False, learning_rate=0.03, iterations=most, tolerance=SOLVED
     )
-    measure = posed.measure(settings)
+    adapted, store = statistics_target(case.view, target).measure(settings), ResumeStore(stopped=budget.late)
     none = torch.zeros(case.images, dtype=torch.long, device=target.flat.device)  # statistics have no labels
-    found: list[Reconstruction] = []
+
+    def measure(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        budget.spend(1)
+        return adapted(x, labels)
+
     for x in _starts(case, shadow, lambda x: float(measure(x.clone(), none)[0])):
         guess = Guess(x.requires_grad_(), none, False)
         objective = descended_by(measure, settings, guess)
-        answer = _attempted(case, lambda g=guess, o=objective: descend_alone(settings, g, o, target.module))  # type: ignore[misc]
-        found += [] if answer is None else [answer]
-        best = min(found, key=lambda each: each.objective, default=None)
-        if best is not None and best.objective <= _FITTED:
-            return Found(STATISTICS, replace(best, y=_labels(case, best.x)), None, best.objective)
-        if case.budget.late():
+        answer = descend_alone(settings, guess, objective, target.module, store.next_file(settings, [x]))
+        if answer.objective <= _FITTED:
+            return Found(STATISTICS, replace(answer, y=_labels(case, answer.x)), None, answer.objective)
+        if budget.late():
             break
     return None
 
@@ -121,8 +122,8 @@ def _starts(case: Case, shadow: Shadow | None, missed: Callable[[Tensor], float]
     """Public images [N, C, H, W], of those at hand the groups with the nearest statistics, then random ones."""
     device = case.setting.target.flat.device
     if shadow is not None:
-        groups = [each for each in torch.split(shadow.public.x, case.images) if len(each) == case.images]
-        groups = sorted((each.to(device) for each in groups), key=missed)
-        yield from (each.clone() for each in groups[:_STARTS])
+        groups = torch.split(shadow.public.x[: _RANKED * case.images], case.images)
+        ranked = [(missed(x.to(device)), x) for x in groups if len(x) == case.images and not case.budget.late()]
+        yield from (x.to(device, copy=True) for _, x in sorted(ranked, key=lambda each: each[0])[:_STARTS])
     for _ in range(_STARTS):
         yield first_guess(case.setting.target, case.task, torch.zeros(case.images), case.generator).x.detach()

@@ -19,7 +19,8 @@ from prunella.core.types import ServerView
 from prunella.tasks.models.layers import Shape
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # of every batch-norm layer, mean and deviation [channels]
-_EQUATIONS = 2  # statistics per pixel: of two images with 1.25, what had them to 1e-4 was 20 dB from these
+_DEAD = 1e-2  # of a layer's largest deviation: below, the channel is pruned away, and rounding is left
+_EQUATIONS = 1.5  # statistics per pixel: of two images with 1.25, what had them to 1e-4 was 20 dB from these
 
 
 def _key(layer: str, buffer: str) -> str:
@@ -32,59 +33,73 @@ def norms(module: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def determined_by(module: nn.Module, view: ServerView, shape: Shape, images: int) -> bool:
-    """Whether the statistics that training moved are enough numbers for the pixels of so many images."""
-    moved = 0
-    for name, layer in norms(module).items():
+def moved(module: nn.Module, view: ServerView) -> list[str]:
+    """The layers whose statistics came back as they were not sent: not those that nobody calls, or that evaluate."""
+    found = []
+    for name in norms(module):
         sent, back = (each.get(_key(name, "running_mean")) for each in (view.buffers, view.received_buffers))
-        moved += 0 if back is None or (sent is not None and torch.equal(sent, back)) else 2 * layer.num_features
-    return moved >= _EQUATIONS * images * math.prod(shape)
+        if sent is not None and back is not None and not torch.equal(sent, back):
+            found.append(name)
+    return found
 
 
-def batch_statistics(module: nn.Module, view: ServerView) -> Statistics:
-    """Mean and deviation of the client's own batches before every batch-norm layer.
+def determined_by(module: nn.Module, view: ServerView, shape: Shape, images: int) -> bool:
+    """Whether the statistics that training moved are enough numbers for the pixels of so many images. Channels that are
+    pruned away tell none."""
+    found = batch_statistics(module, view, moved(module, view)).values()
+    alive = sum(int((deviation > _DEAD * deviation.max()).sum()) for _, deviation in found)
+    return 2 * alive >= _EQUATIONS * images * math.prod(shape)
+
+
+def batch_statistics(module: nn.Module, view: ServerView, names: Iterable[str] | None = None) -> Statistics:
+    """Mean and deviation of the client's own batches before every batch-norm layer, or before those of ``names``.
 
     A step moves a buffer by r' = (1 - m) r + m s, so that after n steps the server solves for the average of the s,
     the later ones weighing more; exact at one step. Without a momentum, r is the mean over all steps so far, of which
     the server knows the number. Where no buffer came back: the running statistics it sent.
     """
     found: Statistics = {}
-    device = next(iter(view.params.values())).device
-    for name, layer in norms(module).items():
+    layers, device = norms(module), next(iter(view.params.values())).device
+    for name in layers if names is None else names:
+        layer, pair = layers[name], []
         steps, before = view.steps or 1, view.buffers.get(_key(name, "num_batches_tracked"))
         left = (1 - (layer.momentum or 0.0)) ** steps
         if layer.momentum is None:
             left = 1 - steps / (steps + (0 if before is None else int(before)))
-        pair = []
         for kind in ("running_mean", "running_var"):
             key = _key(name, kind)
             sent = view.buffers.get(key, getattr(layer, kind)).detach().to(device)
             back = view.received_buffers.get(key)
             pair.append(sent if back is None else (back - left * sent) / (1 - left))
-        found[name] = (pair[0], pair[1].clamp_min(0).sqrt())
+        found[name] = pair[0], _deviation(pair[1].clamp_min(0))
     return found
+
+
+def _deviation(variance: Tensor) -> Tensor:
+    return (variance + torch.finfo(variance.dtype).eps).sqrt()
 
 
 def statistics_of(target: Target, names: Iterable[str], x: Tensor) -> Statistics:
     """Mean and deviation before each of these layers where the target's weights train on x [N, C, H, W], with their
-    graph."""
+    graph. ``KeyError`` for a layer that nobody calls."""
     caught: dict[str, Tensor] = {}
 
     def catch(name: str) -> RemovableHandle:
         layer = target.module.get_submodule(name)
         return layer.register_forward_pre_hook(lambda _, inputs: caught.__setitem__(name, inputs[0]))
 
-    hooks = [catch(name) for name in names]
+    hooks = {name: catch(name) for name in names}
     buffers: Tree = {name: buffer.clone() for name, buffer in target.buffers.items()}
     params = {name: tensor.detach() for name, tensor in target.params.items()}
     try:
         with torch.enable_grad():
             functional_call(target.module, (params, buffers), (x,))
-            each = {name: seen.transpose(0, 1).flatten(1) for name, seen in caught.items()}
-            # running_var is unbiased, too
-            return {n: (t.mean(dim=1), (t.var(dim=1) + torch.finfo(t.dtype).eps).sqrt()) for n, t in each.items()}
+            each = {name: caught[name].transpose(0, 1).flatten(1) for name in hooks}
+            return {
+                n: (t.mean(dim=1), _deviation(t.var(dim=1))) for n, t in each.items()
+            }  # running_var is unbiased, too
     finally:
-        for hook in hooks:
+        for hook in hooks.values():
             hook.remove()
 
 

@@ -16,7 +16,7 @@ from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import loss_and_gradient
 
-QUICK = Portfolio(passes=20_000, label_passes=0, seconds=600, restarts=1)
+QUICK = Portfolio(passes=40_000, label_passes=0, seconds=600, restarts=1)
 
 
 def wide(shape: Shape, classes: int) -> nn.Module:
