@@ -385,11 +385,11 @@ def federate(federation: Federation, grid: Grid) -> None:
             break
         arrays, done = one_round(federation, grid, round, arrays), round
     evaluate_last(federation, done, arrays, grid)
-    sent = [round for round in range(1, done + 1) if federation.strategy.importance_names(round)]
-    note = "; ".join(filter(None, (reason, roster.refused()))) or None
-    federation.store.write_run(note=note, unaudited=never_audited(run, sent) or None)
+    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
+    sent = [round for round in range(1, done + 1) if federation.strategy.importance_names(round)]
+    federation.store.write_run(unaudited=never_audited(run, sent, federation.store.audits()) or None)
 
 
 def set_threads() -> None:

@@ -42,6 +42,7 @@ from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, sc
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
+from prunella.server.audit.view import unread
 from prunella.server.report.evidence import KINDS, in_words
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import duration, plural
@@ -211,7 +212,7 @@ class TraceAudit:
         return found, self._trial(found)
 
     def _trial(self, found: Replay) -> Trial:
-        view, _, about = self.seen
+        view, task, about = self.seen
         own = self.run is not None and self.sources.truth is None  # else the trace would say whose images they are
         kind = about.get("kind") if own and about.get("kind") in IMAGES else "client"
         attempt = found.attempt
@@ -220,7 +221,8 @@ class TraceAudit:
         line["sites"] = self.stage.sent.sites if self.stage.sent.sites > 1 else None
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
         line |= {"objective": found.answer.fit, "seconds": found.seconds, "found_by": found.answer.found_by}
-        doubt = clean(str(about.get("doubt") or ""))  # of a sum, as its run's own audit has it
+        doubt = clean(str(about.get("doubt") or "")) or ("" if line["sites"] else unread(view, task))
+        doubt = "" if explained and not line["sites"] else doubt  # as its run's own audit has it
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         line = (
             line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, explained)
@@ -247,7 +249,8 @@ class TraceAudit:
         """What is known of the model: from the run's own files or, outside a run, from the public images named."""
         view, task, _ = self.seen
         if self.run is not None and (self.run / RUN).is_file():
-            return run_state(read_run(self.run), read_metrics(self.run))
+            known = run_state(read_run(self.run), read_metrics(self.run))
+            return replace(known, rounds=1, unaudited="")  # of other rounds this audit says nothing
         return replace(learned(task, view, None, self.named), defended=view.defenses not in ((), ("none",)))
 
     def verdict(self, trials: list[Trial]) -> RunVerdict:

@@ -39,7 +39,7 @@ class Order:
 @dataclass(frozen=True)
 class Attempt:
     """What an attack found, on the CPU; whether it was ``cut`` short; and whether its images explain the update, None
-    where the attack has no objective that would say."""
+    where the attack has no objective that would say. Noisy copies of a client's images explain nothing."""
 
     rebuilt: Reconstruction
     cut: bool

@@ -6,8 +6,9 @@ steps apart and the attacks take them together, which is the same for one step o
 else an approximation: the control, a sum of public clients that step apart, shows what the attack is worth there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.statistics import determined_by
@@ -19,10 +20,10 @@ from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
 from prunella.tasks.task import Task
 
-SQUARES = "squared gradients of pruned weights left beside the update, covered by no noise, and nothing explained them"
+SQUARES = "squared gradients of pruned weights left beside the update, and nothing explained them"
 STATISTICS = (
-    "batch norm's statistics left beside the update, covered by no noise and more numbers than its images have pixels, "
-    "and nothing explained them"
+    "batch norm's statistics left beside the update, more numbers than its images have pixels, and nothing explained "
+    "them"
 )
 UNEQUAL = (
     "the sum hides how much each client weighs, and the attack takes all as equal: they are where every client has {0} "
@@ -52,15 +53,18 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
 
 
 def squares_tell(defenses: Sequence[str]) -> bool:
-    """Whether squared gradients beside the update tell more than it does: of gradients without noise."""
-    names = [name for name in defenses if name != "none"]
-    return bool(names) and not any(name in DEFENSES and DEFENSES[name].noisy for name in names)
+    """Whether squared gradients beside the update tell more than it does: one that is not as its gradients are, which
+    have no noise."""
+    known = [DEFENSES.get(name) for name in defenses if name != "none"]
+    behind = [entry for entry in known if entry is None or entry.stage != "data"]
+    return bool(behind) and not any(entry is not None and entry.noisy for entry in behind)
 
 
-def never_audited(run: Run, sent: Sequence[int]) -> str:
-    """What verdicts have to know of the rounds in which squared gradients were ``sent``: "" if one of them was audited,
-    or if none had to be."""
-    if not sent or not run.audit_every or any(map(run.audits, sent)) or not squares_tell(run.defense_names):
+def never_audited(run: Run, sent: Sequence[int], audits: Iterable[Mapping[str, Any]]) -> str:
+    """What verdicts have to know of the rounds in which squared gradients were ``sent``: "" if a client of one of them
+    was audited, or if none had to be."""
+    audited = {audit["round"] for audit in audits if audit["kind"] == "client" and audit["outcome"] != "no-consent"}
+    if not sent or not run.audit_every or audited & set(sent) or not squares_tell(run.defense_names):
         return ""
     which = f"round {sent[0]}" if len(sent) == 1 else f"rounds {', '.join(map(str, sent[:-1]))} and {sent[-1]}"
     none = "which was not audited" if len(sent) == 1 else "none of which was audited"

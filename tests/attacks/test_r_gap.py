@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from prunella.attacks import ATTACKS
-from prunella.attacks.r_gap import RGap, chain_of, inverse, last_features, slope_at, solve_convolution
+from prunella.attacks.r_gap import RGap, chain_of, inverse, last_features, slope_at, solve_convolution, solve_image
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr, score
 from prunella.core.errors import AttackError
@@ -34,6 +34,13 @@ def test_rebuilds_undefended_images_almost_exactly_and_not_another(same_label) -
         right, wrong = score(found, truth), score(found, other)
         assert right.psnr.mean > 35 and right.label_accuracy == 1.0 and found.objective < 1e-6
         assert wrong.psnr.mean < 20
+
+
+def test_what_an_image_with_noise_explains_is_not_what_of_it_is_in_the_box(batch) -> None:
+    truth = batch(0, 1)
+    noisy = PrivateBatch(truth.x + torch.randn(truth.x.shape, generator=stream(0, purpose="noise")), truth.y)
+    view, attack = view_of(CNN6, noisy), RGap(iterations=200)
+    assert solve_image(view, CNN6, attack)[2] < 1e-6 < 1e-2 < run(view, CNN6, attack).objective
 
 
 def test_a_wrong_view_gives_nothing(batch) -> None:

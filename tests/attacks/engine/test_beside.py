@@ -77,7 +77,7 @@ def test_statistics_are_asked_only_where_they_are_one_batch_s_and_enough(batch, 
 
     view = {
         "nothing came back": lambda: sent(batch(0, 1), received_buffers={}),
-        "several steps": lambda: sent(batch(0, 1), steps=2, num_examples=2),
+        "several steps": lambda: sent(batch(0, 1), steps=2, num_examples=1),
         "more images": lambda: sent(batch(0, 2)),
         "noisy images": lambda: sent(batch(0, 1), defenses=("channel-natural", "gaussian")),
     }[why]()

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prunella.deploy.cli.main import app
+from prunella.server.store.schema import row
 from tests.server.report.stored import full_run, new_run
 
 RUNNER = CliRunner()
@@ -43,7 +44,8 @@ def test_a_run_is_attested_and_verified_and_a_changed_word_refused(
 def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     new_run(tmp_path / "runs" / "going", status="running")
-    new_run(tmp_path / "runs" / "refused", rounds=0, status="failed")
+    refused = new_run(tmp_path / "runs" / "refused", rounds=0, status="failed")
+    refused.append_metrics(0, [row("clients_available", 1)])  # one came, and the run ended while it waited for more
     full_run(tmp_path / "runs" / "one")
     for arguments, words in (
         (("attest", "going"), "attest it when it has ended"),

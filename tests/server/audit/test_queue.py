@@ -356,6 +356,17 @@ def test_an_audit_that_failed_says_why(
     assert audit["reason"] is None if reason is None else audit["reason"].startswith(reason)
 
 
+@pytest.mark.parametrize(("iterations", "ok", "reason"), [(5, False, "statistics left"), (600, None, None)])
+def test_a_doubt_stands_unless_images_explained_the_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int, ok: bool | None, reason: str | None
+) -> None:
+    monkeypatch.setattr("prunella.server.audit.queue.unread", lambda view, task: "statistics left")
+    one = {"defenses": "none", "local_steps": 1, "batch_size": 1, "sgi__iterations": iterations}
+    federation, _ = go(tmp_path, "scores", **one)
+    audit = kinds(federation)["client"]
+    assert (audit["outcome"], audit["ok"], audit["reason"]) == ("scored", ok, reason)
+
+
 def test_a_client_that_withholds_its_update_in_an_audited_round_is_named(tmp_path: Path) -> None:
     def withhold(message: Message) -> Message:
         if message.metadata.message_type != "train" or message.metadata.src_node_id != 100:

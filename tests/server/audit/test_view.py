@@ -82,11 +82,11 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
     [
         ({}, [4, 8], "rounds 4 and 8, none of which was audited (audit-every=4 audits them)"),
         ({}, [4], "round 4, which was not audited (audit-every=4 audits them)"),
-        ({"audit_every": 4}, [4, 8], ""),
-        ({"rounds": 8}, [4, 8], ""),  # the last round is audited
+        ({}, [4, 10], ""),
         ({"audit_every": 0}, [4, 8], ""),  # nothing is judged
         ({"defenses": "none"}, [4, 8], ""),  # the update tells more
         ({"defenses": "gaussian"}, [4, 8], ""),
+        ({"defenses": "channel-natural"}, [4, 8], ""),  # squares of the same noisy images
         ({"defenses": "dgp,leakage-guard"}, [4, 8], ""),
         ({}, [], ""),
     ],
@@ -94,7 +94,12 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
 def test_rounds_in_which_more_leaves_are_told_where_none_was_audited(
     changes: dict[str, object], sent: list[int], words: str
 ) -> None:
-    said = never_audited(Run(**{"rounds": 10, "audit_every": 10, "defenses": "priprune", **changes}), sent)
+    audits = [
+        {"round": 10, "kind": "client", "outcome": "scored"},
+        {"round": 4, "kind": "control", "outcome": "scored"},
+    ]
+    audits += [{"round": 8, "kind": "client", "outcome": "no-consent"}]
+    said = never_audited(Run(**{"rounds": 10, "audit_every": 10, "defenses": "priprune", **changes}), sent, audits)
     assert said == (f"squared gradients left beside the updates of {words}" if words else "")
 
 
