@@ -74,6 +74,7 @@ class Federation:
     empty_rounds: int = 0
     best: float = -1.0
     evaluator: Evaluator = field(init=False)
+    squared: set[int] = field(default_factory=set)  # rounds in which squared gradients came
 
     def __post_init__(self) -> None:
         self.evaluator = Evaluator(self.run, self.model, self.test)
@@ -84,6 +85,8 @@ class Federation:
         if member is not None:
             self.ledgers[str(member.client)] = contribution.ledger
         expected = self.strategy.downlink.expected(contribution.node)
+        if contribution.importance is not None and any(bool(t.any()) for t in contribution.importance.values()):
+            self.squared.add(expected.round)  # not of a site with conditions, whose are all zero
         if self.auditor.due(expected.round):
             start = self.strategy.view_start(expected, contribution)
             self.auditor.file_client(expected, contribution, member, start)
@@ -388,7 +391,7 @@ def federate(federation: Federation, grid: Grid) -> None:
     federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
-    sent = [round for round in range(1, done + 1) if federation.strategy.importance_names(round)]
+    sent = sorted(federation.squared.union(filter(federation.strategy.importance_names, range(1, start + 1))))
     federation.store.write_run(unaudited=never_audited(run, sent, federation.store.audits()) or None)
 
 

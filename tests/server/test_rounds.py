@@ -15,7 +15,7 @@ from prunella.client.accounts import FILE as ACCOUNT
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.files import read_tree
-from prunella.core.trees import map_trees
+from prunella.core.trees import map_trees, zeros_like
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.ledger import spending
 from prunella.privacy.ledger.ledger import Ledger, from_json
@@ -123,6 +123,29 @@ def test_prunefl_moves_its_mask_only_when_it_reconfigures(tmp_path: Path) -> Non
         masks.append(final(tmp_path / str(rounds)).mask)
     moved = [any(not torch.equal(a[n], b[n]) for n in a) for a, b in zip(masks, masks[1:], strict=False)]
     assert moved == [True, False]
+
+
+@pytest.mark.parametrize("leave", [True, False])
+def test_rounds_in_which_squared_gradients_came_are_told_where_none_was_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: bool
+) -> None:
+    """Also after a resume; and not of sites that kept theirs, which send zeros."""
+    if not leave:
+        where = "prunella.strategies.round.local.importance_that_leaves"
+        monkeypatch.setattr(where, lambda chain, squares, *_: zeros_like(squares))
+    asked = {
+        "strategy": "prunefl",
+        "defenses": "top-k",
+        "prunefl__adjust_interval": 2,
+        "audit_every": 3,
+        "attack": "sgi",
+    }
+    asked |= {"sgi__iterations": 2, "membership": False}
+    federation = go(tmp_path, rounds=3, **asked)
+    told = "squared gradients left beside the updates of round 2, which was not audited (audit-every=2 audits them)"
+    assert federation.store.run()["unaudited"] == (told if leave else None)
+    if leave:
+        assert go(tmp_path, rounds=3, resume=True, **asked).store.run()["unaudited"] == told
 
 
 def poison_first_client(message: Message) -> Message:
