@@ -12,6 +12,7 @@ core.errors.ConfigError: unknown setting 'round': did you mean 'rounds'? Valid: 
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -89,6 +90,8 @@ class Run(BaseModel):
     #: of the clients' SGD; auto is the rate that the dataset's line recommends: 0.25 for digits
     learning_rate: Positive = 0.25
     learning_rate_decay: Share = 1.0  #: factor on the clients' learning rate after every round
+    #: rounds over which the clients' learning rate falls to zero along half a cosine; 0: it does not
+    learning_rate_horizon: Annotated[int, Field(ge=0)] = 0
     momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
     weight_decay: Weight = 0.0  #: of the clients' SGD
     #: where clients train and, if it has one, the server evaluates: auto takes CUDA if PyTorch sees it, else the CPU;
@@ -133,6 +136,11 @@ class Run(BaseModel):
 
     @model_validator(mode="after")
     def _learns_to_the_end(self) -> Self:
+        if 0 < self.learning_rate_horizon < self.rounds:
+            raise ValueError(
+                f"learning-rate-horizon: nothing is left of the rate in round {self.learning_rate_horizon + 1}: "
+                f"choose at least the rounds, {self.rounds}"
+            )
         if self.rate_in(self.rounds) == 0:
             raise ValueError(
                 f"learning-rate-decay: nothing is left of the rate in round {self.rounds}: choose one nearer to 1"
@@ -144,8 +152,13 @@ class Run(BaseModel):
 
         >>> Run(learning_rate=0.1, learning_rate_decay=0.5).rate_in(3)
         0.025
+
+        With ``learning_rate_horizon`` a cosine without restarts beside it (Loshchilov and Hutter 2017, Eq. 5).
         """
-        return self.learning_rate * self.learning_rate_decay ** (round - 1)
+        cosine = 1.0
+        if self.learning_rate_horizon:
+            cosine = (1 + math.cos(math.pi * min(1.0, (round - 1) / self.learning_rate_horizon))) / 2
+        return self.learning_rate * self.learning_rate_decay ** (round - 1) * cosine
 
     @property
     def defense_names(self) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ all in every round: ``dense`` and the two ways to prune at that rate, reached in
 Accuracy is on all test images, for each of ``--seeds``, the mean of the last three of ten evaluations, since a single
 round's moves by points. Seconds are of a whole round, all its clients one after the other and the server, the median of
 the rounds at the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too;
-bytes are those of the last. Clients learn at ``--rate``, times ``--decay`` after every round. ``--jobs`` federations go
-at a time, on ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
+bytes are those of the last. Clients learn at ``--rate``, which falls to zero along half a cosine over ``--horizon``
+rounds (0: it stays). ``--jobs`` federations go at a time, on ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
@@ -164,7 +164,7 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
         "batch_size": options.batch,
         "device": options.device,
         "learning_rate": options.rate,
-        "learning_rate_decay": options.decay,
+        "learning_rate_horizon": options.horizon,
         "momentum": 0.9,
         "evaluate_every": max(1, options.rounds // EVALUATIONS),
     }
@@ -214,6 +214,8 @@ def compare(options: Any) -> dict[str, Any]:
         raise ArgumentTypeError("--batch, --steps and --jobs must be at least 1, --rounds 0 or at least 2")
     if options.ramp and not 0 < options.ramp < options.rounds:
         raise ArgumentTypeError("--ramp must lie between 0 and --rounds: seconds are of the rounds after it")
+    if options.horizon and options.horizon < options.rounds:
+        raise ArgumentTypeError("--horizon must be 0 or at least --rounds: nothing is learnt after it")
     if options.repeat < 0 or not (options.repeat or options.rounds):
         raise ArgumentTypeError("--repeat must be at least 1, or 0 with --rounds, which is then all that is measured")
     if DENSE not in (arms := options.arms.split(",")) or set(arms) - {DENSE, WEIGHTS, FILTERS}:
@@ -272,5 +274,5 @@ def show(result: dict[str, Any]) -> None:
 if __name__ == "__main__":
     lengths = {"--steps": 8, "--batch": 16, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--ramp": 0}
     chosen = {"--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, "--arms": f"{DENSE},{WEIGHTS},{FILTERS}"}
-    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--decay": 1.0, "--jobs": 1}
+    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--horizon": 0, "--jobs": 1}
     command(__doc__, compare, show, {**other, **chosen, **lengths})

@@ -42,7 +42,7 @@ from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, sc
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
-from prunella.server.audit.view import unread
+from prunella.server.audit.view import standing, unread
 from prunella.server.report.evidence import KINDS, in_words
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import duration, plural
@@ -221,8 +221,7 @@ class TraceAudit:
         line["sites"] = self.stage.sent.sites if self.stage.sent.sites > 1 else None
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
         line |= {"objective": found.answer.fit, "seconds": found.seconds, "found_by": found.answer.found_by}
-        doubt = clean(str(about.get("doubt") or "")) or ("" if line["sites"] else unread(view, task))
-        doubt = "" if explained and not line["sites"] else doubt  # as its run's own audit has it
+        doubt = standing(clean(str(about.get("doubt") or "")) or unread(view, task), explained)
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         line = (
             line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, explained)

@@ -47,7 +47,7 @@ from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
 from prunella.server.audit.shadow import alike, attacked, template_of, write_public, write_sent
-from prunella.server.audit.view import expected_view, moved_mask, sum_view, unequal, unread, view_of
+from prunella.server.audit.view import expected_view, moved_mask, standing, sum_view, unequal, unread, view_of
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.secure_sum.collector import OpenedSum
@@ -194,7 +194,8 @@ class Auditor:
         audits that failed of those that do not deny them."""
         inside, counted = opened.clients, parse_section(self.raw, SECURE_SUM, SecureSum).examples
         view = sum_view(self.run, expected, opened, counted)
-        subject = Subject(view, None, len(inside), inside, unequal(self.run, opened, counted))
+        doubt = unequal(self.run, opened, counted) or unread(view, self.task)
+        subject = Subject(view, None, len(inside), inside, doubt)
         self._matched(expected, subject)
         consents = {member.client: member.consent for member in members if member.client in inside}
         if all(consents.get(client) == SHOWN for client in inside):  # not of one whose consent is not known
@@ -343,7 +344,7 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        doubt = "" if result["explained"] and not job.sites else job.doubt  # a sum's is about what explains it
+        doubt = standing(job.doubt, result["explained"])
         ok, why = evidence(job.defense, result["explained"], reported, result["reason"] or doubt or None)
         self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, why)
 

@@ -71,8 +71,14 @@ def never_audited(run: Run, sent: Sequence[int], audits: Iterable[Mapping[str, A
     return f"squared gradients left beside the updates of {which}, {none} (audit-every={sent[0]} audits them)"
 
 
+def standing(doubt: str, explained: bool | None) -> str:
+    """What is left of a view's doubt once its attack has ended. Images that explain the view settle one about what
+    nothing explained, and none about what a sum hides of its clients: that is about what explains it."""
+    return "" if explained and doubt in (SQUARES, STATISTICS) else doubt
+
+
 def unread(view: ServerView, task: Task) -> str:
-    """Why finding nothing in a client's view, and images that do not explain it, would prove nothing; "" where nothing
+    """Why finding nothing in a view, of a client or of a sum, and images that do not explain it, would prove nothing; "" where nothing
     is known that would: what the defenses withhold of the update, or change in it, may be told by what leaves around
     them, squared gradients and batch norm's statistics."""
     if set(view.defenses) <= {"none"}:

@@ -142,3 +142,5 @@ def test_a_round_trains_at_its_own_rate_and_on_the_network_of_the_round(tmp_path
     shapes = [decaying.procedure_of(round).shape for round in (1, 2)]  # importances are asked for in the second
     assert shapes == [decaying.procedure.shape, None]
     assert session(tmp_path, learning_rate=0.5).procedure_of(9).sgd.learning_rate == 0.5
+    halved = session(tmp_path, learning_rate=0.5, learning_rate_horizon=16).procedure_of(9)
+    assert halved.sgd.learning_rate == pytest.approx(0.25)

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from prunella.core.config import Rate, Run, check_sections, parse_run, parse_section, section_defaults
 from prunella.core.errors import ConfigError
@@ -44,6 +45,22 @@ def test_a_rate_that_vanishes_before_the_last_round_is_refused() -> None:
     assert Run(learning_rate_decay=0.1, rounds=300).rate_in(300) > 0
     with pytest.raises(ConfigError, match="^learning-rate-decay: nothing is left of the rate in round 400"):
         parse_run({"learning-rate-decay": 0.1, "rounds": 400})
+
+
+def test_the_rate_falls_along_half_a_cosine_to_the_horizon_whatever_the_rounds() -> None:
+    falling = {rounds: Run(learning_rate=0.4, learning_rate_horizon=12, rounds=rounds) for rounds in (4, 12)}
+    assert falling[4].rate_in(1) == 0.4 and falling[4].rate_in(7) == pytest.approx(0.2)
+    assert falling[4].rate_in(5) == falling[12].rate_in(5) == pytest.approx(0.3)  # cos(pi / 3) is a half
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
+    for round in range(1, 13):
+        assert falling[12].rate_in(round) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    both = Run(learning_rate=0.4, learning_rate_horizon=12, learning_rate_decay=0.5)
+    assert both.rate_in(5) == pytest.approx(0.3 * 0.5**4)
+    with pytest.raises(ConfigError, match="^learning-rate-horizon: .*in round 4: choose at least the rounds, 5"):
+        parse_run({"learning-rate-horizon": 3, "rounds": 5})
 
 
 def test_settings_are_frozen() -> None:

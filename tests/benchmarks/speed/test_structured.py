@@ -16,7 +16,7 @@ from prunella.pruning.compact import living
 from prunella.tasks.task import Task, prunable
 
 OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "batch": 2, "repeat": 1, "rounds": 0, "seeds": 1,
-                           "clients": 2, "rate": 0.05, "decay": 1.0, "ramp": 0, "defenses": "none", "jobs": 1,
+                           "clients": 2, "rate": 0.05, "horizon": 0, "ramp": 0, "defenses": "none", "jobs": 1,
                            "arms": "dense,weights,filters", "device": "cpu"}  # fmt: skip
 
 
@@ -109,5 +109,7 @@ def test_accuracy_is_the_mean_of_the_last_evaluations_and_an_arm_can_be_left_out
     assert set(bench.federations({"cnn": 0.5}, options)["cnn"]) == {"dense", "filters"}
     with pytest.raises(ArgumentTypeError, match="--arms: dense"):
         bench.compare(SimpleNamespace(**{**OPTIONS, "arms": "filters"}))
+    with pytest.raises(ArgumentTypeError, match="--horizon must be 0 or at least --rounds"):
+        bench.compare(SimpleNamespace(**{**OPTIONS, "rounds": 4, "horizon": 3}))
     with pytest.raises(ArgumentTypeError, match="--ramp must lie between"):
         bench.compare(SimpleNamespace(**{**OPTIONS, "rounds": 4, "ramp": 4}))
