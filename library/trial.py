@@ -25,6 +25,7 @@ from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt, canary_outcome, evidence
 from prunella.server.audit.canary import DEFENDED, play_canary
 from prunella.server.audit.shadow import RunShadow, Sent, SentRound, is_single, template_of
+from prunella.server.audit.view import standing, unread
 from prunella.server.report.audit_table import result_of
 from prunella.server.report.evidence import judged, scores_in_words, who
 from prunella.server.report.state import RunState
@@ -110,7 +111,8 @@ def attacked(
         return failed(kind, attacker.name, defense, why, round=round)
     line = _line(kind, attacker.name, defense, view.describe(), round)
     line |= {"objective": found.rebuilt.fit, "seconds": time.perf_counter() - begun}
-    line |= {"found_by": found.rebuilt.found_by, "reason": CUT if found.cut else None}
+    doubt = standing(unread(view, task), found.explained) if kind == "client" else ""
+    line |= {"found_by": found.rebuilt.found_by, "reason": CUT if found.cut else doubt or None}
     if truth is None:
         return Trial(check_audit(line | {"outcome": "no-consent"}), None, found.rebuilt.x)
     return _scored(line, found, truth, gallery)

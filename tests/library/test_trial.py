@@ -1,5 +1,6 @@
 """A trial's line is a line of a run; a withheld update is a failed trial; the verdict is the rule of reports."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from prunella.attacks.score.level import level
 from prunella.core.errors import ConfigError
 from prunella.library.audit import _like, _pool
 from prunella.library.trial import Attacker, Stage, Trial, attacked, judge_trials, judging
+from prunella.server.audit.view import STATISTICS
 from prunella.server.report.evidence import fitted
 from prunella.server.report.state import RunState
 from prunella.server.report.verdict import verdict
@@ -54,6 +56,16 @@ def test_what_keeps_an_attack_from_running_is_a_failed_trial() -> None:
     assert (
         unknown.line["outcome"] == "no-consent" and "not scored" in unknown.words([]) and unknown.picture() is not None
     )
+
+
+def test_statistics_beside_a_defended_update_leave_a_doubt() -> None:
+    task = Task("tests.attacks.engine.test_beside:wide", (1, 8, 8), 10)
+    like = _like(task, 1, 1, 1, (0.1, 0.0, 0.0))
+    sent = Stage(task, like, ("dgp",), {"strategy": "fedavg"}, *_pool(like, task, None, 0)).canary("control-defended")
+    found = attacked("client", sent.view, sent.truth, task, few())
+    assert (found.line["outcome"], found.line["ok"], found.line["reason"]) == ("scored", False, STATISTICS)
+    kept = attacked("client", replace(sent.view, received_buffers={}), sent.truth, task, few())
+    assert kept.line["reason"] is None and kept.line["ok"] is not False
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no derivative"), KeyError("1.weight")])

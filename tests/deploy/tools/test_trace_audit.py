@@ -25,6 +25,7 @@ from prunella.deploy.tools.trace_audit import Stop, TraceAudit, conclusion, run_
 from prunella.library.pace import Tell
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.shadow import write_public
+from prunella.server.audit.view import STATISTICS
 from prunella.server.report.verdict import verdict
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial
@@ -107,6 +108,24 @@ def test_without_the_truth_nothing_is_said_of_the_client(trace: Path) -> None:
     assert run_audit(TraceAudit(Sources(trace, trace.parent), "ig", FEW), False, False, silent, told.append)
     assert any("no undefended control was run" in each for each in told if each.startswith("verdict"))
     assert not any(each.startswith("psnr") for each in told)
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_statistics_beside_a_defended_update_leave_a_doubt_unless_images_explain_the_trace(
+    tmp_path: Path, explained: bool
+) -> None:
+    task = Task("tests.attacks.engine.test_beside:wide", (1, 8, 8), 10)
+    params, buffers = initial(task, 0)
+    left = {name: buffer + 1 for name, buffer in buffers.items()}
+    view = ServerView(params, params, buffers=buffers, received_buffers=left, defenses=("dgp",), num_examples=1)
+    save_trace(tmp_path / "mine.safetensors", view, task, {"round": 5})
+    write_tree(tmp_path / "truth.safetensors", {"x": torch.rand(1, 1, 8, 8), "y": torch.tensor([3])})
+    sources = Sources(tmp_path / "mine.safetensors", tmp_path, task.model, tmp_path / "truth.safetensors")
+    asked = TraceAudit(sources, "ig", FEW)
+    found, _ = asked.attack_trace(silent)
+    assert found.attempt is not None
+    line = asked._trial(replace(found, attempt=replace(found.attempt, explained=explained))).line
+    assert line["reason"] == (None if explained else STATISTICS)
 
 
 def test_in_the_directory_of_a_run_the_controls_are_the_run_s_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from prunella.server import checkpoint
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import JOB, REBUILT, RESULT, Job
 from prunella.server.audit.queue import QUERY, SHOWN_TO_ALL
-from prunella.server.audit.view import UNEQUAL
+from prunella.server.audit.view import STATISTICS, UNEQUAL
 from prunella.server.audit.worker import preload
 from prunella.server.report.verdict import judge
 from prunella.server.rounds import Federation
@@ -173,6 +173,14 @@ def test_a_sum_of_clients_that_may_weigh_differently_shows_nothing_where_nothing
         clients = of(federation, "client")
         assert {a["reason"] for a in clients} == {reason and reason.format(1)}
         assert {a["ok"] for a in clients} == {None if reason is None else False}
+
+
+def test_what_a_sum_tells_beside_its_update_leaves_a_doubt_where_nothing_explains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prunella.server.audit.queue.unread", lambda view, task: STATISTICS)
+    federation, _ = audited(tmp_path, defenses="dgp")
+    assert {(a["ok"], a["reason"]) for a in of(federation, "client")} == {(False, STATISTICS)}
 
 
 def test_a_sum_that_is_not_opened_is_a_failed_audit(tmp_path: Path) -> None:

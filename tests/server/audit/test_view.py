@@ -8,7 +8,16 @@ import torch
 from prunella.core.config import Run
 from prunella.core.trees import full_mask
 from prunella.core.types import ServerView
-from prunella.server.audit.view import SQUARES, STATISTICS, expected_view, never_audited, sum_view, unread
+from prunella.server.audit.view import (
+    SQUARES,
+    STATISTICS,
+    UNEQUAL,
+    expected_view,
+    never_audited,
+    standing,
+    sum_view,
+    unread,
+)
 from prunella.strategies.round.replies import Expected
 from prunella.strategies.secure_sum.collector import OpenedSum
 from prunella.tasks.task import Task, initial
@@ -77,6 +86,13 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
     assert unread(outside, TASK) == unread(replace(outside, steps=1), TASK) == (SQUARES if doubted else "")
 
 
+def test_images_that_explain_a_view_settle_what_nothing_explained_and_not_what_a_sum_hides() -> None:
+    unequal = UNEQUAL.format(8)
+    assert [standing(doubt, True) for doubt in ("", SQUARES, STATISTICS, unequal)] == ["", "", "", unequal]
+    for explained in (False, None):
+        assert [standing(doubt, explained) for doubt in (SQUARES, unequal)] == [SQUARES, unequal]
+
+
 @pytest.mark.parametrize(
     ("changes", "sent", "words"),
     [
@@ -119,6 +135,7 @@ def test_statistics_that_nothing_explains_leave_a_doubt(defenses: tuple[str, ...
     moved = {name: buffer + 1 for name, buffer in buffers.items()}
     view = ServerView(params, params, buffers=buffers, received_buffers=moved, defenses=defenses, num_examples=images)
     assert unread(view, task) == (STATISTICS if doubted else "")
+    assert unread(replace(view, steps=3), task) == unread(view, task), "each step's own, of the same images"
     assert (
         unread(replace(view, received_buffers={}), task) == unread(replace(view, received_buffers=buffers), task) == ""
     )
