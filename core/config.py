@@ -107,7 +107,8 @@ class Run(BaseModel):
     attack: str = "portfolio"
     #: where audits run: auto takes CUDA if PyTorch sees it, else the CPU; or a PyTorch device
     attack_device: str = "auto"
-    #: rounds between audits, beside those of the first round and of the last; 0: none
+    #: rounds between audits, beside those of the first round, of the last, and of the first in which squared gradients
+    #: leave beside a defended update; 0: none
     audit_every: Annotated[int, Field(ge=0)] = 10
     #: most consenting clients whose update is attacked in an audited round; a masked sum is scored by all its clients
     audit_clients: Count = 1

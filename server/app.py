@@ -20,6 +20,7 @@ from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.queue import Auditor
+from prunella.server.audit.view import first_telling
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
@@ -92,6 +93,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     strategy.roster.learning_rate = run.learning_rate
     strategy.roster.numbering = Numbering(numbering_file(folder) if run.registered_keys else None)
     auditor = Auditor(run, raw, task, pool, strategy.roster, folder)
+    auditor.telling = first_telling(run, strategy.importance_names)
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)

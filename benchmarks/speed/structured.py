@@ -20,7 +20,8 @@ Accuracy is on all test images, for each of ``--seeds``, the mean of the last th
 round's moves by points. Seconds are of a whole round, all its clients one after the other and the server, the median of
 the rounds at the full rate; processor seconds are the mean of all rounds, those before it and the evaluations too;
 bytes are those of the last. Clients learn at ``--rate``, which falls to zero along half a cosine over ``--horizon``
-rounds (0: it stays). ``--jobs`` federations go at a time, on ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
+rounds (0: it stays). ``--jobs`` federations go at a time, on ``--device``; ``--arms`` leaves some out. With
+``--repeat 0`` nothing but federations is measured.
 
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """

@@ -130,6 +130,7 @@ class Auditor:
         self.worker = WorkerProcess(self.queue, run.audit_workers, run.audit_cluster)
         self.took: list[float] = []  # seconds of the attacks that are over
         self.since = time.monotonic()  # the last of them was over, or the first began
+        self.telling = 0  # a round more to audit, in which squared gradients leave beside updates that tell less
         self._audited: dict[int, set[int]] = {}
         self._pattern: tuple[int, Subject] | None = None
 
@@ -155,15 +156,14 @@ class Auditor:
                 self.jobs.append(job)
 
     def due(self, round: int) -> bool:
-        return self.run.audits(round)
+        return self.run.audits(round) or round == self.telling > 0
 
     # filing jobs -----------------------------------------------------------------------------------------------------
     def file_controls(self, expected: Expected, importance: frozenset[str] = frozenset()) -> None:
         """The round's canaries that are not filed yet, once its replies are in."""
         subject = self._matched(expected, Subject(expected_view(self.run, expected, importance)))
-        defended = self.run.defense_names != ("none",)
         for kind in ("control-defended", "single", "single-defended"):
-            if defended or kind in UNDEFENDED:
+            if kind in UNDEFENDED or self.run.defense_names != ("none",):
                 self._file_canary(expected, kind, subject)
 
     def _matched(self, expected: Expected, subject: Subject) -> Subject:

@@ -6,7 +6,7 @@ steps apart and the attacks take them together, which is the same for one step o
 else an approximation: the control, a sum of public clients that step apart, shows what the attack is worth there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +60,14 @@ def squares_tell(defenses: Sequence[str]) -> bool:
     return bool(behind) and not any(entry is not None and entry.noisy for entry in behind)
 
 
+def first_telling(run: Run, importance: Callable[[int], frozenset[str]]) -> int:
+    """The first round in which squared gradients leave that tell more than the update does, 0 where none is or nothing
+    is audited. ``importance`` names the tensors whose squared gradients are sent in a round."""
+    if not run.audit_every or not squares_tell(run.defense_names):
+        return 0
+    return next(filter(importance, range(1, run.rounds + 1)), 0)
+
+
 def never_audited(run: Run, sent: Sequence[int], audits: Iterable[Mapping[str, Any]]) -> str:
     """What verdicts have to know of the rounds in which squared gradients were ``sent``: "" if a client of one of them
     was audited, or if none had to be."""
@@ -78,9 +86,9 @@ def standing(doubt: str, explained: bool | None) -> str:
 
 
 def unread(view: ServerView, task: Task) -> str:
-    """Why finding nothing in a view, of a client or of a sum, and images that do not explain it, would prove nothing; "" where nothing
-    is known that would: what the defenses withhold of the update, or change in it, may be told by what leaves around
-    them, squared gradients and batch norm's statistics."""
+    """Why finding nothing in a view, of a client or a sum, and images that do not explain it, would prove nothing; ""
+    where nothing is known that would: what the defenses withhold of the update, or change in it, may be told by what
+    leaves around them, squared gradients and batch norm's statistics."""
     if set(view.defenses) <= {"none"}:
         return ""
     if not noisy_images(view) and determined_by(task.structure(), view, task.shape, view.num_examples or 1):

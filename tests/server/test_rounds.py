@@ -130,6 +130,7 @@ def test_rounds_in_which_squared_gradients_came_are_told_where_none_was_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: bool
 ) -> None:
     """Also after a resume; and not of sites that kept theirs, which send zeros."""
+    monkeypatch.setattr("prunella.server.app.first_telling", lambda *_: 0)  # as where nobody answered in that round
     if not leave:
         where = "prunella.strategies.round.local.importance_that_leaves"
         monkeypatch.setattr(where, lambda chain, squares, *_: zeros_like(squares))

@@ -36,6 +36,7 @@ from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
 from prunella.server.audit.queue import ANSWERING, ready_settings
 from prunella.server.audit.shadow import alike
+from prunella.server.audit.view import STATISTICS
 from prunella.server.audit.worker import Jobs, preload, serve
 from prunella.server.grid import OrderedGrid
 from prunella.server.report.evidence import controls_of
@@ -356,11 +357,11 @@ def test_an_audit_that_failed_says_why(
     assert audit["reason"] is None if reason is None else audit["reason"].startswith(reason)
 
 
-@pytest.mark.parametrize(("iterations", "ok", "reason"), [(5, False, "statistics left"), (600, None, None)])
+@pytest.mark.parametrize(("iterations", "ok", "reason"), [(5, False, STATISTICS), (600, None, None)])
 def test_a_doubt_stands_unless_images_explained_the_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int, ok: bool | None, reason: str | None
 ) -> None:
-    monkeypatch.setattr("prunella.server.audit.queue.unread", lambda view, task: "statistics left")
+    monkeypatch.setattr("prunella.server.audit.queue.unread", lambda view, task: STATISTICS)
     one = {"defenses": "none", "local_steps": 1, "batch_size": 1, "sgi__iterations": iterations}
     federation, _ = go(tmp_path, "scores", **one)
     audit = kinds(federation)["client"]
@@ -446,6 +447,26 @@ def test_a_client_is_audited_in_every_kind_of_round(tmp_path: Path, strategy: st
     clients = [audit for audit in federation.store.audits() if audit["kind"] == "client"]
     assert [audit["round"] for audit in clients] == [1, 2, 3]
     assert {audit["outcome"] for audit in clients} == {"scored"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({"defenses": "dgp"}, [1, 2, 5]),  # and not 4, which is as 2
+        ({"defenses": "dgp", "audit_every": 2}, [1, 2, 4, 5]),
+        ({"defenses": "none"}, [1, 5]),  # the update tells more
+        ({"defenses": "gaussian"}, [1, 5]),  # no square is without noise
+        ({"defenses": "dgp", "strategy": "feddst"}, [1, 5]),  # no square leaves
+        ({"defenses": "dgp", "audit_every": 0}, []),
+    ],
+)
+def test_the_first_round_in_which_squares_leave_beside_a_defended_update_is_audited(
+    tmp_path: Path, settings: dict[str, Any], rounds: list[int]
+) -> None:
+    few = {"strategy": "prunefl", "prunefl__adjust_interval": 2, "rounds": 5, "audit_every": 9, "sgi__iterations": 1}
+    federation, _ = go(tmp_path, "numbers", **{**few, "local_steps": 1, "batch_size": 1, **settings})
+    assert [audit["round"] for audit in federation.store.audits() if audit["kind"] == "client"] == rounds
+    assert federation.store.run()["unaudited"] is None
 
 
 def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
