@@ -33,6 +33,7 @@ from prunella.client.state import SeenRound, TrainedRound
 from prunella.client.summing import summed
 from prunella.core.trees import apply_mask, to_device
 from prunella.strategies.round.local import LocalResult, Received
+from prunella.strategies.round.telling import audited
 
 MOST = 1024  # members, and outsiders, that are scored: one of so many outsiders is an FPR below 0.1 %
 
@@ -49,8 +50,8 @@ class _Game:
 def keep(session: Session, round: int, received: Received, result: LocalResult) -> None:
     """Keep what the server sees of an audited round, where this client may be asked about it. Of masked sums nothing:
     the server sees no update of this client, and an answer would be about one."""
-    asked = session.run.membership and session.run.audits(round) and not summed(session)
-    if session.node.consent == "deny" or not asked:
+    asked = session.node.consent != "deny" and session.run.membership and not summed(session)
+    if not asked or not audited(session.run, session.scheme.client, session.scheme_settings, round):
         return
     update = apply_mask(result.outgoing.update, result.outgoing.shared)
     params, buffers = to_device(received.params, "cpu"), to_device(received.buffers, "cpu")

@@ -20,16 +20,16 @@ from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.queue import Auditor
-from prunella.server.audit.view import first_telling
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
 from prunella.server.rounds import Federation, federate, require_replies, set_threads
 from prunella.server.store.write import RunStore, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
-from prunella.strategies import build_strategy, uses_public
+from prunella.strategies import build_strategy, find, scheme_settings, uses_public
 from prunella.strategies.round.numbering import Numbering
 from prunella.strategies.round.server_model import ServerModel
+from prunella.strategies.round.telling import first_telling
 from prunella.tasks.data import class_names, load_test, make_task
 from prunella.tasks.examples import Examples
 from prunella.tasks.public import set_apart
@@ -93,7 +93,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     strategy.roster.learning_rate = run.learning_rate
     strategy.roster.numbering = Numbering(numbering_file(folder) if run.registered_keys else None)
     auditor = Auditor(run, raw, task, pool, strategy.roster, folder)
-    auditor.telling = first_telling(run, strategy.importance_names)
+    auditor.telling = first_telling(run, find(run.strategy).client, scheme_settings(run.strategy, raw))
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)

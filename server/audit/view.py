@@ -6,7 +6,7 @@ steps apart and the attacks take them together, which is the same for one step o
 else an approximation: the control, a sum of public clients that step apart, shows what the attack is worth there.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from prunella.attacks.engine.statistics import determined_by
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, add, apply_mask, map_trees, subtract, zeros_like
 from prunella.core.types import ServerView
-from prunella.privacy import DEFENSES
 from prunella.strategies.round.replies import Contribution, Expected
+from prunella.strategies.round.telling import squares_tell
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
 from prunella.tasks.task import Task
 
@@ -50,22 +50,6 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
         weight_decay=run.weight_decay,
         defenses=contribution.applied,
     )
-
-
-def squares_tell(defenses: Sequence[str]) -> bool:
-    """Whether squared gradients beside the update tell more than it does: one that is not as its gradients are, which
-    have no noise."""
-    known = [DEFENSES.get(name) for name in defenses if name != "none"]
-    behind = [entry for entry in known if entry is None or entry.stage != "data"]
-    return bool(behind) and not any(entry is not None and entry.noisy for entry in behind)
-
-
-def first_telling(run: Run, importance: Callable[[int], frozenset[str]]) -> int:
-    """The first round in which squared gradients leave that tell more than the update does, 0 where none is or nothing
-    is audited. ``importance`` names the tensors whose squared gradients are sent in a round."""
-    if not run.audit_every or not squares_tell(run.defense_names):
-        return 0
-    return next(filter(importance, range(1, run.rounds + 1)), 0)
 
 
 def never_audited(run: Run, sent: Sequence[int], audits: Iterable[Mapping[str, Any]]) -> str:

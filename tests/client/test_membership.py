@@ -96,6 +96,13 @@ def test_without_consent_nothing_is_kept_and_nothing_leaves(tmp_path: Path, cons
     assert not list(tmp_path.rglob("seen-*"))
 
 
+@pytest.mark.parametrize(("defenses", "kept"), [("dgp", True), ("none", False)])
+def test_the_round_that_is_audited_for_its_squares_is_kept(tmp_path: Path, defenses: str, kept: bool) -> None:
+    asked = {"strategy": "prunefl", "prunefl__adjust_interval": 2, "rounds": 9, "audit_every": 9, "defenses": defenses}
+    trained(tmp_path, round=2, **asked)
+    assert bool(list(tmp_path.rglob("seen-*"))) is kept
+
+
 def test_scores_tell_one_word(tmp_path: Path) -> None:
     reply = ask(tmp_path, trained(tmp_path, "scores")).content
     assert list(reply) == ["audit"] and reply["audit"]["word"] in get_args(Word)
