@@ -90,7 +90,8 @@ class Run(BaseModel):
     #: of the clients' SGD; auto is the rate that the dataset's line recommends: 0.25 for digits
     learning_rate: Positive = 0.25
     learning_rate_decay: Share = 1.0  #: factor on the clients' learning rate after every round
-    #: rounds over which the clients' learning rate falls to zero along half a cosine; 0: it does not
+    #: rounds, no fewer than the run's, over which the clients' learning rate falls to zero along half a cosine; 0: it
+    #: does not
     learning_rate_horizon: Annotated[int, Field(ge=0)] = 0
     momentum: Rate = 0.0  #: of the clients' SGD; it starts from zero in every round
     weight_decay: Weight = 0.0  #: of the clients' SGD

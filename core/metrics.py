@@ -89,7 +89,14 @@ _ALL = (
         (),
         "up",
     ),
-    Metric("privacy_epsilon_unknown", "gauge", "Clients that may have spent more epsilon than is known.", "", (), "up"),
+    Metric(
+        "privacy_epsilon_unknown",
+        "gauge",
+        "Clients that may have spent more epsilon or nats than is known.",
+        "",
+        (),
+        "up",
+    ),
     Metric(
         "privacy_epsilon_exceeded", "gauge", "Clients of whom an audit showed more than their epsilon.", "", (), "up"
     ),

@@ -22,7 +22,7 @@ from prunella.core.errors import AttackError, ConfigError, DefenseError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.library import pictures
-from prunella.server.audit.attempt import Attempt, Order, attempt, canary_outcome, evidence
+from prunella.server.audit.attempt import Attempt, Fit, Order, attempt, canary_outcome, evidence
 from prunella.server.audit.canary import DEFENDED, play_canary
 from prunella.server.audit.shadow import RunShadow, Sent, SentRound, is_single, template_of
 from prunella.server.audit.view import standing, unread
@@ -111,7 +111,7 @@ def attacked(
         return failed(kind, attacker.name, defense, why, round=round)
     line = _line(kind, attacker.name, defense, view.describe(), round)
     line |= {"objective": found.rebuilt.fit, "seconds": time.perf_counter() - begun}
-    doubt = standing(unread(view, task), found.explained) if kind == "client" else ""
+    doubt = standing(unread(view, task), found.explained, found.rebuilt.found_by)
     line |= {"found_by": found.rebuilt.found_by, "reason": CUT if found.cut else doubt or None}
     if truth is None:
         return Trial(check_audit(line | {"outcome": "no-consent"}), None, found.rebuilt.x)
@@ -120,18 +120,18 @@ def attacked(
 
 def _scored(line: StoreLine, found: Attempt, truth: PrivateBatch, gallery: Examples | None) -> Trial:
     leakage = score(found.rebuilt, truth, gallery=gallery)
-    line = scored_line(line, leakage, found.explained)
+    line = scored_line(line, leakage, Fit(found.explained, line["objective"]))
     return Trial(check_audit(line), *paired(truth.x, found.rebuilt.x, leakage.assignment))
 
 
-def scored_line(line: StoreLine, leakage: Leakage, explained: bool | None) -> StoreLine:
+def scored_line(line: StoreLine, leakage: Leakage, fit: Fit) -> StoreLine:
     """The line of an audit that was scored: with what its scores are worth as evidence."""
     scores = leakage.to_dict()
     if line["kind"] == "client":
         outcome = "scored"
-        ok, why = evidence(line["defense"], explained, level({"scores": scores}), line["reason"])
+        ok, why = evidence(line["defense"], fit, level({"scores": scores}), line["reason"])
     else:
-        outcome, ok, why = canary_outcome(line["kind"], line["defense"], scores, explained)
+        outcome, ok, why = canary_outcome(line["kind"], line["defense"], scores, fit, line["reason"])
     return {**line, "outcome": outcome, "ok": ok, "scores": scores, "reason": why or line["reason"]}
 
 
@@ -167,8 +167,10 @@ class Stage:
 
     @property
     def alone(self) -> bool:
-        """Whether the client itself had one image in one step."""
-        return (self.like.num_examples, self.like.steps) == (1, 1)
+        """Whether the client itself had one image in one step, and what a defense learns or remembers had seen no
+        round: a server may ask before it has."""
+        fresh = not self.defended or self.sent.earlier == 0
+        return fresh and (self.like.num_examples, self.like.steps) == (1, 1)
 
     def shadow(self, defenses: tuple[str, ...], whose: str) -> RunShadow:
         """The client under ``defenses``, with the draws of ``whose``."""

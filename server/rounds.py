@@ -23,7 +23,7 @@ from prunella.privacy.ledger.spending import Line
 from prunella.server import checkpoint as checkpoints
 from prunella.server.audit.membership import ask_membership
 from prunella.server.audit.queue import Auditor
-from prunella.server.audit.view import never_audited
+from prunella.server.audit.view import any_left, never_audited
 from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
@@ -85,8 +85,7 @@ class Federation:
         if member is not None:
             self.ledgers[str(member.client)] = contribution.ledger
         expected = self.strategy.downlink.expected(contribution.node)
-        if contribution.importance is not None and any(bool(t.any()) for t in contribution.importance.values()):
-            self.squared.add(expected.round)  # not of a site with conditions, whose are all zero
+        self.squared |= {expected.round} if any_left(contribution.importance) else set()
         if self.auditor.due(expected.round):
             start = self.strategy.view_start(expected, contribution)
             self.auditor.file_client(expected, contribution, member, start)
@@ -392,7 +391,8 @@ def federate(federation: Federation, grid: Grid) -> None:
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
     sent = sorted(federation.squared.union(filter(federation.strategy.importance_names, range(1, start + 1))))
-    federation.store.write_run(unaudited=never_audited(run, sent, federation.store.audits()) or None)
+    unaudited = never_audited(run, sent, federation.store.audits(), federation.auditor.queue)
+    federation.store.write_run(unaudited=unaudited or None)
 
 
 def set_threads() -> None:

@@ -26,6 +26,7 @@ rounds (0: it stays). ``--jobs`` federations go at a time, on ``--device``; ``--
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
 
+import json
 import statistics
 import sys
 import tempfile
@@ -178,7 +179,8 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
         done = run_in_process(Path(folder), options.clients, **{**same, **own})
         spent = (time.process_time() - begin) / options.rounds
         if failures(done):
-            raise RuntimeError(f"{model}, {arm}: a client failed")
+            why = {name: n for name, n in done.counters.items() if name.startswith("client_failures_total") and n}
+            raise RuntimeError(f"{model}, {arm}, seed {seed}: answers of clients did not count: {why}")
         lines = list(done.store.metrics())
         seconds = [line["value"] for line in lines if line["metric"] == "round_seconds" and line["round"] > ramp]
         sent = {way: _last_round(lines, way) for way in ("down", "up")}
@@ -204,7 +206,9 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
         found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
         for (name, seed, arm), future in zip(asked, begun, strict=True):
             done = future.result()
-            print(f"{name}, {arm}, seed {seed}: accuracy {done['accuracy']:.3f}", file=sys.stderr)
+            print(
+                f"{name}, {arm}, seed {seed}: {json.dumps(done)}", file=sys.stderr
+            )  # all there is if a later one fails
             found[name].setdefault(arm, []).append(done)
     return found
 

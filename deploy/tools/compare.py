@@ -23,6 +23,7 @@ MISSING = "—"
 Cells = list[tuple[str, list[str]]]
 Arm = list[RunDir]
 NUMBER = re.compile(r"(\d+\.\d+)")
+WHOLE = re.compile(r"ε |\d %? ?to \d")  # what is no mean of such: a bound, an interval
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> Cells:
@@ -68,15 +69,17 @@ def settings_of(arm: Arm) -> dict[str, Any]:
 
 def averaged(texts: Sequence[str]) -> str:
     """Merge texts that differ only in decimal numbers, into mean ± standard deviation; join others line by line. A mean
-    ε bounds nothing, so that promises are joined, too.
+    ε bounds nothing, and means of the ends of intervals are no interval, so that these are joined, too.
 
     >>> averaged(["PSNR 20.0 of 4", "PSNR 22.0 of 4"]), averaged(["3 of 4", "4 of 4"]), averaged(["0.5", "0.5"])
     ('PSNR 21.0 ± 1.4 of 4', '3 of 4\\n4 of 4', '0.5')
     >>> averaged(["ε 2.0 at δ 1e-05", "ε 4.0 at δ 1e-05"]), averaged(["ε 2.0", "ε 2.0"])
     ('ε 2.0 at δ 1e-05\\nε 4.0 at δ 1e-05', 'ε 2.0')
+    >>> averaged(["5.0 % (1.0 % to 9.0 %)", "7.0 % (2.0 % to 9.0 %)"])
+    '5.0 % (1.0 % to 9.0 %)\\n7.0 % (2.0 % to 9.0 %)'
     """
     parts = [NUMBER.split(text) for text in texts]
-    if len({tuple(part[::2]) for part in parts}) > 1 or ("ε " in texts[0] and len(set(texts)) > 1):
+    if len({tuple(part[::2]) for part in parts}) > 1 or (WHOLE.search(texts[0]) and len(set(texts)) > 1):
         return "\n".join(texts)
     found = []
     for column in zip(*parts, strict=True):

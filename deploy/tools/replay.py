@@ -42,7 +42,6 @@ from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import RunShadow, read_public, shadow_beside
-from prunella.server.report.evidence import fitted
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
@@ -109,9 +108,9 @@ class Replay:
         )
         lines.append(f"lpips      {self.perceptual}")
         lines.append(f"iip        {self.leakage.iip:.4g}")
-        blind = level({"scores": found}) == "baseline" and not fitted({"objective": self.answer.fit})
-        doubt = ", which shows nothing: the update is not explained" if blind else ""
-        lines.append(f"level      {level({'scores': found})}{doubt}")
+        reached = level({"scores": found})
+        doubt = ", which by itself shows nothing: the verdict says what it is worth" if reached == "baseline" else ""
+        lines.append(f"level      {reached}{doubt}")
         return [*lines, *([] if own is None else [f"labels     {own:.4g} named"])]
 
 

@@ -32,7 +32,8 @@ def record(run: RunDir) -> Record:
     answer, settings = verdict(audits, known, damaged), about.get("settings", {})
     found: Record = {"run": run.id, "status": state(run), "rounds": known.rounds}
     found |= {"accuracy": known.accuracy, "density": last.density, "epsilon": known.epsilon, "delta": known.delta}
-    found |= {"epsilon_unknown": known.unknown} if known.unknown else {}
+    if known.unknown:  # an ε that may be more is none
+        found |= {"epsilon": None, "epsilon_at_least": known.epsilon, "epsilon_unknown": known.unknown}
     found |= {"sent_bytes": sum(last.sent.values()) if last.sent else None}
     found |= {"dense_bytes": sum(last.dense.values()) if last.dense else None}
     notes = [*answer.notes, *([str(about["note"])] if about.get("note") else [])]

@@ -39,6 +39,7 @@ from prunella.deploy.tools.replay import (
 from prunella.library.audit import learned
 from prunella.library.pace import Tell, estimate
 from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, scored_line
+from prunella.server.audit.attempt import Fit
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
@@ -221,11 +222,11 @@ class TraceAudit:
         line["sites"] = self.stage.sent.sites if self.stage.sent.sites > 1 else None
         line |= {"defense": ",".join(view.defenses) or "none", "adaptive": found.adaptive, "threat": found.threat}
         line |= {"objective": found.answer.fit, "seconds": found.seconds, "found_by": found.answer.found_by}
-        doubt = standing(clean(str(about.get("doubt") or "")) or unread(view, task), explained)
+        doubt = clean(str(about.get("doubt") or "")) or unread(view, task)
+        doubt = standing(doubt, explained, found.answer.found_by)
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
-        line = (
-            line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, explained)
-        )
+        fit = Fit(explained, found.answer.fit)
+        line = line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, fit)
         return Trial(check_audit(line), None, found.answer.x)
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:

@@ -41,10 +41,11 @@ def spent(line: Mapping[str, Any]) -> float | None:
 
 
 def unknown(ledgers: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many clients may have spent more than ``spent``, where any has an ε."""
-    if not any("epsilon" in line for line in ledgers.values()):
+    """How many clients may have spent more than ``spent``, or have let more nats through than they told, where any has
+    an ε or told nats. What the next answer brings in nats no line tells."""
+    if not any({"epsilon", "channel_nats"} & line.keys() for line in ledgers.values()):
         return 0
     return sum(
-        int(line.get(UNHEARD, 0)) > 1 or (bool(line.get(UNHEARD)) and "epsilon_next" not in line)
+        int(line.get(UNHEARD, 0)) > (1 if "epsilon_next" in line and "channel_nats" not in line else 0)
         for line in ledgers.values()
     )

@@ -186,14 +186,28 @@ def _spent(found: Evidence) -> tuple[list[float], str]:
     return spent, " ".join(filter(None, (said, lost if more else "")))
 
 
+def _nats(found: Evidence) -> str:
+    """What a channel let through: a bound where every site has one and all its answers came."""
+    told = [line for line in found.ledgers.values() if line.keys() != {UNHEARD}]
+    nats = [float(line["channel_nats"]) for line in told if "channel_nats" in line]
+    if not nats:
+        return ""
+    without, more = len(told) - len(nats), unknown(found.ledgers)
+    most = "at most " if not (without or more) else ""
+    words = (
+        f"A channel let {most}{digits(max(nats))} nats{'' if most else ' or more'} through, on the site that sent most."
+    )
+    words += f" {plural(without, 'site')} told no bound." if without else ""
+    return words + (f" Answers of {plural(more, 'site')} did not come." if more else "")
+
+
 def _delta(found: Evidence) -> float:
     return float(found.settings.get("privacy.delta", 1e-5))
 
 
 def _privacy(found: Evidence) -> Section:
     settings, (spent, without) = found.settings, _spent(found)
-    nats = [float(line["channel_nats"]) for line in found.ledgers.values() if "channel_nats" in line]
-    bits = f"A channel let at most {digits(max(nats))} nats through, on the site that sent most." if nats else ""
+    bits = _nats(found)
     if not spent:
         return _section("Differential privacy", "No site has an ε.", bits)
     budget, delta = float(settings.get("privacy.epsilon-budget") or 0.0), _delta(found)
@@ -214,9 +228,9 @@ def _privacy(found: Evidence) -> Section:
     ]
     broken = exceeded(measured, promised_by_client(found.ledgers))
     warning = ""
-    if broken:
-        who = ", ".join(map(str, broken))
-        warning = f"An attack on client {who} showed more than was promised to it: the accounting or the "
+    if broken or found.state.refuted:
+        who = f"client {', '.join(map(str, broken))}" if broken else "a client, when less was spent,"
+        warning = f"An attack on {who} showed more than was promised to it: the accounting or the "
         warning += "implementation is wrong. Do not rely on it."
     counts = "It counts training and noisy counts of every run that the site's ledger knows; not audits that its owner "
     counts += "consented to, and not the time that a reply takes."

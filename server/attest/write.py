@@ -37,13 +37,18 @@ _KEPT = (
 )
 
 
+def _word(audit: StoreLine, audits: Sequence[StoreLine]) -> str:
+    """How an audit came out: the level of its images, or what the membership question was answered."""
+    return str((audit["membership"] or {}).get("word") or judged(audit, audits))
+
+
 def results(audits: Sequence[StoreLine], said: Mapping[str, Any]) -> list[dict[str, Any]]:
     """An entry for every attack: its audits as instances, and how many came out how."""
     found = []
     for attack in dict.fromkeys(audit["attack"] for audit in audits):
         mine = [audit for audit in audits if audit["attack"] == attack]
         instances = {
-            f"instance_{number}": {key: audit[key] for key in _KEPT} | {"level": judged(audit, audits)}
+            f"instance_{number}": {key: audit[key] for key in _KEPT} | {"level": _word(audit, audits)}
             for number, audit in enumerate(mine)
         }
         levels = [each["level"] for each in instances.values()]

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Generator
 
@@ -20,6 +20,7 @@ from prunella.core.errors import AttackError
 from prunella.core.foreign import is_foreign
 from prunella.core.types import Reconstruction, ServerView
 from prunella.privacy import transforms
+from prunella.server.report.evidence import FITTED
 from prunella.tasks.task import Task
 
 TRANSFORMED = "a defense transforms images, and scores do not see what a transformed one shows: look at the pictures"
@@ -44,6 +45,24 @@ class Attempt:
     rebuilt: Reconstruction
     cut: bool
     explained: bool | None
+
+
+class Fit(NamedTuple):
+    """How near an attack came to an update: whether its images explain it, None where the attack does not say, and its
+    objective, None where that compares with no update."""
+
+    explained: bool | None
+    objective: float | None = None
+
+    @property
+    def near(self) -> bool:
+        """Whether a report takes the update for explained (``evidence.FITTED``), or the attack does."""
+        return bool(self.explained) or (self.objective is not None and self.objective <= FITTED)
+
+
+def fit_of(line: Mapping[str, Any]) -> Fit:
+    """Of a job's result."""
+    return Fit(line["explained"], line["objective"])
 
 
 def attempt(
@@ -85,26 +104,24 @@ def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | No
 
 
 def canary_outcome(
-    kind: str, defense: str, scores: Mapping[str, Any], explained: bool | None
+    kind: str, defense: str, scores: Mapping[str, Any], fit: Fit, reason: str | None = None
 ) -> tuple[str, bool | None, str | None]:
     """``outcome``, ``ok`` and ``reason`` of the audit line of a scored canary. The worst case of a sum is of several
     images, so that one of them rebuilt is not enough."""
     if kind.endswith("-defended"):
-        return ("scored", *evidence(defense, explained, level({"scores": scores})))
+        return ("scored", *evidence(defense, fit, level({"scores": scores}), reason))
     if kind == "single" and scores["images"] <= 1:
         return "scored", None, None
-    why = control_fault(scores, explained)
+    why = control_fault(scores, fit.explained)
     return ("scored", True, None) if why is None else ("control-failed", False, f"{CANNOT_JUDGE}: {why}")
 
 
-def evidence(
-    defense: str, explained: bool | None, found: Level, reason: str | None = None
-) -> tuple[bool | None, str | None]:
+def evidence(defense: str, fit: Fit, found: Level, reason: str | None = None) -> tuple[bool | None, str | None]:
     """``ok`` and ``reason`` of the audit line of a scored update. ``ok`` is False where it cannot show that nothing
     leaks: the attack was cut short, for a ``reason``; its images do not explain an update that no defense changed; or
     they are unlike the originals, and a defense transforms images, as somebody's own may if they explain the update.
     Else None."""
     names = defense.split(",")
-    if found == "baseline" and (transforms(names) or (explained and any(map(is_foreign, names)))):
+    if found == "baseline" and (transforms(names) or (fit.near and any(map(is_foreign, names)))):
         reason = reason or TRANSFORMED
-    return (False if reason or (explained is False and defense == "none") else None), reason
+    return (False if reason or (fit.explained is False and defense == "none") else None), reason

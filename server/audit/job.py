@@ -18,7 +18,8 @@ class Job:
     """An attack that was ordered, as ``job.json`` keeps it. ``client`` is the number of the client that was audited, or
     of the one whose view a control of its own matches; None for the round's canaries, and for a sum, which is attacked
     once and scored by each of ``clients``. ``sites`` is the number of clients in a sum, None of one client's update.
-    ``doubt`` is why finding nothing in it would prove nothing, "" where nothing is known that would."""
+    ``doubt`` is why finding nothing in it would prove nothing, "" where nothing is known that would. ``squares``:
+    whether squared gradients that are not all zero stood beside the update."""
 
     round: int
     kind: str
@@ -28,6 +29,7 @@ class Job:
     sites: int | None = None
     clients: tuple[int, ...] = ()
     doubt: str = ""
+    squares: bool = False
 
     @classmethod
     def read(cls, path: Path) -> "Job":
@@ -35,6 +37,11 @@ class Job:
         kept, known = json.loads(path.read_text())["job"], {field.name for field in fields(cls)}
         job = cls(**{name: value for name, value in kept.items() if name in known})
         return replace(job, clients=tuple(job.clients))
+
+    @classmethod
+    def all(cls, queue: Path) -> "list[Job]":
+        """Those in a queue, in the order of their names."""
+        return [cls.read(path) for path in sorted(queue.glob(f"*/{JOB}"))]
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from pydantic import ValidationError
 
 from prunella.core.untrusted import clean
-from prunella.server.audit.job import JOB, Job
+from prunella.server.audit.job import Job
 from prunella.server.audit.queue import LEFT_OUT, REFUSED, UNSCORED, Auditor
 from prunella.server.store.schema import Membership
 from prunella.wire.records import unflatten
@@ -24,8 +24,9 @@ THREAT = "honest-but-curious server; saw the weights and the updates of the clie
 
 def audited(queue: Path, most: int) -> list[int]:
     """Up to ``most`` clients, those first whose view was attacked last."""
-    jobs = [Job.read(path) for path in queue.glob(f"*/{JOB}")]
-    newest = sorted((job for job in jobs if job.kind == "client"), key=lambda job: (-job.round, job.client or 0))
+    newest = sorted(
+        (job for job in Job.all(queue) if job.kind == "client"), key=lambda job: (-job.round, job.client or 0)
+    )
     return list(dict.fromkeys(job.client for job in newest if job.client is not None))[:most]
 
 

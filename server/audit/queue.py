@@ -42,12 +42,12 @@ from prunella.core.types import ServerView
 from prunella.core.untrusted import clean
 from prunella.server.audit.address import cluster_address
 from prunella.server.audit.answers import read_pictures, read_scores
-from prunella.server.audit.attempt import canary_outcome, evidence
+from prunella.server.audit.attempt import canary_outcome, evidence, fit_of
 from prunella.server.audit.canary import DEFENDED, UNDEFENDED
 from prunella.server.audit.job import JOB, PATTERN, REBUILT, RESULT, TRUTH, VIEW, Job
 from prunella.server.audit.process import MAX_STARTS, WorkerProcess
 from prunella.server.audit.shadow import alike, attacked, template_of, write_public, write_sent
-from prunella.server.audit.view import expected_view, moved_mask, standing, sum_view, unequal, unread, view_of
+from prunella.server.audit.view import any_left, expected_view, moved_mask, sum_view, unequal, view_of
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.secure_sum.collector import OpenedSum
@@ -182,7 +182,7 @@ class Auditor:
         view = view_of(self.run, expected, contribution, start)
         update = attacked(self.run, self.raw, self.task.structure(), start, view.update)
         view = replace(view, update=apply_mask(update, contribution.shared))
-        subject = Subject(view, moved_mask(expected, contribution.base), doubt=unread(view, self.task))
+        subject = Subject(view, moved_mask(expected, contribution.base))
         pattern = self._matched(expected, subject).view
         if not alike(pattern, view):  # other sizes or masks: the round's control says nothing about this view
             self._file_canary(expected, "control", subject, member.client)
@@ -194,8 +194,7 @@ class Auditor:
         audits that failed of those that do not deny them."""
         inside, counted = opened.clients, parse_section(self.raw, SECURE_SUM, SecureSum).examples
         view = sum_view(self.run, expected, opened, counted)
-        doubt = unequal(self.run, opened, counted) or unread(view, self.task)
-        subject = Subject(view, None, len(inside), inside, doubt)
+        subject = Subject(view, None, len(inside), inside, unequal(self.run, opened, counted))
         self._matched(expected, subject)
         consents = {member.client: member.consent for member in members if member.client in inside}
         if all(consents.get(client) == SHOWN for client in inside):  # not of one whose consent is not known
@@ -229,7 +228,7 @@ class Auditor:
         view, moved, sites, scored_by, doubt = subject
         threat = f"{self.attack.threat}. {view.describe()}" + (f". {OF_A_SUM.format(sites)}" if sites else "")
         defense = ",".join(view.defenses) or "none"
-        job = Job(expected.round, kind, client, threat, defense, sites, scored_by, doubt)
+        job = Job(expected.round, kind, client, threat, defense, sites, scored_by, doubt, any_left(view.importance))
         folder = self.queue / job.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = {"round": expected.round, "kind": kind, "doubt": doubt} | ({"sites": sites} if sites else {})
@@ -305,7 +304,7 @@ class Auditor:
     def _canary_scored(self, job: Job, result: Outcome) -> None:
         rebuilt, truth = (read_tree(self.queue / job.folder / file)[0] for file in (REBUILT, TRUTH))
         picture = self._keep_pictures(job, *paired(truth["x"], rebuilt["x"], result["assignment"]))
-        outcome, ok, reason = canary_outcome(job.kind, job.defense, result["scores"], result["explained"])
+        outcome, ok, reason = canary_outcome(job.kind, job.defense, result["scores"], fit_of(result), result["reason"])
         self._finish(job, result, outcome, result["scores"], picture, ok, reason)
 
     def _ask(self, job: Job, grid: Grid) -> None:
@@ -344,8 +343,7 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        doubt = standing(job.doubt, result["explained"])
-        ok, why = evidence(job.defense, result["explained"], reported, result["reason"] or doubt or None)
+        ok, why = evidence(job.defense, fit_of(result), reported, result["reason"])
         self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, why)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:

@@ -8,13 +8,16 @@ else an approximation: the control, a sum of public clients that step apart, sho
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from prunella.attacks.engine import beside
 from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.statistics import determined_by
 from prunella.core.config import Run
 from prunella.core.trees import Mask, Tree, add, apply_mask, map_trees, subtract, zeros_like
 from prunella.core.types import ServerView
+from prunella.server.audit.job import Job
 from prunella.strategies.round.replies import Contribution, Expected
 from prunella.strategies.round.telling import squares_tell
 from prunella.strategies.secure_sum.collector import OpenedSum, moved
@@ -52,21 +55,30 @@ def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tre
     )
 
 
-def never_audited(run: Run, sent: Sequence[int], audits: Iterable[Mapping[str, Any]]) -> str:
-    """What verdicts have to know of the rounds in which squared gradients were ``sent``: "" if a client of one of them
-    was audited, or if none had to be."""
-    audited = {audit["round"] for audit in audits if audit["kind"] == "client" and audit["outcome"] != "no-consent"}
-    if not sent or not run.audit_every or audited & set(sent) or not squares_tell(run.defense_names):
+def any_left(squares: Tree | None) -> bool:
+    """Whether squared gradients came at all. A site with conditions sends zeros."""
+    return squares is not None and any(bool(t.any()) for t in squares.values())
+
+
+def never_audited(run: Run, sent: Sequence[int], audits: Iterable[Mapping[str, Any]], queue: Path) -> str:
+    """What verdicts have to know of the rounds in which squared gradients were ``sent``: "" if a view in which there
+    were some was audited, or if none had to be. ``queue`` has the jobs that led to the ``audits``."""
+    told = {(job.round, job.client) for job in Job.all(queue) if job.squares and job.kind == "client"}
+    clients = [a for a in audits if a["kind"] == "client" and a["round"] in sent]
+    scored = {(a["round"], a["client"]) for a in clients if a["outcome"] != "no-consent"}
+    if not sent or not run.audit_every or told & scored or not squares_tell(run.defense_names):
         return ""
     which = f"round {sent[0]}" if len(sent) == 1 else f"rounds {', '.join(map(str, sent[:-1]))} and {sent[-1]}"
     none = "which was not audited" if len(sent) == 1 else "none of which was audited"
     return f"squared gradients left beside the updates of {which}, {none} (audit-every={sent[0]} audits them)"
 
 
-def standing(doubt: str, explained: bool | None) -> str:
-    """What is left of a view's doubt once its attack has ended. Images that explain the view settle one about what
-    nothing explained, and none about what a sum hides of its clients: that is about what explains it."""
-    return "" if explained and doubt in (SQUARES, STATISTICS) else doubt
+def standing(doubt: str, explained: bool | None, found_by: str | None) -> str:
+    """What is left of a view's doubt once its attack has ended. Images that explain the squares or the statistics
+    settle one about these. Images that explain the update alone do not: other images may do so behind a defense. Nor
+    does anything settle what a sum hides of its clients."""
+    settled = {SQUARES: beside.SQUARES, STATISTICS: beside.STATISTICS}.get(doubt)
+    return "" if explained and settled is not None and found_by == settled else doubt
 
 
 def unread(view: ServerView, task: Task) -> str:

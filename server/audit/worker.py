@@ -51,6 +51,7 @@ from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.canary import make_canary
 from prunella.server.audit.job import DESCENTS, JOB, PUBLIC, REBUILT, RESULT, STOP, TRUTH, VIEW
 from prunella.server.audit.shadow import read_public, shadow_beside
+from prunella.server.audit.view import standing, unread
 
 POLL = 0.1
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -61,9 +62,9 @@ MARGIN = 30.0  # seconds
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job. ``error`` is for the log; ``reason``, of a failure or of an attack that was cut short, for
-    everybody: it names its kind, never a value. ``explained`` says whether the images explain the update; None where
-    the attack has no objective that would say."""
+    """The result of a job. ``error`` is for the log; ``reason``, of a failure, of an attack that was cut short or of a
+    doubt, for everybody: it names its kind, never a value. ``explained`` says whether the images explain the update;
+    None where the attack has no objective that would say."""
 
     objective: float | None = None
     iterations: int = 0
@@ -77,7 +78,8 @@ class JobResult:
 
 
 def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
-    """What the attack found, and why it was cut short if it was."""
+    """What the attack found, and why finding nothing would prove nothing, if something is known that would: it was cut
+    short, or of what left beside the update."""
     job = json.loads((folder / JOB).read_text())
     task = recorded_task(folder / VIEW)  # written by our own server, which has built this model already
     view, _, about = load_trace(folder / VIEW, task)
@@ -88,7 +90,8 @@ def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
     found = attempt(view, task, order, store, lambda: shadow_beside(folder / VIEW, view, task, about))
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
     limit = min(job["seconds"], getattr(settings, "seconds", math.inf))  # an attack may have a limit of its own
-    return found, f"cut short by its limit of {limit:g} s" if found.cut else None
+    doubt = standing(job.get("job", {}).get("doubt", "") or unread(view, task), found.explained, found.rebuilt.found_by)
+    return found, f"cut short by its limit of {limit:g} s" if found.cut else doubt or None
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:
@@ -106,13 +109,13 @@ def work(folder: Path) -> JobResult:
     begin = time.perf_counter()
     try:
         make_canary(folder)
-        attacked, cut = _rebuild(folder)
+        attacked, reason = _rebuild(folder)
         rebuilt = attacked.rebuilt
         tensors = {"x": rebuilt.x} | ({"y": rebuilt.y} if rebuilt.y is not None else {})
         write_tree(folder / REBUILT, tensors)
         scores, order = _score(folder, rebuilt)
         found = rebuilt.fit, rebuilt.iterations, time.perf_counter() - begin, scores, order
-        result = JobResult(*found, reason=cut, explained=attacked.explained, found_by=rebuilt.found_by)
+        result = JobResult(*found, reason=reason, explained=attacked.explained, found_by=rebuilt.found_by)
     except Exception as error:  # noqa: BLE001 - one bad job must not end the worker; it is counted by the server
         if not isinstance(error, PrunellaError):
             traceback.print_exc()

@@ -41,12 +41,11 @@ def bounds(state: RunState, lines: Sequence[StoreLine]) -> list[tuple[str, str]]
     found = [("Differential privacy", state.guarantee)] if state.guarantee else []
     nats = present(lines, "channel_information_nats")
     if nats is not None:
-        found.append(
-            (
-                "Information through the data channel",
-                f"at most {digits(nats)} nats so far, worst client (1 nat is 1.44 bits)",
-            )
-        )
+        known = f"at most {digits(nats)} nats so far, worst client (1 nat is 1.44 bits)"
+        if state.unknown:
+            known = f"{digits(nats)} nats or more (1 nat is 1.44 bits): answers of {plural(state.unknown, 'client')} "
+            known += "did not come"
+        found.append(("Information through the data channel", known))
     return found
 
 

@@ -160,7 +160,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     denying = max((y for _, y in points(lines, "clients_denying_audits")), default=0.0)  # also those that have left
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"
-    refuted = int(last(lines, "privacy_epsilon_exceeded") or 0)
+    refuted = int(max((y for _, y in points(lines, "privacy_epsilon_exceeded")), default=0.0))  # an ε that grew since
     return RunState(
         rounds=int(last(lines, "round") or 0),
         accuracy=last(lines, "accuracy_ratio"),

@@ -64,6 +64,7 @@ def test_statistics_beside_a_defended_update_leave_a_doubt() -> None:
     sent = Stage(task, like, ("dgp",), {"strategy": "fedavg"}, *_pool(like, task, None, 0)).canary("control-defended")
     found = attacked("client", sent.view, sent.truth, task, few())
     assert (found.line["outcome"], found.line["ok"], found.line["reason"]) == ("scored", False, STATISTICS)
+    assert attacked("single-defended", sent.view, sent.truth, task, few()).line["reason"] == STATISTICS
     kept = attacked("client", replace(sent.view, received_buffers={}), sent.truth, task, few())
     assert kept.line["reason"] is None and kept.line["ok"] is not False
 

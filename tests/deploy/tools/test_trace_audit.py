@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from prunella.attacks.engine import beside
 from prunella.attacks.engine.case import Candidate, Case, Found
 from prunella.attacks.score.control import matched_view
 from prunella.attacks.trace import save_trace
@@ -124,8 +125,10 @@ def test_statistics_beside_a_defended_update_leave_a_doubt_unless_images_explain
     asked = TraceAudit(sources, "ig", FEW)
     found, _ = asked.attack_trace(silent)
     assert found.attempt is not None
-    line = asked._trial(replace(found, attempt=replace(found.attempt, explained=explained))).line
-    assert line["reason"] == (None if explained else STATISTICS)
+    seen = replace(found, attempt=replace(found.attempt, explained=explained))
+    assert asked._trial(seen).line["reason"] == STATISTICS, "of the update alone"
+    by = replace(seen, answer=replace(seen.answer, found_by=beside.STATISTICS))
+    assert asked._trial(by).line["reason"] == (None if explained else STATISTICS)
 
 
 def test_in_the_directory_of_a_run_the_controls_are_the_run_s_own(tmp_path: Path) -> None:

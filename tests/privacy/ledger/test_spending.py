@@ -20,8 +20,14 @@ def test_of_a_client_that_told_of_no_next_answer_or_never_spoke_it_is_not_known(
         assert unknown(ledgers) == 1 and spent(ledgers["1"]) == line.get("epsilon")
 
 
-def test_where_nobody_has_an_epsilon_nothing_is_missing() -> None:
+def test_where_nobody_has_a_bound_nothing_is_missing() -> None:
     assert unknown(asked({"0": {"rounds": 1.0}}, [0, 0, 1])) == 0
+
+
+def test_of_nats_no_line_tells_what_the_next_answer_brings() -> None:
+    for line in ({"channel_nats": 5.0}, {"channel_nats": 5.0, **HEARD}):
+        assert (unknown({"0": line}), unknown(asked({"0": line}, [0]))) == (0, 1)
+    assert unknown(asked({"0": {"channel_nats": 5.0}}, [1])) == 1, "one that was never heard"
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])

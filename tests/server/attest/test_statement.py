@@ -55,6 +55,27 @@ def test_the_range_over_sites_the_budget_and_the_sites_without_one(tmp_path: Pat
     assert statement(tmp_path)["epsilon"] == {"most": 5.0, "delta": 1e-6}
 
 
+@pytest.mark.parametrize(
+    ("ledgers", "words"),
+    [
+        ({"0": {"channel_nats": 5.0}, "1": {"channel_nats": 3.0}}, "let at most 5 nats through, on the site"),
+        (
+            {"0": {"channel_nats": 5.0}, "1": {}},
+            "let 5 nats or more through, on the site that sent most. 1 site told no",
+        ),
+        ({"0": {"channel_nats": 5.0}, "1": {"unheard": 2}}, "let 5 nats or more through"),
+        ({"0": {"channel_nats": 5.0, "unheard": 1}}, "Answers of 1 site did not come"),
+    ],
+)
+def test_nats_are_a_bound_where_every_site_has_one_and_all_answers_came(
+    tmp_path: Path, ledgers: dict[str, dict[str, float]], words: str
+) -> None:
+    new_run(tmp_path, settings={"dataset": "digits", "defenses": "channel-natural"})
+    mask = {"w": torch.ones(2, dtype=torch.bool)}
+    save(tmp_path / "checkpoint", Checkpoint(4, {"w": torch.ones(2)}, mask, {}, {}, ledgers))
+    assert words in section(statement(tmp_path), "Differential privacy")
+
+
 def test_an_attack_that_showed_more_than_was_promised_is_a_warning(tmp_path: Path) -> None:
     store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd"})
     spend(tmp_path, 1.0, 50.0)  # what one site was promised is not what another was

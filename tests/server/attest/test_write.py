@@ -34,6 +34,12 @@ def test_what_shows_nothing_is_no_baseline_for_other_tools() -> None:
     assert entry["metadata"]["global_metrics"] == {"baseline": 1, "rebuilt": 1, "unknown": 3}
 
 
+def test_membership_counts_by_its_own_word() -> None:
+    member = audit(kind="membership", attack="membership", membership={"word": "found", "scores": None})
+    (entry,) = write.results([dict.fromkeys(write._KEPT) | {"threat": "t"} | member], {"run": "r-7", "made": "now"})
+    assert entry["metadata"]["global_metrics"] == {"found": 1}
+
+
 def test_a_hostile_run_is_escaped_and_the_page_fetches_nothing(tmp_path: Path) -> None:
     new_run(tmp_path / "run", id=HOSTILE, claims=[HOSTILE], threat_model=HOSTILE, settings={"model": HOSTILE})
     attest(tmp_path / "run", tmp_path / "out", new_key(tmp_path / "k.key"), "")

@@ -15,7 +15,7 @@ from prunella.attacks.sgi import Sgi
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
-from prunella.server.audit.attempt import TRANSFORMED, Order, attempt, canary_outcome, control_fault, evidence
+from prunella.server.audit.attempt import TRANSFORMED, Fit, Order, attempt, canary_outcome, control_fault, evidence
 from prunella.tasks.task import Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -80,29 +80,38 @@ def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest
     assert "does not rebuild" in str(control_fault({"psnr": 9, "images": 1}, True))
     for images, explained in ((16, True), (16, None), (1, False)):
         assert control_fault({"psnr": 40, "images": images}, explained) is None
-    assert canary_outcome("control", "none", {"psnr": 9, "images": 1}, True)[:2] == ("control-failed", False)
-    assert canary_outcome("control", "none", {"psnr": 40, "images": 1}, True) == ("scored", True, None)
-    assert canary_outcome("single", "none", {"psnr": 9, "images": 1}, True) == ("scored", None, None)
-    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, False)[0] == "control-failed"  # of a sum
-    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, True) == ("scored", True, None)
+    assert canary_outcome("control", "none", {"psnr": 9, "images": 1}, Fit(True))[:2] == ("control-failed", False)
+    assert canary_outcome("control", "none", {"psnr": 40, "images": 1}, Fit(True)) == ("scored", True, None)
+    assert canary_outcome("single", "none", {"psnr": 9, "images": 1}, Fit(True)) == ("scored", None, None)
+    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, Fit(False))[0] == "control-failed"  # of a sum
+    assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, Fit(True)) == ("scored", True, None)
 
 
 def test_a_client_s_audit_that_explains_nothing_is_no_evidence() -> None:
-    assert evidence("none", False, "baseline") == (False, None)
-    assert evidence("dgp", True, "baseline", "stopped") == (False, "stopped")
-    assert evidence("dgp", False, "baseline") == evidence("none", True, "baseline") == (None, None)
+    assert evidence("none", Fit(False), "baseline") == (False, None)
+    assert evidence("dgp", Fit(True), "baseline", "stopped") == (False, "stopped")
+    assert evidence("dgp", Fit(False), "baseline") == evidence("none", Fit(True), "baseline") == (None, None)
 
 
 def test_behind_a_defense_that_transforms_images_finding_nothing_shows_nothing() -> None:
     """ATS trains on turned and shifted pictures: two of three that came back whole read as foreign images."""
     nothing = {"images": 2, "psnr": {"worst": 9.0, "random": 6.0, "other": 9.0}}
     for explained in (True, False, None):
-        assert evidence("ats,dgp", explained, "baseline") == (False, TRANSFORMED)
-        assert evidence("ats", explained, "traces") == evidence("ats", explained, "rebuilt") == (None, None)
-        assert canary_outcome("single-defended", "ats", nothing, explained) == ("scored", False, TRANSFORMED)
-    assert canary_outcome("control-defended", "dgp", nothing, True) == ("scored", None, None)
-    assert evidence("mine:TURNS", True, "baseline") == (False, TRANSFORMED)
-    assert evidence("mine:TURNS", False, "baseline") == (None, None)
+        assert evidence("ats,dgp", Fit(explained), "baseline") == (False, TRANSFORMED)
+        assert evidence("ats", Fit(explained), "traces") == evidence("ats", Fit(explained), "rebuilt") == (None, None)
+        assert canary_outcome("single-defended", "ats", nothing, Fit(explained)) == ("scored", False, TRANSFORMED)
+    assert canary_outcome("control-defended", "dgp", nothing, Fit(True)) == ("scored", None, None)
+    assert evidence("mine:TURNS", Fit(True), "baseline") == (False, TRANSFORMED)
+    assert evidence("mine:TURNS", Fit(False), "baseline") == (None, None)
+    for near in (Fit(False, 0.005), Fit(None, 0.01)):  # which a report takes for explained
+        assert evidence("mine:TURNS", near, "baseline") == (False, TRANSFORMED)
+        assert evidence("mine:TURNS", near, "rebuilt") == (None, None)
+    assert (
+        evidence("mine:TURNS", Fit(False, 0.02), "baseline")
+        == evidence("dgp", Fit(None, 0.0), "baseline")
+        == (None, None)
+    )
+    assert canary_outcome("single-defended", "dgp", nothing, Fit(True), "doubted") == ("scored", False, "doubted")
 
 
 @pytest.mark.parametrize(("own", "judged"), [(True, True), (None, False)])

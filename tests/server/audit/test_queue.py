@@ -357,15 +357,28 @@ def test_an_audit_that_failed_says_why(
     assert audit["reason"] is None if reason is None else audit["reason"].startswith(reason)
 
 
-@pytest.mark.parametrize(("iterations", "ok", "reason"), [(5, False, STATISTICS), (600, None, None)])
-def test_a_doubt_stands_unless_images_explained_the_view(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int, ok: bool | None, reason: str | None
+@pytest.mark.parametrize("iterations", [5, 600])
+def test_a_doubt_stands_also_where_images_explained_the_update_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int
 ) -> None:
-    monkeypatch.setattr("prunella.server.audit.queue.unread", lambda view, task: STATISTICS)
+    monkeypatch.setattr("prunella.server.audit.worker.unread", lambda view, task: STATISTICS)
     one = {"defenses": "none", "local_steps": 1, "batch_size": 1, "sgi__iterations": iterations}
     federation, _ = go(tmp_path, "scores", **one)
     audit = kinds(federation)["client"]
-    assert (audit["outcome"], audit["ok"], audit["reason"]) == ("scored", ok, reason)
+    assert (audit["outcome"], audit["ok"], audit["reason"]) == ("scored", False, STATISTICS)
+    assert (audit["objective"] < 1e-4) is (iterations == 600)
+
+
+def test_the_worst_case_behind_a_defense_has_the_doubt_of_its_own_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one image the statistics may be enough where they are too few for the client's."""
+    few = lambda view, task: STATISTICS if view.num_examples == 1 and view.defenses == ("dgp",) else ""  # noqa: E731
+    monkeypatch.setattr("prunella.server.audit.worker.unread", few)
+    federation, _ = go(tmp_path, "scores", defenses="dgp", local_steps=2, batch_size=2, sgi__iterations=2)
+    told = {kind: audit["reason"] for kind, audit in kinds(federation).items()}
+    assert told["single-defended"] == STATISTICS and kinds(federation)["single-defended"]["ok"] is False
+    assert told["client"] is told["control-defended"] is told["single"] is None
 
 
 def test_a_client_that_withholds_its_update_in_an_audited_round_is_named(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_sum_of_clients_that_may_weigh_differently_shows_nothing_where_nothing
 def test_what_a_sum_tells_beside_its_update_leaves_a_doubt_where_nothing_explains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prunella.server.audit.queue.unread", lambda view, task: STATISTICS)
+    monkeypatch.setattr("prunella.server.audit.worker.unread", lambda view, task: STATISTICS)
     federation, _ = audited(tmp_path, defenses="dgp")
     assert {(a["ok"], a["reason"]) for a in of(federation, "client")} == {(False, STATISTICS)}
 

@@ -1,13 +1,17 @@
 """What the server may know of a sum: an update of all its clients together. Of one client: ``test_queue``."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from prunella.attacks.engine import beside
 from prunella.core.config import Run
+from prunella.core.files import write_json
 from prunella.core.trees import full_mask
 from prunella.core.types import ServerView
+from prunella.server.audit.job import JOB, Job
 from prunella.server.audit.view import (
     SQUARES,
     STATISTICS,
@@ -87,10 +91,13 @@ def test_squares_that_no_attack_reads_leave_a_doubt(defenses: tuple[str, ...], s
 
 
 def test_images_that_explain_a_view_settle_what_nothing_explained_and_not_what_a_sum_hides() -> None:
-    unequal = UNEQUAL.format(8)
-    assert [standing(doubt, True) for doubt in ("", SQUARES, STATISTICS, unequal)] == ["", "", "", unequal]
+    unequal, doubts = UNEQUAL.format(8), ("", SQUARES, STATISTICS, UNEQUAL.format(8))
+    assert [standing(doubt, True, beside.SQUARES) for doubt in doubts] == ["", "", STATISTICS, unequal]
+    assert [standing(doubt, True, beside.STATISTICS) for doubt in doubts] == ["", SQUARES, "", unequal]
+    for found_by in (None, "sgi"):  # of the update, which other images explain behind a defense
+        assert [standing(doubt, True, found_by) for doubt in doubts] == list(doubts)
     for explained in (False, None):
-        assert [standing(doubt, explained) for doubt in (SQUARES, unequal)] == [SQUARES, unequal]
+        assert [standing(doubt, explained, beside.SQUARES) for doubt in doubts] == list(doubts)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +115,33 @@ def test_images_that_explain_a_view_settle_what_nothing_explained_and_not_what_a
     ],
 )
 def test_rounds_in_which_more_leaves_are_told_where_none_was_audited(
-    changes: dict[str, object], sent: list[int], words: str
+    tmp_path: Path, changes: dict[str, object], sent: list[int], words: str
 ) -> None:
-    audits = [
-        {"round": 10, "kind": "client", "outcome": "scored"},
-        {"round": 4, "kind": "control", "outcome": "scored"},
+    audits: list[dict[str, object]] = [
+        {"round": 10, "kind": "client", "client": 0, "outcome": "scored"},
+        {"round": 10, "kind": "client", "client": 1, "outcome": "scored"},
+        {"round": 4, "kind": "control", "client": None, "outcome": "scored"},
+        {"round": 8, "kind": "client", "client": 0, "outcome": "no-consent"},
     ]
-    audits += [{"round": 8, "kind": "client", "outcome": "no-consent"}]
-    said = never_audited(Run(**{"rounds": 10, "audit_every": 10, "defenses": "priprune", **changes}), sent, audits)
-    assert said == (f"squared gradients left beside the updates of {words}" if words else "")
+    run = Run(**{"rounds": 10, "audit_every": 10, "defenses": "priprune", **changes})
+    told = f"squared gradients left beside the updates of {words}" if words else ""
+    for client in (0, 1):
+        file(
+            tmp_path, *(Job(a["round"], a["kind"], a["client"], "", "", squares=a["client"] != client) for a in audits)
+        )  # type: ignore[arg-type]
+        assert never_audited(run, sent, audits, tmp_path) == told, "one of two clients kept its squares"
+
+
+def test_the_audit_of_a_site_that_kept_its_squares_is_none_of_those_that_left(tmp_path: Path) -> None:
+    audits = [{"round": 4, "kind": "client", "client": 0, "outcome": "scored"}]
+    file(tmp_path, Job(4, "client", 0, "", "", squares=False))
+    assert never_audited(Run(defenses="priprune"), [4], audits, tmp_path).endswith("(audit-every=4 audits them)")
+
+
+def file(queue: Path, *jobs: Job) -> None:
+    for job in jobs:
+        (queue / job.folder).mkdir(exist_ok=True)
+        write_json(queue / job.folder / JOB, {"job": asdict(job)})
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,9 @@ def test_an_epsilon_that_an_attack_passed_is_no_promise_and_that_is_said() -> No
     broken = verdict(found, run_state({}, [*lines, line(1, "privacy_epsilon_exceeded", 2)]))
     assert broken.promise == "no ε" and broken.next_step == NEXT["traces"]
     assert not any("Guaranteed" in note for note in broken.notes) and "2 clients" in broken.notes[-1]
+    grown = [line(1, "privacy_epsilon_exceeded", 2), line(2, "privacy_epsilon", 9.0, stat="worst"), line(2, "round", 2)]
+    later = run_state({}, [*lines, *grown, line(2, "privacy_epsilon_exceeded", 0)])
+    assert later.promise == "no ε", "what was wrong of less is wrong of more"
 
 
 def test_an_epsilon_that_the_last_round_has_not_is_no_promise() -> None:
@@ -81,3 +84,11 @@ def test_an_epsilon_that_the_last_round_has_not_is_no_promise() -> None:
     later = [*first, line(2, "round", 2)]
     assert run_state({}, first).promise == "ε 2 at an unknown δ" and len(bounds(run_state({}, first), first)) == 2
     assert run_state({}, later).promise == "no ε" and not bounds(run_state({}, later), later)
+
+
+def test_nats_are_a_bound_only_where_every_answer_came() -> None:
+    lines = [line(1, "round", 1), line(1, "channel_information_nats", 9), line(1, "privacy_epsilon_unknown", 0)]
+    lost = [*lines[:2], line(1, "privacy_epsilon_unknown", 2)]
+    (whole,), (part,) = (bounds(run_state({}, each), each) for each in (lines, lost))
+    assert whole[1].startswith("at most 9 nats")
+    assert part[1].startswith("9 nats or more") and "answers of 2 clients did not come" in part[1]

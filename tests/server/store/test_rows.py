@@ -73,6 +73,10 @@ def test_a_bound_that_one_client_lacks_exists_for_nobody() -> None:
     assert both[("channel_information_nats",)] == 9.0
     assert both[("privacy_epsilon", ("stat", "worst"))] == 3.0 and both[("privacy_epsilon", ("stat", "mean"))] == 2.0
     assert ledger_rows({"0": {"channel_nats": 5.0}, "1": {}}) == []
+    lost = values(
+        ledger_rows({"0": {"channel_nats": 5.0, "unheard": 1}, "1": {"channel_nats": 9.0}, "2": {"unheard": 3}})
+    )
+    assert lost == {("channel_information_nats",): 9.0, ("privacy_epsilon_unknown",): 2.0}
     assert ledger_rows({}) == []
 
 
