@@ -27,6 +27,10 @@ ORDER: tuple[Level, ...] = ("unknown", "baseline", "traces", "rebuilt")
 WORST: tuple[Level, ...] = ("baseline", "unknown", "traces", "rebuilt")
 Line = Mapping[str, Any]
 
+# An objective is 0 where a guess explains the whole update and about 1 where it explains nothing (both are relative).
+# Guesses that miss a tenth of it may have nothing of its images: of one digit behind DGP, 4.9 dB at 0.10. No control
+# vouches for such a fit, since one that misses as much has itself not undone its update.
+FITTED = 0.01
 LEGIBLE = {"psnr": 18.0, "ssim": 0.5, "ncc": 0.55}  # 18 dB: a root mean squared error of an eighth of the range
 FAR = {"psnr": 6.0, "ncc": 0.5}  # dB above the baseline; the most of its 1 - NCC that may be left
 # How far above its baseline a score is no longer chance. Measured with batches of 1, 4 and 16 of scikit-learn's digits,

@@ -15,12 +15,11 @@ from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import rebuilt_control
-from prunella.attacks.score.level import Level, level
+from prunella.attacks.score.level import FITTED, Level, level
 from prunella.core.errors import AttackError
 from prunella.core.foreign import is_foreign
 from prunella.core.types import Reconstruction, ServerView
 from prunella.privacy import transforms
-from prunella.server.report.evidence import FITTED
 from prunella.tasks.task import Task
 
 TRANSFORMED = "a defense transforms images, and scores do not see what a transformed one shows: look at the pictures"
@@ -56,7 +55,7 @@ class Fit(NamedTuple):
 
     @property
     def near(self) -> bool:
-        """Whether a report takes the update for explained (``evidence.FITTED``), or the attack does."""
+        """Whether a report takes the update for explained (``FITTED``), or the attack does."""
         return bool(self.explained) or (self.objective is not None and self.objective <= FITTED)
 
 

@@ -9,7 +9,7 @@ one image of each.
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
-from prunella.attacks.score.level import WORST, Level, Line, level, value
+from prunella.attacks.score.level import FITTED, WORST, Level, Line, level, value
 from prunella.server.report.units import decibels, score
 from prunella.server.store.schema import StoreError, StoreLine, check_audit
 
@@ -25,10 +25,6 @@ WORDS: dict[Level, str] = {
     "unknown": "not judged",
 }  # fmt: skip
 FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
-# An objective is 0 where a guess explains the whole update and about 1 where it explains nothing (both are relative).
-# Guesses that miss a tenth of it may have nothing of its images: of one digit behind DGP, 4.9 dB at 0.10. No control
-# vouches for such a fit, since one that misses as much has itself not undone its update.
-FITTED = 0.01
 
 
 def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
