@@ -150,12 +150,11 @@ class Run(BaseModel):
         return self
 
     def rate_in(self, round: int) -> float:
-        """The clients' learning rate in a round, the first of which is 1.
+        """The clients' learning rate in a round, the first of which is 1. Under ``learning_rate_horizon`` it falls
+        along a cosine without restarts (Loshchilov and Hutter 2017, Eq. 5), beside the factor of every round.
 
         >>> Run(learning_rate=0.1, learning_rate_decay=0.5).rate_in(3)
         0.025
-
-        With ``learning_rate_horizon`` a cosine without restarts beside it (Loshchilov and Hutter 2017, Eq. 5).
         """
         cosine = 1.0
         if self.learning_rate_horizon:

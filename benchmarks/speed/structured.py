@@ -206,9 +206,8 @@ def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str,
         found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in rates}
         for (name, seed, arm), future in zip(asked, begun, strict=True):
             done = future.result()
-            print(
-                f"{name}, {arm}, seed {seed}: {json.dumps(done)}", file=sys.stderr
-            )  # all there is if a later one fails
+            # All there is if a later one fails.
+            print(f"{name}, {arm}, seed {seed}: {json.dumps(done)}", file=sys.stderr)
             found[name].setdefault(arm, []).append(done)
     return found
 

@@ -193,10 +193,9 @@ def _nats(found: Evidence) -> str:
     if not nats:
         return ""
     without, more = len(told) - len(nats), unknown(found.ledgers)
-    most = "at most " if not (without or more) else ""
-    words = (
-        f"A channel let {most}{digits(max(nats))} nats{'' if most else ' or more'} through, on the site that sent most."
-    )
+    known = f"{digits(max(nats))} nats"
+    told_of = f"{known} or more" if without or more else f"at most {known}"
+    words = f"A channel let {told_of} through, on the site that sent most."
     words += f" {plural(without, 'site')} told no bound." if without else ""
     return words + (f" Answers of {plural(more, 'site')} did not come." if more else "")
 

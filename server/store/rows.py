@@ -90,9 +90,10 @@ def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     if nats and all(isinstance(value, float | int) for value in nats):
         rows.append(row("channel_information_nats", max(float(str(v)) for v in nats)))
     values = [value for value in map(spent, told) if value is not None]
-    if rows or (values and len(values) == len(told)):
+    bounded = bool(values) and len(values) == len(told)
+    if rows or bounded:
         rows.append(row("privacy_epsilon_unknown", unknown(ledgers)))
-    if values and len(values) == len(told):
+    if bounded:
         rows.append(row("privacy_epsilon", max(values), stat="worst"))
         rows.append(row("privacy_epsilon", math.fsum(value / len(values) for value in values), stat="mean"))
     return rows
