@@ -12,6 +12,7 @@ from prunella.attacks.score.level import level
 from prunella.core.errors import ConfigError
 from prunella.library.audit import _like, _pool
 from prunella.library.trial import Attacker, Stage, Trial, attacked, judge_trials, judging
+from prunella.server.audit.shadow import SentRound
 from prunella.server.audit.view import STATISTICS
 from prunella.server.report.evidence import fitted
 from prunella.server.report.state import RunState
@@ -104,6 +105,14 @@ def test_the_controls_of_one_image_in_one_step_are_the_worst_case_where_none_was
     assert judge_trials(trials, state, alone=True).badge == "Nothing rebuilt"
     assert judge_trials(trials, state).badge == "Worst case unknown"
     assert stage().alone is False
+
+
+def test_a_control_with_rounds_behind_it_is_no_worst_case_behind_a_defense() -> None:
+    task = Task("cnn", (1, 8, 8), 10)
+    like = _like(task, 1, 1, 1, (0.1, 0.0, 0.0))
+    pool = _pool(like, task, None, 0)
+    for defense, number, alone in (("dgp", 1, True), ("dgp", 5, False), ("none", 5, True)):
+        assert Stage(task, like, (defense,), {}, *pool, SentRound(number)).alone is alone
 
 
 def test_an_attack_that_cannot_judge_is_refused() -> None:
