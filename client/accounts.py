@@ -5,14 +5,17 @@ decoded at another size. So an account belongs to the raw bytes (a file's, or a 
 from, as 64-bit digests (``tasks.examples.raw_digests``). A *set* is what one partition gave the client. What is known
 of a set is what was ever written for any set that shares an example with it: no example's losses are counted too low,
 and those of an example that was not in every set are counted too high. Answers to audits and evaluations are rationed
-by the same rule. A server that cuts one dataset in ever other ways makes ever more sets: beyond ``SETS`` they become
-one.
+by the same rule. Approved apps of others, which name no examples, have a file of their own (``APPS``): all that one of
+the two holds counts in the other, too. A server that cuts one dataset in ever other ways makes ever more sets: beyond
+``SETS`` they become one.
 
 The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.ServerRequest``).
 It lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would
-be answered twice. Beside other files of a client, a missing or unreadable account stops it: ``DefenseError``.
+be answered twice. An account that was begun and is missing, or cannot be read, stops the client: ``DefenseError``.
 
     account.safetensors     tensors: the digests of each set; metadata: the key, charges and answers by set
+    account.begun           empty: there is an account, or there was
+    flower/                 the same of apps other than Prunella's own (``flower.site``), which name no examples
 """
 
 import hashlib
@@ -36,7 +39,8 @@ from prunella.core.trees import Tree
 from prunella.privacy.accounting import Charge
 from prunella.privacy.ledger.ledger import Ledger, add, from_json, to_json
 
-FILE = "account.safetensors"
+FILE, BEGUN = "account.safetensors", "account.begun"
+APPS = "flower"  # inside the client's directory
 SETS = 64
 JOINED = "joined"
 
@@ -59,13 +63,13 @@ def begin(home: Path, key: bytes) -> None:
 
 
 class Accounts:
-    """The accounts of one client, seen from the examples with the digests ``raw`` [N].
+    """The accounts of one client in ``home``, seen from the examples with the digests ``raw`` [N].
 
     Who writes holds the lock of the client's directory (``client.state.ClientStore.alone``).
     """
 
-    def __init__(self, home: Path, raw: Tensor) -> None:
-        self.path = home / FILE
+    def __init__(self, home: Path, raw: Tensor, beside: Path | None = None) -> None:
+        self.path, self._beside = home / FILE, beside
         self.raw: Tensor = torch.unique(raw)
         self.name = hashlib.sha256(self.raw.numpy().tobytes()).hexdigest()[:16]
 
@@ -75,9 +79,13 @@ class Accounts:
             return book.key
 
     def ledger(self) -> Ledger:
-        """Every charge of an answer about any of these examples."""
+        """Every charge of an answer about any of these examples, and all of those in the directory ``beside``."""
         book = self._read()
-        return add(Ledger(), *(charge for name in self._overlapping(book) for charge in self._charges(book, name)))
+        mine = [charge for name in self._overlapping(book) for charge in self._charges(book, name)]
+        if self._beside is not None:
+            other = Accounts(self._beside, self.raw)._read()
+            mine += [charge for name in other.charges for charge in self._charges(other, name)]
+        return add(Ledger(), *mine)
 
     def charge(self, new: Charge) -> None:
         """Write a charge down; on the disk when this returns."""
@@ -114,7 +122,8 @@ class Accounts:
         return from_json(book.charges.get(name, []))
 
     def _read(self) -> _Book:
-        if not self.path.exists() and not any(self.path.parent.glob("runs/*/*")):
+        home = self.path.parent
+        if not (self.path.exists() or (home / BEGUN).exists() or any(home.glob("runs/*/*"))):
             return _Book(secrets.token_bytes(KEY_BYTES), {self.name: self.raw})
         try:
             sets, metadata = read_tree(self.path)
@@ -144,6 +153,7 @@ class Accounts:
         after = _metadata(book)
         if after != before:
             write_tree(self.path, book.sets, after)
+            self.path.with_name(BEGUN).touch()
 
 
 def _joined(book: _Book) -> _Book:

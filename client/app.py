@@ -208,6 +208,13 @@ def train(content: RecordDict, session: Session) -> RecordDict:
     return reply
 
 
+def _begun(session: Session, memory: Memory, steps: int) -> Tally:
+    """The tally of what was done before the first round, saved."""
+    tally = tallied(Tally(), session.procedure.chain, steps, caveats(session))
+    session.store.save(0, Memory(memory.state, tally))
+    return tally
+
+
 @app.train("initial")
 @alone
 def initial(content: RecordDict, session: Session) -> RecordDict:
@@ -220,14 +227,14 @@ def initial(content: RecordDict, session: Session) -> RecordDict:
     first = session.scheme.client.first_mask(session.run, session.scheme_settings, session.data.task)
     require_coverable(session, received.buffers)
     request = _asked(session, "initial", 0, received, memory)
-    price, _ = account(session, request, first.steps)
+    price, ledger = account(session, request, first.steps)
     with charged(session, price):
         batches, draws = session.batches(request, first.steps), request.generator("defense")
         procedure = watched(session, request, received, session.procedure)
         mask = first.make(procedure, received, batches, memory.state, draws)
         confirm(session, request, price, [mask])
-        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, first.steps)))
-        return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu"))})
+        tally = _begun(session, memory, first.steps)
+        return RecordDict({"mask": mask_to_coded(to_device(mask, "cpu")), "ledger": told(session, tally, ledger)})
 
 
 @app.train("select")
@@ -254,9 +261,9 @@ def select(content: RecordDict, session: Session) -> RecordDict:
         batches, draws = session.batches(request, steps), request.generator("defense")
         shown = [Examples(present(session.procedure.chain, b.x, memory.state, draws), b.y) for b in batches]
         answer = score(pool, session.procedure.module, shown)
-        session.store.save(0, Memory(memory.state, tallied(Tally(), session.procedure.chain, steps * pool.times)))
+        tally = _begun(session, memory, steps * pool.times)
     metrics = MetricRecord({"num-examples": len(session.data.examples.y), **answer.losses})
-    return RecordDict({**answer.records, "metrics": metrics})
+    return RecordDict({**answer.records, "metrics": metrics, "ledger": told(session, tally, session.accounts.ledger())})
 
 
 @app.train("keys")

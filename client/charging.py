@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord
 
 from prunella.client.session import ServerRequest, Session
 from prunella.core.device import repeatable
-from prunella.core.errors import DefenseError
+from prunella.core.errors import DefenseError, PrunellaError
 from prunella.core.trees import Tree
 from prunella.privacy.accounting import LAPLACE, Charge
 from prunella.privacy.chain import check_model
@@ -25,6 +25,7 @@ from prunella.strategies import validates
 from prunella.tasks.training import mode
 
 FAILED = "this client could not answer under its ε; its own log says why"
+CHARGED = "what it costs in nats was charged before; see this client's own log"
 logger = logging.getLogger(__name__)
 
 
@@ -135,8 +136,13 @@ def charged(session: Session, price: Charge = UNBOUNDED) -> Iterator[None]:
     """
     if session.procedure.chain.private is None:
         again = session.device if price != UNBOUNDED else torch.device("cpu")
-        with repeatable(again, strict=False):
-            yield
+        try:
+            with repeatable(again, strict=False):
+                yield
+        except PrunellaError as error:
+            if price.nats is None:
+                raise
+            raise DefenseError(f"{error} ({CHARGED})") from error  # not a refusal, which costs nothing
         return
     try:
         before = _drawn()

@@ -68,19 +68,22 @@ from prunella.strategies import STRATEGIES, validates
 
 DELTA = 1e-5
 KEYS = ("require", "epsilon-budget", "delta")
+SUMS = ("sum-least", "sum-key", "sum-peers")  # of ``client.trust``
 COMPARED = {"=": None, "<=": Stronger.SMALLER, ">=": Stronger.LARGER}
 
 
 @dataclass(frozen=True)
 class Policy:
     """The conditions. ``defenses`` are those required, in the order they are to be applied; ``epsilon_budget`` 0 is
-    none; ``bounds`` are the directions of settings that the owner compared."""
+    none; ``bounds`` are the directions of settings that the owner compared. ``sums``: there are conditions of masked
+    sums (``client.trust``), which count for what is imported here alone."""
 
     defenses: tuple[str, ...] = ()
     settings: Raw = field(default_factory=dict)
     epsilon_budget: float = 0.0
     delta: float = DELTA
     bounds: Mapping[str, Stronger] = field(default_factory=dict)
+    sums: bool = field(default=False, repr=False)
 
     @property
     def conditions(self) -> bool:
@@ -191,10 +194,12 @@ def _read_require(text: str) -> tuple[tuple[str, ...], dict[str, Any], dict[str,
 
 def _check_keys(config: Mapping[str, object]) -> None:
     """Refuse a key that somebody meant to be a condition: it would be none, in silence."""
+    known = KEYS + SUMS
     for key in config:
         meant = key.lower().replace("_", "-")
-        if key not in KEYS and (meant in KEYS or meant.startswith(("require", "epsilon"))):
-            raise ConfigError(f"{key} in the node configuration is no condition: write {', '.join(KEYS)}")
+        near = meant in known or meant.startswith(("require", "epsilon", "budget", "sum-"))
+        if key not in known and near:
+            raise ConfigError(f"{key} in the node configuration is no condition: write {', '.join(known)}")
 
 
 def read_policy(config: Mapping[str, object]) -> Policy:
@@ -210,18 +215,24 @@ def read_policy(config: Mapping[str, object]) -> Policy:
     delta = _amount(config, "delta", DELTA)
     if not 0 < delta <= LARGEST_DELTA:
         raise ConfigError(f"delta in the node configuration must lie in (0, {LARGEST_DELTA:g}]")
-    return Policy(names, settings, _amount(config, "epsilon-budget", 0.0), delta, bounds)
+    if "delta" in config and not config.get("epsilon-budget"):
+        raise ConfigError(
+            "delta in the node configuration is that of epsilon-budget, which is missing: add it, or write "
+            f"require='privacy.delta<={delta:g}' with a defense that has an ε"
+        )
+    return Policy(names, settings, _amount(config, "epsilon-budget", 0.0), delta, bounds, bool(set(SUMS) & set(config)))
 
 
 def check_run(policy: Policy, run: Run, raw: Raw, privacy: Privacy) -> None:
     """Raise ``ConfigError`` unless the run with these settings meets every condition."""
     foreign = [name for name in run.defense_names if name not in DEFENSES]
-    if policy.conditions and foreign:
+    own = policy.conditions or policy.sums
+    if own and foreign:
         raise _refused("defenses of this release", ",".join(foreign))
     _check_defenses(policy, run)
     for wanted, found in _unmet(policy, run, raw):
         raise _refused(wanted, found)
-    if policy.conditions and is_foreign(run.model) and policy.settings.get("model") != run.model:
+    if own and is_foreign(run.model) and policy.settings.get("model") != run.model:
         raise _refused("a model of this release, or the one that its conditions name (model=...)", run.model)
     if policy.conditions:
         _check_beside(policy, run, privacy)

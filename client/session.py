@@ -24,7 +24,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from prunella.client.accounts import Accounts
+from prunella.client.accounts import APPS, Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.client.state import ClientStore
 from prunella.client.trust import Trust, read_trust
@@ -211,7 +211,7 @@ class Session:
                 f"dataset {self.run.dataset!r} does not tell its examples apart, so no account can be kept: choose "
                 "another dataset"
             )
-        return Accounts(self.store.home, raw)
+        return Accounts(self.store.home, raw, beside=self.store.home / APPS)
 
     @cached_property
     def _privacy(self) -> Privacy:

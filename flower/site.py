@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from prunella.client.accounts import Accounts
+from prunella.client.accounts import APPS, Accounts
 from prunella.client.policy import Policy, check_run, read_policy, within
 from prunella.client.session import state_directory
 from prunella.client.state import ClientStore
@@ -42,7 +42,6 @@ OWN = {  # what an app of others does not have, and what to take instead
     "precode": "a layer inside Prunella's models: take a channel, or a defense of the update",
     "leakage-guard": "a client that attacks its own update on the images; docs/choose.md says what else there is",
 }
-FOLDER = "flower"  # inside the node's state directory: the account of Prunella's own app knows examples, this one none
 
 
 def asked_names(run_config: Mapping[str, object]) -> list[str]:
@@ -207,7 +206,7 @@ class Site:
                 "would be its account; write state-dir='/var/lib/prunella' into the node's configuration"
             )
         client = config.get("client-id", config.get("partition-id", node))
-        return state_directory(config, int(str(client))) / FOLDER
+        return state_directory(config, int(str(client))) / APPS
 
     @cached_property
     def store(self) -> ClientStore:
@@ -221,8 +220,9 @@ class Site:
 
     @cached_property
     def accounts(self) -> Accounts:
-        """One account for all examples of the site: an app does not say which it trains on."""
-        return Accounts(self.store.home, torch.zeros(1, dtype=torch.int64))
+        """One account for all examples of the site: an app does not say which it trains on. What Prunella's own app
+        spent of any counts in it."""
+        return Accounts(self.store.home, torch.zeros(1, dtype=torch.int64), beside=self.store.home.parent)
 
     def generator(self, *question: str) -> PrivateGenerator:
         """Draws that only this site can repeat."""

@@ -4,7 +4,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
@@ -30,6 +29,7 @@ from prunella.server.checkpoint import Checkpoint
 from prunella.server.doubts import diverged_rows, measured_rows
 from prunella.server.evaluation import LEAST, PATIENCE, Evaluator, on_all
 from prunella.server.exporter import Exporter
+from prunella.server.questions import note_answer, note_first, note_refusal
 from prunella.server.report.evidence import judged, without_control
 from prunella.server.report.units import audits_left, plural
 from prunella.server.store.rows import (
@@ -43,7 +43,7 @@ from prunella.server.store.rows import (
 )
 from prunella.server.store.schema import Row, StoreLine, row
 from prunella.server.store.write import RunStore
-from prunella.strategies.round.replies import Contribution, ReplyError, read_ledger, require_answer
+from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.tasks.data import Examples
@@ -142,13 +142,8 @@ def evaluate_on_clients(federation: Federation, round: int, arrays: ArrayRecord,
     replies = list(grid.send_and_receive(messages, timeout=federation.run.round_seconds))
     for reply in replies:
         client = clients.get(reply.metadata.src_node_id)
-        if client is not None and reply.has_error():
-            note_refusal(federation, client, reply)
-        elif client is not None and "ledger" in reply.content.config_records:
-            with suppress(ReplyError):  # an answer that is none is counted below
-                federation.ledgers[str(client)] = read_ledger(reply.content)
-        elif client is not None and "epsilon" not in federation.ledgers[str(client)]:
-            federation.ledgers = spending.uncharged(federation.ledgers, client)
+        if client is not None:
+            note_answer(federation, client, reply)
     metrics = federation.strategy.aggregate_evaluate(round, replies)
     if metrics is None:
         return None
@@ -234,18 +229,8 @@ def _tell_doubts(federation: Federation, audits: list[StoreLine]) -> None:
     last = max(outcome["round"] for outcome in finished)
     pending = {job.round for job in jobs if job.kind == "control"}
     lone = without_control([audit for audit in audits if audit["round"] == last], pending)
-    delta = parse_section(federation.raw, "privacy", Privacy).delta
-    rows = measured_rows(audits, federation.ledgers, delta)
+    rows = measured_rows(audits, federation.ledgers, federation.raw)
     federation.emit(last, [row("audits_without_control", len(lone)), *rows])
-
-
-def note_refusal(federation: Federation, client: int, reply: Message) -> None:
-    """A client that says it will not answer has charged nothing for the question."""
-    try:
-        require_answer(reply)
-    except ReplyError as error:
-        if error.refused:
-            federation.ledgers = spending.uncharged(federation.ledgers, client)
 
 
 def noting(federation: Federation, replies: Iterable[Message], silent: dict[int, str]) -> Iterator[Message]:
@@ -281,6 +266,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=strategy.pace.deadline)
     silent: dict[int, str] = {}
+    note_first(federation, strategy.stats.first)
     federation.ledgers = spending.asked(federation.ledgers, (m.client for m in strategy.downlink.asked.values()))
     aggregated, _ = strategy.aggregate_train(round, noting(federation, replies, silent))
     federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}

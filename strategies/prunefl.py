@@ -161,6 +161,7 @@ class PruneFL(MaskedMean):
             self.stats.sent += 1
             message = Message(content, dst_node_id=member.node, message_type=INITIAL)
             answers = list(grid.send_and_receive([message], timeout=self.run.round_seconds))
+            self.stats.first.append((member.client, answers[0] if answers else None))
             try:
                 if not answers:
                     raise ReplyError("timeout", "no answer came")

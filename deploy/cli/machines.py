@@ -184,7 +184,7 @@ def supernode(
     audit: Annotated[Consent, typer.Option(help="What audits are given: a word, numbers, pictures.")] = "deny",
     require: Require = "",
     epsilon_budget: Budget = 0.0,
-    delta: Annotated[float, typer.Option(help="The δ at which that ε counts.")] = 1e-5,
+    delta: Annotated[float | None, typer.Option(help="The δ at which that ε counts: 1e-5 unless given.")] = None,
     approve: Approved = None,
     metrics: Annotated[str, typer.Option(help="What an approved app may tell beside num-examples: 'loss, f1'.")] = "",
     width: Annotated[float, typer.Option(min=0.01, max=1, help="Share of each layer's channels it trains.")] = 1.0,

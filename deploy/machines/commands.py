@@ -60,7 +60,7 @@ class SuperNode:
     stock: bool = False
     require: str = ""
     epsilon_budget: float = 0.0
-    delta: float = 1e-5
+    delta: float | None = None
     approve: tuple[str, ...] = ()
     metrics: str = ""
     width: float = 1.0
@@ -126,6 +126,12 @@ def check_node(node: SuperNode) -> None:
         raise UsageError("--stock runs whatever code a run brings, which could ignore the conditions: leave it out")
     if node.metrics and not node.approve:
         raise UsageError("--metrics lists what an approved app may tell: add --approve, or leave it out")
+    if node.approve and any(node.sums):
+        raise UsageError("an approved app sends single updates, no masked sums: leave --sum-peers and --sum-least out")
+    if node.delta is not None and not node.epsilon_budget:
+        raise UsageError(
+            f"--delta is that of --epsilon-budget: add one, or write --require 'dp-sgd, privacy.delta<={node.delta:g}'"
+        )
     if node.sums[0] and not node.key:
         raise UsageError("--sum-peers needs this SuperNode's own key to sign with: leave --insecure out")
     if node.conditions:
@@ -177,7 +183,8 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     config |= {"sum-peers": str(peers), "sum-key": str(node.key)} if peers else {}
     config |= {"sum-least": least} if least else {}
     config |= {"importance": str(node.importance)} if node.importance else {}
-    return config | ({"epsilon-budget": node.epsilon_budget, "delta": node.delta} if node.epsilon_budget else {})
+    config |= {"epsilon-budget": node.epsilon_budget} if node.epsilon_budget else {}
+    return config | ({"delta": node.delta} if node.delta is not None else {})
 
 
 def write_node_config(node: SuperNode) -> Path:

@@ -77,6 +77,7 @@ class Selection:
         came = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(messages, timeout=seconds)}
         for member in asked:
             reply = came.get(member.node)
+            self.stats.first.append((member.client, reply))
             try:
                 if reply is None:
                     raise ReplyError("timeout", "no answer came")

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from flwr.app import Message
+
 
 @dataclass
 class RoundStats:
     """Clients that were there, chosen and asked; bytes in each direction; failures by reason; seconds; what clients
-    withheld, as the sum of their shares; their ledger lines.
+    withheld, as the sum of their shares; their ledger lines; and whom the scheme asked before the first round, with the
+    answer, if one came.
 
     >>> stats = RoundStats()
     >>> stats.fail("timeout")
@@ -27,6 +30,7 @@ class RoundStats:
     aggregate_seconds: float = 0.0
     withheld: float = 0.0
     ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
+    first: list[tuple[int, Message | None]] = field(default_factory=list)
 
     def fail(self, reason: str, said: str = "") -> None:
         """Count one failure."""

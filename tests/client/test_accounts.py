@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
-from prunella.client.accounts import FILE, Accounts
+from prunella.client.accounts import APPS, BEGUN, FILE, Accounts
 from prunella.client.charging import FAILED
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_tree
@@ -50,8 +50,8 @@ def test_one_question_is_one_charge_and_one_file_holds_all_for_its_owner_alone(t
         account.charge(charge(name))
     assert [c.digest for c in account.ledger().charges] == ["1", "2"]
     assert Accounts(tmp_path, RAW.flip(0)).name == account.name  # a set has no order
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path.name for path in files] == [FILE] and stat.S_IMODE(files[0].stat().st_mode) == 0o600
+    files = {path.name: path.stat() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files.keys() == {FILE, BEGUN} and stat.S_IMODE(files[FILE].st_mode) == 0o600 and not files[BEGUN].st_size
 
 
 def test_the_key_is_256_bits_of_this_client_alone_and_stays(tmp_path: Path) -> None:
@@ -105,6 +105,26 @@ def test_a_damaged_or_lost_account_stops_the_client(tmp_path: Path, damage: str)
         write_tree(path, {}, notes)
     with pytest.raises(DefenseError):
         send(tmp_path, "train", model(2), **{**PRIVATE, "run_dir": "/x/other"})
+
+
+def test_an_account_that_is_all_a_client_keeps_is_missed_too(tmp_path: Path) -> None:
+    account = Accounts(tmp_path, RAW)
+    account.charge(charge("1"))
+    (tmp_path / FILE).unlink()
+    for use in (account.ledger, account.key, lambda: Accounts(tmp_path, RAW[5:]).charge(charge("2"))):
+        with pytest.raises(DefenseError, match="restore"):
+            use()
+
+
+def test_what_approved_apps_spent_counts_in_the_own_app_s_account_and_the_other_way_round(tmp_path: Path) -> None:
+    own, apps = Accounts(tmp_path, RAW, tmp_path / APPS), Accounts(tmp_path / APPS, torch.zeros(1).long(), tmp_path)
+    own.charge(charge("1"))
+    assert [c.digest for c in apps.ledger().charges] == ["1"]
+    apps.charge(charge("2"))
+    assert {c.digest for c in own.ledger().charges} == {c.digest for c in apps.ledger().charges} == {"1", "2"}
+    (tmp_path / APPS / FILE).unlink()
+    with pytest.raises(DefenseError, match="restore"):
+        own.ledger()
 
 
 def test_a_renamed_run_neither_resets_epsilon_nor_pays_twice_for_one_answer(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import prunella.client.app
 from prunella.client.accounts import Accounts
-from prunella.client.charging import FAILED, charged, require_charged, require_coverable
+from prunella.client.charging import CHARGED, FAILED, charged, require_charged, require_coverable
 from prunella.core.errors import DefenseError
 from prunella.core.trees import full_mask
 from prunella.privacy.accounting import Charge, epsilon
@@ -108,6 +108,20 @@ def test_a_gradient_that_overflows_is_charged_and_tells_nothing(tmp_path: Path, 
     except DefenseError as error:
         assert str(error) == FAILED
     assert len(account.ledger().charges) == 1, "an answer, or a failure, that nobody paid for"
+
+
+def test_what_fails_after_nats_were_charged_says_so_and_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise DefenseError("training led to values that are not finite")
+
+    monkeypatch.setattr("prunella.client.app.local_update", fail)
+    with pytest.raises(DefenseError, match="not finite .*" + CHARGED):
+        send(tmp_path, "train", model(1), {"client-seed": None}, defenses="channel-natural")
+    assert session(tmp_path, {"partition-id": 0}).accounts.ledger().nats, "and it was charged"
+    with pytest.raises(DefenseError, match="not finite$"):
+        send(tmp_path / "none", "train", model(1), defenses="none")
 
 
 @pytest.mark.parametrize("fault", ["training", "reply", "disk"])
@@ -259,11 +273,12 @@ def test_a_scheme_that_prunes_by_private_scores_is_refused_under_an_epsilon(tmp_
 
 def test_initial_pruning_is_charged(tmp_path: Path) -> None:
     content = model(0)
-    send(tmp_path, "train.initial", content, strategy="prunefl", rate=0.5, **PRIVATE)
+    first = send(tmp_path, "train.initial", content, strategy="prunefl", rate=0.5, **PRIVATE).content["ledger"]
     node = session(tmp_path, {"partition-id": 0})
     rate = node.run.batch_size / len(node.data.examples)
     spent = send(tmp_path, "train", model(1), **PRIVATE).content["ledger"]["epsilon"]
     assert spent == pytest.approx(epsilon([Charge("", 1.0, rate, 22)], 1e-5, "rdp"))
+    assert first["epsilon"] == pytest.approx(epsilon([Charge("", 1.0, rate, 20)], 1e-5, "rdp"))
 
 
 def test_more_steps_than_were_charged_are_not_sent(tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
         ({"epsilon-budget": "much"}, "epsilon-budget in the node configuration"),
         ({"epsilon-budget": float("nan")}, "epsilon-budget in the node configuration"),
         ({"delta": 1.0}, "delta"),
+        ({"require": "dp-sgd", "delta": 1e-8}, "privacy.delta<=1e-08"),
+        ({"sum_peers": "f"}, "write require, epsilon-budget, delta, sum-least"),
+        ({"sum-most": 3}, "is no condition"),
+        ({"budget": 3.0}, "is no condition"),
     ],
 )
 def test_a_condition_that_cannot_be_held_is_no_condition(config: dict[str, object], words: str) -> None:
@@ -96,7 +100,7 @@ def test_a_condition_that_cannot_be_held_is_no_condition(config: dict[str, objec
 def test_a_model_that_the_server_has_imported_here_must_be_the_owner_s_word() -> None:
     against({}, model="this:model")
     against({"require": "dgp, model=this:model"}, model="this:model")
-    for config in ({"require": "dgp"}, {"require": "dgp, model=other:model"}):
+    for config in ({"require": "dgp"}, {"require": "dgp, model=other:model"}, {"sum-least": 4}):
         with pytest.raises(ConfigError, match="takes part only with"):
             against(config, model="this:model")
     assert "this" not in sys.modules

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunella.client import state
+from prunella.client.accounts import Accounts
 from prunella.core.errors import DefenseError
 from prunella.flower.account import Account
 from prunella.flower.defend import Defend
@@ -39,6 +40,15 @@ def test_past_the_budget_it_refuses_and_charges_nothing(tmp_path: Path) -> None:
     with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
         account.spend(steps=10_000, rate=1.0, noise=1.0)
     assert before == account.epsilon
+
+
+def test_the_budget_is_one_with_prunella_s_own_app(tmp_path: Path) -> None:
+    Accounts(tmp_path, torch.arange(9)).charge(Charge("own", 1.5, 0.1, 10))
+    account = Account(context(tmp_path, **{"epsilon-budget": 3.0}))
+    alone = epsilon([Charge("own", 1.5, 0.1, 10)], 1e-5, "rdp")
+    assert account.epsilon == pytest.approx(alone)
+    with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
+        account.spend(steps=40, rate=0.1, noise=1.0)
 
 
 @pytest.mark.parametrize(("steps", "rate", "noise"), [(0, 0.1, 1.0), (1, 0.0, 1.0), (1, 1.1, 1.0), (1, 0.1, 0.0)])

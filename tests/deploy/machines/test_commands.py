@@ -97,6 +97,14 @@ def test_a_site_signs_for_masked_sums_with_its_own_key(node: SuperNode, tmp_path
     assert config["sum-key"] == str(known.key) and config["sum-least"] == 4 and known.conditions
     with pytest.raises(UsageError, match="own key"):
         machines.check_node(replace(known, key=None))
+    with pytest.raises(UsageError, match="no masked sums"):
+        machines.check_node(replace(known, sums=(None, 4), key=None, approve=("0" * 64,)))
+
+
+def test_a_delta_without_a_budget_would_bound_nothing(node: SuperNode) -> None:
+    with pytest.raises(UsageError, match=r"privacy.delta<=1e-08"):
+        machines.check_node(replace(node, require="dp-sgd", delta=1e-8))
+    machines.check_node(replace(node, require="dp-sgd", delta=1e-8, epsilon_budget=3.0))
 
 
 def test_the_client_reads_the_node_config_and_denies_audits(node: SuperNode, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""What clients' answers say of what they have spent, and what it means that one did not come: ``Books.ledgers``.
+
+A question counts as charged until its answer is there (``privacy.ledger.spending``). So does one from before the first
+round: whoever made the run's first mask may never be chosen for a round, and has spent all the same.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from flwr.app import Message
+
+from prunella.privacy.ledger import spending
+from prunella.privacy.ledger.spending import Line
+from prunella.strategies.round.replies import ReplyError, read_ledger, require_answer
+
+
+class Books(Protocol):
+    """Who keeps the ledger lines, by client."""
+
+    ledgers: dict[str, Line]
+
+
+def note_refusal(books: Books, client: int, reply: Message) -> None:
+    """A client that says it will not answer has charged nothing for the question."""
+    try:
+        require_answer(reply)
+    except ReplyError as error:
+        if error.refused:
+            books.ledgers = spending.uncharged(books.ledgers, client)
+
+
+def note_answer(books: Books, client: int, reply: Message) -> None:
+    """The client's line as its answer has it; where it has none, which no ε covers, nothing was charged."""
+    if reply.has_error():
+        note_refusal(books, client, reply)
+    elif "ledger" in reply.content.config_records:
+        with suppress(ReplyError):  # an answer that is none counts as a failure elsewhere
+            books.ledgers = {**books.ledgers, str(client): read_ledger(reply.content)}
+    elif "epsilon" not in books.ledgers[str(client)]:
+        books.ledgers = spending.uncharged(books.ledgers, client)
+
+
+def note_first(books: Books, answers: Iterable[tuple[int, Message | None]]) -> None:
+    """What clients were asked before the first round, and what they answered, if anything came."""
+    for client, reply in answers:
+        books.ledgers = spending.asked(books.ledgers, [client])
+        if reply is not None:
+            note_answer(books, client, reply)
