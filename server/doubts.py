@@ -1,10 +1,12 @@
 """What only several figures say together, as rows for alerts: a model that diverged, and an ε that an attack passed."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
+from prunella.core.config import Raw, parse_section
+from prunella.privacy.accounting import Privacy
+from prunella.server.attest.bound import measured_by_client, refuted
 from prunella.server.report.state import has_diverged
 from prunella.server.store.schema import Row, row
 from prunella.tasks.training import Evaluation
@@ -21,11 +23,9 @@ def diverged_rows(result: Evaluation | None, classes: int, on_server: bool) -> l
     return [row("model_diverged", has_diverged(result.loss, classes))]
 
 
-def measured_rows(
-    audits: Iterable[Mapping[str, Any]], ledgers: Mapping[str, Mapping[str, Any]], delta: float
-) -> list[Row]:
+def measured_rows(audits: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Mapping[str, Any]], raw: Raw) -> list[Row]:
     """What membership audits measured of ε, and of how many clients more than was promised: of those that have both."""
-    measured, promised = measured_by_client(audits, delta), promised_by_client(ledgers)
+    measured = measured_by_client(audits, parse_section(raw, "privacy", Privacy).delta)
+    broken = refuted(audits, ledgers, raw)
     rows = [row("privacy_epsilon_measured", max(measured.values()))] if measured else []
-    both = measured.keys() & promised.keys()
-    return rows + ([row("privacy_epsilon_exceeded", len(exceeded(measured, promised)))] if both else [])
+    return rows + ([row("privacy_epsilon_exceeded", len(broken))] if broken is not None else [])
