@@ -101,6 +101,11 @@ class Prune(Layer):
         super().__init__(strategy)
         if wrong := [type(layer).__name__ for layer in self.inside if isinstance(layer, Prune | Record)]:
             raise ConfigError(f"{wrong[0]} stands inside of Prune: write Record(Prune(...)), and Prune once")
+        if is_recorded([self, *self.inside][-1].strategy):
+            raise ConfigError(
+                "record(...) stands inside of Prune, where masks and defenses are not seen: write Record(Prune(...), "
+                "folder, task, training)"
+            )
         run = {"strategy": scheme, "rate": rate, "seed": seed, "local-steps": local_steps}
         self._setup = Setup.of(run, settings, Given(model, shape, public, task))
         self._run, self._entry = self._setup.run, self._setup.entry

@@ -33,7 +33,7 @@ from torch import nn
 
 from prunella.attacks.engine.matching import check_tree, check_view
 from prunella.attacks.trace import save_trace
-from prunella.core.errors import AttackError, PrunellaError
+from prunella.core.errors import AttackError, ConfigError, PrunellaError
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.core.types import ServerView
 from prunella.core.untrusted import MAX_COUNT
@@ -44,6 +44,7 @@ from prunella.privacy import DEFENSES
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
 
+RECORDED = "recorded_by_prunella"  # set on a strategy
 Plain = Callable[[Message], RecordDict]
 Beside = Callable[[Message], dict[str, Tree | None]]
 
@@ -199,8 +200,19 @@ class Recorder:
         raise AttackError(f"the reply has no metric {self.examples!r} from 1 to {MAX_COUNT}")
 
 
+def is_recorded(strategy: Strategy) -> bool:
+    """Whether ``record`` was given this strategy."""
+    return RECORDED in vars(strategy)
+
+
 def record(strategy: Strategy, recorder: Recorder) -> Strategy:
-    """The same strategy, whose training messages and replies pass ``recorder`` on their way."""
+    """The same strategy, whose training messages and replies pass ``recorder`` on their way. Raises ``ConfigError`` for
+    a layer that codes its messages: ``Record`` reads them."""
+    layers = [strategy, *strategy.inside] if isinstance(strategy, Layer) else []
+    if coding := [type(each).__name__ for each in layers if type(each).plain_sent is not Layer.plain_sent]:
+        raise ConfigError(
+            f"record() cannot read what {coding[0]} sends: write Record({coding[0]}(...), folder, task, training)"
+        )
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
 
     def configure_train(server_round: int, *args: Any, **kwargs: Any) -> Iterable[Message]:
@@ -210,7 +222,7 @@ def record(strategy: Strategy, recorder: Recorder) -> Strategy:
         return aggregate(server_round, recorder.record(server_round, replies))
 
     # On the object and not in a subclass: a strategy with a start() of its own, or wrapped in others, stays what it is.
-    vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
+    vars(strategy).update({"configure_train": configure_train, "aggregate_train": aggregate_train, RECORDED: True})
     return strategy
 
 

@@ -64,7 +64,6 @@ NEXT_UNDER_EPSILON = (
 UNDER_EPSILON: dict[Tone, str] = {
     "traces": NEXT_UNDER_EPSILON,
     "unproven": NEXT_UNKNOWN_UNDER_EPSILON,
-    "silent": NEXT_UNKNOWN_UNDER_EPSILON,
 }
 
 
@@ -91,12 +90,7 @@ class RunVerdict:
             return NEXT_UNFINISHED[self.status]
         if not self.promise.startswith("ε"):
             return NEXT[self.tone]
-        under = {
-            "traces": NEXT_UNDER_EPSILON,
-            "unproven": NEXT_UNKNOWN_UNDER_EPSILON,
-            "silent": NEXT_UNKNOWN_UNDER_EPSILON,
-        }
-        return under.get(self.tone, NEXT[self.tone])
+        return UNDER_EPSILON.get(self.tone, NEXT[self.tone])
 
 
 def _no_control(controls: set[Control]) -> Answer:
@@ -205,6 +199,8 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
         return behind
     if failed := [a for a in audits if a["outcome"] == "failed"]:
         return "unproven", "Not judged", f"{nobody}, and audits failed: {trouble(failed[0])}."
+    if state.unfinished:
+        return "unproven", "Not finished", f"{nobody}, and the run is not complete: audits may be missing."
     badge = "Audits denied" if state.all_denied else "Clients unknown"
     controls = {control_state(control) for control in of_kind(audits, "control")}
     single = {control_state(control) for control in of_kind(audits, "single")}

@@ -17,7 +17,7 @@ from prunella.flower.layer import Layer
 from prunella.flower.loop import protected
 from prunella.flower.older import Inner, Outer, arrays_of, parameters_of
 from prunella.flower.prune import Prune
-from prunella.flower.record import Record, Training
+from prunella.flower.record import Record, Recorder, Training, record
 from prunella.flower.robust import Robust
 from prunella.tasks.task import Task
 from tests.flower import foreign
@@ -214,6 +214,16 @@ def test_layers_stand_in_the_order_that_works() -> None:
             Prune(Robust(Record(kind(), *how)), "random")
         with pytest.raises(ConfigError, match="Prune stands inside of Prune"):
             Prune(Prune(kind(), "random"), "random")
+
+
+def test_the_recorder_of_a_plain_strategy_sees_no_mask_and_is_refused_beside_prune() -> None:
+    recorder = Recorder(TASK, Path("traces"), Training(0.1, 8))
+    with pytest.raises(ConfigError, match=r"record\(\.\.\.\) stands inside of Prune"):
+        Prune(Robust(record(NewFedAvg(), recorder)), "random")
+    pruned: Any = Prune(NewFedAvg(), "random", model=Net())
+    with pytest.raises(ConfigError, match=r"write Record\(Prune\(\.\.\.\), folder"):
+        record(pruned, recorder)
+    record(Robust(NewFedAvg()), recorder)
 
 
 def test_what_cannot_be_pruned_says_what_to_write(tmp_path: Path) -> None:
