@@ -26,6 +26,7 @@ from prunella.core.untrusted import MAX_COUNT
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import MAX_VALUES, FrozenNormTask, Task, are_classes
 
+VIEW = "view.safetensors"  # the trace in an audit's folder
 FORMAT = "prunella.trace.v1"
 _TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")
 _MASKS = ("mask", "shared")
@@ -99,7 +100,9 @@ def recorded_about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _read(path: Path) -> tuple[Tree, dict[str, Any]]:
+def _read(path: Path | str) -> tuple[Tree, dict[str, Any]]:
+    path = Path(path)
+    path = path / VIEW if path.is_dir() else path
     try:
         tensors, metadata = read_tree(path)
     except (OSError, SafetensorError) as error:

@@ -10,6 +10,7 @@ import difflib
 import logging
 from collections.abc import Iterable
 
+LISTED = 24  # names in an error, where one of them is near
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +57,7 @@ class AttackError(PrunellaError, ValueError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that no registry has: the nearest valid one, then all of them.
+    """The error for a name that no registry has: the nearest valid one, then all of them, unless they fill the screen.
 
     >>> print(unknown("defense", "pripune", ["none", "dgp", "priprune"]))
     unknown defense 'pripune': did you mean 'priprune'? Valid: dgp, none, priprune
@@ -66,4 +67,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     # Of names equally like it the one of its length: two letters that changed places are the likelier slip.
     near.sort(key=lambda choice: (-difflib.SequenceMatcher(None, choice, name).ratio(), abs(len(choice) - len(name))))
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {kind} {name!r}: {hint}Valid: {', '.join(choices)}")
+    named = f"Valid: {', '.join(choices)}"
+    if near and len(choices) > LISTED:
+        named = f"Like it, too: {', '.join(near[1:])}" if near[1:] else ""
+    return ConfigError(f"unknown {kind} {name!r}: {hint}{named}".rstrip())

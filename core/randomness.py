@@ -27,7 +27,9 @@ the low bits of a floating-point sum tell what was added (Mironov, CCS 2012; Hol
 import hashlib
 import hmac
 import math
+import secrets
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
@@ -35,6 +37,7 @@ from torch import Tensor
 KEY_BYTES = 32
 PAIRS = 1 << 16  # normals are made this many pairs at a time, which stay in the processor's cache
 _WORD = 2**63 - 1
+_HEAD, _WORDS = 24, 624  # of a Mersenne twister's state as PyTorch keeps it: bytes before its words, and these
 
 
 def stream(seed: int, *, round: int = 0, client: int = 0, purpose: str) -> torch.Generator:
@@ -104,6 +107,23 @@ class PrivateGenerator:
             torch.mul(radius, angle.cos(), out=first)
             torch.mul(radius, angle.sin_(), out=second)
         return drawn.view(-1)[:count].view(shape)
+
+
+def unseeded(device: torch.device) -> torch.Generator:
+    """A generator of PyTorch's for noise that others draw, begun by the operating system: of a seed it would keep 32
+    bits on the CPU, and one that a script sets is the same for everybody.
+
+    >>> first, second = (torch.rand(4, generator=unseeded(torch.device("cpu"))) for _ in range(2))
+    >>> torch.equal(first, second)
+    False
+    """
+    generator = torch.Generator(device)
+    if device.type != "cpu":
+        return generator.manual_seed(secrets.randbits(64))  # all of the key of a GPU's counter
+    state = generator.get_state()
+    words = np.frombuffer(secrets.token_bytes(4 * _WORDS), np.uint32).astype(np.int64)
+    state[_HEAD : _HEAD + 8 * _WORDS] = torch.from_numpy(words).view(torch.uint8)
+    return generator.set_state(state)
 
 
 def derived(key: bytes, *context: str) -> bytes:

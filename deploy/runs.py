@@ -95,7 +95,7 @@ def _object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise RunError(f"{path} is not a JSON object: remove it, or start a new run") from None
+        raise RunError(f"{path} is not a JSON object: restore it, or remove the whole run") from None
 
 
 def new_id(now: float | None = None) -> str:
@@ -161,7 +161,8 @@ def _held(file: Path) -> bool:
 def state(run: RunDir) -> str:
     """The status to show for a run: one that says "running" but that no process holds was interrupted."""
     try:
-        status = run.status() or run.ended() or "started"
+        going = "started" if _held(run.path / LAUNCHER) else ""  # again, after it failed
+        status = run.status() or going or run.ended() or "started"
     except RunError:
         return "unreadable"
     if status not in ("running", "started"):
@@ -208,6 +209,8 @@ def find(runs: Path, name: str) -> RunDir:
     for path in (runs / name, Path(name)):
         if (path / "launch.json").exists() or (path / "run.json").exists():
             return RunDir(path.resolve())
+    if folders := [path for path in (runs / name, Path(name)) if name and path.exists()]:
+        raise RunError(f"{folders[0]} holds no run: there is neither a launch.json nor a run.json in it")
     known = [run.id for run in every(runs)]
     matching = [known_id for known_id in known if name and known_id.startswith(name)]
     if len(matching) == 1:

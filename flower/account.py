@@ -5,14 +5,15 @@
     account.opacus(optimizer, loader, epochs=1)             # the same, read from Opacus's own objects
 
 Every message's steps are charged before they are taken, and stay charged whatever happens then: Gaussian noise of
-``noise`` times the clip bound on every step's sum, over Poisson samples with probability ``rate``. A loader that
-shuffles is no Poisson sampler: say ``rate=1``. The budget is the site's (``epsilon-budget`` and ``delta`` of the node's
-configuration) or the run's (``privacy.epsilon-budget``), whichever is smaller; 0 is none.
+``noise`` times the clip bound on every step's sum, over Poisson samples with probability ``rate``, both drawn from
+randomness that nobody can repeat (not after ``torch.manual_seed``). A loader that shuffles is no Poisson sampler: say
+``rate=1``; one that may draw an example twice in a batch has no ε at all. The budget is the site's (``epsilon-budget``
+and ``delta`` of the node's configuration) or the run's (``privacy.epsilon-budget``), whichever is smaller; 0 is none.
 
-The account counts all apps with ``Account`` or ``Defend`` in one state directory together, over all runs, whichever
-examples they use. What an answer tells without an ε (a heuristic defense alone, a listed metric) leaves the account
-without one for good; an update defense of ``Defend`` beside ``Account`` changes nothing about the ε. The account does
-not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`` needs none of this.
+The account counts all apps with ``Account`` or ``Defend`` and Prunella's own app in one state directory together, over
+all runs, whichever examples they use. What an answer tells without an ε (a heuristic defense alone, a listed metric)
+leaves the account without one for good; an update defense of ``Defend`` beside ``Account`` changes nothing about the ε.
+The account does not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`` needs none of this.
 """
 
 import secrets
@@ -21,13 +22,17 @@ from contextlib import nullcontext
 from numbers import Integral
 from typing import Any
 
+import torch
 from flwr.app import Context
 
 from prunella.core.errors import DefenseError
+from prunella.core.randomness import unseeded
 from prunella.flower.handled import HANDLED, LOCKED
 from prunella.flower.site import Site
 from prunella.privacy.accounting import NOISE, STEPS, Charge
 from prunella.privacy.ledger.ledger import spend
+
+_CPU = torch.device("cpu")
 
 
 class Paid:
@@ -84,13 +89,18 @@ class Account:
 
         A loader that ``PrivacyEngine.make_private`` made with ``poisson_sampling=False`` has no sampling rate and is
         charged without amplification. A step with less noise than that, or one more, raises ``DefenseError`` before
-        it moves the model.
+        it moves the model. Noise and batches come from generators of the operating system's randomness from here on:
+        Opacus takes PyTorch's global one otherwise, and after ``torch.manual_seed`` everybody can draw it again.
         """
         noise = getattr(optimizer, "noise_multiplier", None)
         if not isinstance(noise, int | float):
             raise DefenseError("account: the optimiser has no noise_multiplier: make it private with Opacus first")
         rate, steps = getattr(loader, "sample_rate", None), epochs * len(loader)
         found = self.spend(steps=steps, rate=1.0 if rate is None else float(rate), noise=float(noise))
+        for drawing in (optimizer, getattr(loader, "batch_sampler", None)):
+            if hasattr(drawing, "generator"):
+                of = next((p.device for g in optimizer.param_groups for p in g["params"]), _CPU)
+                drawing.generator = unseeded(of if drawing is optimizer else _CPU)
         before = getattr(optimizer, "step_hook", None)
         if isinstance(before, Paid):  # of an epoch before: each step is one of either
             before.noise, before.steps = max(before.noise, float(noise)), before.steps + steps

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler, SequentialSampler
 
@@ -24,6 +25,16 @@ BLOCK = 8  # steps charged at a time where nobody says how many there will be
 
 def rows_of(x: Batch) -> int:
     return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+
+
+def has_twins(x: Batch) -> bool:
+    """Whether two rows of a batch are the same, as where a sampler draws with replacement: an example that stands in it
+    k times moves the sum of clipped gradients by k times the bound."""
+    if rows_of(x) < 2:
+        return False
+    parts = list(x.values()) if isinstance(x, Mapping) else [x]
+    rows = torch.cat([part.detach().reshape(len(part), -1).double() for part in parts], dim=1)
+    return len(torch.unique(rows, dim=0)) < len(rows)
 
 
 def emptied(batch: Any) -> Any:

@@ -15,8 +15,9 @@ The guard closes with the answer, or earlier, after ``with protected(msg, contex
 loader of (x, y), as ``data``. Defenses of single examples (dp-sgd, Soteria) need ``guard.step``.
 
 *ε.* Each step is charged to the site's account before its batch is looked at. What a loader of one's own yields is no
-Poisson sample, so a step counts without amplification; ``for x, y in guard.loader(loader)`` draws Poisson batches of
-the same expected size from the loader's dataset, and counts as such.
+Poisson sample, so a step counts without amplification; an example may stand in a batch once, so that two rows that are
+the same stop the update (of copies that were augmented, or of mixed images, nothing is seen). ``for x, y in
+guard.loader(loader)`` draws Poisson batches of the same expected size from the loader's dataset, and counts as such.
 
 *Planted models.* Before every batch the model is asked, as Prunella's own client asks it (``client.planted``), whether
 it would tell single examples apart (``flower.question``). One that was sent so is refused; where training made it so,
@@ -28,6 +29,7 @@ of PyTorch's is seen by hooks: it needs a ``guard.gradients()`` of its own. An u
 (``p -= rate * p.grad``) is not.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,7 +40,7 @@ from torch.func import functional_call
 
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.trees import Tree, to_device
-from prunella.flower.charged import Batch, ChargedSteps, rows_of
+from prunella.flower.charged import Batch, ChargedSteps, has_twins, rows_of
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions
 from prunella.flower.moved import MovedBy
@@ -52,8 +54,13 @@ from prunella.privacy.ledger.ledger import digest
 from prunella.tasks.per_example import layers_that_mix, per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
+logger = logging.getLogger(__name__)
 Loss = Callable[[Any, Tensor], Tensor]
 TOKENS = "for anything else choose a defense of gradients or updates, such as priprune or dgp"
+TWINS = (
+    "two rows of a batch are the same: under an ε no example may stand in a batch twice, as a sampler that draws with "
+    "replacement has it: take guard.loader(loader), or shuffle"
+)
 FAILED = "a step under an ε failed; this client's own log says why"
 
 
@@ -211,6 +218,9 @@ class Guard:
 
     def _show(self, x: Any) -> Any:
         self._steps.require_as_drawn(x)
+        if self._chain.private is not None and not self._steps.poisson and has_twins(x):
+            logger.warning(TWINS)
+            raise DefenseError(FAILED)
         self._ask(x)
         self._moved.shows_images()
         self._steps.take()

@@ -58,7 +58,7 @@ from prunella.flower.arrays import (
 )
 from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill
 from prunella.flower.nodes import KnownNodes, masked
-from prunella.flower.record import Record, applied
+from prunella.flower.record import Record, applied, is_recorded
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.flower.setup import Given, Setup, scored
 from prunella.privacy.adgp import NAME as ADGP

@@ -63,6 +63,9 @@ def own_task(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}: pass a torch.nn.Module with its weights")
     module = copy.deepcopy(model).cpu().eval()
+    if other := [name for name, p in module.named_parameters() if p.dtype != torch.float32]:
+        kind = str(module.get_parameter(other[0]).dtype).removeprefix("torch.")
+        raise ConfigError(f"{other[0]} is of {kind}, and attacks compute in float32: pass model.float()")
     if normalize is not None:
         if not all(isinstance(each, Sequence) for each in normalize) or not all(std > 0 for std in normalize[1]):
             raise ConfigError("normalize=(mean, std) takes a list for each, a number a channel, the deviations above 0")

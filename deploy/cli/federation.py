@@ -67,6 +67,8 @@ def run_local(
     if outcome.status != "completed":
         record(outcome, settings.is_prunella(settings.read_app(request.app)))
         explain(outcome)
+    if outcome.status == "failed" and not outcome.run.status():
+        outcome.run.end("failed")
     if outcome.status == "completed" and not outcome.run.status():
         from prunella.deploy.tools.other_app import closing
 

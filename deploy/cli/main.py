@@ -145,10 +145,15 @@ def report(
 ) -> None:
     """Write the report of a run again and show its table."""
     from prunella.deploy.cli.federation import finish
-    from prunella.deploy.runs import find
+    from prunella.deploy.runs import RunError, find
 
     with explained():
-        finish(find(runs, run))
+        found = find(runs, run)
+        if not found.status():
+            raise RunError(
+                f"{found.path} has no run.json, which a report is made of: only Prunella's own app keeps one"
+            )
+        finish(found)
 
 
 @app.command()

@@ -27,13 +27,14 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prunella.deploy.ports import wait_open
 
 EVERY = 0.2  # seconds between two checks of the status, at first
 SHARE, SELDOM = 0.05, 1.0  # of the time without a change, and the most seconds: a check costs the SuperLink time
+LAUNCH = "launch.json"  # in the folder of every run (``deploy.runs``)
 START = 60.0  # seconds the Control API may take to open
 
 
@@ -41,7 +42,8 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
     """What may go into the bundle: the files ``fab-include`` names below ``packages``, or all when it names none.
 
     Flower's own collection walks the whole directory, virtual environments included, before it looks at
-    ``fab-include``; that takes seconds in a working copy.
+    ``fab-include``; that takes seconds in a working copy. Runs that lie inside the app stay out: they hold what is the
+    sites' own.
     """
     config = tomllib.loads((app / "pyproject.toml").read_text())
     patterns = config.get("tool", {}).get("flwr", {}).get("app", {}).get("fab-include") or ["**/*"]
@@ -52,7 +54,10 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
         base = packages.parent if first == packages.name and not (packages / first).exists() else packages
         found |= {path.relative_to(base).as_posix(): path for path in base.glob(pattern)}
     found |= {name: app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
-    return {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
+    kept = {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
+    folders = {parent for name in kept for parent in PurePosixPath(name).parents}
+    runs = {folder for folder in folders if (packages / folder / LAUNCH).exists()}
+    return {name: path for name, path in kept.items() if runs.isdisjoint(PurePosixPath(name).parents)}
 
 
 def refuse_private_keys(bundle: bytes) -> None:

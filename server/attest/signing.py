@@ -34,6 +34,8 @@ class NotVerified(PrunellaError):
 
 def new_key(path: Path) -> Ed25519PrivateKey:
     """A new key in ``path``, readable by its owner only, and its public half beside it (``.pub``). Never overwrites."""
+    if there := [each for each in (path, path.with_suffix(".pub")) if each.exists()]:
+        raise ConfigError(f"{there[0]} exists, and a new key would not fit it: choose another path, or move it away")
     key = Ed25519PrivateKey.generate()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

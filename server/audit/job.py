@@ -4,9 +4,11 @@ import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from prunella.attacks import trace
+
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 DESCENTS = "descents"
-VIEW, TRUTH, REBUILT = "view.safetensors", "truth.safetensors", "rebuilt.safetensors"
+VIEW, TRUTH, REBUILT = trace.VIEW, "truth.safetensors", "rebuilt.safetensors"
 PATTERN = "pattern.safetensors"  # of a canary's view, until the worker has made that
 SENT = "sent.safetensors"  # what else a view's client was sent
 PRIOR = "prior.safetensors"  # a network that the attack learnt before, where the job travels

@@ -133,7 +133,8 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "rebuilt": RULE,
         "no_failures": f"{NO_FAILURES}." if lines else "Not known, because there are no numbers.",
         "failures": [(reason, digits(number)) for reason, number in failures if number],
-        "command": command(run) if run else "", "seed": settings.get("seed", "unknown"), "settings": _table(settings),
+        "command": command(run, run_dir) if run else "",
+        "seed": settings.get("seed", "unknown"), "settings": _table(settings),
         "versions": _table(versions), "version": versions.get("prunella", ""),
         "digests": [] if live else _digests(run_dir),
     }  # fmt: skip

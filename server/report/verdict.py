@@ -53,17 +53,18 @@ NEXT_UNFINISHED = {
     "say otherwise.",
     "stopped": "Go on with --resume RUN, or run again. What is missing of a run may say otherwise.",
 }
-NEXT_UNKNOWN_UNDER_EPSILON = (
-    "Rest on the ε, which holds whatever an audit says, and on nothing else. To know what comes through today, repeat "
-    "the audit until its controls succeed: more rounds, another attack, more time (audit-seconds)."
-)
+REST_ON_EPSILON = "Rest on the ε, which holds whatever an audit says, and on nothing else. To know what comes through "
 NEXT_UNDER_EPSILON = (
     "Take what came through for known to the server: an ε allows this much. Lower it (more noise, fewer rounds or "
     "steps), and attest that run."
 )
 UNDER_EPSILON: dict[Tone, str] = {
     "traces": NEXT_UNDER_EPSILON,
-    "unproven": NEXT_UNKNOWN_UNDER_EPSILON,
+    "unproven": REST_ON_EPSILON + "today, repeat the audit until its controls succeed: more rounds, another attack, "
+    "more time (audit-seconds).",
+    "silent": REST_ON_EPSILON
+    + "today, run again with audits: with audit-every at a round that the run reaches (1 audits "
+    "every round), and at sites that let them be scored (--audit scores).",
 }
 
 

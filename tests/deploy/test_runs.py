@@ -79,6 +79,10 @@ def test_find_by_id_path_or_beginning(tmp_path: Path) -> None:
             find(tmp_path, name)
     with pytest.raises(RunError, match="prunella run"):
         find(tmp_path / "empty", "latest")
+    (tmp_path / "folder").mkdir()
+    for runs, name in ((tmp_path, "folder"), (tmp_path / "elsewhere", str(tmp_path / "folder"))):
+        with pytest.raises(RunError, match="folder holds no run"):
+            find(runs, name)
 
 
 def test_two_launchers_cannot_hold_one_run(tmp_path: Path) -> None:
@@ -102,6 +106,10 @@ def test_a_run_nobody_holds_was_interrupted(tmp_path: Path) -> None:
 def test_a_run_without_run_json_is_what_its_launcher_said(tmp_path: Path) -> None:
     run = create(tmp_path, "one", 0)
     assert state(run) == "interrupted" and not run.ended()
+    run.end("failed")
+    assert state(run) == "failed"
+    with locked(run):
+        assert state(run) == "running", "it goes on"
     run.end("completed")
     assert state(run) == "completed" and not run.status()
 

@@ -111,6 +111,21 @@ def test_steps_of_opacus_are_those_that_were_charged(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "it did not move"
 
 
+@pytest.mark.parametrize("charge", [False, True])
+def test_a_seed_in_the_app_makes_neither_noise_nor_batches_the_same(charge: bool, tmp_path: Path) -> None:
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(42)
+        model, optimizer, loader = private()
+        if charge:
+            Account(context(tmp_path)).opacus(optimizer, loader)
+        begun = [p.detach().clone() for p in model.parameters()]
+        epoch(model, optimizer, loader)
+        return [p.detach() - before for p, before in zip(model.parameters(), begun, strict=True)]
+
+    one, other = trained(), trained()
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)) is not charge, "Opacus alone repeats itself"
+
+
 def test_less_noise_than_was_charged_is_refused_and_more_is_not(tmp_path: Path) -> None:
     model, optimizer, loader = private()
     Account(context(tmp_path)).opacus(optimizer, loader)

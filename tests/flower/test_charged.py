@@ -12,11 +12,12 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
-from prunella.flower.charged import BLOCK, ChargedSteps, emptied, rows_of
+from prunella.flower.charged import BLOCK, ChargedSteps, emptied, has_twins, rows_of
 from prunella.privacy.chain import build_chain
 
 ROWS, BATCH = 40, 10
@@ -87,6 +88,16 @@ def test_a_batch_that_is_not_as_drawn_is_refused_and_one_past_the_budget_is_not_
     with pytest.raises(DefenseError, match="past the budget"):
         poor.take()
     assert not poor.taken and not work.paid
+
+
+def test_twins_are_seen_in_images_and_in_named_tensors() -> None:
+    x = torch.rand(8, 3, 4, 4)
+    assert not has_twins(x) and not has_twins(x[:0]) and has_twins(torch.cat([x, x[3:4]]))
+    named = {"ids": torch.arange(6).reshape(3, 2), "seen": torch.ones(3, 2, dtype=torch.bool)}
+    assert not has_twins(named) and has_twins({**named, "ids": torch.ones(3, 2, dtype=torch.long)})
+    weighted = WeightedRandomSampler([1.0] * 4 + [50.0], 32)
+    (batch,) = next(iter(DataLoader(TensorDataset(torch.rand(5, 7)), 32, sampler=weighted)))
+    assert has_twins(batch)
 
 
 def test_rows_and_nothing_of_pairs_and_of_named_tensors() -> None:

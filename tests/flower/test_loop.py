@@ -193,6 +193,18 @@ def test_a_batch_of_one_s_own_is_not_paid_by_poisson_steps(tmp_path: Path) -> No
     assert sorted((c.steps, c.sampling) for c in spent(tmp_path)[1]) == [(ALL, 0.25), (8, 1.0)]
 
 
+def test_an_example_that_stands_in_a_batch_twice_stops_the_update_under_an_epsilon_alone(tmp_path: Path) -> None:
+    def twice(model: nn.Module, message: Message, context: Context) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        x, y = load(client(context), BATCH)
+        with protected(message, context, model) as guard:
+            guard.step(torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), cross_entropy, optimizer)
+
+    seen = trained(twice, tmp_path / "a", "dp-sgd", **{"dp-sgd.noise-multiplier": 4.0})
+    assert seen.errors and not seen.trained()
+    assert not trained(twice, tmp_path / "b", "dgp").errors
+
+
 def test_past_the_budget_no_step_is_taken(tmp_path: Path) -> None:
     settings = {"dp-sgd.noise-multiplier": 2.0, "epsilon-budget": 2.0}
     seen = trained(poisson, tmp_path, "dp-sgd", rounds=4, **settings)

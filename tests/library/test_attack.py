@@ -66,8 +66,13 @@ def test_a_trace_is_a_view_as_it_is_loaded(tmp_path: Path) -> None:
     cross_entropy(module(X[:1]), Y[:1]).backward()
     mine = view(module, batch=1, shape=(1, 8, 8))
     save_trace(tmp_path / "t.safetensors", mine.seen, task, {})
-    same = [attack(given, "ig", iterations=2).images for given in (mine, load_trace(tmp_path / "t.safetensors"))]
-    assert same[0] is not None and same[1] is not None and torch.equal(same[0], same[1])
+    (tmp_path / "t").mkdir()
+    save_trace(tmp_path / "t" / "view.safetensors", mine.seen, task, {})  # as an audit's folder has it
+    given = (mine, *(load_trace(path) for path in (tmp_path / "t.safetensors", str(tmp_path / "t"))))
+    same = [attack(each, "ig", iterations=2).images for each in given]
+    assert (
+        same[0] is not None and same[1] is not None and torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
+    )
 
 
 def test_unknown_names_and_settings_name_the_nearest(seen: View) -> None:

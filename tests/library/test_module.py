@@ -39,6 +39,9 @@ def test_what_cannot_be_told_is_asked_for() -> None:
             own_task(net(), shape=wrong)
     with pytest.raises(ConfigError, match="Module"):
         own_task("cnn")  # type: ignore[arg-type]
+    for wide in (net().half(), net().double()):
+        with pytest.raises(ConfigError, match=r"0.weight is of float\d\d.*pass model.float\(\)"):
+            own_task(wide, shape=(3, 32, 32))
     frozen = net()
     frozen[0].weight.requires_grad_(False)
     with pytest.raises(ConfigError, match="frozen"):

@@ -54,7 +54,7 @@ def test_a_line_that_is_none_leaves_the_question_open(spoilt: dict[str, float]) 
 
 
 def test_who_made_the_first_mask_alone_is_among_those_that_spent(tmp_path) -> None:
-    """Of two clients one is asked in a round: the first mask's own is client 0, which every answer of client 1 hides."""
+    """Of two clients one is asked in a round, and client 0 makes the first mask, whichever that is."""
     told = {"defenses": "dp-sgd", "strategy": "prunefl", "rate": 0.3, "local_steps": 1, "rounds": 1}
     go(tmp_path, clients=2, fraction=0.5, min_clients=1, **told)
     lines = final(tmp_path).ledgers

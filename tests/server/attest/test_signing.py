@@ -143,8 +143,12 @@ def test_keys_are_private_never_overwritten_and_refused_where_others_read_them(t
     path = tmp_path / "keys" / "attest.key"
     new_key(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigError, match="exists"):
         new_key(path)
+    (path.parent / "given.pub").write_text("given out")
+    with pytest.raises(ConfigError, match="given.pub exists"):
+        new_key(path.parent / "given.key")
+    assert not (path.parent / "given.key").exists(), "half a pair"
     assert private_key(path).public_key() == public_key(path.with_suffix(".pub"))
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):

@@ -269,6 +269,7 @@ def test_what_is_unknown_of_a_sum_without_clients_names_its_own_worst_case() -> 
         ("running", None, "--resume"),
         ("completed", None, "audit-every"),
         ("completed", 3.0, "Rest on the ε"),
+        ("completed", 3.0, "run again with audits: with audit-every"),
         ("failed", 3.0, "what the error says"),
     ],
 )
@@ -279,6 +280,13 @@ def test_what_to_do_next_after_a_run_without_audits_is_what_would_help(
     found = judge({"status": status, "settings": {"privacy.delta": 1e-5}}, lines, [])
     assert words in found.next_step and (found.badge == "Not finished") is (status != "completed")
     assert "Nothing was audited" in found.headline
+
+
+@pytest.mark.parametrize("audits", [[audit("membership")], [audit("membership"), SINGLE | {"ok": True}], [audit()]])
+def test_a_run_that_was_stopped_before_its_controls_is_not_finished(audits: list[Audit]) -> None:
+    found = verdict(audits, status="stopped")
+    assert found.badge == "Not finished" and "not complete" in found.headline and "--resume" in found.next_step
+    assert verdict(audits).badge != "Not finished"
 
 
 def test_an_epsilon_holds_whatever_an_audit_says() -> None:
