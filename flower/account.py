@@ -97,10 +97,11 @@ class Account:
             raise DefenseError("account: the optimiser has no noise_multiplier: make it private with Opacus first")
         rate, steps = getattr(loader, "sample_rate", None), epochs * len(loader)
         found = self.spend(steps=steps, rate=1.0 if rate is None else float(rate), noise=float(noise))
-        for drawing in (optimizer, getattr(loader, "batch_sampler", None)):
-            if hasattr(drawing, "generator"):
-                of = next((p.device for g in optimizer.param_groups for p in g["params"]), _CPU)
-                drawing.generator = unseeded(of if drawing is optimizer else _CPU)
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.generator = unseeded(weights[0].device if weights else _CPU)
+        sampler: Any = getattr(loader, "batch_sampler", None)
+        if hasattr(sampler, "generator"):
+            sampler.generator = unseeded(_CPU)
         before = getattr(optimizer, "step_hook", None)
         if isinstance(before, Paid):  # of an epoch before: each step is one of either
             before.noise, before.steps = max(before.noise, float(noise)), before.steps + steps

@@ -12,6 +12,7 @@ After a change: ``python -m prunella.deploy.tools.settings_page``.
 import inspect
 import json
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -202,5 +203,6 @@ def generated() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")

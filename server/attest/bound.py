@@ -97,7 +97,8 @@ def of_batches(ledgers: Mapping[str, Mapping[str, Any]], raw: Raw) -> dict[int, 
     names = str(raw.get("defenses", "none")).split(",")
     if set(names) - DEFENSES.keys():  # somebody's own: what it bounds is its own word
         return {}
-    chain, privacy, found = build_chain(names, raw), parse_section(raw, "privacy", Privacy), {}
+    chain, privacy = build_chain(names, raw), parse_section(raw, "privacy", Privacy)
+    found: dict[int, float] = {}
     for client, line in ledgers.items():
         if "epsilon" in line and line.get("steps"):
             bound = Ledger((charge(chain, client, int(line["steps"]), 1, 1),)).epsilon(privacy)
