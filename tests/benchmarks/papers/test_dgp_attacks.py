@@ -59,7 +59,7 @@ def test_an_attack_that_knows_the_defense_counts_and_the_four_alone_are_told() -
     assert judge_table_1(measured(withstands)).word == NOT
     verdict = judge_table_1(measured({**withstands, ("precode", "representation"): 1.0}))
     assert verdict.word == HOLDS and "four attacks alone, not judged, privacy does not hold" in verdict.reason
-    verdict = judge_table_1(measured({("dgp", "sgi"): 0.9}))
+    verdict = judge_table_1(measured({("dgp", "portfolio"): 0.9}))
     assert verdict.word == NOT and "four attacks alone, not judged, privacy holds" in verdict.reason
 
 
