@@ -186,13 +186,14 @@ D1 = declared(
     one of them
     published: ResNet18, SSIM in the table; accuracy 93.62 % undefended, DGP 93.40 %, Precode 76.01 %
     small: CIFAR-10 at batch 1, untrained weights, known labels: `cnn` (IG, 100 iterations; GradInversion, 150;
-    `representation`) in place of ResNet18, 2 images a seed; the portfolio at its own cost, 8 images; R-GAP on CNN6, as printed, 2 images a seed; Rob's imprint
-    before `cnn`, 8 images in one batch for the paper's 9. Accuracy: `cnn` on the digits, 4 clients, 10 rounds of 10
-    steps. R-GAP cannot invert Precode's bottleneck, and there is no imprint module before a Precode model: those two
-    are left out. DP is Gaussian noise of 0.01.
+    `representation`) in place of ResNet18, 2 images a seed; the portfolio at its own cost, 8 images; R-GAP on CNN6, as
+    printed, 2 images a seed; Rob's imprint before `cnn`, 8 images in one batch for the paper's 9. Accuracy: `cnn` on
+    the digits, 4 clients, 10 rounds of 10 steps. R-GAP cannot invert Precode's bottleneck, and there is no imprint
+    module before a Precode model: those two are left out. DP is Gaussian noise of 0.01.
     paper: ResNet18 on CIFAR-10, R-GAP on CNN6. {PRIVACY} {EPOCHS}
     * Every defense is judged by what is strongest against it, the paper's four attacks or one that knows it: the
-    portfolio of a run's audits, whose descents compare only where values arrived, `representation` reads the input of Precode's bottleneck off its gradient.
+    portfolio of a run's audits, whose descents compare only where values arrived, `representation` reads the input of
+    Precode's bottleneck off its gradient.
     * Gaussian noise under Rob has an SSIM of 0.015 where 0.899 is published. It is the scale of our module: that of
     `{AMPLIFIED}` has encode 2^20 times smaller and decode larger by as much, which is the same function bit by bit, but
     encode's gradient is 2^20 times as large. The noise is to it what a deviation of 1e-8 is to ours. Rob's authors
