@@ -218,7 +218,7 @@ def _begun(session: Session, memory: Memory, steps: int) -> Tally:
 @app.train("initial")
 @alone
 def initial(content: RecordDict, session: Session) -> RecordDict:
-    """The run's first mask, of this client's making, and nothing else. It counts as steps in the ledger."""
+    """The run's first mask, of this client's making, and its ledger line, in which it counts as steps."""
     check_first_mask(session.node.policy)
     if session.scheme.client.first_mask is None:
         raise ConfigError(f"no client makes the first mask with strategy={session.run.strategy}: choose prunefl")

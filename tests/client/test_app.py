@@ -141,7 +141,7 @@ def test_initial_pruning_answers_with_a_mask_inside_the_limit(tmp_path: Path) ->
     params, _ = initial(TASK, 0)
     content = RecordDict({"model": to_coded(params, full_mask(params)), "config": ConfigRecord({"round": 0})})
     reply = send(tmp_path, "train.initial", content, strategy="prunefl", rate=0.5).content
-    assert list(reply) == ["mask"]
+    assert list(reply) == ["mask", "ledger"]
     mask = mask_from_coded(reply["mask"], params)
     kept = sum(int(mask[n].sum()) for n in prunable(TASK.build()))
     assert 0 < kept <= 0.5 * sum(params[n].numel() for n in prunable(TASK.build()))

@@ -30,14 +30,19 @@ def question(asked: str = "loss", model: str = "cnn", count: int = 3, **more: An
 
 def test_losses_are_three_rounded_numbers_and_nothing_else(tmp_path: Path) -> None:
     content = send(tmp_path, "train.select", question(), **TINY).content
-    assert set(content) == {"metrics"} and set(content["metrics"]) == {"num-examples", "loss-0", "loss-1", "loss-2"}
+    assert set(content) == {"metrics", "ledger"} and set(content["metrics"]) == {
+        "num-examples",
+        "loss-0",
+        "loss-1",
+        "loss-2",
+    }
     losses = [content["metrics"][f"loss-{n}"] for n in range(3)]
     assert all(loss == round(loss, 3) > 0 for loss in losses) and len(set(losses)) > 1
 
 
 def test_statistics_are_those_of_images_under_each_candidate(tmp_path: Path) -> None:
     content = send(tmp_path, "train.select", question("statistics", "resnet10"), model="resnet10", **TINY).content
-    assert set(content) == {"metrics", "statistics-0", "statistics-1", "statistics-2"}
+    assert set(content) == {"ledger", "metrics", "statistics-0", "statistics-1", "statistics-2"}
     assert set(content["metrics"]) == {"num-examples"}
     like = initial(Task("resnet10", (1, 8, 8), 10), 0)[1]
     trees: list[Tree] = [from_coded(content[f"statistics-{n}"], like)[0] for n in range(3)]

@@ -46,13 +46,15 @@ def asked(grid: LocalGrid) -> list[int]:
 
 
 @pytest.mark.parametrize("defenses", ["none", "adgp", "dgp", "top-k"])
-def test_the_first_client_alone_prunes_first_and_sends_a_mask_only(tmp_path: Path, defenses: str) -> None:
+def test_the_first_client_alone_prunes_first_and_sends_its_mask_and_ledger_line_only(
+    tmp_path: Path, defenses: str
+) -> None:
     seen: list[Message] = []
     strategy, grid, arrays = build(tmp_path, lambda m: seen.append(m) or m, defenses=defenses)
     strategy.configure_train(1, arrays, ConfigRecord(), grid)
     assert asked(grid) == [100]
     (reply,) = [m for m in seen if "mask" in m.content]
-    assert list(reply.content) == ["mask"]
+    assert list(reply.content) == ["mask", "ledger"]
     assert strategy.mask is not None
     assert 0.3 < density(strategy.mask, strategy.model.prunable) <= 0.7
     assert strategy.stats.up > 0
