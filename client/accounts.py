@@ -73,6 +73,10 @@ class Accounts:
         self.raw: Tensor = torch.unique(raw)
         self.name = hashlib.sha256(self.raw.numpy().tobytes()).hexdigest()[:16]
 
+    @property
+    def _called(self) -> str:
+        return f"{APPS}/{FILE}" if self.path.parent.name == APPS else FILE
+
     def key(self) -> bytes:
         """The client's secret, made when first asked for."""
         with self._changed() as book:
@@ -136,8 +140,8 @@ class Accounts:
                 raise ValueError("sets")
         except Exception as error:
             raise DefenseError(
-                f"this client's account cannot be read ({type(error).__name__}): restore {FILE}, or remove this "
-                "client's state directory to begin again without it"
+                f"this client's account cannot be read ({type(error).__name__}): restore {self._called}, or remove "
+                "this client's state directory to begin again without it"
             ) from error
         return book
 

@@ -49,6 +49,7 @@ Policy(defenses=('dgp',), settings={'dgp.bottom': 0.75, 'rounds': 10}, epsilon_b
 {'dp-sgd.clip': 1, 'dp-sgd.noise-multiplier': 2}
 """
 
+import difflib
 import math
 import re
 import shlex
@@ -197,8 +198,8 @@ def _check_keys(config: Mapping[str, object]) -> None:
     known = KEYS + SUMS
     for key in config:
         meant = key.lower().replace("_", "-")
-        near = meant in known or meant.startswith(("require", "epsilon", "budget", "sum-"))
-        if key not in known and near:
+        near = {meant, meant.rpartition(".")[2]} & {*known, "budget"} or meant.startswith(("require", "epsilon"))
+        if key not in known and (near or difflib.get_close_matches(meant, SUMS, cutoff=0.8)):
             raise ConfigError(f"{key} in the node configuration is no condition: write {', '.join(known)}")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from prunella.client.accounts import APPS
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.trees import Mask, Tree
@@ -69,11 +70,13 @@ class ClientStore:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While no other process handles a message in this directory: two at once would charge as if they were one.
+        """While no other process handles a message in this directory, or in that of approved apps inside it: two at
+        once would charge as if they were one.
 
         Raises ``DefenseError`` after ``LOCK_SECONDS``.
         """
-        lock = FileLock(self.home / "lock", timeout=LOCK_SECONDS, mode=0o600)
+        whole = self.home.parent if self.home.name == APPS else self.home
+        lock = FileLock(whole / "lock", timeout=LOCK_SECONDS, mode=0o600)
         try:
             lock.acquire()
         except Timeout:

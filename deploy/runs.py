@@ -161,8 +161,7 @@ def _held(file: Path) -> bool:
 def state(run: RunDir) -> str:
     """The status to show for a run: one that says "running" but that no process holds was interrupted."""
     try:
-        going = "started" if _held(run.path / LAUNCHER) else ""  # again, after it failed
-        status = run.status() or going or run.ended() or "started"
+        status = run.status() or run.ended() or "started"
     except RunError:
         return "unreadable"
     if status not in ("running", "started"):

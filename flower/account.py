@@ -90,7 +90,8 @@ class Account:
         A loader that ``PrivacyEngine.make_private`` made with ``poisson_sampling=False`` has no sampling rate and is
         charged without amplification. A step with less noise than that, or one more, raises ``DefenseError`` before
         it moves the model. Noise and batches come from generators of the operating system's randomness from here on:
-        Opacus takes PyTorch's global one otherwise, and after ``torch.manual_seed`` everybody can draw it again.
+        Opacus takes PyTorch's global one unless in its secure mode, and after ``torch.manual_seed`` everybody can draw
+        that again. The model has to be on its device by now.
         """
         noise = getattr(optimizer, "noise_multiplier", None)
         if not isinstance(noise, int | float):
@@ -98,7 +99,8 @@ class Account:
         rate, steps = getattr(loader, "sample_rate", None), epochs * len(loader)
         found = self.spend(steps=steps, rate=1.0 if rate is None else float(rate), noise=float(noise))
         weights = [p for group in optimizer.param_groups for p in group["params"]]
-        optimizer.generator = unseeded(weights[0].device if weights else _CPU)
+        if not getattr(optimizer, "secure_mode", False):
+            optimizer.generator = unseeded(weights[0].device if weights else _CPU)
         sampler: Any = getattr(loader, "batch_sampler", None)
         if hasattr(sampler, "generator"):
             sampler.generator = unseeded(_CPU)

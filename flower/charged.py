@@ -30,11 +30,12 @@ def rows_of(x: Batch) -> int:
 def has_twins(x: Batch) -> bool:
     """Whether two rows of a batch are the same, as where a sampler draws with replacement: an example that stands in it
     k times moves the sum of clipped gradients by k times the bound."""
-    if rows_of(x) < 2:
+    count = rows_of(x)
+    if count < 2:
         return False
     parts = list(x.values()) if isinstance(x, Mapping) else [x]
-    rows = torch.cat([part.detach().reshape(len(part), -1).double() for part in parts], dim=1)
-    return len(torch.unique(rows, dim=0)) < len(rows)
+    each = [part.detach().reshape(count, -1).double() for part in parts if part.ndim and len(part) == count]
+    return len(torch.unique(torch.cat(each, dim=1), dim=0)) < count
 
 
 def emptied(batch: Any) -> Any:

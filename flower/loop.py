@@ -218,12 +218,12 @@ class Guard:
 
     def _show(self, x: Any) -> Any:
         self._steps.require_as_drawn(x)
-        if self._chain.private is not None and not self._steps.poisson and has_twins(x):
-            logger.warning(TWINS)
-            raise DefenseError(FAILED)
         self._ask(x)
         self._moved.shows_images()
         self._steps.take()
+        if self._chain.private is not None and not self._steps.poisson and has_twins(x):
+            logger.warning(TWINS)
+            raise DefenseError(FAILED)
         self._shown = True
         if isinstance(x, Mapping):
             if changing := [link.name for link in self._chain.links if isinstance(link.defense, DataDefense)]:

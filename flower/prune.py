@@ -101,7 +101,7 @@ class Prune(Layer):
         super().__init__(strategy)
         if wrong := [type(layer).__name__ for layer in self.inside if isinstance(layer, Prune | Record)]:
             raise ConfigError(f"{wrong[0]} stands inside of Prune: write Record(Prune(...)), and Prune once")
-        if is_recorded([self, *self.inside][-1].strategy):
+        if any(map(is_recorded, (*self.inside, [self, *self.inside][-1].strategy))):
             raise ConfigError(
                 "record(...) stands inside of Prune, where masks and defenses are not seen: write Record(Prune(...), "
                 "folder, task, training)"

@@ -186,6 +186,8 @@ class Site:
     def check_scheme(self, scheme: str) -> None:
         """``client.policy.check_run`` for an app of which only the defenses and their settings are known."""
         _check_known(self.policy)
+        if self.policy.sums:
+            raise ConfigError("this site's sum-... are of masked sums, and an approved app sends single updates")
         run = parse_run({KIND: ",".join(self.names), "strategy": scheme, STEPS: 1})
         known = {key: value for key, value in self.policy.settings.items() if key != STEPS}
         check_run(replace(self.policy, settings=known), run, self.raw, parse_section(self.raw, "privacy", Privacy))

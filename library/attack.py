@@ -102,7 +102,7 @@ def attack(
     seconds; a function gets the same lines. The same ``seed`` gives the same images. Raises ``ConfigError`` for a name
     or a setting that is unknown, ``AttackError`` where this attack cannot run on this view.
     """
-    if not isinstance(view, View | tuple) or (isinstance(view, tuple) and not isinstance(view[0], ServerView)):
+    if not isinstance(view, View) and not (isinstance(view, tuple) and view and isinstance(view[0], ServerView)):
         raise ConfigError(f"attack takes a view, not a {type(view).__name__}: make one by prunella.view(model, ...)")
     seen, task = (view.seen, view.task) if isinstance(view, View) else view[:2]
     entry, chosen = find_attack(name), settings_for(name, settings)

@@ -4,7 +4,6 @@ A question counts as charged until its answer is there (``privacy.ledger.spendin
 round: whoever made the run's first mask may never be chosen for a round, and has spent all the same.
 """
 
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -41,9 +40,10 @@ def note_answer(books: Books, client: int, reply: Message) -> None:
         books.ledgers = spending.uncharged(books.ledgers, client)
 
 
-def note_first(books: Books, answers: Iterable[tuple[int, Message | None]]) -> None:
-    """What clients were asked before the first round, and what they answered, if anything came."""
-    for client, reply in answers:
+def note_first(books: Books, answers: list[tuple[int, Message | None]]) -> None:
+    """What clients were asked before the first round, and what they answered, if anything came. Empties ``answers``."""
+    while answers:
+        client, reply = answers.pop(0)
         books.ledgers = spending.asked(books.ledgers, [client])
         if reply is not None:
             note_answer(books, client, reply)

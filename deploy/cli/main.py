@@ -151,7 +151,7 @@ def report(
         found = find(runs, run)
         if not found.status():
             raise RunError(
-                f"{found.path} has no run.json, which a report is made of: only Prunella's own app keeps one"
+                f"{found.path} has no run.json, of which a report is made: it ended too early, or is of another app"
             )
         finish(found)
 

@@ -140,7 +140,7 @@ def describe(state: State) -> str:
     """The state in one line, leaving out what is not known.
 
     >>> describe(State(round=3, rounds=10, accuracy=0.8312, sent={"up": 2e6, "down": 5e5}))
-    'round 3/10  accuracy 0.831  up 2.0 MB  down 500.0 kB by now'
+    'round 3/10  accuracy 0.831  up 2.0 MB  down 500.0 kB so far'
     >>> describe(State(clients=1))
     'waiting for the clients: 1 is there'
     """
@@ -150,7 +150,7 @@ def describe(state: State) -> str:
     parts += [scored(state)] if state.accuracy is not None else []
     parts += [f"density {state.density:.3f}"] if state.density is not None else []
     sent = [f"{way} {megabytes(state.sent[way])}" for way in ("up", "down") if way in state.sent]
-    parts += ["  ".join(sent) + " by now"] if sent else []
+    parts += ["  ".join(sent) + " so far"] if sent else []
     parts += [f"{state.seconds:.1f} s"] if state.seconds is not None else []
     parts += [state.left] if state.audits else []
     return "  ".join(parts)

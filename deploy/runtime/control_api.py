@@ -34,7 +34,7 @@ from prunella.deploy.ports import wait_open
 
 EVERY = 0.2  # seconds between two checks of the status, at first
 SHARE, SELDOM = 0.05, 1.0  # of the time without a change, and the most seconds: a check costs the SuperLink time
-LAUNCH = "launch.json"  # in the folder of every run (``deploy.runs``)
+RUN = (("launch.json", "nodes"), ("run.json", "metrics.jsonl"))  # what is in the folder of a run, beside other files
 START = 60.0  # seconds the Control API may take to open
 
 
@@ -55,8 +55,8 @@ def app_files(app: Path, packages: Path) -> dict[str, bytes | Path]:
         found |= {path.relative_to(base).as_posix(): path for path in base.glob(pattern)}
     found |= {name: app / name for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md")}
     kept = {name: path for name, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
-    folders = {parent for name in kept for parent in PurePosixPath(name).parents}
-    runs = {folder for folder in folders if (packages / folder / LAUNCH).exists()}
+    folders = {parent for name in kept for parent in PurePosixPath(name).parents} - {PurePosixPath(".")}
+    runs = {folder for folder in folders if any(all((packages / folder / n).exists() for n in pair) for pair in RUN)}
     return {name: path for name, path in kept.items() if runs.isdisjoint(PurePosixPath(name).parents)}
 
 

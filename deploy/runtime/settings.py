@@ -132,7 +132,7 @@ def parse(given: Iterable[str], known: Mapping[str, Value]) -> dict[str, Value]:
             raise ConfigError(f"{item!r} is not a setting: write key=value, for example -c rounds=3")
         if key in RESERVED:
             raise ConfigError(f"{key!r} is set by the launcher: use --runs, --run-id or --resume")
-        if ":" in key:
+        if key not in known and ":" in key:
             raise ConfigError(
                 f"{key}: a run has no keys for your own code's settings, and takes your dataclass's defaults: define "
                 "another name with other ones"

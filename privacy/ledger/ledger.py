@@ -142,7 +142,7 @@ def spend(ledger: Ledger, new: Charge, privacy: Privacy) -> Ledger:
         return after
     if not after.covered:
         raise DefenseError(
-            "privacy.epsilon-budget is set, but not every answer about these examples, in any run, had an ε: "
+            "privacy.epsilon-budget is set, but not every answer about these examples, in any run or app, had an ε: "
             "use dp-sgd, on examples that no other defense has touched"
         )
     total = epsilon(after.charges, privacy.delta, privacy.accountant)

@@ -94,7 +94,7 @@ def of_batches(ledgers: Mapping[str, Mapping[str, Any]], raw: Raw) -> dict[int, 
     >>> found.keys(), round(found[0], 1)
     (dict_keys([0]), 4.7)
     """
-    names = str(raw.get("defenses", "none")).split(",")
+    names = [name.strip() for name in str(raw.get("defenses", "none")).split(",") if name.strip()]
     if set(names) - DEFENSES.keys():  # somebody's own: what it bounds is its own word
         return {}
     chain, privacy = build_chain(names, raw), parse_section(raw, "privacy", Privacy)

@@ -21,7 +21,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.installation import BUNDLED, digest_of_code
 from prunella.privacy.ledger.spending import UNHEARD, unknown
 from prunella.privacy.ledger.spending import spent as spent_by
-from prunella.server.attest.bound import exceeded, measured_by_client, promised_by_client
+from prunella.server.attest.bound import measured_by_client, refuted
 from prunella.server.best import FOLDER as BEST
 from prunella.server.checkpoint import load
 from prunella.server.report.evidence import (
@@ -108,6 +108,11 @@ class Evidence:
         """What every site has spent, by the server's number of it."""
         saved = load(self.folder / "checkpoint")
         return saved.ledgers if saved is not None else {}
+
+    @cached_property
+    def refuted(self) -> list[int]:
+        """The clients of whom an attack showed more than was promised."""
+        return refuted(self.audits, self.ledgers, self.run.get("settings", {})) or []
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -225,7 +230,7 @@ def _privacy(found: Evidence) -> Section:
         ),
         ("ε that an attack showed, at least", digits(max(measured.values())) if measured else "not measured"),
     ]
-    broken = exceeded(measured, promised_by_client(found.ledgers))
+    broken = found.refuted
     warning = ""
     if broken or found.state.refuted:
         who = f"client {', '.join(map(str, broken))}" if broken else "a client, when less was spent,"
@@ -333,9 +338,7 @@ def statement(folder: Path) -> dict[str, Any]:
                  tables=[(("sections", "asked for by"), POINTERS)]),
     ]  # fmt: skip
     spent, without = _spent(found)
-    broken = found.state.refuted or exceeded(
-        measured_by_client(found.audits, _delta(found)), promised_by_client(found.ledgers)
-    )
+    broken = found.state.refuted or found.refuted
     return {
         "format": FORMAT,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

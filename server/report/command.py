@@ -14,8 +14,6 @@ from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.strategies.round.roster import CONSENTS
 from prunella.tasks.data import recommended_rate
 
-SUPERNODES = 4  # of a run that names no number
-
 
 def default_settings() -> dict[str, Any]:
     found = {kebab(name): field.default for name, field in Run.model_fields.items()}
@@ -46,9 +44,9 @@ def command(run: StoreLine, folder: Path | None = None) -> str:
     defaults = default_settings() | _recommended(run)
     given = {k: v for k, v in run.get("settings", {}).items() if k not in LOCAL_SETTINGS and defaults.get(k) != v}
     nodes, launch = given.pop("expected-clients", 0), _launched(folder)
-    options = [f"--supernodes {nodes}"] if nodes not in (0, SUPERNODES) else []
+    options = [f"--supernodes {nodes}"] if type(nodes) is int and nodes else []
     options += [f"--audit {launch['audit']}"] if launch.get("audit") in CONSENTS[:-1] else []
-    options += [f"--client-seed {launch['client_seed']}"] if isinstance(launch.get("client_seed"), int) else []
+    options += [f"--client-seed {launch['client_seed']}"] if type(launch.get("client_seed")) is int else []
     parts = [shlex.quote(f"{key}={str(v).lower() if isinstance(v, bool) else v}") for key, v in sorted(given.items())]
     verb = "prunella simulate" if launch.get("simulate") is True else "prunella run"
     return " \\\n  ".join([" ".join([verb, *options]), *(f"-c {part}" for part in parts)])

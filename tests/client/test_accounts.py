@@ -12,6 +12,7 @@ from PIL import Image
 
 from prunella.client.accounts import APPS, BEGUN, FILE, Accounts
 from prunella.client.charging import FAILED
+from prunella.client.state import ClientStore
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.trees import full_mask
@@ -123,8 +124,16 @@ def test_what_approved_apps_spent_counts_in_the_own_app_s_account_and_the_other_
     apps.charge(charge("2"))
     assert {c.digest for c in own.ledger().charges} == {c.digest for c in apps.ledger().charges} == {"1", "2"}
     (tmp_path / APPS / FILE).unlink()
-    with pytest.raises(DefenseError, match="restore"):
+    with pytest.raises(DefenseError, match=f"restore {APPS}/{FILE}"):
         own.ledger()
+
+
+def test_two_apps_at_once_could_each_spend_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunella.client.state.LOCK_SECONDS", 0.05)
+    own, apps = ClientStore(tmp_path, "run"), ClientStore(tmp_path / APPS, "run")
+    for one, other in ((own, apps), (apps, own)):
+        with one.alone(), pytest.raises(DefenseError, match="still being handled"), other.alone():
+            raise AssertionError("both at once")
 
 
 def test_a_renamed_run_neither_resets_epsilon_nor_pays_twice_for_one_answer(tmp_path: Path) -> None:

@@ -88,13 +88,18 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
         ({"delta": 1.0}, "delta"),
         ({"require": "dp-sgd", "delta": 1e-8}, "privacy.delta<=1e-08"),
         ({"sum_peers": "f"}, "write require, epsilon-budget, delta, sum-least"),
-        ({"sum-most": 3}, "is no condition"),
+        ({"sum-lest": 3}, "is no condition"),
+        ({"privacy.epsilon-budget": 3.0}, "is no condition"),
         ({"budget": 3.0}, "is no condition"),
     ],
 )
 def test_a_condition_that_cannot_be_held_is_no_condition(config: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_policy(config)
+
+
+def test_keys_of_an_app_s_own_are_its_own_affair() -> None:
+    assert not read_policy({"budget-hours": 3, "sum-statistics": True, "state-dir": "x"}).conditions
 
 
 def test_a_model_that_the_server_has_imported_here_must_be_the_owner_s_word() -> None:

@@ -48,7 +48,8 @@ def test_the_budget_is_one_with_prunella_s_own_app(tmp_path: Path) -> None:
     alone = epsilon([Charge("own", 1.5, 0.1, 10)], 1e-5, "rdp")
     assert account.epsilon == pytest.approx(alone)
     with pytest.raises(DefenseError, match="past privacy.epsilon-budget"):
-        account.spend(steps=40, rate=0.1, noise=1.0)
+        account.spend(steps=50, rate=0.1, noise=1.5)
+    assert Account(context(tmp_path / "alone", **{"epsilon-budget": 3.0})).spend(steps=50, rate=0.1, noise=1.5)
 
 
 @pytest.mark.parametrize(("steps", "rate", "noise"), [(0, 0.1, 1.0), (1, 0.0, 1.0), (1, 1.1, 1.0), (1, 0.1, 0.0)])

@@ -218,12 +218,12 @@ def test_layers_stand_in_the_order_that_works() -> None:
 
 def test_the_recorder_of_a_plain_strategy_sees_no_mask_and_is_refused_beside_prune() -> None:
     recorder = Recorder(TASK, Path("traces"), Training(0.1, 8))
-    with pytest.raises(ConfigError, match=r"record\(\.\.\.\) stands inside of Prune"):
-        Prune(Robust(record(NewFedAvg(), recorder)), "random")
+    for recorded in (Robust(record(NewFedAvg(), recorder)), record(Robust(NewFedAvg()), recorder)):
+        with pytest.raises(ConfigError, match=r"record\(\.\.\.\) stands inside of Prune"):
+            Prune(recorded, "random")
     pruned: Any = Prune(NewFedAvg(), "random", model=Net())
     with pytest.raises(ConfigError, match=r"write Record\(Prune\(\.\.\.\), folder"):
         record(pruned, recorder)
-    record(Robust(NewFedAvg()), recorder)
 
 
 def test_what_cannot_be_pruned_says_what_to_write(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_conditions_that_no_app_of_others_can_meet_are_told_at_the_start(node, w
         check_conditions(read_policy(node))
 
 
+def test_conditions_of_masked_sums_are_met_by_no_single_update(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="single updates"):
+        site(tmp_path, {"defenses": "dgp"}, **{"sum-least": 5}).chain  # noqa: B018
+
+
 def test_a_setting_that_is_no_number_is_not_stronger(tmp_path) -> None:
     with pytest.raises(ConfigError):
         site(tmp_path, {"defenses": "dgp", "dgp.bottom": float("nan")}, require="dgp").chain  # noqa: B018

@@ -40,7 +40,8 @@ def test_telling_a_batch_from_the_rest_refutes_no_epsilon_that_sampling_amplifie
     of_updates = {"word": "found", "scores": dict.fromkeys(("local", "drop", "alignment"), TOLD)}
     line = {**MEMBERSHIP, "client": 0, "membership": of_updates}
     for noise, over in ((0.7, 0.0), (5.0, 1.0)):
-        raw = {"defenses": "dp-sgd", "dp-sgd.noise-multiplier": noise}
-        rows = values(measured_rows([line], {"0": {"epsilon": 0.4, "steps": 1.0}}, raw))
-        assert rows == {("privacy_epsilon_exceeded",): over}
+        for defenses in ("dp-sgd", " dp-sgd, top-k,"):
+            raw = {"defenses": defenses, "dp-sgd.noise-multiplier": noise}
+            rows = values(measured_rows([line], {"0": {"epsilon": 0.4, "steps": 1.0}}, raw))
+            assert rows == {("privacy_epsilon_exceeded",): over}
     assert measured_rows([line], {"0": {"epsilon": 0.4, "steps": 1.0}}, {"defenses": "my_module:DEFENSE"}) == []

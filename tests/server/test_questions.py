@@ -56,6 +56,7 @@ def test_a_line_that_is_none_leaves_the_question_open(spoilt: dict[str, float]) 
 def test_who_made_the_first_mask_alone_is_among_those_that_spent(tmp_path) -> None:
     """Of two clients one is asked in a round, and client 0 makes the first mask, whichever that is."""
     told = {"defenses": "dp-sgd", "strategy": "prunefl", "rate": 0.3, "local_steps": 1, "rounds": 1}
-    go(tmp_path, clients=2, fraction=0.5, min_clients=1, **told)
+    federation = go(tmp_path, clients=2, fraction=0.5, min_clients=1, seed=1, **told)
+    assert [member.client for member in federation.strategy.downlink.asked.values()] == [1]
     lines = final(tmp_path).ledgers
     assert lines["0"]["epsilon"] > 1.0

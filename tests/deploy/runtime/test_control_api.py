@@ -35,11 +35,13 @@ def test_files_are_those_that_fab_include_names(tmp_path: Path) -> None:
 def test_runs_inside_the_app_stay_at_home(tmp_path: Path) -> None:
     """A failed run keeps the bundle that it unpacked; the next one's would hold it, until Flower finds it too deep."""
     (tmp_path / "pyproject.toml").write_text("")
-    of_a_run = [f"runs/x/{name}" for name in ("launch.json", "nodes/0/node.toml", "flower/apps/room/a.py")]
-    for name in ("room/a.py", "runs/b.py", *of_a_run):
+    of_runs = [f"runs/x/{name}" for name in ("launch.json", "nodes/0/node.toml", "flower/apps/room/a.py")]
+    of_runs += [f"runs/y/{name}" for name in ("run.json", "metrics.jsonl", "a.py")]
+    own = ["launch.json", "room/launch.json", "room/run.json", "room/a.py", "runs/b.py"]
+    for name in (*own, *of_runs):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    assert set(control_api.app_files(tmp_path, tmp_path)) == {"pyproject.toml", "room/a.py", "runs/b.py"}
+    assert set(control_api.app_files(tmp_path, tmp_path)) == {"pyproject.toml", *own}
 
 
 def test_code_may_lie_apart_from_the_pyproject(tmp_path: Path) -> None:

@@ -501,6 +501,8 @@ def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
             sgi__iterations=5,
             membership=True,
             batch_size=64,
+            evaluation="clients",  # which holds out examples: outsiders of the model
+            privacy__validation_noise=1.0,
         )[0],
         go(tmp_path / "channel", None, defenses="channel-natural", audit_every=0, evaluate_examples=9)[
             0

@@ -17,7 +17,7 @@ def test_the_command_repeats_what_differs_from_thedefault_settings() -> None:
 def test_how_many_sites_there_were_and_what_they_were_started_with_is_an_option(tmp_path: Path) -> None:
     run = {"settings": {"expected-clients": 2}}
     assert command(run) == "prunella run --supernodes 2"
-    assert command({"settings": {"expected-clients": 4}}, tmp_path) == "prunella run"
+    assert command({"settings": {"expected-clients": "2; x"}}) == "prunella run", "what nobody can have set"
     for kept, words in (
         ({"audit": "pictures", "client_seed": None, "simulate": False}, "prunella run --supernodes 2"),
         ({"audit": "deny", "client_seed": 7}, "prunella run --supernodes 2 --audit deny --client-seed 7"),
