@@ -120,9 +120,10 @@ def refuted(
 ) -> list[int] | None:
     """The clients of whom the model or the updates showed more than they may; None where nothing can be compared."""
     delta = parse_section(raw, "privacy", Privacy).delta
+    told = measured_by_client(audits, delta, UPDATES)
     pairs = [
         (measured_by_client(audits, delta, MODEL), promised_by_client(ledgers)),
-        (measured_by_client(audits, delta, UPDATES), of_batches(ledgers, raw)),
+        (told, of_batches(ledgers, raw) if told else {}),
     ]
     if not any(measured.keys() & promised.keys() for measured, promised in pairs):
         return None
