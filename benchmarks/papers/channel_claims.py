@@ -225,7 +225,7 @@ C4 = declared(
     small: MNIST, a CNN of 108,282 weights in place of LeNet on CIFAR-10, 4 clients of 64 images each, 30 rounds of 10
     steps of 20: so few images that the undefended model gives its members away. Inversion: 10 images a seed at batch 1
     with known labels, after the last round. DP-SGD and DP-PSAC have the noise that Theorem 4 as printed gives as many
-    nats as kappa, at batches of 20. White and Personalized are left out.
+    nats as kappa, at batches of 20.
     paper: {LENET_NOTE}
     * kappa is of the population: the noise has the variance that lets kappa nats of an image through whose covariance
     is that of 5000 other images of all clients. Solved for a client's own 64 images, whose covariance has rank 63,

@@ -300,11 +300,11 @@ def paper() -> tuple[Settings, ...]:
 
 
 def judge_accuracy(points: Sequence[Point]) -> Judgement:
-    """D7: DGP at 80 % is not less accurate than Top-k at 95 % anywhere; and where attacks were run,
+    """D7: DGP at 80 % is more accurate than Top-k at 95 % everywhere; and where attacks were run,
     privacy is alike: neither lets one reach an SSIM of ``UNRECOGNISED``; in trend, DGP does not."""
     accuracy = seeds_of([p for p in points if p.label[-1] == TRAINING], "accuracy")
     sides = {f"{d}, {m}": ((d, m, chain, t), (d, m, "top-k", t)) for d, m, chain, t in accuracy if chain == "dgp"}
-    parts = [at_least(paired(accuracy, sides), "accuracy, DGP 80 % over Top-k 95 %", -LOST)]
+    parts = [at_least(paired(accuracy, sides), "accuracy, DGP 80 % over Top-k 95 %")]
     attacked = [p for p in points if p.label[-1] != TRAINING]
     rebuilt = {c: [p.label[-1] for p in attacked if p.label[2] == c and p.mean("ssim") >= UNRECOGNISED] for c in CHAINS}
     if attacked:

@@ -103,7 +103,7 @@ def make(settings: Settings, seed: int, data: Path | None) -> Found:
     sent = list[tuple[PrivateBatch, ServerView]]()
     for number in range(settings["images"]):
         private = part(images, number)
-        one = population.client(rest, number, "attacked")
+        one = population.client(rest)
         sent.append((PrivateBatch(private.x, private.y), seen(one, private, draws(seed, number, "attacked")).view))
     shadow, found = ShadowSender(population, public), Found()
     for name in settings["attack"]:

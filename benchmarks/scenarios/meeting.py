@@ -1,8 +1,9 @@
 """One cell of the board: a chain of defenses in a scenario, under every attack that fits.
 
-``matching``  the portfolio (``every-round`` where there are rounds): whatever can be read, solved or descended to
-              within the scenario's passes; from a scenario's version 2 on with public images, in whose principal
-              components it descends, too, and on which it rehearses
+``matching``  the portfolio: whatever can be read, solved or descended to within the scenario's passes; from version 2
+              of a scenario on with public images, in whose principal components it descends, too, and on which it
+              rehearses
+``every-round``  of all updates of a client together, where there are rounds
 ``inverter``, ``denoise``  learnt once for the cell from shadow clients, where the portfolio would ask them (the latter
               where a defense may draw noise), and asked of every update that matching does not explain already, or
               that is of noisy images
@@ -10,7 +11,8 @@
 
 Somebody's own attack (``module:NAME``) has its default settings, and a shadow where it takes one. Scores are of every
 image, paired as ``attacks.score.leakage`` does it; ``null`` is what the picture scores against other people's images of
-its class. An update that an attack gives no answer for, or that was withheld, counts as its class means.
+its class. An update that an attack gives no answer for, or that was withheld, counts as its class means. What attacks
+one update gets a client's first: a server has it whatever follows, and a defense that learns hides least in it.
 """
 
 import functools
@@ -18,7 +20,6 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,14 @@ from prunella.core.foreign import is_foreign
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy import find_defense
-from prunella.strategies.round.local import Received
 from prunella.tasks.data import Examples, Partition, make_task
 
-MATCHING, MEAN, STRONG = "matching", "class mean", "strongest"
+MATCHING, EVERY, MEAN, STRONG = "matching", "every-round", "class mean", "strongest"
 LEARNS_FROM: Mapping[str, Any] = {"shadows": 300, "epochs": 10, "polish": 50}
 REBUILT = 100  # iterations in which a noisy shadow image is rebuilt
 GALLERY = 256  # other people's images that a picture is compared with
 ITERATIONS = 100  # of every-round
 PUBLIC_SINCE = 2  # version of a scenario since which matching has a shadow
-_CPU = torch.device("cpu")
 Rows = list[dict[str, float]]  # an image each
 Updates = list[tuple[PrivateBatch, list[ServerView]]]
 Attack = Callable[[list[ServerView], int], Reconstruction]
@@ -66,11 +65,19 @@ def matching(scenario: Scenario, shadow: ShadowSender) -> Attack:
 
     def one(views: list[ServerView], number: int) -> Reconstruction:
         draw = stream(population.seed, round=number, purpose="board-matching")
-        if len(views) > 1:
-            return answer("every-round", views[-1], population.task, ITERATIONS, draw, earlier=views[:-1])
         attack = Portfolio(passes=scenario.passes, label_passes=scenario.passes)
         known = shadow if scenario.version >= PUBLIC_SINCE else None
-        return portfolio(views[-1], population.task, attack, draw, known, learn=False)
+        return portfolio(views[0], population.task, attack, draw, known, learn=False)
+
+    return one
+
+
+def every_round(population: Population) -> Attack:
+    """All updates of a client together."""
+
+    def one(views: list[ServerView], number: int) -> Reconstruction:
+        draw = stream(population.seed, round=number, purpose="board-matching")
+        return answer(EVERY, views[-1], population.task, ITERATIONS, draw, earlier=views[:-1])
 
     return one
 
@@ -80,9 +87,9 @@ def learnt(name: str, scenario: Scenario, shadow: ShadowSender, view: ServerView
     task, draw = shadow.population.task, stream(shadow.population.seed, purpose=f"board-{name}")
     if name == "denoise":
         denoiser = Denoiser(task, Denoise(match=REBUILT), draw, shadow)
-        return lambda views, number: denoiser(views[-1])
+        return lambda views, number: denoiser(views[0])
     inverse = Inverse(view, scenario.images, task, Inverter(**LEARNS_FROM), draw, shadow)
-    return lambda views, number: inverse(views[-1], likely_labels(views[-1], task, scenario.images, draw))
+    return lambda views, number: inverse(views[0], likely_labels(views[0], task, scenario.images, draw))
 
 
 def submitted(name: str, shadow: ShadowSender) -> Attack:
@@ -92,9 +99,9 @@ def submitted(name: str, shadow: ShadowSender) -> Attack:
 
     def one(views: list[ServerView], number: int) -> Reconstruction:
         more: dict[str, Any] = {"shadow": shadow} if "shadow" in takes else {}
-        more |= {"earlier": views[:-1]} if "earlier" in takes and len(views) > 1 else {}
+        more |= {"earlier": views[:-1]} if (rounds := "earlier" in takes and len(views) > 1) else {}
         draw = stream(shadow.population.seed, round=number, purpose=f"board-{name}")
-        return line.reconstruct(views[-1], shadow.population.task, line.settings(), draw, **more)
+        return line.reconstruct(views[-1 if rounds else 0], shadow.population.task, line.settings(), draw, **more)
 
     return one
 
@@ -107,7 +114,7 @@ def noisy(chain: str) -> bool:
 
 def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates, means: torch.Tensor) -> Answers:
     """The attacks of a cell, one after the other: each one's name, answers and processor seconds."""
-    population, there = shadow.population, [views[-1] for _, views in updates if views]
+    population, there = shadow.population, [views[0] for _, views in updates if views]
     if not there:  # nothing was sent
         yield answered(MATCHING, lambda: matching(scenario, shadow), updates, means)
         return
@@ -117,6 +124,8 @@ def asked(name: str, scenario: Scenario, shadow: ShadowSender, updates: Updates,
         return
     name, plain, seconds = answered(MATCHING, lambda: matching(scenario, shadow), updates, means)
     yield name, plain, seconds
+    if scenario.rounds > 1:
+        yield answered(EVERY, lambda: every_round(population), updates, means)
     setting = Case(view, population.task, Portfolio(), stream(0, purpose="board-setting"), math.inf).setting
     for candidate in LEARNT:
         if candidate.applies(setting) and (candidate.attack != "denoise" or noisy(population.defenses)):
@@ -170,13 +179,9 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     start = received(scenario, task, seed, public)
     population = Population(task, start, settings["defenses"], settings["raw"], seed, scenario.batch, scenario.steps)
     updates = [(PrivateBatch(x.x, x.y), views) for x, views in clients(scenario, population, images, public)]
-    last = next((views[-1] for _, views in updates if views), None)
-    home = None if last is None else last.on(_CPU)  # where shadow clients train, as the attacked ones do
-    met = start if home is None else Received(home.params, start.mask, home.buffers)
-    now = replace(population, received=met, earlier=scenario.rounds - 1)
     means, gallery, found = class_means(public, task.classes), first(public, GALLERY), Found()
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
-    for name, answers, seconds in asked(settings["attack"], scenario, ShadowSender(now, public), updates, means):
+    for name, answers, seconds in asked(settings["attack"], scenario, ShadowSender(population, public), updates, means):
         rows = [
             base[number] if base and one is plain[number] else scored(one, updates[number][0], gallery)
             for number, one in enumerate(answers)

@@ -5,7 +5,8 @@ has one. A federation in which every client withheld its update has no accuracy 
 the bottleneck in the model.
 
 ``time`` is the processor time of one client's local training over plain SGD's, in turns, the median of ``REPEAT``;
-fitting a data defense, once per client, is left out, and so is the attack that ``leakage-guard`` makes.
+fitting a data defense, once per client, is left out, and so are the attack that ``leakage-guard`` makes and what a
+client asks its model before every step (``client.planted``).
 """
 
 from collections.abc import Callable

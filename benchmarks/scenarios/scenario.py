@@ -60,7 +60,16 @@ SCENARIOS: Mapping[str, Scenario] = {
     "one-digit": Scenario("the same on digits, whose margins are black", "mnist"),
     "trained": Scenario("one image in one step of weights that have learnt", "mnist", trained=300),
     "pruned-0.8": Scenario("one image under a global mask that has removed 80 %", "mnist", rate=0.8),
-    "many-rounds": Scenario("one image, sent in four rounds", "mnist", rounds=4, updates=2),
+    "many-rounds": Scenario("one image, sent in four rounds", "mnist", rounds=4, updates=2, version=3),
+    "batch-norm": Scenario(
+        "four images in one step of a network with batch norm, whose statistics travel",
+        "mnist",
+        model="cnn-bn",
+        batch=4,
+        updates=2,
+        passes=3000,
+        version=2,
+    ),
     "unknown-labels": Scenario(
         "four images in one step, labels unknown",
         "mnist",
@@ -135,7 +144,7 @@ def clients(
             return lambda purpose: rehearsal(population.seed, round=turn, client=number, purpose=f"scenario-{purpose}")
 
         try:
-            one = population.client(rest, number, "attacked")
+            one = population.client(rest)
             yield private, sent(scenario, one, private, public, population.seed, draw)
         except DefenseError:
             yield private, []

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from prunella.tasks.models.alexnet import alexnet
-from prunella.tasks.models.cnn import cnn
+from prunella.tasks.models.cnn import cnn, cnn_bn
 from prunella.tasks.models.cnn6 import cnn6
 from prunella.tasks.models.conv import conv_1, conv_2, conv_4, conv_6
 from prunella.tasks.models.layers import Shape
@@ -19,6 +19,7 @@ Builder = Callable[[Shape, int], nn.Module]
 
 MODELS: dict[str, Builder] = {
     "cnn": cnn,
+    "cnn-bn": cnn_bn,
     "conv-1": conv_1,
     "conv-2": conv_2,
     "conv-4": conv_4,
@@ -38,6 +39,7 @@ MODELS: dict[str, Builder] = {
     "ltp-1": ltp_1,
     "ltp-2": ltp_2,
     "precode-cnn": with_bottleneck(cnn),
+    "precode-cnn-bn": with_bottleneck(cnn_bn),
     "precode-lenet": with_bottleneck(lenet),
     "precode-lenet-zhu": with_bottleneck(lenet_zhu),
     "precode-resnet18": with_bottleneck(resnet18),

@@ -1,14 +1,13 @@
 """Shadow clients: other draws are other clients, and what they send is what the attacked client would."""
 
-from dataclasses import replace
-
 import torch
 
 from prunella.attacks import find_attack
 from prunella.attacks.score.leakage import psnr
 from prunella.attacks.sgi import Sgi
+from prunella.benchmarks.engine.images import part
 from prunella.benchmarks.engine.shadows import FITS, Population, ShadowSender
-from prunella.benchmarks.engine.views import seen
+from prunella.benchmarks.engine.views import after_rounds, seen
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch
@@ -29,23 +28,23 @@ def flat(update: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_another_draw_is_another_client() -> None:
-    """Other noise on the same image; and behind a defense that learns, another state after some steps, and draws of
-    its own where two have one state."""
-    for chain, earlier in (("channel-natural", 0), ("priprune", 5)):
+    """Other noise on the same image, and another client's state where a turn comes round."""
+    for chain in ("channel-natural", "gaussian"):
         where, images = population(chain)
-        shadow = ShadowSender(replace(where, earlier=earlier), images)
+        shadow = ShadowSender(where, images)
         one = images.take(torch.tensor([0]))
         sent = [flat(shadow.send(one, draw).update) for draw in (1, 1, 2, 1 + FITS)]
         assert torch.equal(sent[0], sent[1])
         assert not any(torch.equal(sent[0], each) for each in sent[2:])
 
 
-def test_a_client_is_in_its_first_round_unless_it_is_to_have_trained_before() -> None:
-    """PriPrune then shares what it has no weights of its own for, and the image is in it."""
+def test_a_client_is_in_its_first_round() -> None:
+    """PriPrune then shares what it has no weights of its own for, and the image is in it; after five steps not."""
     where, images = population("priprune")
-    truth = PrivateBatch(images.x[:1], images.y[:1])
+    truth, rest = PrivateBatch(images.x[:1], images.y[:1]), images.take(torch.arange(100, 200))
     for earlier, rebuilt in ((0, True), (5, False)):
-        client = replace(where, earlier=earlier).client(images.take(torch.arange(100, 200)), 0, "attacked")
+        steps = [part(rest, turn) for turn in range(earlier)]
+        client = after_rounds(where.client(rest), steps, lambda turn: rehearsal(0, round=turn, purpose="warm"))
         view = seen(client, images.take(torch.tensor([0])), lambda _: rehearsal(0, purpose="draws")).view
         found = find_attack("sgi").reconstruct(view, where.task, Sgi(iterations=200), stream(0, purpose="attack"))
         assert (psnr(truth.x, found.x)[0] > 30) is rebuilt
