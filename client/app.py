@@ -44,9 +44,10 @@ from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
 from prunella.client.training import importance_names, plan_of, reply_of, to_cpu, watched
 from prunella.client.widths import require_held, require_plain, tell_small
-from prunella.core.errors import ConfigError, PrunellaError, WireError
+from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device
+from prunella.core.untrusted import plain_records
 from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import fits, flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
@@ -57,10 +58,11 @@ from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.examples import Examples
 from prunella.tasks.training import evaluate as evaluate_model
-from prunella.wire.records import from_dense, mask_to_coded
+from prunella.wire.records import from_dense_as, mask_to_coded
 
 app = ClientApp()
 logger = logging.getLogger(__name__)
+plain_records()
 MAX_ROUND = 10**8 - 1  # eight digits in the names of files
 EVALUATIONS = 10_000  # answers about the same examples, whatever the runs are called
 SELECTIONS = 100  # questions about candidates, each of up to 64; a run asks two
@@ -104,9 +106,7 @@ def _receive(session: Session, content: RecordDict) -> tuple[Received, Mask]:
     check_model(session.node.policy, session.run.model, buffers_like)
     params, mask = receive_model(session.store, content, params_like)
     require_held(session, mask)
-    buffers = from_dense(content.array_records.get("buffers", ArrayRecord()))
-    if buffers.keys() != buffers_like.keys():
-        raise WireError("name", "the server's buffers are not those of this model: update both sides to one release")
+    buffers = from_dense_as(content.array_records.get("buffers", ArrayRecord()), buffers_like)
     refuse_planted_in(session, params, buffers)
     device = session.device
     return Received(to_device(params, device), to_device(mask, device), to_device(buffers, device)), mask

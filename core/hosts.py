@@ -1,10 +1,15 @@
-"""Whether a host, as an address or a name, is this machine.
+"""Whether a host, as an address or a name, is this machine, and whether a web site of somebody's can have its name.
 
 >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("localhost.example.org")
 (True, True, False, False)
+>>> is_known("192.0.2.1"), is_known("executor"), is_known("evil.example"), is_known("")
+(True, True, False, False)
 """
 
+import functools
 import ipaddress
+import socket
+from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
@@ -13,3 +18,30 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_known(host: str) -> bool:
+    """Whether ``host`` is an address, one word (a service of a network of containers), or this machine's own name. All
+    other names may be a web site's that points here, to read with a visitor's browser (DNS rebinding)."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host) and ("." not in host or host.lower() in _own_names())
+    return True
+
+
+def hostname(header: str) -> str:
+    """The host of a ``Host`` header, without its port; empty where it is none.
+
+    >>> hostname("localhost:8000"), hostname("[::1]:80"), hostname("[")
+    ('localhost', '::1', '')
+    """
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:  # a bracket without its partner
+        return ""
+
+
+@functools.cache
+def _own_names() -> frozenset[str]:
+    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})

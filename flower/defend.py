@@ -47,6 +47,7 @@ from prunella.client.policy import check_first_mask, check_model
 from prunella.client.state import Memory
 from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask, map_trees, same_trees, subtract, to_device
+from prunella.core.untrusted import plain_records
 from prunella.flower import legacy
 from prunella.flower.aligned import aligned_state, proposal, read_locations
 from prunella.flower.answers import check_answer, twins
@@ -88,6 +89,7 @@ BEFORE = {"fixedclipping_mod", "adaptiveclipping_mod"}
 NEVER = {"secagg_mod", "secaggplus_mod"}
 FAILED = "the app could not handle this message; this client's own log says why"
 logger = logging.getLogger(__name__)
+plain_records()
 Next = Callable[[Message, Context], Message]
 GATED: ContextVar[bool] = ContextVar("gated", default=False)
 

@@ -68,6 +68,22 @@ def from_dense(record: ArrayRecord) -> Tree:
         raise WireError("malformed", "the record holds an array that cannot be read") from error
 
 
+def from_dense_as(record: ArrayRecord, like: Tree) -> Tree:
+    """The same where the tensors must be the model's ``like``: by name, shape and dtype, and finite. In another shape a
+    buffer could act on one example of a batch alone. Raises ``WireError``."""
+    tree = from_dense(record)
+    if tree.keys() != like.keys():
+        raise WireError("name", "the names are not the model's: update both sides to one release")
+    for name, tensor in tree.items():
+        if tensor.shape != like[name].shape:
+            raise WireError("shape", f"{name}: the shape is not the model's")
+        if tensor.dtype != like[name].dtype:
+            raise WireError("dtype", f"{name}: the dtype is not the model's {like[name].dtype}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise WireError("value", f"{name}: a value is not finite")
+    return tree
+
+
 def record_bytes(record: ArrayRecord) -> int:
     """Bytes of the arrays in a record, as sent."""
     return sum(len(array.data) for array in record.values())

@@ -1,7 +1,7 @@
 """The processes of a federation on this machine.
 
 Everything binds to 127.0.0.1, on ports found free at the start, without TLS, which would protect nothing there: a
-process that can read loopback traffic can read the processes.
+process that can read loopback traffic can read the processes. Who may call is in ``deploy.runtime.callers``.
 
 Log files, one per process: ``superlink``, ``server-exec`` and the ServerApp's ``server``; for client i ``supernode-i``,
 ``client-exec-i`` and the ClientApp's ``client-i``; ``control`` and ``zygote``.
@@ -60,7 +60,7 @@ def deployment(run: RunDir, ports: Ports, request: RunRequest) -> list[Process]:
     """SuperLink and SuperNodes, and the SuperExecs, which stock Flower starts by itself."""
     ours = not request.stock
     fleet = Address(LOOPBACK, ports.fleet if ours or flower_release.speaks_grpc() else ports.control)
-    processes = [superlink(_folders(run, "superlink"), _control(ports), fleet, isolated=ours)]
+    processes = [superlink(_folders(run, "superlink").of_one_user(), _control(ports), fleet, isolated=ours)]
     for i, port in enumerate(ports.nodes):
         config = write_node_config(run.node(i) / "node.toml", node_config(request, run, i))
         folders = _folders(run, f"node-{i}")
@@ -77,7 +77,7 @@ def deployment(run: RunDir, ports: Ports, request: RunRequest) -> list[Process]:
 def simulation(run: RunDir, ports: Ports, stock: bool = False) -> list[Process]:
     """A SuperLink that simulates, and the SuperExec that starts Flower's simulation (Ray), which with ``stock`` the
     SuperLink starts by itself."""
-    link = superlink(_folders(run, "superlink"), _control(ports), None, isolated=not stock)
+    link = superlink(_folders(run, "superlink").of_one_user(), _control(ports), None, isolated=not stock)
     return [link] if stock else [link, _server_exec(run, ports)]
 
 

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prunella.deploy.runtime import flower_release, uploads
+from prunella.deploy.ports import Address
+from prunella.deploy.runtime import callers, flower_release, uploads
 from prunella.deploy.runtime.approved import Bundles
 from prunella.deploy.runtime.fleet_port import TwoPorts
 from prunella.deploy.runtime.own_code import checked, loading_own
@@ -281,6 +282,31 @@ def fleet_port() -> None:
         replace("flwr.superlink.cli.flower_superlink", "uvicorn", TwoPorts())
 
 
+def known_callers() -> None:
+    """No web page's request, and where that is asked for no other user's, reaches the servers of this machine."""
+    config = _attribute("uvicorn", "Config")
+    load = config.load
+
+    def guarded(self: Any) -> None:
+        load(self)
+        self.loaded_app = callers.without_browsers(self.loaded_app)
+        if callers.asked_for():
+            self.http_protocol_class = callers.of_one_user(self.http_protocol_class)
+
+    config.load = guarded
+    if not flower_release.speaks_grpc():
+        return
+    module, name = "flwr.superlink.cli.flower_superlink", "generic_create_grpc_server"
+    create = _attribute(module, name)
+
+    def created(*, server_address: str, interceptors: Any = None, **options: Any) -> Any:
+        if callers.asked_for():
+            interceptors = [callers.interceptor(Address.parse(server_address).port), *(interceptors or [])]
+        return create(server_address=server_address, interceptors=interceptors, **options)
+
+    replace(module, name, created)
+
+
 def addressed(state: Any, queue: Any, nodes: Mapping[int, Any], stop: threading.Event) -> None:
     """Flower's ``add_messages_to_queue``, which asks its state for the messages of every virtual client in turn, each
     time looking through all that are open: a thousand clients that are sent one message each take minutes. This one
@@ -323,5 +349,6 @@ def apply(spawn: Spawn, poll: float = POLL) -> Apps:
     forked_tasks(spawn, poll)
     quiet_superlink()
     fleet_port()
+    known_callers()
     many_virtual_clients()
     return apps

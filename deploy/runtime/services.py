@@ -10,11 +10,12 @@ zygote.
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from prunella.deploy.ports import LOOPBACK, Address
+from prunella.deploy.runtime.callers import ONE_USER
 from prunella.deploy.runtime.processes import CLIENT_AFTER, CONTROL, SERVER_AFTER, Process
 
 Value = str | int | float | bool
@@ -31,6 +32,10 @@ class Folders:
     logs: Path
     home: Path
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def of_one_user(self) -> "Folders":
+        """The same, for a server that no other user of the machine may call over loopback."""
+        return replace(self, env={**self.env, ONE_USER: "1"})
 
     def process(
         self, name: str, command: str, args: Sequence[str], wait: Sequence[int] = (), after: int = 0, tasks: str = ""
@@ -88,7 +93,8 @@ def supernode(
     """A SuperNode of the SuperLink at ``address``, which serves its own Runtime API on the loopback ``port``."""
     args = [*trust(ca), *(["--auth-supernode-private-key", str(key)] if key else [])]
     args += ["--superlink", str(address), "--host", LOOPBACK, "--port", str(port), "--node-config", str(config)]
-    return folders.process(name, "flower-supernode", [*args, *(ISOLATED if isolated else ())], wait_for)
+    args += ISOLATED if isolated else ()
+    return folders.of_one_user().process(name, "flower-supernode", args, wait_for)
 
 
 def server_exec(folders: Folders, name: str, runtime: Address, ca: Path | None = None) -> Process:

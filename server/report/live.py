@@ -6,7 +6,8 @@ shown on loopback only: a port that was opened for a monitoring system shows the
 
 There is no login. On loopback, only requests that address this machine by a loopback name are answered, at any path.
 Otherwise a web site open in a browser on this machine could point its own name here and read the page (DNS rebinding).
-A port that was opened to others is reached by names that are not known here, so it answers every name.
+A port that was opened to others answers ``/metrics`` under every name, for a monitoring system has its own for it, and
+shows the page under an address, a name of one word, or this machine's own name.
 """
 
 import base64
@@ -17,12 +18,11 @@ from logging import WARNING
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import urlsplit
 
 from flwr.common.logger import log
 from markupsafe import Markup
 
-from prunella.core.hosts import is_loopback
+from prunella.core.hosts import hostname, is_known, is_loopback
 from prunella.server.report.build import context, render
 from prunella.server.report.page import SCRIPT
 from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN
@@ -78,7 +78,8 @@ def application(metrics: Application, host: str, run_dir: Path | None) -> Applic
     live = Live(run_dir, pictures=guarded) if run_dir else None
 
     def serve(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-        if guarded and not is_loopback(_hostname(environ)):
+        asked = hostname(environ.get("HTTP_HOST", ""))
+        if guarded and not is_loopback(asked):
             return _plain(start, HTTPStatus.FORBIDDEN)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _plain(start, HTTPStatus.METHOD_NOT_ALLOWED)
@@ -86,6 +87,8 @@ def application(metrics: Application, host: str, run_dir: Path | None) -> Applic
             return metrics(environ, start)
         if live is None or environ["PATH_INFO"] != "/":
             return _plain(start, HTTPStatus.NOT_FOUND)
+        if not is_known(asked):
+            return _plain(start, HTTPStatus.FORBIDDEN)
         try:
             page = live.page()
         except Exception as error:  # noqa: BLE001 - a failing page must not end a run, and its error must not show data
@@ -95,13 +98,6 @@ def application(metrics: Application, host: str, run_dir: Path | None) -> Applic
         return [page] if environ["REQUEST_METHOD"] == "GET" else []
 
     return serve
-
-
-def _hostname(environ: dict[str, Any]) -> str:
-    try:
-        return urlsplit(f"//{environ.get('HTTP_HOST', '')}").hostname or ""
-    except ValueError:  # a bracket without its partner
-        return ""
 
 
 def _plain(start: Start, status: HTTPStatus) -> list[bytes]:

@@ -11,11 +11,11 @@ from PIL import Image
 
 from prunella.attacks.fishing import plant
 from prunella.client.app import app
-from prunella.core.errors import ConfigError, DataError, DefenseError
+from prunella.core.errors import ConfigError, DataError, DefenseError, WireError
 from prunella.core.trees import apply_mask, full_mask
 from prunella.tasks.data import load_client
 from prunella.tasks.task import Task, initial, prunable
-from prunella.wire.records import from_coded, mask_from_coded, record_bytes, to_coded
+from prunella.wire.records import from_coded, mask_from_coded, record_bytes, to_coded, to_dense
 from tests.local_grid import settings
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -242,3 +242,28 @@ def test_the_owner_of_few_images_is_warned_of_what_a_channel_knows(
         monkeypatch.setattr("prunella.client.session.load_client", few)
         send(tmp_path / str(many), "train", model(), defenses="channel-natural", strategy="random", partition="iid")
         assert ("39 of 64 directions" in caplog.text) is warned, many
+
+
+def normed(**changed: torch.Tensor) -> RecordDict:
+    """A model with batch norm, some of its statistics ``changed``."""
+    params, buffers = initial(Task("cnn-bn", (1, 8, 8), 10), 0)
+    content = {"model": to_coded(params, full_mask(params)), "buffers": to_dense({**buffers, **changed})}
+    return RecordDict({**content, "config": ConfigRecord({"round": 1, "importance": []})})
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_statistics_of_another_shape_kind_or_value_are_no_part_of_the_model(tmp_path: Path, kind: str) -> None:
+    """One that is broadcast over the batch would let a server choose the row that an update is of."""
+    held: dict[str, Any] = {"model": "cnn-bn", "defenses": "none", "evaluation": "clients"}
+    assert "metrics" in send(tmp_path / "honest", kind, normed(), **held).content
+    wrong = {
+        "shape": torch.ones(16, 32),
+        "dtype": torch.ones(32, dtype=torch.float64),
+        "value": torch.full((32,), torch.nan),
+        "name": None,
+    }
+    for number, (reason, tensor) in enumerate(wrong.items()):
+        odd = normed(**({"0.2.running_mean": torch.ones(32)} if tensor is None else {"0.1.running_mean": tensor}))
+        with pytest.raises(WireError) as refused:
+            send(tmp_path / str(number), kind, odd, **held)
+        assert refused.value.reason == reason

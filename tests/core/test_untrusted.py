@@ -1,12 +1,15 @@
 """What somebody else says is bounded before it is used."""
 
+import io
+import logging
 import math
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunella.core.untrusted import TEXT, clean, figure, whole
+from prunella.core.untrusted import TEXT, clean, figure, plain_records, whole
 
 ODD = [True, False, None, "1", [1], b"1", math.nan, math.inf, -math.inf, -1, -0.5, 10**400, -(10**400), 2**63, 1.7e308]
 
@@ -33,3 +36,39 @@ def test_lines_become_one_and_escapes_lose_their_power() -> None:
     assert clean("\x1b[31mERROR\x1b[0m\r\nround 9:\tall is well\x00\u202e") == "[31mERROR[0m round 9: all is well"
     assert len(clean("\n" * 10**6 + "x" * 10**6, 50)) <= 50
     assert clean("") == ""
+
+
+FORGED = "x\nERROR:root:all is well\x1b[2J\r\u202e"
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What any handler of the process writes."""
+    plain_records()
+    out, root = io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    root.addHandler(handler)
+    yield out
+    root.removeHandler(handler)
+
+
+def test_a_message_that_quotes_a_server_is_one_line_of_the_log(logged: io.StringIO) -> None:
+    logging.getLogger("prunella.tasks.data").error("classes only the server has: %s", FORGED)
+    assert logged.getvalue() == "ERROR:prunella.tasks.data:classes only the server has: x ERROR:root:all is well[2J\n"
+
+
+def test_no_line_of_an_error_s_text_looks_like_a_message(logged: io.StringIO) -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        logging.getLogger("prunella.client.app").exception("a message could not be handled")
+    first, *rest = logged.getvalue().splitlines()
+    assert first == "ERROR:prunella.client.app:a message could not be handled"
+    assert len(rest) > 3 and all(line.startswith("| ") and line.isprintable() for line in rest)
+    assert "| ERROR:root:all is well[2J" in rest and any("test_untrusted.py" in line for line in rest)
+
+
+def test_other_packages_messages_stay_as_they_are(logged: io.StringIO) -> None:
+    logging.getLogger("an_app").error("two\nlines")
+    assert logged.getvalue() == "ERROR:an_app:two\nlines\n"

@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.federation, pytest.mark.newest]
 COMMANDS = ("/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/pull-task-input", "/docs", "/openapi.json")
 
 
-def status(address: str, path: str) -> int:
+def status(address: str, path: str, **headers: str) -> int:
     """Of a request in HTTP/1.1; 0 for an answer that is not HTTP/1.1, as that of a gRPC server."""
     try:
-        return httpx.post(f"http://{address}{path}", content=b"", timeout=30).status_code
+        return httpx.post(f"http://{address}{path}", content=b"", headers=headers, timeout=30).status_code
     except (httpx.RemoteProtocolError, httpx.ReadError):
         return 0
 
@@ -31,5 +31,7 @@ def test_the_port_of_the_supernodes_takes_no_commands(tmp_path: Path) -> None:
         here, there = ([status(address, path) for path in COMMANDS] for address in (place.control, place.fleet))
         assert set(here[:3]) & {404, 0} == set(), f"the paths exist where commands are taken: {here}"
         assert set(there) == {0 if flower_release.speaks_grpc() else 404}, there
+        page = {"Origin": "https://evil.example"}, {"Host": "evil.example"}
+        assert [status(place.control, path, **said) for said in page for path in COMMANDS] == [403] * 10
         activate = status(place.fleet, "/v1/fleet/activate-node")
         assert activate == 0 if flower_release.speaks_grpc() else activate not in (0, 200, 404), activate

@@ -9,6 +9,7 @@ import pytest
 from prunella.deploy.local.topology import Ports, deployment, node_config, simulation
 from prunella.deploy.runs import RunDir, create
 from prunella.deploy.runtime import services
+from prunella.deploy.runtime.callers import ONE_USER
 from prunella.deploy.runtime.processes import CLIENT_AFTER, SERVER_AFTER
 from prunella.deploy.runtime.request import RunRequest
 
@@ -54,6 +55,8 @@ def test_every_address_is_loopback_and_dependencies_are_never_installed(run: Run
     links = [p for p in found if p.name == "superlink"]
     assert all({"--insecure", "--host", services.NO_INSTALL} <= set(p.args) for p in links)
     assert "--simulation" in links[1].args
+    servers = [p for p in found if p.name.startswith("super")]
+    assert len(servers) == 4 and all(p.env[ONE_USER] == "1" for p in servers), "no other user may call them"
 
 
 def test_each_client_has_its_own_state_and_consent(run: RunDir, request_: RunRequest) -> None:

@@ -118,6 +118,16 @@ for state in (states.InMemoryLinkState, states.SqlLinkState):
 assert tasks.OBJECT_PUSH_SESSION_TTL_SECONDS == on_disk.OBJECT_PUSH_SESSION_TTL_SECONDS == patches.uploads.PATIENCE
 from prunella.server import grid
 assert importlib.import_module('flwr.superlink.grid.http_grid').pull_objects.__module__ == grid.__name__
+import os, uvicorn
+from prunella.deploy.runtime import callers
+for one_user in ("", "1"):
+    os.environ[callers.ONE_USER] = one_user
+    config = uvicorn.Config(lambda *given: None)
+    config.load()
+    assert config.loaded_app.__module__ == callers.__name__
+    assert (config.http_protocol_class.__module__ == callers.__name__) is (one_user == "1")
+made = getattr(superlink, "generic_create_grpc_server", None)  # over HTTP there is none
+assert (made is not None and made.__module__ == patches.__name__) is flower_release.speaks_grpc()
 from prunella.deploy.runtime.fleet_port import TwoPorts
 assert isinstance(superlink.uvicorn, TwoPorts) is not flower_release.speaks_grpc()
 for quiet in (False, True):

@@ -133,12 +133,16 @@ def test_a_request_without_a_name_or_with_two_reads_nothing(exporter: Exporter) 
             assert b" 403 " in connection.makefile("rb").readline()
 
 
-def test_a_port_that_was_opened_answers_by_any_name(store: RunStore) -> None:
-    """Whoever reads it knows it by a name of their own: a service of a cluster, say. There are no pictures."""
+def test_a_port_that_was_opened_answers_by_any_name_but_shows_no_page_to_a_web_site(store: RunStore) -> None:
+    """Whoever reads it knows it by a name of their own: a service of a cluster, say. There are no pictures. A container
+    listens to all, and its port is published to the browsers of its host."""
     made = Exporter("0.0.0.0:0", {}, store.path)
     try:
         address = f"127.0.0.1:{parse_address(made.address)[1]}"
-        assert [get(address, path, "executor:9464")[0] for path in ("/", "/metrics")] == [200, 200]
+        for name in ("executor:9464", "10.0.0.1:9464", "localhost:9464", f"{socket.gethostname()}:9464"):
+            assert [get(address, path, name)[0] for path in ("/", "/metrics")] == [200, 200]
+        for name in ("evil.example", "localhost.evil.example:9464"):
+            assert [get(address, path, name)[0] for path in ("/", "/metrics")] == [403, 200]
     finally:
         made.close()
 
