@@ -7,7 +7,9 @@ Log files, one per process: ``superlink``, ``server-exec`` and the ServerApp's `
 ``client-exec-i`` and the ClientApp's ``client-i``; ``control`` and ``zygote``.
 """
 
-from dataclasses import dataclass
+import os
+import secrets
+from dataclasses import dataclass, replace
 
 from prunella.deploy.ports import LOOPBACK, Address
 from prunella.deploy.runs import RunDir
@@ -76,9 +78,13 @@ def deployment(run: RunDir, ports: Ports, request: RunRequest) -> list[Process]:
 
 def simulation(run: RunDir, ports: Ports, stock: bool = False) -> list[Process]:
     """A SuperLink that simulates, and the SuperExec that starts Flower's simulation (Ray), which with ``stock`` the
-    SuperLink starts by itself."""
-    link = superlink(_folders(run, "superlink").of_one_user(), _control(ports), None, isolated=not stock)
-    return [link] if stock else [link, _server_exec(run, ports)]
+    SuperLink starts by itself. Ray runs what it is sent, so that it has a token of the run's, unless a login is set."""
+    folders = _folders(run, "superlink").of_one_user()
+    if not os.environ.keys() & {"RAY_AUTH_MODE", "RAY_ADDRESS"}:
+        login = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        folders = replace(folders, env={**folders.env, **login})
+    link = superlink(folders, _control(ports), None, isolated=not stock)
+    return [link] if stock else [link, server_exec(folders, "server-exec", _control(ports))]
 
 
 def _control(ports: Ports) -> Address:

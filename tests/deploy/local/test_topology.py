@@ -59,6 +59,18 @@ def test_every_address_is_loopback_and_dependencies_are_never_installed(run: Run
     assert len(servers) == 4 and all(p.env[ONE_USER] == "1" for p in servers), "no other user may call them"
 
 
+def test_a_simulation_s_ray_asks_for_a_token_of_the_run_s(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs what any process sends that reaches its ports."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    both = [simulation(run, PORTS) for _ in range(2)]
+    tokens = [{process.env["RAY_AUTH_TOKEN"] for process in found} for found in both]
+    assert all(process.env["RAY_AUTH_MODE"] == "token" for found in both for process in found)
+    assert [len(of_a_run) for of_a_run in tokens] == [1, 1] and tokens[0] != tokens[1]
+    assert not any(token in " ".join(process.args) for process in both[0] for token in tokens[0])
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # somebody's own word
+    assert not any("RAY_AUTH_TOKEN" in process.env for process in simulation(run, PORTS))
+
+
 def test_each_client_has_its_own_state_and_consent(run: RunDir, request_: RunRequest) -> None:
     configs = [node_config(request_, run, i) for i in range(2)]
     assert [c["partition-id"] for c in configs] == [0, 1]
