@@ -87,7 +87,7 @@ def asked_for() -> bool:
 def of_one_user(protocol: type) -> type:
     """An asyncio protocol class that drops connections of other users, as they are made."""
 
-    class OneUser(protocol):  # type: ignore[misc]
+    class OwnConnections(protocol):  # type: ignore[misc]
         own = True
 
         def connection_made(self, transport: Any) -> None:
@@ -99,7 +99,7 @@ def of_one_user(protocol: type) -> type:
             if self.own:
                 super().connection_lost(error)
 
-    return OneUser
+    return OwnConnections
 
 
 def interceptor(port: int) -> Any:
@@ -120,7 +120,7 @@ def interceptor(port: int) -> Any:
             known[peer] = (time.monotonic(), answer)
         return answer
 
-    class OneUser(grpc.ServerInterceptor):  # type: ignore[misc]
+    class OwnCalls(grpc.ServerInterceptor):  # type: ignore[misc]
         def intercept_service(self, continuation: Any, details: Any) -> Any:
             handler = continuation(details)
             if handler is None or handler.unary_unary is None:
@@ -135,4 +135,4 @@ def interceptor(port: int) -> Any:
             codecs |= {"response_serializer": handler.response_serializer}
             return grpc.unary_unary_rpc_method_handler(answer, **codecs)
 
-    return OneUser()
+    return OwnCalls()
