@@ -38,10 +38,12 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.iterations, self.say, self.what, self.every, self.clock = iterations, say, what, every, clock
-        self._start, self._begun, self._told = -1, 0.0, clock()
+        self._first = clock()
+        self._start, self._begun, self._told = -1, self._first, self._first
 
     def tell(self, start: int, iteration: int, objective: float) -> None:
-        """Called before iteration ``iteration`` of descent ``start``, with the lowest objective so far."""
+        """Called before iteration ``iteration`` of descent ``start``, with the lowest objective so far; of descent -1
+        by an attack that is many."""
         now = self.clock()
         if start != self._start:
             self._start, self._begun = start, now
@@ -50,6 +52,8 @@ class Pace:
             self.say(f"{self.what}{': ' if self.what else ''}{self.line(start, iteration, objective, now)}")
 
     def line(self, start: int, iteration: int, objective: float, now: float) -> str:
+        if start < 0:
+            return f"{duration(now - self._first)} so far"
         text = f"start {start + 1}, iteration {iteration} of {self.iterations}, objective {objective:.4g}"
         if not iteration:
             return text

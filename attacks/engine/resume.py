@@ -14,6 +14,7 @@ Errors: ``AttackError`` for a file that cannot be read or belongs to something e
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -194,6 +195,12 @@ class ResumeStore:
         over = over or (self.stopped is not None and self.stopped())
         self.cut = self.cut or over
         return over
+
+    def alive(self) -> bool:
+        """``out_of_time`` for an attack that has no descents of this store's: ``tell`` hears of descent -1."""
+        if self.tell is not None:
+            self.tell(-1, 0, math.inf)
+        return self.out_of_time()
 
     def next_file(self, settings: object, tensors: Iterable[Tensor]) -> DescentFile:
         """The file of the next descent, which is told from others by the attack's settings and these tensors."""

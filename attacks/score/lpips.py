@@ -29,7 +29,7 @@ def weights() -> Path:
 def network() -> nn.Module:
     """The metric with its weights. Raises ``AttackError`` where they are not on disk."""
     if not weights().is_file():
-        raise AttackError(f"AlexNet's weights ({WEIGHTS}) are not in torchvision's cache")
+        raise AttackError(f"AlexNet's weights are not in torchvision's cache, as {weights()}")
     try:
         require("vision", "torchvision", "torchmetrics")
     except ConfigError as error:

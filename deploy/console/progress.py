@@ -249,7 +249,7 @@ def descents(console: Console) -> Iterator[Callable[[str, int], Callable[[int, i
 
             def tell(start: int, iteration: int, objective: float) -> None:
                 made.tell(start, iteration, objective)
-                bar.update(task, total=iterations or None, completed=iteration)
+                bar.update(task, total=iterations if iterations and start >= 0 else None, completed=iteration)
 
             return tell
 

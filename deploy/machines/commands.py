@@ -153,8 +153,12 @@ def check_certificate(node: SuperNode) -> None:
 
 
 def make_home(home: Path, *folders: str) -> None:
-    """The directory of a SuperLink or SuperNode and those in it, readable by their owner only."""
+    """The directory of a SuperLink or SuperNode and those in it, readable by their owner only. Raises ``UsageError``
+    where it holds other things, a site's images of the same name for example."""
     try:
+        own = home.is_dir() and {path.name for path in home.glob("[!.]*")} - {"lost+found"}
+        if own and not (home / "flower").exists():
+            raise UsageError(f"{home} holds files that are not this command's: choose another directory with --home")
         for path in (home, *(home / name for name in ("flower", "logs", *folders))):
             private_directory(path)
     except OSError as error:

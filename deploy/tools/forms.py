@@ -11,6 +11,7 @@ and ``executorch``; a ``ConfigError`` names the one that is missing.
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,10 +135,12 @@ def named(formats: Sequence[str]) -> tuple[Format, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What these libraries log on their way is for their developers."""
+    """What these libraries log and warn of on their way is for their developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(before)

@@ -74,7 +74,7 @@ def attempt(
     if attack.timed and store.deadline is not None:
         more["deadline"] = store.deadline
     if attack.stoppable:
-        more["stopped"] = store.out_of_time
+        more["stopped"] = store.alive
     if attack.shadow:
         more["shadow"] = shadow()
     found = attack.reconstruct(view, task, order.settings, order.generator, **more)
@@ -91,14 +91,14 @@ def attempt(
     return Attempt(found, cut, judged)
 
 
-def control_fault(scores: Mapping[str, Any], explained: bool | None) -> str | None:
+def control_fault(scores: Mapping[str, Any], fit: Fit) -> str | None:
     """Why a control proves nothing, or None. Of many images one may look like a guess by chance, and an attack whose
     guesses do not explain the update has not undone it: a control of several images must be explained, too."""
     if not rebuilt_control(scores):
         return "it does not rebuild an undefended update of it"
-    if scores["images"] > 1 and explained is False:
-        few = "the update has fewer values than they have pixels"
-        return f"its images do not explain an undefended update of it, or {few}"
+    if scores["images"] > 1 and fit.explained is False:
+        near = "other images explain an undefended update of it as well: its values tell less than they have pixels"
+        return near if fit.near else "its images do not explain an undefended update of it"
     return None
 
 
@@ -111,7 +111,7 @@ def canary_outcome(
         return ("scored", *evidence(defense, fit, level({"scores": scores}), reason))
     if kind == "single" and scores["images"] <= 1:
         return "scored", None, None
-    why = control_fault(scores, fit.explained)
+    why = control_fault(scores, fit)
     return ("scored", True, None) if why is None else ("control-failed", False, f"{CANNOT_JUDGE}: {why}")
 
 

@@ -233,4 +233,7 @@ def main(queue: str, parent: str, limit: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:  # a terminal's Ctrl-C reaches every process; whoever started this one says so
+        sys.exit(130)

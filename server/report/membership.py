@@ -23,8 +23,9 @@ FOUND = (
 )
 WORDS = {
     "found": "which examples it trained on in the audited rounds can be told better than by chance",
-    "not-found": "which examples it trained on in the audited rounds was not told better than by chance; "
-    "a stronger attack might",
+    "not-found": "which examples it trained on in the audited rounds was not told better than by chance, in a test "
+    "that counts every score and every client asked, where one score's interval may lie above chance; a stronger "
+    "attack might",
     "unresolved": f"not judged, since fewer than {LEAST} of its examples were trained on, or fewer than {LEAST} not",
 }  # fmt: skip
 

@@ -172,7 +172,8 @@ def _clients(audits: Sequence[Line]) -> list[str]:
         found.append(f"Of that audit's reconstruction: {'; '.join(named)}.")
     unproven = sum(not is_evidence(a, audits) for a in clients)
     if unproven:
-        found.append(f"Of these, {plural(unproven, 'audit')} had a control that failed or is missing: no proof.")
+        these = plural(unproven, "audit")
+        found.append(f"Of these, {these} found nothing and had a control that failed or is missing: no proof.")
     return found
 
 

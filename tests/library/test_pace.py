@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.ig import Ig
 from prunella.attacks.model_inversion import ModelInversion
 from prunella.attacks.portfolio import Portfolio
 from prunella.attacks.sgi import Sgi
+from prunella.core.randomness import stream
 from prunella.library import pace
 from prunella.library.pace import Pace, descents_of, estimate
 from prunella.library.view import View, view
+from prunella.server.audit.attempt import Order, attempt
 from tests.library.test_view import X, Y, net
 
 
@@ -28,6 +31,23 @@ def test_lines_come_now_and_then_and_say_what_is_left() -> None:
     )
     told.tell(1, 0, 0.4)
     assert "left" not in told.line(1, 0, 0.4, now[0])
+
+
+def test_the_portfolio_says_that_it_goes_on_too() -> None:
+    """It is many descents, of which none is the store's."""
+    now, lines = [100.0], list[str]()
+    told = Pace(600, lines.append, every=5.0, clock=lambda: now[0])
+    model = net()
+    cross_entropy(model(X), Y).backward()
+    one = view(model, batch=2)
+
+    def tell(start: int, iteration: int, objective: float) -> None:
+        told.tell(start, iteration, objective)
+        now[0] += 1
+
+    how = Portfolio(passes=400, label_passes=100)
+    attempt(one.seen, one.task, Order("portfolio", how, stream(0, purpose="attack")), ResumeStore(tell=tell))
+    assert len(lines) > 3 and lines[0] == "5\N{NARROW NO-BREAK SPACE}s so far"
 
 
 def seen(labels: torch.Tensor | None = None) -> View:

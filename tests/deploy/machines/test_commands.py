@@ -139,6 +139,13 @@ def test_missing_files_and_wrong_numbers_are_refused_with_the_fix(node: SuperNod
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another with --home"):
         machines.make_home(tmp_path / "file")
+    for folder, mine in (("north", "cats"), ("disk", "lost+found")):
+        (tmp_path / folder / mine).mkdir(parents=True)
+    with pytest.raises(UsageError, match="north holds files that are not this command's"):
+        machines.make_home(tmp_path / "north")
+    assert [path.name for path in (tmp_path / "north").iterdir()] == ["cats"], "a site's images stay as they were"
+    for _ in range(2):
+        machines.make_home(tmp_path / "disk")
 
 
 def test_a_superlink_that_proves_to_be_another_ends_the_start(node: SuperNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,13 @@ def test_an_objective_that_is_not_finite_is_a_failed_attack(monkeypatch: pytest.
 def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess in 128 digits looks like one of them: a run at the defaults had 16.7 dB at an objective of 0.02."""
     monkeypatch.setattr("prunella.server.audit.attempt.rebuilt_control", lambda scores: scores["psnr"] > 20)
-    why = str(control_fault({"psnr": 40, "images": 16}, False))
-    assert "do not explain" in why and "fewer values than they have pixels" in why
-    assert "does not rebuild" in str(control_fault({"psnr": 9, "images": 1}, True))
+    why = str(control_fault({"psnr": 40, "images": 16}, Fit(False, 0.02)))
+    assert "do not explain" in why
+    near = str(control_fault({"psnr": 40, "images": 16}, Fit(False, 0.002)))
+    assert "do not explain" not in near and "tell less than they have pixels" in near
+    assert "does not rebuild" in str(control_fault({"psnr": 9, "images": 1}, Fit(True)))
     for images, explained in ((16, True), (16, None), (1, False)):
-        assert control_fault({"psnr": 40, "images": images}, explained) is None
+        assert control_fault({"psnr": 40, "images": images}, Fit(explained)) is None
     assert canary_outcome("control", "none", {"psnr": 9, "images": 1}, Fit(True))[:2] == ("control-failed", False)
     assert canary_outcome("control", "none", {"psnr": 40, "images": 1}, Fit(True)) == ("scored", True, None)
     assert canary_outcome("single", "none", {"psnr": 9, "images": 1}, Fit(True)) == ("scored", None, None)

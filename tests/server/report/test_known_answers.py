@@ -209,7 +209,7 @@ KNOWN: dict[str, Known] = {
         "Leak found", LEAK, (CONTROL, DEFENDED, client(COPY), members("found")), ("outranks one that was not in 71",)),
     "members not found": Known(
         "Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client(), members("not-found")),
-        ("was not told better than by chance; a stronger attack might",
+        ("was not told better than by chance, in a test that counts every score and every client asked",
          "at 0.1\u202f% of false alarms 0.0\u202f% of 218 are caught (0.0\u202f% to 4.6\u202f%; by chance: "
          "0.1\u202f%)")),
     "members not found, no proof": Known(

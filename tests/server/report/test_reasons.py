@@ -94,6 +94,6 @@ def test_what_a_reconstruction_names_stands_beside_its_chance() -> None:
 
 def test_a_client_that_relies_on_a_failed_control_is_counted() -> None:
     audits = [CONTROL, audit(scores=NOTHING), CONTROL_FAILED | {"round": 9}, audit(scores=NOTHING, round=9)]
-    assert "Of these, 1 audit had a control that failed or is missing" in " ".join(
+    assert "Of these, 1 audit found nothing and had a control that failed or is missing" in " ".join(
         sentences(audits, LEARNED, "unproven")
     )
