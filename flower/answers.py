@@ -3,6 +3,7 @@
 Errors: ``DefenseError`` for what no defense works on.
 """
 
+import logging
 from collections.abc import Container
 
 import torch
@@ -14,6 +15,8 @@ from prunella.flower.arrays import is_buffer
 from prunella.flower.site import Site
 from prunella.privacy import chain
 
+logger = logging.getLogger(__name__)
+
 
 def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
     """The names of the floating parameters of an answer. Raises ``DefenseError`` for what no defense works on."""
@@ -23,7 +26,9 @@ def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
     names, buffers = list[str](), dict[str, torch.Tensor]()
     for name, tensor in after.items():
         if tensor.shape != before[name].shape:
-            raise DefenseError(f"{name} of the answer has shape {tuple(tensor.shape)}")
+            # How many rows it has is how many classes this site's data has.
+            logger.error("%s of the answer has the shape %s", name, tuple(tensor.shape))
+            raise DefenseError("an array of the answer has another shape than it had: this client's log names it")
         if is_buffer(name, after):
             buffers[name] = tensor
         elif tensor.is_floating_point():

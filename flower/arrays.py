@@ -43,15 +43,15 @@ def is_buffer(name: str, names: Container[str]) -> bool:
 
 
 def fits(tree: Tree, sent: Tree) -> bool:
-    """Whether an answer has the names and shapes of what was sent, and real numbers where these were: a liar's booleans
-    would make booleans of a mean. Averaging makes a float of batch norm's counter, which clients answer as an integer.
-    """
+    """Whether an answer has the names and shapes of what was sent, and finite numbers of its kind: a liar's booleans or
+    integers would make such of a mean, and one NaN would make all of it NaN. Averaging makes a float of batch norm's
+    counter, a single number, which clients answer as an integer."""
 
-    def kind(tensor: torch.Tensor) -> tuple[bool, bool]:
-        return tensor.is_complex(), tensor.dtype == torch.bool
+    def kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+        return tensor.is_complex(), tensor.dtype == torch.bool, tensor.ndim == 0 or tensor.is_floating_point()
 
     return tree.keys() == sent.keys() and all(
-        t.shape == sent[n].shape and kind(t) == kind(sent[n]) for n, t in tree.items()
+        t.shape == sent[n].shape and kind(t) == kind(sent[n]) and bool(torch.isfinite(t).all()) for n, t in tree.items()
     )
 
 
@@ -66,6 +66,14 @@ def whole(content: RecordDict) -> tuple[str, ArrayRecord]:
         raise WireError("malformed", f"the message has {len(records)} array records; one, of the model, is understood")
     (found,) = records.items()
     return found
+
+
+def in_order(tree: Tree) -> Tree:
+    """``tree``, whose arrays are in the order of their numbers if they are numbered: apps take those by their place,
+    and a defense by their name. Raises ``WireError``."""
+    if all(name.isdigit() for name in tree) and list(tree) != [str(at) for at in range(len(tree))]:
+        raise WireError("name", "the arrays of the message are not in the order of their numbers")
+    return tree
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Flower's ``start`` calls the outermost one; each hands on to the next, and the i
 strategy of Flower's older API, the layers are one of that API (``flower.older``).
 """
 
+import logging
+from collections import Counter
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any
@@ -23,7 +25,26 @@ from prunella.flower.older import Inner, Outer
 from prunella.strategies.round.masked_mean import MaskedSum
 from prunella.wire.records import from_dense, to_dense
 
+logger = logging.getLogger(__name__)
 Trained = tuple[ArrayRecord | None, MetricRecord | None]
+
+
+def of_one_form(replies: list[Message]) -> list[Message]:
+    """The replies without those whose records have other names than most have: Flower's strategies end the run for one.
+    Of metrics, only those are left that every reply has, in one type (``common_metrics``)."""
+
+    def names(reply: Message) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return tuple(sorted(reply.content.array_records)), tuple(sorted(reply.content.metric_records))
+
+    answers = [reply for reply in replies if not reply.has_error()]
+    most = Counter(map(names, answers)).most_common(1)
+    for reply in answers:
+        if names(reply) != most[0][0]:
+            node = reply.metadata.src_node_id
+            logger.warning("the answer of node %d is left out: its records are not the others'", node)
+    kept = [reply for reply in replies if reply.has_error() or names(reply) == most[0][0]]
+    common_metrics([reply.content for reply in kept if not reply.has_error()])
+    return kept
 
 
 def countable(content: RecordDict, key: str) -> bool:
@@ -33,9 +54,13 @@ def countable(content: RecordDict, key: str) -> bool:
 
 
 def common_metrics(contents: list[RecordDict]) -> None:
-    """Leave out the metrics that not every reply has."""
+    """Leave out the metrics that not every reply has in one form: as a number, or as a list of as many."""
+
+    def forms(record: MetricRecord) -> set[tuple[str, int]]:
+        return {(key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
+
     records = [record for content in contents for record in content.metric_records.values()]
-    common = set.intersection(*(set(record) for record in records)) if records else set()
+    common = {key for key, _ in set.intersection(*map(forms, records))} if records else set()
     for content in contents:
         for name, record in list(content.metric_records.items()):
             if record.keys() - common:

@@ -56,7 +56,7 @@ from prunella.flower.arrays import (
     open_answer,
     whole,
 )
-from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill
+from prunella.flower.layer import Layer, Trained, countable, fill, of_one_form
 from prunella.flower.nodes import KnownNodes, masked
 from prunella.flower.record import Record, applied, is_recorded
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
@@ -328,8 +328,7 @@ class Prune(Layer):
             result.append(reply)
         if self._scheme is not None and any(base is not self.mask for _, base, _ in held):
             fill(held, self._scheme.downlink.expected().params)
-        common_metrics([reply.content for reply in result if not reply.has_error()])
-        return result
+        return of_one_form(result)
 
     def _contribution(self, reply: Message, plain: RecordDict) -> Contribution:
         """What the scheme is told of an answer."""

@@ -12,9 +12,9 @@ from flwr.app import ConfigRecord, RecordDict
 
 from prunella.core.errors import WireError
 from prunella.core.files import read_tree, write_json, write_tree
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask
+from prunella.core.trees import Mask, Tree, all_finite, apply_mask, full_mask
 from prunella.flower.aligned import DIGEST, changed_model
-from prunella.flower.arrays import MARK, Shapes, floats, is_buffer, is_coded, open_record, whole
+from prunella.flower.arrays import MARK, Shapes, floats, in_order, is_buffer, is_coded, open_record, whole
 from prunella.flower.scheme import FRESH, SchemeOrder
 from prunella.flower.site import Site
 from prunella.wire.encode import decode_mask
@@ -27,7 +27,7 @@ def open_model(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
     site.accounts.key()  # before any state: an account that is missing beside state stops the client
     path = site.wire.folder / "shapes.json"
     if not is_coded(content):
-        tree = from_dense(record)
+        tree = in_order(from_dense(record))
         shapes = Shapes.of(tree)
         write_json(path, shapes.rows, mode=0o600)
         mask = full_mask(shapes.like())
@@ -43,7 +43,7 @@ def open_model(site: Site, content: RecordDict) -> tuple[str, Tree, Mask]:
     else:
         tree, mask = open_record(content, shapes, site.wire.mask())
     site.wire.save_mask(mask)
-    return name, tree, mask
+    return name, in_order(tree), mask
 
 
 def _mask_beside(content: RecordDict) -> bytes:
@@ -63,7 +63,7 @@ def fresh_weights(site: Site, content: RecordDict, received: Tree, order: Scheme
     if order.scheme and (order.starts or record is not None):
         told = floats(received if record is None else from_dense(record))
         wanted = {n: t for n, t in floats(received).items() if not is_buffer(n, received)}
-        if any(n not in told or told[n].shape != tensor.shape for n, tensor in wanted.items()):
+        if any(n not in told or told[n].shape != tensor.shape for n, tensor in wanted.items()) or not all_finite(told):
             raise WireError("shape", "the weights that the run starts from are not those of this model")
         write_tree(path, {n: told[n] for n in wanted})
     return read_tree(path)[0] if path.exists() else None

@@ -22,9 +22,9 @@ from flwr.serverapp.strategy import Strategy
 
 from prunella.core.config import kebab, parse_section
 from prunella.core.errors import WireError, unknown
-from prunella.core.trees import Tree, all_finite, full_mask, subtract
+from prunella.core.trees import Tree, full_mask, subtract
 from prunella.flower.arrays import fits, whole
-from prunella.flower.layer import Layer, Trained, common_metrics, countable
+from prunella.flower.layer import Layer, Trained, countable, of_one_form
 from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
 from prunella.wire.records import from_dense, to_dense
 
@@ -65,7 +65,6 @@ class Robust(Layer):
             model = {key: merged[key].to(self._before[key].dtype) for key in tree}
             others |= {n: MetricRecord({**r, self.weight: 1}) for n, r in reply.content.metric_records.items()}
             reply.content = RecordDict({name: to_dense(model), **others})
-        common_metrics([reply.content for reply, _ in read])
         return super().aggregate_train(server_round, [*(reply for reply, _ in read), *errors])
 
     def _read(self, replies: Iterable[Message]) -> tuple[list[tuple[Message, Tree]], list[Message]]:
@@ -77,14 +76,15 @@ class Robust(Layer):
                 continue
             try:
                 tree = from_dense(whole(self.plain_reply(reply))[1])
-                if not fits(tree, self._before) or not all_finite(tree):
+                if not fits(tree, self._before):
                     raise WireError("shape", "its arrays are not those of the model, or not finite")
                 if not countable(reply.content, self.weight):
                     raise WireError("malformed", f"its metric {self.weight} is no count")
                 read.append((reply, tree))
             except WireError as error:
                 logger.warning("the answer of node %d is left out: %s", reply.metadata.src_node_id, error)
-        return read, errors
+        kept = {id(reply) for reply in of_one_form([reply for reply, _ in read])}
+        return [each for each in read if id(each[0]) in kept], errors
 
     def _merged(self, trees: list[Tree]) -> Tree:
         """The model after the round, in float64. Names, not order, say which array is which."""

@@ -127,13 +127,13 @@ def imprint_layers(
 
 
 def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
-    """The same of arrays without a module, in its order: matrices that a vector of as many biases follows."""
-    matrices = [name for name, tensor in arrays.items() if tensor.ndim == 2 and tensor.is_floating_point()]
-    following = dict(zip(arrays, list(arrays)[1:], strict=False))
-    biases = {
-        name: arrays[after]
-        for name in matrices[:-1]
-        if (after := following.get(name)) and (name.isdigit() or after == f"{name.removesuffix('weight')}bias")
-    }
-    layers = {n: LinearRows(arrays[n], bias) for n, bias in biases.items() if bias.shape == arrays[n].shape[:1]}
+    """The same of arrays without a module: matrices with a vector of as many biases, which has the name that belongs to
+    it or, of numbered arrays, the next number. Nothing follows from the order or the types, which whoever sent them
+    chose, so that the last layer is looked at, too."""
+    real = {name: (t.real if t.is_complex() else t).float() for name, t in arrays.items()}
+    layers = dict[str, LinearRows]()
+    for name in (name for name, tensor in real.items() if tensor.ndim == 2):
+        bias = real.get(str(int(name) + 1) if name.isdigit() else f"{name.removesuffix('weight')}bias")
+        if bias is not None and bias.shape == real[name].shape[:1]:
+            layers[name] = LinearRows(real[name], bias)
     return [name for name, rows in layers.items() if largest_cluster(rows, generator, EXACTLY) >= CLUSTER]

@@ -15,7 +15,7 @@ def test_tied_names_are_found_by_their_values() -> None:
     assert twins(["x", "y", "z"], before, after, {"x", "y"}) == {}, "equal by chance"
 
 
-def test_what_no_defense_works_on_is_refused_by_name_and_shape_alone(tmp_path) -> None:
+def test_what_no_defense_works_on_is_refused_and_no_shape_is_told(tmp_path) -> None:
     site = Site(Context(1, 1, {"state-dir": str(tmp_path)}, RecordDict(), {"defenses": "dgp"}), "train")
     before = {"w": torch.ones(2), "count": torch.tensor([1])}
     assert check_answer(site, {"w": torch.zeros(2), "count": torch.tensor([1])}, before) == ["w"]
@@ -25,5 +25,6 @@ def test_what_no_defense_works_on_is_refused_by_name_and_shape_alone(tmp_path) -
         "int64": {**before, "count": 2 * before["count"]},
     }
     for words, after in odd.items():
-        with pytest.raises(DefenseError, match=words):
+        with pytest.raises(DefenseError, match=words) as refused:
             check_answer(site, after, before)
+        assert "3" not in str(refused.value), "a last layer's rows are this site's classes"

@@ -58,3 +58,14 @@ def test_what_the_run_starts_from_stays_where_it_was_told(tmp_path: Path) -> Non
         assert all(torch.equal(first[name], tensor) for name, tensor in found.items()) and "conv.weight" in found
     with pytest.raises(WireError, match="not those of this model"):
         fresh_weights(own, RecordDict({**message, FRESH: to_dense({"conv.weight": torch.zeros(2)})}), later, STARTS)
+
+
+def test_numbered_arrays_in_another_order_are_no_model(tmp_path: Path) -> None:
+    """An app takes them by their place and a defense by their name: a difference of two layers of one shape, which the
+    server chose, would be in what leaves, and decide what does."""
+    layers = {str(at): torch.full((4, 4), float(at)) for at in range(12)}
+    assert list(open_model(site(tmp_path / "a"), RecordDict({"arrays": to_dense(layers)}))[1]) == list(layers)
+    swapped = {name: layers[name] for name in ("0", "2", "1", *list(layers)[3:])}
+    for odd in (swapped, dict(sorted(layers.items())), {name: layers[name] for name in list(layers)[1:]}):
+        with pytest.raises(WireError, match="order of their numbers"):
+            open_model(site(tmp_path / "b"), RecordDict({"arrays": to_dense(odd)}))

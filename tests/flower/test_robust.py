@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from prunella.benchmarks.engine.inprocess import FIRST_NODE
@@ -117,3 +117,46 @@ def test_unknown_rules_and_settings_are_told_at_once() -> None:
         Robust(FedAvg(), "medan")
     with pytest.raises(ConfigError, match="unknown setting 'median.lyars'"):
         Robust(FedAvg(), "median", lyars=2)
+
+
+def renamed(content: RecordDict) -> RecordDict:
+    return RecordDict({"weights" if name == "arrays" else name: record for name, record in content.items()})
+
+
+def of_other_metrics(content: RecordDict) -> RecordDict:
+    return RecordDict({"m2" if name == "metrics" else name: record for name, record in content.items()})
+
+
+def a_list(content: RecordDict) -> RecordDict:
+    return RecordDict({**content, "metrics": MetricRecord({**content["metrics"], "train_loss": [1.0, 2.0, 3.0]})})
+
+
+def not_finite(content: RecordDict) -> RecordDict:
+    state = {**tree(content["arrays"]), "fc1.weight": torch.full_like(tree(content["arrays"])["fc1.weight"], torch.inf)}
+    return RecordDict({**content, "arrays": ArrayRecord(state)})
+
+
+def whole_numbers(content: RecordDict) -> RecordDict:
+    state = {name: (100 * tensor).long() for name, tensor in tree(content["arrays"]).items()}
+    return RecordDict({**content, "arrays": ArrayRecord(state)})
+
+
+@pytest.mark.parametrize("spoil", [renamed, of_other_metrics, a_list, not_finite, whole_numbers])
+@pytest.mark.parametrize("layers", ["prune", "robust", "both"])
+def test_one_answer_of_another_form_ends_no_run(spoil: Any, layers: str, tmp_path: Path) -> None:
+    """Flower's strategies end the run, or average it; either layer leaves it out."""
+    strategy: Any = FedAvg(**QUIET)
+    strategy = strategy if layers == "prune" else Robust(strategy)
+    strategy = strategy if layers == "robust" else Prune(strategy, "magnitude", rate=0.5)
+
+    def one(reply: Message) -> Message:
+        mine = {name: record for name, record in reply.content.items() if name != "notes"}
+        mine["metrics"] = MetricRecord({key: n for key, n in mine["metrics"].items() if key != "secret"})
+        plain = RecordDict(mine)
+        reply.content = spoil(plain) if reply.metadata.src_node_id == FIRST_NODE else plain
+        return reply
+
+    torch.manual_seed(0)
+    first = Net().state_dict()
+    found = tree(run(make([]), tmp_path, {}, strategy, rounds=2, clients=4, tamper=one).arrays)
+    assert 0 < max(float((found[name] - first[name]).abs().max()) for name in found) < 0.5

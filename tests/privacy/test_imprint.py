@@ -138,12 +138,11 @@ def test_planted_weights_are_noticed_in_a_model_of_any_name() -> None:
 
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_arrays_without_their_module_are_read_by_their_order(numbered: bool, bias: bool) -> None:
+def test_arrays_without_their_module_are_read_by_their_names(numbered: bool, bias: bool) -> None:
     """As ``imprint_layers`` reads the module; an embedding, whose rows may well be alike, is none."""
     net = nn.Sequential(nn.Embedding(40, 64), nn.LayerNorm(64), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 30, bias))
     with torch.no_grad():
         net[0].weight.fill_(1.0)  # type: ignore[operator]
-        net[4].weight.fill_(1.0)  # the last layer, which makes the logits
 
     def arrays() -> Tree:
         named = {name: tensor.detach() for name, tensor in net.state_dict().items()}
@@ -152,7 +151,14 @@ def test_arrays_without_their_module_are_read_by_their_order(numbered: bool, bia
     assert imprint_arrays(arrays(), DRAW) == []
     with torch.no_grad():
         net[2].weight[:CLUSTER] = net[2].weight[0]  # type: ignore[index]
-    assert imprint_arrays(arrays(), DRAW) == ["3" if numbered else "2.weight"]
+    assert imprint_arrays(arrays(), DRAW) == (found := ["3" if numbered else "2.weight"])
+    whole = {name: (1e6 * t).long() for name, t in arrays().items()}
+    for sent in (dict(reversed(arrays().items())), dict(sorted(arrays().items())), whole):  # as a server likes
+        assert imprint_arrays(sent, DRAW) == found
+    if bias:
+        with torch.no_grad():
+            net[4].weight.fill_(1.0)  # type: ignore[operator]
+        assert len(imprint_arrays(arrays(), DRAW)) == 2, "which layer is the last, whoever orders them decides"
 
 
 def along_one_line(weight: torch.Tensor, alike: float) -> int:
