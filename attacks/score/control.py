@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch.nn.functional import cosine_similarity
+
 from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
@@ -19,6 +22,7 @@ from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 # than what is legible, since an attack that works gets far above it.
 PSNR_FLOOR = LEGIBLE["psnr"] + 2
 _LEARNING_RATE = 0.1
+_AGREES, _SAME = 0.8, 0.99  # cosines: of updates whose steps may have another order, of one and the same update
 
 
 def rebuilt_control(scores: Mapping[str, Any]) -> bool:
@@ -50,3 +54,22 @@ def matched_view(task: Task, view: ServerView, batches: Sequence[PrivateBatch]) 
     update = apply_mask(subtract(params, view.params), mask)
     received = buffers if view.received_buffers else {}
     return replace(view, update=update, shared=mask, received_buffers=received, importance=None, defenses=("none",))
+
+
+def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
+    """Whether training on ``truth`` gives the undefended update of ``view``, by its direction: with other images, such
+    as the same before they were augmented, what an attack finds of the client's is unlike them. None where it cannot be
+    known: behind a defense, and of a model that draws at random."""
+    if not set(view.defenses) <= {"none"} or not len(truth.y):
+        return None
+    size = min(view.batch_size or len(truth.y), len(truth.y))
+    places = [torch.arange(step * size, (step + 1) * size) % len(truth.y) for step in range(view.steps or 1)]
+    batches = [PrivateBatch(truth.x[at], truth.y[at]) for at in places]
+    names = sorted(view.update)
+    once, again, seen = (
+        torch.cat([update[name].double().flatten().cpu() for name in names])
+        for update in (*(matched_view(task, view, batches).update for _ in range(2)), view.update)
+    )
+    if float(cosine_similarity(once, again, 0)) < _SAME:
+        return None
+    return float(cosine_similarity(once, seen, 0)) >= (_SAME if len(batches) == 1 else _AGREES)

@@ -21,6 +21,8 @@ from typing import Any
 from prunella.attacks import find_attack
 from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.score.control import made_by
+from prunella.attacks.score.level import level
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
 from prunella.core.types import ServerView
@@ -44,7 +46,7 @@ from prunella.server.audit.canary import load_pool
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
 from prunella.server.audit.view import standing, unread
-from prunella.server.report.evidence import KINDS, in_words
+from prunella.server.report.evidence import KINDS, UNTRUE, in_words
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import duration, plural
 from prunella.server.report.verdict import RunVerdict
@@ -227,7 +229,18 @@ class TraceAudit:
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         fit = Fit(explained, found.answer.fit)
         line = line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, fit)
+        if found.leakage is not None and level(line) == "baseline" and self._untrue(explained):
+            line |= {"ok": False, "reason": UNTRUE}
         return Trial(check_audit(line), None, found.answer.x)
+
+    def _untrue(self, explained: bool | None) -> bool:
+        """Whether what is named as the truth did not make the update: what was found is compared with other images."""
+        view, task, _ = self.seen
+        truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0])
+        alone = set(view.defenses) <= {"none"}
+        if truth is None or self.stage.sent.sites > 1:
+            return False
+        return (alone and explained is True) or made_by(task, view, truth) is False
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
         """The attacks on public images, each with the picture of its pairs, until Ctrl-C."""

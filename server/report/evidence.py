@@ -201,6 +201,12 @@ def in_words(audit: Line, found: Level) -> str:
     return f"{who(audit)}: {shown}{scores_in_words(audit, found)} ({attack} against {audit['defense']})"
 
 
+UNTRUE = (
+    "the images named as the truth did not make this update: augmented images, another batch, rate or optimizer; look "
+    "at its pictures"
+)
+
+
 def trouble(audit: Line) -> str:
     """Which audit failed, and why.
 

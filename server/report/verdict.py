@@ -13,6 +13,7 @@ from typing import Literal
 from prunella.attacks.score.level import Level, Line, level
 from prunella.server.report.evidence import (
     CONTROLS,
+    UNTRUE,
     Control,
     control_behind,
     control_state,
@@ -127,6 +128,8 @@ def _gaps(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | Non
         return "unproven", "Not judged", text
     if cut := unfinished(audits):
         text = f"Nothing was rebuilt, but an attack did not finish, or shows nothing: {trouble(cut[0])}."
+        if any(audit.get("reason") == UNTRUE for audit in cut):
+            text = f"It is not known what was rebuilt: {UNTRUE}."
         return "unproven", "Not judged", text
     if state.unfinished:
         text = "Nothing was rebuilt so far, but the run is not complete: audits may be missing."

@@ -5,7 +5,7 @@ import torch
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR, matched_view, rebuilt_control, undefended_view
+from prunella.attacks.score.control import PSNR_FLOOR, made_by, matched_view, rebuilt_control, undefended_view
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
 from prunella.core.randomness import rehearsal, stream
@@ -81,3 +81,18 @@ def test_colour_images_of_cifar10_on_zhu_s_lenet(photographs) -> None:
     settings = dataclasses.replace(ATTACKS["idlg"].settings(), iterations=200)
     leakage = rebuilt(task, initial(task, seed=0), truth, settings)
     assert leakage.label_accuracy == 1.0 and leakage.psnr.mean >= PSNR_FLOOR and leakage.ssim.mean > 0.7
+
+
+def test_an_update_is_of_the_images_whose_training_gives_it(task, fresh, batch) -> None:  # noqa: ANN001
+    """In whatever order its steps were; not of the same images turned, nor of others of the same classes. Behind a
+    defense, and of a model that draws, nobody can tell."""
+    truth, other = batch(0, 8), batch(40, 8)
+    start = dataclasses.replace(undefended_view(task, *fresh, truth), batch_size=2, steps=4, learning_rate=0.05)
+    parts = [PrivateBatch(*each) for each in zip(truth.x.split(2), truth.y.split(2), strict=True)]
+    for view in (matched_view(task, start, parts[::-1]), undefended_view(task, *fresh, truth)):
+        assert made_by(task, view, truth) is True
+        assert made_by(task, view, PrivateBatch(truth.x.flip(-1), truth.y)) is False
+        assert made_by(task, view, PrivateBatch(other.x, truth.y)) is False
+        assert made_by(task, dataclasses.replace(view, defenses=("dgp",)), other) is None
+    coded = Task("precode-cnn", (1, 8, 8), 10)
+    assert made_by(coded, undefended_view(coded, *initial(coded, 0), truth), truth) is None

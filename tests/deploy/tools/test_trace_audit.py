@@ -29,6 +29,7 @@ from prunella.server.audit.shadow import write_public
 from prunella.server.audit.view import STATISTICS
 from prunella.server.report.verdict import verdict
 from prunella.tasks.data import load_test
+from prunella.tasks.datasets.digits import everything
 from prunella.tasks.task import Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
@@ -225,3 +226,17 @@ def test_the_command_ends_with_its_exit_codes(trace: Path, monkeypatch: pytest.M
     monkeypatch.setattr("prunella.deploy.tools.trace_audit.run_audit", lambda *_: False)
     assert CliRunner().invoke(app, arguments).exit_code == 130
     assert CliRunner().invoke(app, [*arguments, "--public", "cifar"]).exit_code in (2, 130)
+
+
+@pytest.mark.parametrize(("turned", "badge"), [(False, "Leak found"), (True, "Not judged")])
+def test_images_that_did_not_make_the_update_are_no_truth_about_it(tmp_path: Path, turned: bool, badge: str) -> None:
+    """A client that augments: the attack rebuilds what the model saw, which is unlike what the file has."""
+    x, y = everything().x[1500:1502], everything().y[1500:1502]
+    save_trace(
+        tmp_path / "mine.safetensors", view_of(x.flip(-1) if turned else x, y, 2), TASK, {"round": 1, "node": "7"}
+    )
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
+    told = audited(tmp_path / "mine.safetensors", "ig.iterations=400", control=True)
+    (closing,) = (each for each in told if each.startswith("verdict"))
+    assert closing.split(maxsplit=1)[1].startswith(f"{badge}. ")
+    assert turned is ("the truth did not make this update" in closing) and "Nothing was rebuilt" not in closing
