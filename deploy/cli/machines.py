@@ -191,9 +191,7 @@ def supernode(
     importance: Annotated[Path | None, typer.Option(help="Its map for channel-personalized.importance=site.")] = None,
     sum_peers: SumPeers = None,
     sum_least: SumLeast = 0,
-    home: Annotated[
-        Path | None, typer.Option(help="Directory for its state and logs; by default one named like --name.")
-    ] = None,
+    home: Annotated[Path | None, typer.Option(help="For its state and logs; by default named like --name.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
     insecure: Insecure = False,

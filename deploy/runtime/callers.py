@@ -87,7 +87,7 @@ def asked_for() -> bool:
 def of_one_user(protocol: type) -> type:
     """An asyncio protocol class that drops connections of other users, as they are made."""
 
-    class OwnConnections(protocol):  # type: ignore[misc]
+    class OwnConnections(protocol):
         own = True
 
         def connection_made(self, transport: Any) -> None:
@@ -120,7 +120,7 @@ def interceptor(port: int) -> Any:
             known[peer] = (time.monotonic(), answer)
         return answer
 
-    class OwnCalls(grpc.ServerInterceptor):  # type: ignore[misc]
+    class OwnCalls(grpc.ServerInterceptor):
         def intercept_service(self, continuation: Any, details: Any) -> Any:
             handler = continuation(details)
             if handler is None or handler.unary_unary is None:
