@@ -5,9 +5,10 @@ of strangers reach them. A web site that points its name at this machine (DNS re
 requests: whatever has an ``Origin``, as a browser's have that are more than a question, or comes over loopback for the
 name of a web site is refused. And other users of the machine: where ``ONE_USER`` is set, as it is for a SuperNode and
 for a federation on one machine, a connection over loopback must be of a process of this user's or of root's, which the
-kernel says (``/proc/net/tcp``). Where the kernel has no such table, off Linux, any user may.
+kernel says (``/proc/net/tcp``). Where it does not, as off Linux, any user may, and the log says so.
 """
 
+import functools
 import logging
 import os
 import socket
@@ -19,6 +20,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from prunella.core.hosts import hostname, is_known, is_loopback
+from prunella.deploy.ports import LOOPBACK
+from prunella.deploy.runtime.fleet_port import FLEET
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +35,13 @@ Ends = tuple[tuple[str, int], tuple[str, int]]  # the caller's and the server's 
 
 
 def refused(scope: Scope) -> bool:
-    """Whether a request may be a web page's."""
+    """Whether a request may be a web page's. SuperNodes sign theirs, and may come through a proxy on this machine."""
     headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
     caller = (scope.get("client") or ("", 0))[0]
-    return b"origin" in headers or (is_loopback(caller) and not is_known(hostname(headers.get(b"host", ""))))
+    if b"origin" in headers:
+        return True
+    fleet = str(scope.get("path", "")).startswith(FLEET)
+    return not fleet and is_loopback(caller) and not is_known(hostname(headers.get(b"host", "")))
 
 
 def without_browsers(app: Asgi) -> Asgi:
@@ -70,9 +76,21 @@ def owner(ends: Ends) -> int | None:
     return None
 
 
+@functools.cache
+def kernel_tells() -> bool:
+    """Whether the kernel says whose connections are: asked of one of this process's own."""
+    with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as caller:
+        found = owner((caller.getsockname(), server.getsockname()))
+    if found != os.getuid():
+        logger.warning(
+            "this system does not say whose a connection is: other users of this machine may call this server"
+        )
+    return found == os.getuid()
+
+
 def is_own(ends: Ends) -> bool:
     """Whether a connection is not over loopback, or is of this user or root."""
-    if not is_loopback(ends[0][0]) or not TABLES[0].exists():
+    if not is_loopback(ends[0][0]) or not kernel_tells():
         return True
     if (found := owner(ends)) in (0, os.getuid()):
         return True

@@ -67,6 +67,8 @@ def test_from_other_machines_any_name_will_do() -> None:
     scope = {"client": ("192.0.2.7", 5), "headers": [(b"host", b"superlink.example.org")]}
     assert not callers.refused(scope) and callers.refused({**scope, "client": ("127.0.0.1", 5)})
     assert callers.refused({**scope, "headers": [(b"origin", b"https://evil.example")]})
+    behind_a_proxy = {**scope, "client": ("127.0.0.1", 5), "path": "/v1/fleet/pull-messages"}  # which SuperNodes sign
+    assert not callers.refused(behind_a_proxy)
 
 
 @LINUX
@@ -148,5 +150,7 @@ def test_a_grpc_server_answers_its_own_user(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_where_the_kernel_has_no_table_anybody_may(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    callers.kernel_tells.cache_clear()
     monkeypatch.setattr(callers, "TABLES", (tmp_path / "none", tmp_path / "none"))
-    assert callers.is_own(((LOOPBACK, 1), (LOOPBACK, 2)))
+    assert not callers.kernel_tells() and callers.is_own(((LOOPBACK, 1), (LOOPBACK, 2)))
+    callers.kernel_tells.cache_clear()
