@@ -6,7 +6,6 @@
 (True, True, False, False)
 """
 
-import functools
 import ipaddress
 import socket
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ def is_known(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return bool(host) and ("." not in host or host.lower() in _own_names())
+        return bool(host) and ("." not in host or host.lower() == _own_name())
     return True
 
 
@@ -42,6 +41,6 @@ def hostname(header: str) -> str:
         return ""
 
 
-@functools.cache
-def _own_names() -> frozenset[str]:
-    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
+def _own_name() -> str:
+    """As this machine has it: a name that a name server says it has may be anybody's."""
+    return socket.gethostname().lower()

@@ -12,6 +12,7 @@ of its own there, through a name or a text that a message of this package's quot
 import functools
 import logging
 import traceback
+from contextlib import suppress
 
 MAX_COUNT = 10**9  # of images or local steps that another side may claim
 TEXT = 300  # characters of such a text that are kept
@@ -43,7 +44,8 @@ def _indent(line: str) -> str:
 
 def _plain(record: logging.LogRecord) -> logging.LogRecord:
     if record.name.partition(".")[0] == "prunella":
-        record.msg, record.args = clean(record.getMessage(), LINE), None
+        with suppress(TypeError, ValueError):  # a message that does not fit its arguments: logging says so
+            record.msg, record.args = clean(record.getMessage(), LINE), None
         if record.exc_info and record.exc_info[0]:
             lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
             # What an error says may have lines of its own: none of them looks like another message.

@@ -44,14 +44,21 @@ def is_buffer(name: str, names: Container[str]) -> bool:
 
 def fits(tree: Tree, sent: Tree) -> bool:
     """Whether an answer has the names and shapes of what was sent, and finite numbers of its kind: a liar's booleans or
-    integers would make such of a mean, and one NaN would make all of it NaN. Averaging makes a float of batch norm's
-    counter, a single number, which clients answer as an integer."""
+    integers would make such of a mean, and one NaN would make all of it NaN. Averaging makes floats of integers (batch
+    norm's counter, a table of positions), which clients answer as integers."""
 
-    def kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
-        return tensor.is_complex(), tensor.dtype == torch.bool, tensor.ndim == 0 or tensor.is_floating_point()
+    def kind(tensor: torch.Tensor) -> tuple[bool, bool]:
+        return tensor.is_complex(), tensor.dtype == torch.bool
+
+    def whole_numbers(tensor: torch.Tensor) -> bool:
+        return not tensor.is_floating_point() or bool((tensor - tensor.round()).abs().max() < 1e-3)
 
     return tree.keys() == sent.keys() and all(
-        t.shape == sent[n].shape and kind(t) == kind(sent[n]) and bool(torch.isfinite(t).all()) for n, t in tree.items()
+        t.shape == sent[n].shape
+        and kind(t) == kind(sent[n])
+        and bool(torch.isfinite(t).all())
+        and (t.is_floating_point() or t.numel() == 0 or t.is_complex() or whole_numbers(sent[n]))
+        for n, t in tree.items()
     )
 
 
@@ -68,10 +75,14 @@ def whole(content: RecordDict) -> tuple[str, ArrayRecord]:
     return found
 
 
+def is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
 def in_order(tree: Tree) -> Tree:
     """``tree``, whose arrays are in the order of their numbers if they are numbered: apps take those by their place,
     and a defense by their name. Raises ``WireError``."""
-    if all(name.isdigit() for name in tree) and list(tree) != [str(at) for at in range(len(tree))]:
+    if all(map(is_number, tree)) and list(tree) != [str(at) for at in range(len(tree))]:
         raise WireError("name", "the arrays of the message are not in the order of their numbers")
     return tree
 

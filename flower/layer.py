@@ -5,9 +5,8 @@ Flower's ``start`` calls the outermost one; each hands on to the next, and the i
 strategy of Flower's older API, the layers are one of that API (``flower.older``).
 """
 
-import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -20,31 +19,25 @@ from flwr.serverapp.strategy import Strategy
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Mask, Tree, map_trees, where, zeros_like
 from prunella.core.untrusted import MAX_COUNT
-from prunella.flower.arrays import EXAMPLES, whole
+from prunella.flower.arrays import EXAMPLES, OWN, whole
 from prunella.flower.older import Inner, Outer
 from prunella.strategies.round.masked_mean import MaskedSum
 from prunella.wire.records import from_dense, to_dense
 
-logger = logging.getLogger(__name__)
 Trained = tuple[ArrayRecord | None, MetricRecord | None]
 
 
-def of_one_form(replies: list[Message]) -> list[Message]:
-    """The replies without those whose records have other names than most have: Flower's strategies end the run for one.
-    Of metrics, only those are left that every reply has, in one type (``common_metrics``)."""
+def of_one_form(contents: Sequence[RecordDict], named: str) -> list[bool]:
+    """Which of the plain contents of replies have the records that most of them have, by name; of two forms that as
+    many have, the one whose model is ``named``. Flower's strategies end the run for one that differs."""
 
-    def names(reply: Message) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return tuple(sorted(reply.content.array_records)), tuple(sorted(reply.content.metric_records))
+    def names(content: RecordDict) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        own = (name for name in content.array_records if not name.startswith(OWN))
+        return tuple(sorted(own)), tuple(sorted(content.metric_records))
 
-    answers = [reply for reply in replies if not reply.has_error()]
-    most = Counter(map(names, answers)).most_common(1)
-    for reply in answers:
-        if names(reply) != most[0][0]:
-            node = reply.metadata.src_node_id
-            logger.warning("the answer of node %d is left out: its records are not the others'", node)
-    kept = [reply for reply in replies if reply.has_error() or names(reply) == most[0][0]]
-    common_metrics([reply.content for reply in kept if not reply.has_error()])
-    return kept
+    found = Counter(map(names, contents))
+    most = max(found, key=lambda form: (found[form], form[0] == (named,)), default=None)
+    return [names(content) == most for content in contents]
 
 
 def countable(content: RecordDict, key: str) -> bool:
@@ -129,6 +122,11 @@ class Layer(Strategy):
     def inside(self) -> "list[Layer]":
         """The layers inside of this one."""
         return [self.strategy, *self.strategy.inside] if isinstance(self.strategy, Layer) else []
+
+    @property
+    def named(self) -> str:
+        """The name of the model's record in the messages of the strategy."""
+        return str(getattr(self.strategy, "arrayrecord_key", "arrays"))
 
     @property
     def weight(self) -> str:

@@ -56,7 +56,7 @@ from prunella.flower.arrays import (
     open_answer,
     whole,
 )
-from prunella.flower.layer import Layer, Trained, countable, fill, of_one_form
+from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill, of_one_form
 from prunella.flower.nodes import KnownNodes, masked
 from prunella.flower.record import Record, applied, is_recorded
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
@@ -297,38 +297,55 @@ class Prune(Layer):
         return {n: base[n] for n in self.mask or {}}
 
     def _incoming(self, replies: Iterable[Message], trained: bool) -> list[Message]:
-        """The replies as the strategy is to see them. One that cannot be read is left out, and the log says so."""
-        result, held = [], list[tuple[RecordDict, Mask, float]]()
+        """The replies as the strategy is to see them. One that cannot be read, or that is of another form than most, is
+        left out, and the log says so."""
+        result, read = list[Message](), list[tuple[Message, RecordDict, Contribution | None]]()
         for reply in replies:
-            node = reply.metadata.src_node_id
             if reply.has_error():
-                self._nodes.forget(node)
+                self._nodes.forget(reply.metadata.src_node_id)
                 result.append(reply)
                 continue
             self.bytes_up += sum(record_bytes(record) for record in reply.content.array_records.values())
             try:
                 plain = self.plain_reply(reply)
-                if trained:
-                    self._require_fit(node, plain)
-                    if self._aligned is not None and ADGP in applied(reply.content):
-                        self._aligned.require_inside(plain, self._nodes.sent[node])
-                    found = self._contribution(reply, plain)
-                    held.append((plain, found.base, found.weight))
+                read.append((reply, plain, self._checked(reply, plain) if trained else None))
             except (WireError, ReplyError) as error:
-                self._nodes.forget(node)
-                logger.warning("the answer of node %d is left out: %s", node, error)
+                self._leave_out(reply, error)
+        held, alike = list[tuple[RecordDict, Mask, float]](), of_one_form([plain for _, plain, _ in read], self.named)
+        for (reply, plain, found), kept in zip(read, alike, strict=True):
+            if not kept:
+                self._leave_out(reply, "its records are not the others'")
                 continue
-            if trained and self._scheme is not None:
-                self._scheme.note(found)
-            mark = reply.content.config_records.get(MARK)
-            self._nodes.note(node, mark)
-            if trained and self._aligned is not None and mark is not None:
-                self._aligned.note(node, mark)
+            self._note(reply, found)
             reply.content = plain
             result.append(reply)
+            if found is not None:
+                held.append((plain, found.base, found.weight))
         if self._scheme is not None and any(base is not self.mask for _, base, _ in held):
             fill(held, self._scheme.downlink.expected().params)
-        return of_one_form(result)
+        common_metrics([reply.content for reply in result if not reply.has_error()])
+        return result
+
+    def _leave_out(self, reply: Message, why: object) -> None:
+        self._nodes.forget(reply.metadata.src_node_id)
+        logger.warning("the answer of node %d is left out: %s", reply.metadata.src_node_id, why)
+
+    def _checked(self, reply: Message, plain: RecordDict) -> Contribution:
+        """What the scheme is told of an answer that the strategy can average. Raises ``WireError``."""
+        node = reply.metadata.src_node_id
+        self._require_fit(node, plain)
+        if self._aligned is not None and ADGP in applied(reply.content):
+            self._aligned.require_inside(plain, self._nodes.sent[node])
+        return self._contribution(reply, plain)
+
+    def _note(self, reply: Message, found: Contribution | None) -> None:
+        """Remember an answer that counts."""
+        node, mark = reply.metadata.src_node_id, reply.content.config_records.get(MARK)
+        if found is not None and self._scheme is not None:
+            self._scheme.note(found)
+        self._nodes.note(node, mark)
+        if found is not None and self._aligned is not None and mark is not None:
+            self._aligned.note(node, mark)
 
     def _contribution(self, reply: Message, plain: RecordDict) -> Contribution:
         """What the scheme is told of an answer."""

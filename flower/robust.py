@@ -23,8 +23,8 @@ from flwr.serverapp.strategy import Strategy
 from prunella.core.config import kebab, parse_section
 from prunella.core.errors import WireError, unknown
 from prunella.core.trees import Tree, full_mask, subtract
-from prunella.flower.arrays import fits, whole
-from prunella.flower.layer import Layer, Trained, countable, of_one_form
+from prunella.flower.arrays import OWN, fits, whole
+from prunella.flower.layer import Layer, Trained, common_metrics, countable, of_one_form
 from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
 from prunella.wire.records import from_dense, to_dense
 
@@ -62,29 +62,37 @@ class Robust(Layer):
         for reply, tree in read:
             name, _ = whole(reply.content)
             others = {n: r for n, r in reply.content.items() if n != name}
+            if not isinstance(self.strategy, Layer):  # which understands records of ours; Flower's ends the run
+                others = {n: r for n, r in others.items() if not n.startswith(OWN)}
             model = {key: merged[key].to(self._before[key].dtype) for key in tree}
             others |= {n: MetricRecord({**r, self.weight: 1}) for n, r in reply.content.metric_records.items()}
             reply.content = RecordDict({name: to_dense(model), **others})
+        common_metrics([reply.content for reply, _ in read])
         return super().aggregate_train(server_round, [*(reply for reply, _ in read), *errors])
 
     def _read(self, replies: Iterable[Message]) -> tuple[list[tuple[Message, Tree]], list[Message]]:
         """The replies whose arrays are the model's, and those that are errors."""
-        read, errors = list[tuple[Message, Tree]](), list[Message]()
+        read, errors, contents = list[tuple[Message, Tree]](), list[Message](), list[RecordDict]()
         for reply in replies:
             if reply.has_error():
                 errors.append(reply)
                 continue
             try:
-                tree = from_dense(whole(self.plain_reply(reply))[1])
+                plain = self.plain_reply(reply)
+                tree = from_dense(whole(plain)[1])
                 if not fits(tree, self._before):
                     raise WireError("shape", "its arrays are not those of the model, or not finite")
                 if not countable(reply.content, self.weight):
                     raise WireError("malformed", f"its metric {self.weight} is no count")
                 read.append((reply, tree))
+                contents.append(plain)
             except WireError as error:
                 logger.warning("the answer of node %d is left out: %s", reply.metadata.src_node_id, error)
-        kept = {id(reply) for reply in of_one_form([reply for reply, _ in read])}
-        return [each for each in read if id(each[0]) in kept], errors
+        alike = of_one_form(contents, self.named)
+        for (reply, _), kept in zip(read, alike, strict=True):
+            if not kept:
+                logger.warning("the answer of node %d is left out: its records differ", reply.metadata.src_node_id)
+        return [each for each, kept in zip(read, alike, strict=True) if kept], errors
 
     def _merged(self, trees: list[Tree]) -> Tree:
         """The model after the round, in float64. Names, not order, say which array is which."""

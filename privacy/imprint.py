@@ -133,7 +133,8 @@ def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
     real = {name: (t.real if t.is_complex() else t).float() for name, t in arrays.items()}
     layers = dict[str, LinearRows]()
     for name in (name for name, tensor in real.items() if tensor.ndim == 2):
-        bias = real.get(str(int(name) + 1) if name.isdigit() else f"{name.removesuffix('weight')}bias")
+        numbered = name.isascii() and name.isdigit()
+        bias = real.get(str(int(name) + 1) if numbered else f"{name.removesuffix('weight')}bias")
         if bias is not None and bias.shape == real[name].shape[:1]:
             layers[name] = LinearRows(real[name], bias)
     return [name for name, rows in layers.items() if largest_cluster(rows, generator, EXACTLY) >= CLUSTER]

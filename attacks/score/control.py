@@ -59,11 +59,11 @@ def matched_view(task: Task, view: ServerView, batches: Sequence[PrivateBatch]) 
 def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     """Whether training on ``truth`` gives the undefended update of ``view``, by its direction: with other images, such
     as the same before they were augmented, what an attack finds of the client's is unlike them. None where it cannot be
-    known: behind a defense, and of a model that draws at random."""
-    if not set(view.defenses) <= {"none"} or not len(truth.y):
+    known: behind a defense, of steps that nobody counted, and of a model that draws at random."""
+    if not set(view.defenses) <= {"none"} or not len(truth.y) or view.steps is None:
         return None
     size = min(view.batch_size or len(truth.y), len(truth.y))
-    places = [torch.arange(step * size, (step + 1) * size) % len(truth.y) for step in range(view.steps or 1)]
+    places = [torch.arange(step * size, (step + 1) * size) % len(truth.y) for step in range(view.steps)]
     batches = [PrivateBatch(truth.x[at], truth.y[at]) for at in places]
     names = sorted(view.update)
     once, again, seen = (

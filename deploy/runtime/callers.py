@@ -14,34 +14,32 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from prunella.core.hosts import hostname, is_known, is_loopback
 from prunella.deploy.ports import LOOPBACK
-from prunella.deploy.runtime.fleet_port import FLEET
+from prunella.deploy.runtime.fleet_port import FLEET, Asgi, Scope
 
 logger = logging.getLogger(__name__)
 
 ONE_USER = "PRUNELLA_ONE_USER"  # in the environment of a server: 1, where no other user may call it
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED = "01"
+_ESTABLISHED, _LOOKS = "01", 3
 _REMEMBERED = 5.0  # seconds that an answer about a connection holds where it is asked about every request
-Scope = dict[str, Any]
-Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 Ends = tuple[tuple[str, int], tuple[str, int]]  # the caller's and the server's address and port
 
 
 def refused(scope: Scope) -> bool:
-    """Whether a request may be a web page's. SuperNodes sign theirs, and may come through a proxy on this machine."""
+    """Whether a request may be a web page's. That of a SuperNode may come through a proxy on this machine, which keeps
+    the name, and under TLS a certificate says whose a name is."""
     headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
     caller = (scope.get("client") or ("", 0))[0]
     if b"origin" in headers:
         return True
-    fleet = str(scope.get("path", "")).startswith(FLEET)
-    return not fleet and is_loopback(caller) and not is_known(hostname(headers.get(b"host", "")))
+    proxied = str(scope.get("path", "")).startswith(FLEET) or scope.get("scheme") == "https"
+    return not proxied and is_loopback(caller) and not is_known(hostname(headers.get(b"host", "")))
 
 
 def without_browsers(app: Asgi) -> Asgi:
@@ -64,9 +62,10 @@ def _entries(host: str, port: int) -> set[str]:
 
 
 def owner(ends: Ends) -> int | None:
-    """The user id of the process that holds the caller's end of a connection; None where no process holds it."""
+    """The user id of the process that holds the caller's end of a connection; None where no process holds it. A table
+    that changes while it is read may miss one, so that it is read again."""
     caller, server = (_entries(*end) for end in ends)
-    for table in TABLES:
+    for table in TABLES * _LOOKS:
         for line in table.read_text().splitlines()[1:] if table.exists() else ():
             _, local, remote, state, *rest = line.split()
             uid, inode = rest[3], rest[5]
@@ -80,7 +79,7 @@ def owner(ends: Ends) -> int | None:
 def kernel_tells() -> bool:
     """Whether the kernel says whose connections are: asked of one of this process's own."""
     with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as caller:
-        found = owner((caller.getsockname(), server.getsockname()))
+        found = owner((caller.getsockname(), server.getsockname())) if TABLES[0].exists() else None
     if found != os.getuid():
         logger.warning(
             "this system does not say whose a connection is: other users of this machine may call this server"
@@ -94,7 +93,8 @@ def is_own(ends: Ends) -> bool:
         return True
     if (found := owner(ends)) in (0, os.getuid()):
         return True
-    logger.warning("a connection of %s was refused", "nobody" if found is None else f"another user ({found})")
+    if found is not None:  # a caller that has left already is nobody: whoever looks whether the port is open
+        logger.warning("a connection of another user (%d) was refused", found)
     return False
 
 
@@ -109,8 +109,11 @@ def of_one_user(protocol: type) -> type:
         own = True
 
         def connection_made(self, transport: Any) -> None:
-            caller, server = (transport.get_extra_info(name)[:2] for name in ("peername", "sockname"))
-            self.own = is_own((caller, server))
+            ends = [transport.get_extra_info(name) for name in ("peername", "sockname")]
+            try:
+                self.own = all(ends) and is_own((ends[0][:2], ends[1][:2]))
+            except OSError:
+                self.own = False
             super().connection_made(transport) if self.own else transport.abort()
 
         def connection_lost(self, error: Exception | None) -> None:

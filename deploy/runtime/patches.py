@@ -290,7 +290,7 @@ def known_callers() -> None:
     def guarded(self: Any) -> None:
         load(self)
         self.loaded_app = callers.without_browsers(self.loaded_app)
-        if callers.asked_for():
+        if callers.asked_for() and callers.kernel_tells():
             self.http_protocol_class = callers.of_one_user(self.http_protocol_class)
 
     config.load = guarded

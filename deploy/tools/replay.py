@@ -261,7 +261,7 @@ def replay(
     view, task, earlier = sources.views(find_attack(name).every_round)
     resume = store(sources.keep)
     if tell is not None:
-        resume.tell = lambda start, turn, loss: tell(start, turn, loss, settings.iterations)
+        resume.tell = lambda start, turn, loss: tell(start, turn, loss, getattr(settings, "iterations", 0))
     attack, more = find_attack(name), attack_keywords(name, sources.known, earlier, resume)
     order = Order(name, settings, stream(seed, purpose="replay"), {k: v for k, v in more.items() if k != "resume"})
     begun = time.perf_counter()

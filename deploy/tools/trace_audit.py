@@ -237,10 +237,11 @@ class TraceAudit:
         """Whether what is named as the truth did not make the update: what was found is compared with other images."""
         view, task, _ = self.seen
         truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0])
-        alone = set(view.defenses) <= {"none"}
         if truth is None or self.stage.sent.sites > 1:
             return False
-        return (alone and explained is True) or made_by(task, view, truth) is False
+        made = made_by(task, view, truth)
+        alone = set(view.defenses) <= {"none"} and explained is True
+        return made is False or (made is None and alone)
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
         """The attacks on public images, each with the picture of its pairs, until Ctrl-C."""

@@ -97,7 +97,7 @@ def control_fault(scores: Mapping[str, Any], fit: Fit) -> str | None:
     if not rebuilt_control(scores):
         return "it does not rebuild an undefended update of it"
     if scores["images"] > 1 and fit.explained is False:
-        near = "other images explain an undefended update of it as well: its values tell less than they have pixels"
+        near = "its images explain an undefended update of it nearly, which other images may do as well"
         return near if fit.near else "its images do not explain an undefended update of it"
     return None
 

@@ -160,3 +160,31 @@ def test_one_answer_of_another_form_ends_no_run(spoil: Any, layers: str, tmp_pat
     first = Net().state_dict()
     found = tree(run(make([]), tmp_path, {}, strategy, rounds=2, clients=4, tamper=one).arrays)
     assert 0 < max(float((found[name] - first[name]).abs().max()) for name in found) < 0.5
+
+
+class Positions(Net):
+    """A mean makes floats of its table, which clients answer as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(3))
+
+
+@pytest.mark.parametrize("layers", ["prune", "robust", "robust(prune)", "prune(robust)"])
+def test_a_table_of_integers_and_a_record_that_one_alone_has_keep_nobody_out(
+    layers: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy: Any = FedAvg(**QUIET)
+    for layer in reversed(layers.rstrip(")").split("(")):
+        strategy = Robust(strategy) if layer == "robust" else Prune(strategy, "random", rate=0.5)
+
+    def one(reply: Message) -> Message:
+        if reply.metadata.src_node_id == FIRST_NODE:
+            reply.content["prunella-beside"] = ArrayRecord()
+        return reply
+
+    for mods in ([], [Defend()]):
+        app, folder = make(mods, build=Positions), tmp_path / str(len(mods))
+        done = run(app, folder, {"defenses": "none"}, strategy, 3, 3, one, build=Positions)
+        assert torch.equal(tree(done.arrays)["positions"].float(), torch.arange(3).float())
+    assert "left out" not in caplog.text

@@ -61,7 +61,8 @@ def test_every_address_is_loopback_and_dependencies_are_never_installed(run: Run
 
 def test_a_simulation_s_ray_asks_for_a_token_of_the_run_s(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs what any process sends that reaches its ports."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
     both = [simulation(run, PORTS) for _ in range(2)]
     tokens = [{process.env["RAY_AUTH_TOKEN"] for process in found} for found in both]
     assert all(process.env["RAY_AUTH_MODE"] == "token" for found in both for process in found)

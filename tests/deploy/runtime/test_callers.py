@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -69,6 +70,7 @@ def test_from_other_machines_any_name_will_do() -> None:
     assert callers.refused({**scope, "headers": [(b"origin", b"https://evil.example")]})
     behind_a_proxy = {**scope, "client": ("127.0.0.1", 5), "path": "/v1/fleet/pull-messages"}  # which SuperNodes sign
     assert not callers.refused(behind_a_proxy)
+    assert not callers.refused({**scope, "client": ("127.0.0.1", 5), "scheme": "https"})
 
 
 @LINUX
@@ -124,6 +126,7 @@ def test_another_user_of_the_machine_is_not_answered(port: int, monkeypatch: pyt
 
 @LINUX
 def test_a_grpc_server_answers_its_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callers.kernel_tells()
     whose, asked = [os.getuid()], list[Any]()
     monkeypatch.setattr(callers, "owner", lambda ends: asked.append(ends) or whose[0])
     (port,) = free_ports(1)
@@ -149,8 +152,28 @@ def test_a_grpc_server_answers_its_own_user(monkeypatch: pytest.MonkeyPatch) -> 
         server.stop(None)
 
 
-def test_where_the_kernel_has_no_table_anybody_may(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
     callers.kernel_tells.cache_clear()
+    yield
+    callers.kernel_tells.cache_clear()
+
+
+def test_where_the_kernel_has_no_table_anybody_may(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked_anew: None
+) -> None:
     monkeypatch.setattr(callers, "TABLES", (tmp_path / "none", tmp_path / "none"))
     assert not callers.kernel_tells() and callers.is_own(((LOOPBACK, 1), (LOOPBACK, 2)))
-    callers.kernel_tells.cache_clear()
+
+
+@LINUX
+def test_a_connection_of_a_process_that_is_not_this_user_s_is_dropped(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ask(port, Host=LOOPBACK) == 200
+    for whose, warned in ((os.getuid() + 1, True), (None, False)):  # nobody: it has left already
+        caplog.clear()
+        monkeypatch.setattr(callers, "owner", lambda ends, whose=whose: whose)
+        with pytest.raises(httpx.TransportError):
+            ask(port, Host=LOOPBACK)
+        assert ("another user" in caplog.text) is warned
