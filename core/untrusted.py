@@ -31,6 +31,11 @@ def whole(value: object, least: int, most: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
 
 
+def is_number(name: str) -> bool:
+    """Whether a name is written in the digits 0 to 9 alone: what else Unicode calls a digit, ``int`` may refuse."""
+    return name.isascii() and name.isdigit()
+
+
 def clean(text: str, limit: int = TEXT) -> str:
     """One line of at most ``limit`` printable characters: white space becomes a blank, all else that is not printable
     (escapes, marks that turn the direction, halves of surrogate pairs) is dropped."""

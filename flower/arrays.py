@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree, add, intersect, map_trees, where
+from prunella.core.untrusted import is_number
 from prunella.wire.encode import fingerprint
 from prunella.wire.records import STYPE, from_coded, from_dense, to_coded, to_dense
 
@@ -73,10 +74,6 @@ def whole(content: RecordDict) -> tuple[str, ArrayRecord]:
         raise WireError("malformed", f"the message has {len(records)} array records; one, of the model, is understood")
     (found,) = records.items()
     return found
-
-
-def is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
 
 
 def in_order(tree: Tree) -> Tree:

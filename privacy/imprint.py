@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
+from prunella.core.untrusted import is_number
 
 ALIKE = 0.9  # cosine of two rows along one line
 EXACTLY = 0.9999  # the same where nothing but weights tells an imprint from an honest layer
@@ -133,8 +134,7 @@ def imprint_arrays(arrays: Tree, generator: PrivateGenerator) -> list[str]:
     real = {name: (t.real if t.is_complex() else t).float() for name, t in arrays.items()}
     layers = dict[str, LinearRows]()
     for name in (name for name, tensor in real.items() if tensor.ndim == 2):
-        numbered = name.isascii() and name.isdigit()
-        bias = real.get(str(int(name) + 1) if numbered else f"{name.removesuffix('weight')}bias")
+        bias = real.get(str(int(name) + 1) if is_number(name) else f"{name.removesuffix('weight')}bias")
         if bias is not None and bias.shape == real[name].shape[:1]:
             layers[name] = LinearRows(real[name], bias)
     return [name for name, rows in layers.items() if largest_cluster(rows, generator, EXACTLY) >= CLUSTER]

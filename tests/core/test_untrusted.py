@@ -3,13 +3,15 @@
 import io
 import logging
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunella.core.untrusted import TEXT, clean, figure, plain_records, whole
+from prunella.core.untrusted import TEXT, clean, figure, is_number, plain_records, whole
 
 ODD = [True, False, None, "1", [1], b"1", math.nan, math.inf, -math.inf, -1, -0.5, 10**400, -(10**400), 2**63, 1.7e308]
 
@@ -67,6 +69,19 @@ def test_no_line_of_an_error_s_text_looks_like_a_message(logged: io.StringIO) ->
     assert first == "ERROR:prunella.client.app:a message could not be handled"
     assert len(rest) > 3 and all(line.startswith("| ") and line.isprintable() for line in rest)
     assert "| ERROR:root:all is well[2J" in rest and any("test_untrusted.py" in line for line in rest)
+
+
+@pytest.mark.parametrize("module", ["prunella.client.app", "prunella.flower.defend"])
+def test_a_client_s_log_has_no_lines_of_a_server_s(module: str) -> None:
+    """In a process of its own, since what stands for all messages stays for all tests."""
+    code = f"import logging, {module}; logging.getLogger('prunella.tasks.data').error('%s', 'x\\nERROR:root:forged')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1] == "x ERROR:root:forged"
+
+
+@pytest.mark.parametrize(("name", "number"), [("0", True), ("12", True), ("", False), ("²", False), ("٣", False)])
+def test_a_number_is_written_in_ascii(name: str, number: bool) -> None:
+    assert is_number(name) is number
 
 
 def test_other_packages_messages_stay_as_they_are(logged: io.StringIO) -> None:
