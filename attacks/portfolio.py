@@ -12,8 +12,8 @@ step cost 20 dB. So
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
    a ``shadow``, whose images are public, in their principal components;
 3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
-4. the most promising go on, among them always the first that descends (``sgi`` without TV), and the best is polished,
-   by L-BFGS where Adam found it, by Adam where L-BFGS did;
+4. the most promising go on, in pixels, however they were found, among them always the first that descends (``sgi``
+   without TV), and the best is polished, by L-BFGS where Adam found it, by Adam where L-BFGS did;
 5. with a ``shadow``, and where nothing explains the update, ``LEARNT`` attacks are asked, too.
 
 What is best is said without the truth: by how well a guess explains the direction of the update on a tenth of the
@@ -247,7 +247,8 @@ def learnt(case: Case, shadow: Shadow, gains: dict[Key, Gain]) -> list[Found]:
 def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> list[Found]:
     """What the most promising find when they go on, in that share of the budget."""
     leading: dict[str, Found] = {}  # the best of each, best first
-    for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
+    able = [each for each in found if each.settings is not None or matchable(case.setting)]
+    for each in sorted(able, key=lambda each: each.missed):
         leading.setdefault(each.by, each)
     order = sorted(leading.values(), key=lambda each: -expected(each, gains))
     going = [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]

@@ -199,7 +199,7 @@ def train(content: RecordDict, session: Session) -> RecordDict:
             logger.exception("training for a masked sum failed: this client's part of the sum changes nothing")
             session.store.save(round, memory, _named(session, request))
         if pending is not None:
-            reply = summing.masked_reply(session, round, pending, received, result, mask)
+            reply = summing.masked_reply(session, request, round, pending, received, result, mask)
         else:
             assert result is not None
             reply = reply_of(session, round, result, mask, names, time.perf_counter() - begin)

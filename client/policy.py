@@ -69,7 +69,7 @@ from prunella.strategies import STRATEGIES, validates
 
 DELTA = 1e-5
 KEYS = ("require", "epsilon-budget", "delta")
-SUMS = ("sum-least", "sum-key", "sum-peers")  # of ``client.trust``
+SUMS = ("sum-least", "sum-with", "sum-key", "sum-peers")  # of ``client.trust``
 COMPARED = {"=": None, "<=": Stronger.SMALLER, ">=": Stronger.LARGER}
 
 

@@ -5,13 +5,14 @@ lie or whether the client consents.
 
 Node configuration: ``partition-id`` (or ``client-id``), ``num-partitions``, ``state-dir``, ``data``, ``audit``,
 ``width`` (the share of every layer's channels that this node trains, ``pruning.widths``), ``require``,
-``epsilon-budget`` and ``delta`` (``client.policy``), ``sum-least``, ``sum-key`` and ``sum-peers`` (``client.trust``),
-``importance`` (the file that a run asks for as ``channel-personalized.importance=site``) and, for reproducible
-experiments only, ``client-seed``: noise that others can draw again promises nothing, so no ε and no nats are printed
-with one. The virtual clients of a simulation have no configuration of their own: for them ``PRUNELLA_STATE_DIR``,
-``PRUNELLA_AUDIT`` and ``PRUNELLA_IMPORTANCE`` in the environment stand in.
+``epsilon-budget`` and ``delta`` (``client.policy``), ``sum-least``, ``sum-with``, ``sum-key`` and ``sum-peers``
+(``client.trust``), ``importance`` (the file that a run asks for as ``channel-personalized.importance=site``) and, for
+reproducible experiments only, ``client-seed``: noise that others can draw again promises nothing, so no ε and no nats
+are printed with one. The virtual clients of a simulation have no configuration of their own: for them
+``PRUNELLA_STATE_DIR``, ``PRUNELLA_AUDIT`` and ``PRUNELLA_IMPORTANCE`` in the environment stand in.
 """
 
+import hmac
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -122,6 +123,11 @@ class ServerRequest:
     def generator(self, purpose: str) -> PrivateGenerator:
         """Draws that the server cannot repeat, fresh for each purpose."""
         return PrivateGenerator(derived(self.key, self.digest, purpose))
+
+    def commitment(self, answer: bytes) -> bytes:
+        """What names an answer, 32 bytes: the same where the question and the answer are, else another, and to nobody
+        without the key does it say more than that."""
+        return hmac.digest(derived(self.key, self.digest, "commitment"), answer, "sha256")
 
 
 class LocalData:

@@ -6,23 +6,27 @@ in its order:
 
 * Two answers of masked words under one set of masks would tell their difference, so a sum takes one, and the file says
   so before training starts.
-* A round is opened for one set of survivors, and so is an update, which the same question makes again whatever the run
-  is called. A server that repeats one, resumed or lying, gets this client's vote for the same survivors and the same
-  model and for no others: two sums that differ by a client are that client's update. ``opened`` keeps what was voted.
-* Who is in a sum, and which model all of it trained, is signed (``strategies.secure_sum.participant``).
+* A round is opened for one set of survivors with the same words each, and so is an update, which the same question
+  makes again whatever the run is called, and which goes to the same clients' sum or to none. A server that repeats one,
+  resumed or lying, gets the sum that it has, bit for bit, or nothing: two sums that differ by a client, or in what one
+  client put in, are that client's update. ``opened`` keeps what was voted.
+* Who is in a sum, with which words, and which model all of it trained, is signed
+  (``strategies.secure_sum.participant``).
 
-In the place of an update leaves: masked words, and what says which question they answer. No example count (it is in the
-sum), no time of training, no buffer and no squared gradient.
+In the place of an update leaves: masked words, what names them (it is keyed: only the same words to the same question
+have the same name, also where training failed), and which question they answer. No example count (it is in the sum), no
+time of training, no buffer and no squared gradient.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from prunella.client.session import Session
+from prunella.client.session import ServerRequest, Session
 from prunella.core.config import parse_section
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.files import write_json
@@ -64,7 +68,7 @@ class Pending:
     letters: Mapping[int, bytes] | None = None
     model: str = ""
     request: str = ""  # the digest that names the update
-    survivors: tuple[int, ...] = ()
+    survivors: Mapping[int, bytes] = field(default_factory=dict)  # each with what names its words
 
     @property
     def whole(self) -> Party:
@@ -96,6 +100,14 @@ def _opened(session: Session, about: str) -> Path:
     return session.store.home / "sums" / OPENED / f"{digest([], f'opened {about}')}.json"
 
 
+def _hexed(parts: Mapping[int, bytes]) -> dict[str, str]:
+    return {str(client): part.hex() for client, part in sorted(parts.items())}
+
+
+def _unhexed(parts: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(client): bytes.fromhex(part) for client, part in parts.items()}
+
+
 def clients_in(session: Session, round: int) -> int:
     """How many clients are in the sum of a round, which this one voted to open; 0 where it voted for none."""
     path = _opened(session, _about(session, round))
@@ -109,10 +121,10 @@ def _write(session: Session, pending: Pending) -> None:
         "about": pending.about,
         "own": {name: secret.hex() for name, secret in asdict(pending.own).items()},
         "adverts": [[a.client, *(part.hex() for part in astuple(a)[1:])] for a in adverts],
-        "letters": {str(client): letter.hex() for client, letter in (pending.letters or {}).items()},
+        "letters": _hexed(pending.letters or {}),
         "model": pending.model,
         "request": pending.request,
-        "survivors": list(pending.survivors),
+        "survivors": _hexed(pending.survivors),
     }
     write_json(_path(session), value, mode=0o600)
 
@@ -130,24 +142,23 @@ def _after(session: Session, stage: str, round: int) -> Pending:
         about=value["about"],
         own=Secrets(**{name: bytes.fromhex(secret) for name, secret in value["own"].items()}),
         party=Party(value["about"], adverts) if adverts else None,
-        letters={int(client): bytes.fromhex(letter) for client, letter in value["letters"].items()},
+        letters=_unhexed(value["letters"]),
         model=value["model"],
         request=value["request"],
-        survivors=tuple(value["survivors"]),
+        survivors=_unhexed(value["survivors"]),
     )
 
 
-def _require_same_opening(session: Session, pending: Pending, survivors: frozenset[int]) -> None:
-    """Refuse to open a round, or an update, for other survivors or of another model than before; note it for ever."""
-    now = {"survivors": sorted(survivors), "model": pending.model}
-    paths = [_opened(session, about) for about in (pending.about, pending.request)]
+def _require_as_before(session: Session, now: Mapping[str, Any], *names: str) -> None:
+    """Refuse where one of these names stands for something else than ``now`` already; note it for ever."""
+    paths = [_opened(session, name) for name in names]
     if any(path.exists() and json.loads(path.read_text()) != now for path in paths):
         raise DefenseError(
-            "this update was opened before, in a sum of other clients or of another model: two sums that differ by a "
-            "client are its update, so this client opens no second one"
+            "this update went into a sum before, of other clients, of another model, or into which a client put "
+            "something else: two sums that differ by a client are its update, so this client opens no second one"
         )
     for path in paths:
-        write_json(path, now, mode=0o600)
+        write_json(path, dict(now), mode=0o600)
 
 
 # the stages ----------------------------------------------------------------------------------------------------------
@@ -171,10 +182,11 @@ def letters(session: Session, content: RecordDict, round: int) -> RecordDict:
 
 
 def begin(session: Session, content: RecordDict, round: int, received: Received, request: str) -> Pending:
-    """Before training: the letters open, and this sum takes no other update from now on."""
+    """Before training: the letters open, and this sum takes no other update from now on, nor this update another."""
     pending = _after(session, SHARED, round)
     came = read_mapping(record_of(content))
     participant.require_letters(pending.own, pending.whole, session.node.client, came)
+    _require_as_before(session, {"clients": list(pending.whole.clients)}, f"the clients of {request}")
     model = model_of(received.params, received.mask, received.buffers)
     now = replace(pending, stage=SENT, letters=came, model=model, request=request)
     _write(session, now)
@@ -182,7 +194,13 @@ def begin(session: Session, content: RecordDict, round: int, received: Received,
 
 
 def masked_reply(
-    session: Session, round: int, pending: Pending, received: Received, result: LocalResult | None, mask: Mask
+    session: Session,
+    request: ServerRequest,
+    round: int,
+    pending: Pending,
+    received: Received,
+    result: LocalResult | None,
+    mask: Mask,
 ) -> RecordDict:
     """All that leaves in the place of an update. Without a result it is an update that changes nothing."""
     form = form_of(settings_of(session), len(pending.whole.clients))
@@ -196,7 +214,8 @@ def masked_reply(
     hidden = participant.masked(pending.own, pending.whole, client, peers, words, form)
     applied = list(session.procedure.chain.names)
     told = ConfigRecord({"round": round, "mask": fingerprint(mask), "applied": applied})
-    signed = ConfigRecord({"model": participant.attest(pending.own, pending.whole, pending.model)})
+    named = request.commitment(words.tobytes())
+    signed = ConfigRecord({"model": participant.attest(pending.own, pending.whole, pending.model, named)})
     return RecordDict({MASKED: pack_masked(pack(hidden, form)), "provenance": told, RECORD: signed})
 
 
@@ -206,15 +225,16 @@ def settings_of(session: Session) -> SecureSum:
 
 
 def vote(session: Session, content: RecordDict, round: int) -> RecordDict:
-    """A signature on who survived and which model all of them trained."""
+    """A signature on who survived, what names their words, and which model all of them trained."""
     pending = _after(session, SENT, round)
     attested = read_mapping(record_of(content))
-    survivors = frozenset(attested)
-    _require_enough(session, survivors)
+    session.node.trust.require_left(frozenset(attested))
     client, peers = session.node.client, frozenset(pending.letters or {})
     signature = participant.vote(pending.own, pending.whole, client, peers, attested, pending.model)
-    _require_same_opening(session, pending, survivors)
-    _write(session, replace(pending, stage=VOTED, survivors=tuple(sorted(survivors))))
+    survivors = participant.committed(attested)
+    now = {"survivors": _hexed(survivors), "model": pending.model}
+    _require_as_before(session, now, pending.about, pending.request)
+    _write(session, replace(pending, stage=VOTED, survivors=survivors))
     return wrap(ConfigRecord({"vote": signature}))
 
 
@@ -223,17 +243,10 @@ def reveal(session: Session, content: RecordDict, round: int) -> RecordDict:
     pending = _after(session, VOTED, round)
     votes = read_mapping(record_of(content))
     _path(session).unlink()
-    survivors = frozenset(pending.survivors)
     shares = participant.reveal(
-        pending.own, pending.whole, session.node.client, pending.letters or {}, survivors, pending.model, votes
+        pending.own, pending.whole, session.node.client, pending.letters or {}, pending.survivors, pending.model, votes
     )
     return wrap(write_parts(shares))
-
-
-def _require_enough(session: Session, survivors: frozenset[int]) -> None:
-    """The owner's least holds for what is opened, too."""
-    if len(survivors) < session.node.trust.least:
-        raise DefenseError("fewer clients are left in the sum than this client's owner asks for (sum-least)")
 
 
 def _require_summed(session: Session) -> None:

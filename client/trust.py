@@ -1,6 +1,9 @@
 """With whom a client's updates may be added up: the owner's word in the node's configuration, not the server's.
 
 ``sum-least``  the fewest clients in a masked sum, 3 by default: in a sum of two each can read the other's update
+``sum-with``   client numbers, as ``0, 1, 2``: no sum without all of these. Where each of them says so of the others,
+               they are in every sum together or in none, and whatever sums a server subtracts, of whatever rounds, what
+               is left holds all of them or none (the batches of So et al., "Securing Secure Aggregation", AAAI 2023)
 ``sum-key``    a file with this site's private key, as ``prunella keys`` makes them (EC, OpenSSH)
 ``sum-peers``  a file with the public keys of the sites that may be in a sum with this one: a client number and the key
                of that site a line, this site's own among them
@@ -20,7 +23,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, DefenseError
 from prunella.strategies.secure_sum.participant import Signer
 from prunella.strategies.secure_sum.party import Party
 
@@ -33,6 +36,7 @@ class Trust:
     """The conditions. ``peers`` is None where everybody the server names may be in a sum."""
 
     least: int = LEAST
+    together: frozenset[int] = frozenset()
     signer: Signer | None = field(default=None, repr=False)
     peers: Mapping[int, ec.EllipticCurvePublicKey] | None = None
 
@@ -43,6 +47,8 @@ class Trust:
                 f"this client's owner takes part in sums of {self.least} clients or more, and {len(party.clients)} "
                 "are in this one (sum-least)"
             )
+        if missing := sorted(self.together.difference(party.clients)):
+            raise ConfigError(f"this client's owner takes part in no sum without client {missing[0]} (sum-with)")
         if self.peers is None:
             return
         for advert in party.adverts:
@@ -52,6 +58,13 @@ class Trust:
                     f"client {advert.client} did not sign its keys of this round with the one that this client's owner "
                     "knows it by: add its public key to sum-peers, and its own as sum-key at that site"
                 )
+
+    def require_left(self, survivors: frozenset[int]) -> None:
+        """The owner's word holds for what is opened, too: raise ``DefenseError`` unless it does."""
+        if len(survivors) < self.least:
+            raise DefenseError("fewer clients are left in the sum than this client's owner asks for (sum-least)")
+        if missing := sorted(self.together - survivors):
+            raise DefenseError(f"client {missing[0]} is lost, and this client's owner opens no sum without it (sum-with)")
 
 
 def verified(key: ec.EllipticCurvePublicKey, signature: bytes, message: bytes) -> bool:
@@ -67,11 +80,19 @@ def read_trust(config: Mapping[str, object]) -> Trust:
     least = config.get("sum-least", LEAST)
     if type(least) is not int or least < HARDLY:
         raise ConfigError(f"sum-least in the node configuration must be a whole number of at least {HARDLY}")
+    together = _numbers(str(config.get("sum-with", "")))
     if ("sum-key" in config) != ("sum-peers" in config):
         raise ConfigError("sum-key and sum-peers in the node configuration need each other: give both or neither")
     if "sum-key" not in config:
-        return Trust(least)
-    return Trust(least, _signer(Path(str(config["sum-key"]))), _peers(Path(str(config["sum-peers"]))))
+        return Trust(least, together)
+    return Trust(least, together, _signer(Path(str(config["sum-key"]))), _peers(Path(str(config["sum-peers"]))))
+
+
+def _numbers(text: str) -> frozenset[int]:
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError("sum-with in the node configuration must be client numbers with commas between, as 0, 1, 2")
+    return frozenset(map(int, parts))
 
 
 def _signer(path: Path) -> Signer:

@@ -125,7 +125,7 @@ class Candidate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A reconstruction, the settings it was found with where it can go on from there, how far it misses, and after
+    """A reconstruction, the settings of the descent that found it if one of pixels did, how far it misses, and after
     which stage: asked once, gone on or polished."""
 
     by: str
@@ -262,7 +262,7 @@ class Case:
         """A descent from what was found, with its labels or, where these were optimised and still are, from them."""
         if found.answer.y is None:
             return []
-        settings = dataclasses.replace(found.settings or Inversion(), **changes)
+        settings = dataclasses.replace(found.settings or _FIXED, **changes)
         x, y, soft = found.answer.x.clone().requires_grad_(), found.answer.y, settings.labels == "optimise"
         if soft and self.setting.open_labels:
             y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()

@@ -167,6 +167,7 @@ Budget = Annotated[
 ]
 SumPeers = Annotated[Path | None, typer.Option(help="Keys of the sites that masked sums may be with.")]
 SumLeast = Annotated[int, typer.Option(help="Fewest clients in a masked sum; 3 by default.")]
+SumWith = Annotated[str, typer.Option(help="Clients without which it is in no masked sum: '0, 1, 2'.")]
 Approved = Annotated[
     list[str] | None,
     typer.Option(metavar="FAB", help="Run this app only, behind these conditions; a file or SHA-256; repeatable."),
@@ -191,6 +192,7 @@ def supernode(
     importance: Annotated[Path | None, typer.Option(help="Its map for channel-personalized.importance=site.")] = None,
     sum_peers: SumPeers = None,
     sum_least: SumLeast = 0,
+    sum_with: SumWith = "",
     home: Annotated[Path | None, typer.Option(help="For its state and logs; by default named like --name.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its own loopback port; 0: any free one.")] = 0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the key is unknown.")] = 90.0,
@@ -230,7 +232,7 @@ def supernode(
             approve=tuple(approved.read_approval(given) for given in approve or ()),
             metrics=metrics,
             width=width,
-            sums=(sum_peers.absolute() if sum_peers else None, sum_least),
+            sums=(sum_peers.absolute() if sum_peers else None, sum_least, sum_with),
             importance=importance.absolute() if importance else None,
         )
         serve(machines.prepared(node), stock, say, patience, patches.poll_for(clients))

@@ -64,7 +64,8 @@ class SuperNode:
     approve: tuple[str, ...] = ()
     metrics: str = ""
     width: float = 1.0
-    sums: tuple[Path | None, int] = (None, 0)  # file of peers' keys, and fewest clients, of masked sums
+    #: of masked sums: file of peers' keys, fewest clients, and those without which there is none
+    sums: tuple[Path | None, int, str] = (None, 0, "")
     importance: Path | None = None
 
     @property
@@ -127,7 +128,7 @@ def check_node(node: SuperNode) -> None:
     if node.metrics and not node.approve:
         raise UsageError("--metrics lists what an approved app may tell: add --approve, or leave it out")
     if node.approve and any(node.sums):
-        raise UsageError("an approved app sends single updates, no masked sums: leave --sum-peers and --sum-least out")
+        raise UsageError("an approved app sends single updates, no masked sums: leave --sum-… out")
     if node.delta is not None and not node.epsilon_budget:
         raise UsageError(
             f"--delta is that of --epsilon-budget: add one, or write --require 'dp-sgd, privacy.delta<={node.delta:g}'"
@@ -183,9 +184,10 @@ def node_config(node: SuperNode) -> dict[str, Value]:
     config |= {"require": node.require} if node.require else {}
     config |= {"metrics": node.metrics} if node.metrics else {}
     config |= {"width": node.width} if node.width < 1 else {}
-    peers, least = node.sums
+    peers, least, together = node.sums
     config |= {"sum-peers": str(peers), "sum-key": str(node.key)} if peers else {}
     config |= {"sum-least": least} if least else {}
+    config |= {"sum-with": together} if together else {}
     config |= {"importance": str(node.importance)} if node.importance else {}
     config |= {"epsilon-budget": node.epsilon_budget} if node.epsilon_budget else {}
     return config | ({"delta": node.delta} if node.delta is not None else {})

@@ -213,7 +213,10 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
         return "unproven", badge, text
     if not controls and single:
         what = single_in_words(audits)
+        cut = [control["reason"] for control in of_kind(audits, "single") if control.get("reason")]
         text = f"The audit proves nothing: this attack does not even rebuild {what} without a defense."
+        if cut:  # what an attack would have rebuilt that was stopped, nobody knows
+            text = f"The audit proves nothing: it has not rebuilt even {what} without a defense ({cut[0]})."
         return "unproven", "Proves nothing", text
     if controls != {"rebuilt"}:
         return _no_control(controls)

@@ -47,7 +47,7 @@ class SumCollector:
     def __init__(self, run: Run, downlink: Downlink, exchange: Exchange, stats: RoundStats) -> None:
         self._run, self._downlink, self._exchange, self._stats = run, downlink, exchange, stats
         self.opened: OpenedSum | None = None
-        self.attested: dict[int, bytes] = {}  # by client, its signature on the model it trained
+        self.attested: dict[int, bytes] = {}  # by client, its statement on the model it trained
         self.ledgers: dict[int, dict[str, float | int | str]] = {}
 
     def collect(self, replies: Iterable[Message]) -> None:
@@ -93,11 +93,11 @@ class SumCollector:
             provenance = reply.content.config_records.get("provenance", ConfigRecord())
             require_round(provenance, whole)
             ledger, data = ledger_of(reply.content), unpack_masked(reply.content)
-            signature = read_bytes(record_of(reply.content), "model")
-            if not attested_by(summation.party, member.client, signature, model):
+            statement = read_bytes(record_of(reply.content), "model")
+            if not attested_by(summation.party, member.client, statement, model):
                 raise WireError("stale", "the update is not of the model that was sent")
             summation.add(member.client, data)
-            self.attested[member.client] = signature
+            self.attested[member.client] = statement
         except (ReplyError, WireError) as error:
             self._downlink.record_mask(node, None)
             self._stats.fail(error.reason)

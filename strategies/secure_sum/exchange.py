@@ -97,7 +97,7 @@ class Exchange:
             message.content[RECORD] = write_parts(letters)
 
     def open(self, attested: Mapping[int, bytes]) -> Revealed:
-        """Votes, then shares, of the survivors. ``attested`` are their signatures on the model they trained."""
+        """Votes, then shares, of the survivors. ``attested`` are their statements on what they trained."""
         ballot = write_parts(attested)
         votes = self._ask(VOTE, dict.fromkeys(sorted(attested), ballot), lambda _, record: read_bytes(record, "vote"))
         told = write_parts(votes)

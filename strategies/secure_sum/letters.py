@@ -6,8 +6,8 @@ message            the server sends, in the record ``sum``      a client answers
 ``train.keys``     the round                                    its ``Advert``
 ``train.letters``  the adverts of all                           a sealed letter to every client
 ``train``          the letters to this client, beside the model the masked words, in the array ``masked``, and
-                                                                its signature on the model
-``train.vote``     the survivors' signatures on the model       its vote on the survivors and the model
+                                                                a statement: what names them and, signed, the model
+``train.vote``     the survivors' statements                    its vote on the survivors and these
 ``train.reveal``   the survivors' votes                         one share about every client
 =================  ===========================================  =============================================
 

@@ -4,9 +4,11 @@
 2. ``share``: to every client a letter that only it can open, with a share of this client's secret for its own mask and
    one of its key for masks with others.
 3. ``masked``: words + own mask ± a mask for every client whose letters arrived. Each is uniform, and their sum is too
-   while one of them is unknown to the server. ``attest``: a signature on the model that was trained, beside them.
-4. ``vote``: a signature on who survived, if each of the survivors signed the same model. (A threshold would not do: of
-   four clients, three that were sent zeros agree with each other, and the sum is the fourth one's update.)
+   while one of them is unknown to the server. ``attest``: a signature on the model that was trained, beside them, and
+   on a commitment to the words: a sum of the same clients in which one put something else is another sum.
+4. ``vote``: a signature on who survived, with which commitments, if each of the survivors signed the same model. (A
+   threshold would not do: of four clients, three that were sent zeros agree with each other, and the sum is the fourth
+   one's update.)
 5. ``reveal``: after a threshold of such votes, for every client *either* the share of its own mask, where its words
    arrived, *or* the share of its key, where they did not. Never both.
 
@@ -39,6 +41,7 @@ from prunella.strategies.secure_sum.primitives import (
     voice_of,
 )
 
+COMMITMENT = 32  # bytes, before the signature
 Signer = Callable[[bytes], bytes]
 Letters = Mapping[int, bytes]  # by client: what it sealed for this one
 
@@ -124,29 +127,36 @@ def pair_mask(private: bytes, party: Party, client: int, peer: int, count: int, 
     return mask_words(agree(private, party.of(peer).masks, context), count, form)
 
 
-def attest(own: Secrets, party: Party, model: str) -> bytes:
-    """A signature on the model that was trained. It is not in Bonawitz et al."""
-    return sign(own.voice, party.trained(model))
+def attest(own: Secrets, party: Party, model: str, commitment: bytes) -> bytes:
+    """A ``commitment`` to the words under the masks, and a signature on it and on the model that was trained. Neither
+    is in Bonawitz et al."""
+    return commitment + sign(own.voice, party.trained(model, commitment))
 
 
-def attested_by(party: Party, client: int, signature: bytes, model: str) -> bool:
+def attested_by(party: Party, client: int, statement: bytes, model: str) -> bool:
     """Whether a client says that it trained this model."""
-    return signed_by(party.of(client).voice, signature, party.trained(model))
+    commitment, signature = statement[:COMMITMENT], statement[COMMITMENT:]
+    return signed_by(party.of(client).voice, signature, party.trained(model, commitment))
+
+
+def committed(attested: Mapping[int, bytes]) -> dict[int, bytes]:
+    """By client, the commitment in its statement."""
+    return {client: statement[:COMMITMENT] for client, statement in attested.items()}
 
 
 def vote(
     own: Secrets, party: Party, client: int, peers: frozenset[int], attested: Mapping[int, bytes], model: str
 ) -> bytes:
-    """A signature on the survivors, who are those in ``attested``, and the model. Raises ``DefenseError`` where too few
-    are left for a sum, and where one of them trained another model than this client."""
+    """A signature on the survivors, who are those in ``attested``, what names their words, and the model. Raises
+    ``DefenseError`` where too few are left for a sum, and where one of them trained another model than this client."""
     survivors = frozenset(attested)
     if client not in survivors or not survivors <= peers:
         raise WireError("malformed", "survivors that sent no letters, or not this client")
     if len(survivors) < party.threshold:
         raise DefenseError(f"{len(survivors)} clients are left in the sum, and {party.threshold} must be")
-    if not all(attested_by(party, who, signature, model) for who, signature in attested.items()):
+    if not all(attested_by(party, who, statement, model) for who, statement in attested.items()):
         raise DefenseError("not every client of this sum trained the same model: it is not opened")
-    return sign(own.voice, party.ballot(survivors, model))
+    return sign(own.voice, party.ballot(committed(attested), model))
 
 
 def reveal(
@@ -154,18 +164,19 @@ def reveal(
     party: Party,
     client: int,
     letters: Letters,
-    survivors: frozenset[int],
+    survivors: Mapping[int, bytes],
     model: str,
     votes: Mapping[int, bytes],
 ) -> dict[int, bytes]:
-    """By client, one share: of its own mask's secret where it survived, else of its key.
+    """By client, one share: of its own mask's secret where it survived, else of its key. ``survivors`` are those that
+    this client voted for, each with its commitment.
 
     Raises ``DefenseError`` unless a threshold of the survivors signed this ballot."""
     ballot = party.ballot(survivors, model)
     valid = [who for who, vote in votes.items() if who in survivors and signed_by(party.of(who).voice, vote, ballot)]
     if len(valid) < party.threshold:
         raise DefenseError(
-            f"{len(valid)} clients saw the same survivors and the same model as this one, and {party.threshold} must: "
+            f"{len(valid)} clients saw the same survivors, words and model as this one, and {party.threshold} must: "
             "nothing is revealed"
         )
     opened = {sender: _open(own, party, client, sender, sealed) for sender, sealed in letters.items()}

@@ -11,6 +11,7 @@ c < n/3 + 2/3. A smaller t would give in to it (Bonawitz et al., CCS 2017, Secti
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,10 +96,12 @@ class Party:
         """What a key or a letter is for: this sum, a purpose, and who to whom."""
         return self.digest + f"|{purpose}|{sender}|{receiver}".encode()
 
-    def trained(self, model: str) -> bytes:
-        """What a client signs beside its masked words: the model that they are an update of."""
-        return self.digest + json.dumps(["trained", model]).encode()
+    def trained(self, model: str, commitment: bytes) -> bytes:
+        """What a client signs beside its masked words: the model that they are an update of, and what names them."""
+        return self.digest + json.dumps(["trained", model, commitment.hex()]).encode()
 
-    def ballot(self, survivors: frozenset[int], model: str) -> bytes:
-        """What clients sign before a mask is removed: whose updates arrived, and which model all of them trained."""
-        return self.digest + json.dumps(["survivors", sorted(survivors), model]).encode()
+    def ballot(self, committed: Mapping[int, bytes], model: str) -> bytes:
+        """What clients sign before a mask is removed: whose updates arrived, what names each of them, and which model
+        all of them trained."""
+        words = [[client, committed[client].hex()] for client in sorted(committed)]
+        return self.digest + json.dumps(["survivors", words, model]).encode()

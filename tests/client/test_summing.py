@@ -14,7 +14,7 @@ from prunella.strategies.secure_sum import letters as wire
 from prunella.strategies.secure_sum import participant
 from prunella.strategies.secure_sum.exchange import about, model_of
 from prunella.strategies.secure_sum.fixed_point import decode, reduced, unpack
-from prunella.strategies.secure_sum.participant import Secrets
+from prunella.strategies.secure_sum.participant import COMMITMENT, Secrets
 from prunella.strategies.secure_sum.party import Advert, Party
 from prunella.strategies.secure_sum.vector import SecureSum, form_of
 from prunella.tasks.task import initial
@@ -65,8 +65,11 @@ class Server:
         words = self.train()
         return self.answer, words
 
-    def vote(self, survivors: set[int]) -> bytes:
-        attested = {c: participant.attest(self.own[c], self.party, self.model) for c in OTHERS} | {0: self.attested}
+    def vote(self, survivors: set[int], words: bytes = b"w" * COMMITMENT) -> bytes:
+        """``words`` is what names those of client 2."""
+        named = dict.fromkeys(OTHERS, b"w" * COMMITMENT) | {2: words}
+        attested = {c: participant.attest(self.own[c], self.party, self.model, named[c]) for c in OTHERS}
+        attested |= {0: self.attested}
         found = self.ask("train.vote", **wire.write_parts({c: attested[c] for c in survivors}))["vote"]
         assert isinstance(found, bytes)
         return found
@@ -126,7 +129,52 @@ def test_a_round_is_opened_for_one_set_of_survivors_whoever_asks_again(tmp_path:
     with pytest.raises(DefenseError, match="opens no second one"):
         Server(tmp_path).until_sent().vote({0, 1, 2})
     assert Server(tmp_path).until_sent().vote({0, 1, 2, 3}), "a server that resumes repeats the round as it was"
+    with pytest.raises(DefenseError, match="opens no second one"):
+        Server(tmp_path).until_sent().vote({0, 1, 2, 3}, b"x" * COMMITMENT)
     assert Server(tmp_path, round=2).until_sent().vote({0, 1, 2})
+
+
+def test_a_client_whose_answer_changed_is_in_no_second_sum_of_its_round(tmp_path: Path) -> None:
+    """Its defense remembers a round that the server showed it alone; the rest of the sums is equal, so their difference
+    is this client's two updates. It is refused here, and by every other client by what names the words."""
+    first = Server(tmp_path, round=2, defenses="priprune").until_sent()
+    first.vote({0, 1, 2, 3})
+    again = Server(tmp_path, round=2, defenses="priprune").until_sent()
+    assert again.attested[:COMMITMENT] == first.attested[:COMMITMENT], "the same words have one name"
+    Server(tmp_path, round=1, defenses="priprune").until_sent()
+    moved = Server(tmp_path, round=2, defenses="priprune").until_sent()
+    assert moved.attested[:COMMITMENT] != first.attested[:COMMITMENT]
+    with pytest.raises(DefenseError, match="opens no second one"):
+        moved.vote({0, 1, 2, 3})
+
+
+def test_a_failure_has_another_name_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two equal ones would say that the same words, those of a failure, stand under both."""
+    monkeypatch.setattr("prunella.client.app.after_training", Mock(side_effect=RuntimeError("a value: 7")))
+    names = {Server(tmp_path, round=round).until_sent().attested[:COMMITMENT] for round in (1, 2, 3)}
+    assert len(names) == 3
+
+
+def test_an_update_goes_to_the_sum_of_the_same_clients_or_to_none(tmp_path: Path) -> None:
+    """Also where this client was not asked to vote, and so has voted for nothing."""
+    Server(tmp_path).until_sent()
+    Server(tmp_path, run_dir="/x/again").until_sent()
+    other = Server(tmp_path, run_dir="/x/other")
+    other.adverts.pop(3)
+    other.keys()
+    other.party = Party(other.about, tuple(other.adverts[c] for c in (0, 1, 2)))
+    sealed = wire.read_mapping(other.ask("train.letters", **wire.write_adverts(other.party.adverts)))
+    other.to_client = {0: sealed[0]} | {c: participant.share(other.own[c], other.party, c)[0] for c in (1, 2)}
+    with pytest.raises(DefenseError, match="opens no second one"):
+        other.train()
+
+
+def test_an_owner_is_in_no_sum_without_those_it_names(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no sum without client 7"):
+        Server(tmp_path, node={"sum-with": "1, 7"}).until_sent()
+    with pytest.raises(DefenseError, match="opens no sum without"):
+        Server(tmp_path, node={"sum-with": "1, 3"}).until_sent().vote({0, 1, 2})
+    assert Server(tmp_path, round=2, node={"sum-with": "1, 3"}).until_sent().vote({0, 1, 3})
 
 
 def scoring(server: Server, images: int) -> RecordDict:

@@ -63,6 +63,13 @@ def test_a_sum_of_fewer_than_the_owner_s_least_is_refused() -> None:
     read_trust({"sum-least": 2}).require(two)
 
 
+def test_a_sum_without_those_that_the_owner_names_is_refused() -> None:
+    trust = read_trust({"sum-with": "0,2"})
+    trust.require(party_of([{}, {}, {}]))
+    with pytest.raises(ConfigError, match="no sum without client 2"):
+        read_trust({"sum-with": "0,2", "sum-least": 2}).require(party_of([{}, {}], (0, 1)))
+
+
 def test_half_a_configuration_and_files_that_are_none_are_refused(
     tmp_path: Path, sites: list[dict[str, object]]
 ) -> None:
@@ -78,6 +85,8 @@ def test_half_a_configuration_and_files_that_are_none_are_refused(
         {"sum-peers": peers},
         {"sum-least": 1},
         {"sum-least": "3"},
+        {"sum-with": "1, north"},
+        {"sum-with": "1,,2"},
         {"sum-key": str(tmp_path / "none"), "sum-peers": peers},
         {"sum-key": str(other), "sum-peers": peers},
         {"sum-key": key, "sum-peers": str(other)},

@@ -128,6 +128,9 @@ KNOWN: dict[str, Known] = {
     "not even one undefended step": Known(
         "Proves nothing", "The audit proves nothing: this attack does not even rebuild one image in one step without a "
         "defense.", (("single", NOTHING, {}),)),
+    "the undefended step was stopped": Known(
+        "Proves nothing", "The audit proves nothing: it has not rebuilt even one image in one step without a defense "
+        "(stopped before its end).", (("single", NOTHING, {"reason": "stopped before its end"}),)),
     "asked and denied": Known(
         "Clients unknown", "No client's images were scored; of public images the defended update gave nothing away.",
         (CONTROL, DEFENDED, client(**DENIED)), ("1 of 4 clients denied audits",)),

@@ -7,7 +7,7 @@ import numpy as np
 
 from prunella.strategies.secure_sum import participant
 from prunella.strategies.secure_sum.fixed_point import FixedPoint, Integers, Words, encode, pack
-from prunella.strategies.secure_sum.participant import Secrets
+from prunella.strategies.secure_sum.participant import COMMITMENT, Secrets
 from prunella.strategies.secure_sum.party import Party
 from prunella.strategies.secure_sum.summation import Summation
 
@@ -22,6 +22,7 @@ class Honest:
     missing: frozenset[int] = frozenset()
     words: int = 50
     own: dict[int, Secrets] = field(default_factory=dict)
+    named: dict[int, bytes] | None = None  # what names a client's words, where it is not its number
 
     def __post_init__(self) -> None:
         made = {c: participant.fresh(ABOUT, c, None) for c in range(3, 3 + self.count)}
@@ -42,11 +43,13 @@ class Honest:
         return {c: participant.vote(self.own[c], self.party, c, self.peers, attested, model) for c in survivors}
 
     def attested(self, clients: Iterable[int], model: str = MODEL) -> dict[int, bytes]:
-        return {c: participant.attest(self.own[c], self.party, model) for c in clients if c in self.own}
+        named = {c: (self.named or {}).get(c, bytes([c]) * COMMITMENT) for c in clients}
+        return {c: participant.attest(self.own[c], self.party, model, named[c]) for c in named if c in self.own}
 
     def reveal(self, client: int, survivors: frozenset[int], votes: dict[int, bytes]) -> dict[int, bytes]:
         own, letters = self.own[client], self.letters[client]
-        return participant.reveal(own, self.party, client, letters, survivors, MODEL, votes)
+        named = participant.committed(self.attested(survivors))
+        return participant.reveal(own, self.party, client, letters, named, MODEL, votes)
 
     def summation(self, survivors: frozenset[int]) -> Summation:
         found = Summation(self.party, self.peers, self.words, self.form)

@@ -104,8 +104,21 @@ def test_a_server_that_sends_one_client_another_model_gets_nothing() -> None:
     honest = Honest(4)
     everybody = honest.peers
     votes = honest.votes(everybody, "the model of the others") | {3: honest.votes(everybody)[3]}
-    with pytest.raises(DefenseError, match="same model"):
+    with pytest.raises(DefenseError, match="words and model"):
         honest.reveal(3, everybody, votes)
+
+
+def test_clients_that_saw_other_words_named_open_nothing_together() -> None:
+    """Of one sum and another with the same clients, in which one put something else."""
+    honest = Honest(4)
+    everybody = honest.peers
+    mine = honest.votes(everybody)
+    honest.named = {4: b"x" * participant.COMMITMENT}
+    votes = honest.votes(everybody) | {3: mine[3]}
+    honest.named = None
+    with pytest.raises(DefenseError, match="same survivors, words and model"):
+        honest.reveal(3, everybody, votes)
+    assert honest.reveal(3, everybody, mine)
 
 
 @pytest.mark.parametrize("other", [3, 4])
