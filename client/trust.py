@@ -64,7 +64,7 @@ class Trust:
         if len(survivors) < self.least:
             raise DefenseError("fewer clients are left in the sum than this client's owner asks for (sum-least)")
         if missing := sorted(self.together - survivors):
-            raise DefenseError(f"client {missing[0]} is lost, and this client's owner opens no sum without it (sum-with)")
+            raise DefenseError(f"client {missing[0]} is lost, and this one's owner opens no sum without it (sum-with)")
 
 
 def verified(key: ec.EllipticCurvePublicKey, signature: bytes, message: bytes) -> bool:

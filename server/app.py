@@ -97,7 +97,7 @@ def assemble(run: Run, raw: Raw, load: Loader = load_test) -> Federation:
     store = RunStore.open(folder)
     exporter = Exporter(run.metrics_address, versions(), folder) if run.metrics_address else None
     federation = Federation(run, raw, task, model, strategy, auditor, store, exporter, test, folder)
-    strategy.listener = federation.on_reply
+    strategy.listener, strategy.asking = federation.on_reply, federation.on_question
     return federation
 
 

@@ -4,6 +4,10 @@ One safetensors file per round holds the global weights, buffers, mask and the s
 holds the round, the settings, the cumulative counters, the clients' ledgers, and a checksum (CRC-32) over everything:
 safetensors itself detects a truncated file, but not a flipped bit. Randomness has no state to save: every stream is
 derived from seed and round.
+
+What clients have spent cannot wait for the end of a round: a question is charged where it arrives, whatever becomes of
+this server. So ``ledgers.json`` beside them is written before a question is sent and when its answers are in, and holds
+for a checkpoint of any round.
 """
 
 import json
@@ -19,10 +23,12 @@ from flwr.common.logger import log
 
 from prunella.core.config import Raw
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.core.files import read_tree, write_tree
+from prunella.core.files import read_tree, write_json, write_tree
 from prunella.core.trees import Mask, Tree
 
 KEPT = 2
+LEDGERS = "ledgers.json"
+Ledgers = dict[str, dict[str, float | int | str]]  # by client
 MAY_CHANGE = (
     *("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients"),
     *("evaluate-every", "evaluate-examples", "audit-cluster"),
@@ -39,7 +45,7 @@ class Checkpoint:
     mask: Mask
     settings: dict[str, Any]
     counters: dict[str, float] = field(default_factory=dict)
-    ledgers: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
+    ledgers: Ledgers = field(default_factory=dict)
     scheme: Tree = field(default_factory=dict)
 
 
@@ -75,6 +81,25 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     write_tree(_path(folder, checkpoint.round), tree, {"checkpoint": text, "checksum": _checksum(text, tree)})
     for old in [r for r in _rounds(folder) if r <= checkpoint.round][:-KEPT]:
         _path(folder, old).unlink(missing_ok=True)
+
+
+def save_ledgers(folder: Path, ledgers: Ledgers) -> None:
+    """Write what clients have spent up to now, the questions under way among it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / LEDGERS, ledgers, mode=0o600)
+
+
+def load_ledgers(folder: Path) -> Ledgers:
+    """What ``save_ledgers`` wrote last or, in a run of an older release, what the newest checkpoint holds. Raises
+    ``PrunellaError`` where it cannot be read."""
+    path = folder / LEDGERS
+    if path.exists():
+        try:
+            return {client: dict(line) for client, line in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            raise PrunellaError(f"{path}, what clients have spent, cannot be read: restore it") from None
+    saved = load(folder)
+    return saved.ledgers if saved is not None else {}
 
 
 def _read(path: Path) -> Checkpoint:

@@ -40,10 +40,7 @@ def note_answer(books: Books, client: int, reply: Message) -> None:
         books.ledgers = spending.uncharged(books.ledgers, client)
 
 
-def note_first(books: Books, answers: list[tuple[int, Message | None]]) -> None:
-    """What clients were asked before the first round, and what they answered, if anything came. Empties ``answers``."""
+def note_first(books: Books, answers: list[tuple[int, Message]]) -> None:
+    """What clients answered that were asked before the first round. Empties ``answers``."""
     while answers:
-        client, reply = answers.pop(0)
-        books.ledgers = spending.asked(books.ledgers, [client])
-        if reply is not None:
-            note_answer(books, client, reply)
+        note_answer(books, *answers.pop(0))

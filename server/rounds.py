@@ -79,6 +79,15 @@ class Federation:
     def __post_init__(self) -> None:
         self.evaluator = Evaluator(self.run, self.model, self.test)
 
+    def on_question(self, clients: Iterable[int]) -> None:
+        """Before clients are asked what they are charged for: it counts as charged from now on, also for a server that
+        is killed and resumes, and for an attestation of what is left of it."""
+        self.ledgers = spending.asked(self.ledgers, clients)
+        self.keep_ledgers()
+
+    def keep_ledgers(self) -> None:
+        checkpoints.save_ledgers(self.folder / "checkpoint", self.ledgers)
+
     def on_reply(self, contribution: Contribution) -> None:
         """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""
         member = self.strategy.downlink.asked.get(contribution.node)
@@ -103,6 +112,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     if not run.resume and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{federation.folder} holds a run already: set resume=true, or choose another run-dir")
     saved = checkpoints.load(folder) if run.resume else None
+    federation.ledgers = checkpoints.load_ledgers(folder) if run.resume else {}
     if saved is None:
         params, buffers = initial(federation.task, run.seed)
         federation.store.rewind(0)
@@ -110,7 +120,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     checkpoints.require_same_settings(saved, federation.raw)
     federation.strategy.mask = saved.mask
     federation.strategy.recall(saved.scheme)
-    federation.counters, federation.ledgers = dict(saved.counters), dict(saved.ledgers)
+    federation.counters = dict(saved.counters)
     federation.best = best_score(federation.folder)
     federation.store.rewind(saved.round)
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
@@ -138,7 +148,7 @@ def evaluate_on_clients(federation: Federation, round: int, arrays: ArrayRecord,
     messages = list(federation.strategy.configure_evaluate(round, arrays, ConfigRecord(), grid))
     members = federation.strategy.roster.members
     clients = {m.metadata.dst_node_id: members[m.metadata.dst_node_id].client for m in messages}
-    federation.ledgers = spending.asked(federation.ledgers, clients.values())
+    federation.on_question(clients.values())
     replies = list(grid.send_and_receive(messages, timeout=federation.run.round_seconds))
     for reply in replies:
         client = clients.get(reply.metadata.src_node_id)
@@ -191,6 +201,7 @@ def _save(federation: Federation, round: int, arrays: ArrayRecord, result: Evalu
     mask = _mask(federation)
     settings = dict(federation.raw)
     scheme = federation.strategy.remembered()
+    federation.keep_ledgers()
     saved = Checkpoint(round, from_dense(arrays), mask, settings, federation.counters, federation.ledgers, scheme)
     checkpoints.save(federation.folder / "checkpoint", saved)
     if federation.run.evaluation == "clients" and result is not None:
@@ -264,12 +275,13 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     begin_time = time.perf_counter()
     strategy = federation.strategy
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
-    replies = grid.send_and_receive(messages, timeout=strategy.pace.deadline)
     silent: dict[int, str] = {}
     note_first(federation, strategy.stats.first)
-    federation.ledgers = spending.asked(federation.ledgers, (m.client for m in strategy.downlink.asked.values()))
+    federation.on_question(m.client for m in strategy.downlink.asked.values())
+    replies = grid.send_and_receive(messages, timeout=strategy.pace.deadline)
     aggregated, _ = strategy.aggregate_train(round, noting(federation, replies, silent))
     federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}
+    federation.keep_ledgers()
     if federation.auditor.due(round):
         file_audits(federation, round, silent)
     arrays = aggregated if aggregated is not None else arrays

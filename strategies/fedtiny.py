@@ -97,7 +97,7 @@ class FedTiny(MaskedMean):
         masks = candidate_masks(params, self.model.prunable, run.rate, plan, run.seed)
         if all(same_trees(masks[0], mask) for mask in masks):
             return masks[0]
-        selection = Selection(params, masks, self.buffers, self.aggregator, self.stats)
+        selection = Selection(params, masks, self.buffers, self.aggregator, self.stats, self.asking)
         asked = sample(members, selected(len(members), run.fraction, run.min_clients), run.seed, 0)
         best = selection.choose(grid, asked, run.round_seconds)
         if best is None:

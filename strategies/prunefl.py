@@ -160,8 +160,9 @@ class PruneFL(MaskedMean):
             self.stats.down += sum(record_bytes(record) for record in model.values())
             self.stats.sent += 1
             message = Message(content, dst_node_id=member.node, message_type=INITIAL)
+            self.asking([member.client])
             answers = list(grid.send_and_receive([message], timeout=self.run.round_seconds))
-            self.stats.first.append((member.client, answers[0] if answers else None))
+            self.stats.first += [(member.client, answer) for answer in answers]
             try:
                 if not answers:
                     raise ReplyError("timeout", "no answer came")

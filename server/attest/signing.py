@@ -26,6 +26,7 @@ from prunella.server.attest.statement import FORMAT, canonical, digest_of, diges
 
 STATEMENT = "attestation.json"
 LARGEST = 64 * 2**20
+ALGORITHM, PARTS = "Ed25519", {"algorithm", "public_key", "fingerprint", "value"}
 
 
 class NotVerified(PrunellaError):
@@ -83,7 +84,7 @@ def signed(statement: Mapping[str, Any], documents: Mapping[str, str], key: Ed25
     """The content of ``attestation.json``."""
     body = {"statement": dict(statement), "documents": dict(documents)}
     signature = {
-        "algorithm": "Ed25519",
+        "algorithm": ALGORITHM,
         "public_key": base64.b64encode(_raw(key.public_key())).decode(),
         "fingerprint": fingerprint(key.public_key()),
         "value": base64.b64encode(key.sign(canonical(body))).decode(),
@@ -124,6 +125,8 @@ def _check_signature(found: Mapping[str, Any], key: Ed25519PublicKey) -> None:
         ) from None
     if given != _raw(key) or found["signature"].get("fingerprint") != fingerprint(key):
         raise NotVerified("the key named in the file is not the one that signed it")
+    if found["signature"].keys() != PARTS or found["signature"]["algorithm"] != ALGORITHM:
+        raise NotVerified("its signature has other parts than were signed for: words were added to it")
 
 
 def verify(path: Path, key: Ed25519PublicKey, run: Path | None = None) -> list[str]:
@@ -142,7 +145,8 @@ def verify(path: Path, key: Ed25519PublicKey, run: Path | None = None) -> list[s
             raise NotVerified(f"{name} was signed and is not there")
         if digest_of(home / name) != digest:
             raise NotVerified(f"{name} is not what was signed")
-    beside = sorted({each.name for each in home.glob("attestation.*")} - {STATEMENT, *documents})
+    like = {each.name for each in home.iterdir() if each.name.casefold().startswith("attestation.")}
+    beside = sorted(like - {STATEMENT, *documents})
     if beside:
         raise NotVerified(f"{beside[0]} lies beside it and was not signed")
     said = [f"signed by {fingerprint(key)}: run {statement['run']}, made {statement['made']}"]

@@ -23,7 +23,7 @@ from prunella.privacy.ledger.spending import UNHEARD, unknown
 from prunella.privacy.ledger.spending import spent as spent_by
 from prunella.server.attest.bound import measured_by_client, refuted
 from prunella.server.best import FOLDER as BEST
-from prunella.server.checkpoint import load
+from prunella.server.checkpoint import LEDGERS, load_ledgers
 from prunella.server.report.evidence import (
     KINDS,
     WORDS,
@@ -46,7 +46,7 @@ from prunella.server.store.read import read_audits, read_metrics, read_run
 from prunella.server.store.schema import AUDIT_LINES, LOCAL_SETTINGS, METRIC_LINES, RUN, StoreLine
 
 FORMAT = "prunella-attestation/1"
-FILES = (RUN, METRIC_LINES, AUDIT_LINES)
+FILES = (RUN, METRIC_LINES, AUDIT_LINES, f"checkpoint/{LEDGERS}")
 MODELS = ("checkpoint", BEST)
 PLACE = re.compile(r"[/\\]|\.[A-Za-z]\w*$")  # in the value of an algorithm's setting: of a file
 Section = dict[str, Any]
@@ -106,8 +106,7 @@ class Evidence:
     @cached_property
     def ledgers(self) -> Mapping[str, Mapping[str, Any]]:
         """What every site has spent, by the server's number of it."""
-        saved = load(self.folder / "checkpoint")
-        return saved.ledgers if saved is not None else {}
+        return load_ledgers(self.folder / "checkpoint")
 
     @cached_property
     def refuted(self) -> list[int]:

@@ -7,7 +7,7 @@ both turns as it does for buffers and evaluations: the statistics' merge is the 
 than one client, a candidate's loss is their median.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from logging import WARNING
 
@@ -38,6 +38,7 @@ class Selection:
     buffers: Tree
     aggregator: Aggregator
     stats: RoundStats
+    asking: Callable[[Iterable[int]], None] = lambda clients: None
     statistics: tuple[Tree, ...] = field(default=())
 
     def choose(self, grid: Grid, asked: list[Member], seconds: float) -> int | None:
@@ -74,13 +75,14 @@ class Selection:
             content = RecordDict({**arrays, "config": told})
             self.stats.down += sum(record_bytes(record) for record in arrays.values())
             messages.append(Message(content, dst_node_id=member.node, message_type=SELECT))
+        self.asking([member.client for member in asked])
         came = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(messages, timeout=seconds)}
         for member in asked:
             reply = came.get(member.node)
-            self.stats.first.append((member.client, reply))
             try:
                 if reply is None:
                     raise ReplyError("timeout", "no answer came")
+                self.stats.first.append((member.client, reply))
                 require_answer(reply)
             except ReplyError as error:
                 self._leave_out(error)

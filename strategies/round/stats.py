@@ -30,7 +30,7 @@ class RoundStats:
     aggregate_seconds: float = 0.0
     withheld: float = 0.0
     ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
-    first: list[tuple[int, Message | None]] = field(default_factory=list)
+    first: list[tuple[int, Message]] = field(default_factory=list)
 
     def fail(self, reason: str, said: str = "") -> None:
         """Count one failure."""

@@ -8,7 +8,7 @@ stays a plain dense ``ArrayRecord`` (parameters and buffers by name), so the str
 ``downlink.personal`` gets, and is held to, that smaller mask instead.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,8 @@ class MaskedMean(FedAvg):
         self.fraction_evaluate = 1.0 if run.evaluation == "clients" else 0.0
         self.run, self.model, self.settings = run, model, settings
         self.listener: Listener | None = None  # told of every valid reply
+        #: told of whom a scheme is about to ask before the first round; of a round's messages their sender knows
+        self.asking: Callable[[Iterable[int]], None] = lambda clients: None
         self.roster = Roster()
         self.pace = SpeedTiers(run)
         self.downlink = Downlink(run, model.prunable, self.allowed, partial(sub_mask, model.module, model.shape))

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from prunella.client.charging import CHARGED
-from prunella.privacy.ledger.spending import UNHEARD, Line, unknown
+from prunella.privacy.ledger.spending import UNHEARD, Line, asked, unknown
 from prunella.server.questions import note_answer, note_first
 from tests.server.test_rounds import final, go
 
@@ -26,8 +26,8 @@ def reply(line: dict[str, float] | None = None, error: str = "") -> Message:
 
 
 def test_the_first_answer_s_line_is_kept_and_one_that_never_came_is_not_nothing() -> None:
-    kept = Kept({"2": {"epsilon": 1.0}})
-    note_first(kept, [(0, reply({"epsilon": 2.0})), (1, None), (3, reply())])
+    kept = Kept(asked({"2": {"epsilon": 1.0}}, [0, 1, 3]))
+    note_first(kept, [(0, reply({"epsilon": 2.0})), (3, reply())])
     assert kept.ledgers == {"0": {"epsilon": 2.0}, "1": {UNHEARD: 1}, "2": {"epsilon": 1.0}}
     assert unknown(kept.ledgers) == 1
 
@@ -40,7 +40,7 @@ def test_the_first_answer_s_line_is_kept_and_one_that_never_came_is_not_nothing(
     ],
 )
 def test_a_refusal_costs_nothing_and_what_failed_after_the_charge_does(error: str, left: Line) -> None:
-    kept = Kept({"1": {"channel_nats": 4.0}})
+    kept = Kept(asked({"1": {"channel_nats": 4.0}}, [0]))
     told = f"<class 'prunella.core.errors.DefenseError'>:<\"{error}\">"  # as Flower tells of an exception
     note_first(kept, [(0, reply(error=told))])
     assert kept.ledgers.get("0", {}) == left and unknown(kept.ledgers) == len(left)

@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from prunella.privacy.accounting import Privacy
 from prunella.privacy.ledger import spending
 from prunella.privacy.ledger.ledger import Ledger, from_json
 from prunella.server import checkpoint
+from prunella.server import rounds as server_rounds
 from prunella.server.app import NUMBERS, assemble, describe, run_to_end
 from prunella.server.grid import OrderedGrid
 from prunella.server.report.state import run_state
@@ -495,6 +497,38 @@ def test_what_was_charged_for_answers_that_did_not_come_is_counted_or_said(lost:
     assert spent == pytest.approx(max(owned)) if not state.unknown else spent <= max(owned) + 1e-9
     if not state.unknown:
         assert spending.spent(final(tmp_path).ledgers["0"]) == pytest.approx(owned[0])
+
+
+@pytest.mark.parametrize("when", ["before the answers", "before the checkpoint"])
+def test_what_clients_have_spent_outlives_a_server_that_is_killed(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its third round, of which no checkpoint says anything; its second one is on the disk."""
+    made = {"defenses": "dp-sgd", "strategy": "fedavg", "local_steps": 1, "min_clients": 1}
+
+    def tamper(message: Message) -> Message | None:
+        if "update" in message.content and message.content["provenance"]["round"] == 3:
+            raise KeyboardInterrupt
+        return message
+
+    save = server_rounds._save
+    if when == "before the checkpoint":
+        killed = Mock(side_effect=lambda f, round, *more: save(f, round, *more) if round < 3 else 1 / 0)
+        monkeypatch.setattr(server_rounds, "_save", killed)
+    with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
+        go(tmp_path, clients=2, tamper=tamper if when == "before the answers" else None, **made)
+    folder = tmp_path / "run" / "checkpoint"
+    known, owned = checkpoint.load_ledgers(folder), accounts(tmp_path, 2)
+    asked = when == "before the answers"
+    assert final(tmp_path).round == 2 and all(("unheard" in line) is asked for line in known.values())
+    if not asked:
+        assert [spending.spent(known[client]) for client in "01"] == pytest.approx(owned)
+        assert final(tmp_path).ledgers["0"]["epsilon"] < owned[0], "the checkpoint alone says less"
+    assert all(spending.spent(known[client]) >= mine - 1e-9 for client, mine in zip("01", owned, strict=True))
+    monkeypatch.setattr(server_rounds, "_save", save)
+    gone = lambda message: None if message.metadata.src_node_id == 101 else message  # noqa: E731 - it does not come back
+    resumed = go(tmp_path, clients=2, tamper=gone, resume=True, rounds=3, round_seconds=2.0, **made)
+    assert spending.spent(resumed.ledgers["1"]) >= owned[1] - 1e-9
 
 
 def test_a_client_that_says_no_has_spent_nothing_for_it(tmp_path: Path) -> None:

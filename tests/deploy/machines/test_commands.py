@@ -94,7 +94,12 @@ def test_flowers_parsers_accept_the_command_lines(tmp_path: Path, made: Keys, no
 def test_a_site_signs_for_masked_sums_with_its_own_key(node: SuperNode, tmp_path: Path) -> None:
     known = replace(node, sums=(tmp_path / "peers", 4, "0, 1"), key=tmp_path / "north")
     config = machines.node_config(known)
-    assert config["sum-key"] == str(known.key) and config["sum-least"] == 4 and config["sum-with"] == "0, 1" and known.conditions
+    assert (
+        config["sum-key"] == str(known.key)
+        and config["sum-least"] == 4
+        and config["sum-with"] == "0, 1"
+        and known.conditions
+    )
     with pytest.raises(UsageError, match="own key"):
         machines.check_node(replace(known, key=None))
     with pytest.raises(UsageError, match="no masked sums"):
