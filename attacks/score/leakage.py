@@ -22,8 +22,9 @@ random   the mean of uniform noise, paired in the same way.
 other    the same reconstruction, in place of the truth paired in the same way with as many images of a *gallery* of
          other people's, of the same classes (``attacks.score.gallery``): the worst pair of 32 draws, so that without a
          leak the worst pair of the truth is above it in one of 33 audits. AMI, which is slow, of the pairs of highest
-         NMI only. Without a gallery: the mean of each image given for its neighbour in the truth, and of a flat image
-         where there is only one. That is lower than what chance reaches in a large batch, and so errs to the leak.
+         NMI only. Beside it, and without a gallery alone: the worst pair where no reconstruction may be paired with its
+         own image again, nor with a twin of it. One image without a gallery has none (None): what another image would
+         have scored is not known.
 blind    the worst pair of the best picture that needs no update: the mean of each image's class in the gallery, that of
          all classes, or ``prior``, such as a mean of public images. None without any of these.
 
@@ -43,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prunella.attacks.score.gallery import Gallery, Recognition
+from prunella.attacks.score.gallery import Gallery, Recognition, same_pictures
 from prunella.attacks.score.information import information, normalised
 from prunella.attacks.score.likeness import Pairs, contrast_free, correlations, least, squared_errors
 from prunella.core.errors import AttackError
@@ -68,8 +69,15 @@ class Stat:
     mean: float
     worst: float
     random: float
-    other: float
+    other: float | None
     blind: float | None = None
+
+    @property
+    def null(self) -> float:
+        """``other``, of which there is one with a gallery. Raises ``AttackError`` where there is none."""
+        if self.other is None:
+            raise AttackError("there are no other images to compare with")
+        return self.other
 
 
 @dataclass(frozen=True)
@@ -170,9 +178,18 @@ def paired(truth: Tensor, guess: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     return truth[[t for t, _ in pairs]], guess[[g for _, g in pairs]]
 
 
-def other_images(truth: Tensor) -> Tensor:
-    """For each image its neighbour; for a single image, a flat one of its mean."""
-    return truth.roll(1, dims=0) if len(truth) > 1 else truth.mean().expand_as(truth).clone()
+def among_others(costs: Tensor, pairs: Pairs, same: Tensor) -> Pairs:
+    """The pairs (row, column) of least total cost in which no column has the row that it has in ``pairs``, its nearest
+    one (of which there may be two pictures), or one that is the ``same`` as these [N, N]; none where there is no other.
+
+    >>> among_others(torch.tensor([[0.0, 3.0], [2.0, 0.0]]), ((0, 0), (1, 1)), torch.eye(2, dtype=torch.bool))
+    ((0, 1), (1, 0))
+    """
+    own = same[costs.argmin(0)].T.clone()
+    for row, column in pairs:
+        own[same[row], column] = True
+    dear = costs.abs().sum() + 1
+    return tuple((row, column) for row, column in least(torch.where(own, dear, costs)) if not own[row, column])
 
 
 def rdlv(similarity: Stat) -> float | None:
@@ -184,12 +201,12 @@ def rdlv(similarity: Stat) -> float | None:
     (2.0000000000000004, None)
     """
     before = similarity.other if similarity.blind is None else similarity.blind
-    return (similarity.worst - before) / before if before > 0 else None
+    return (similarity.worst - before) / before if before is not None and before > 0 else None
 
 
 def identifiable(truth: Tensor, pairs: Pairs, guess: Tensor) -> float:
     """IIP, over the pairs."""
-    candidates = truth if len(truth) > 1 else torch.cat([truth, other_images(truth)])
+    candidates = truth if len(truth) > 1 else torch.cat([truth, truth.mean().expand_as(truth)])
     errors = squared_errors(guess, candidates)
     twins = squared_errors(candidates, candidates) == 0  # an image may occur twice: its twin is not another image
     hits = [bool((errors[g, t] < errors[g, ~twins[t]]).all()) for t, g in pairs]
@@ -246,24 +263,21 @@ def _worst(values: list[float], up: bool) -> float:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The pairs behind one score: of the truth, and of each baseline. ``null`` are those of all draws from a gallery,
-    ``neighbours`` stand in where there is none; ``blind`` is one batch for each picture that needs no update."""
+    """The pairs behind one score: of the truth, and of each baseline. ``null`` are those with other images, in the
+    batch and of all draws from a gallery; ``blind`` is one batch for each picture that needs no update."""
 
     matched: Matched
     random: Matched
-    neighbours: Matched
     null: Matched | None
     blind: list[Matched]
 
     def stat(self, score: Score, up: bool = True) -> Stat:
         values, noise = score(*self.matched), score(*self.random)
-        if self.null is None:
-            other = float(np.mean(score(*self.neighbours)))
-        else:
-            other = _worst(score(*self.null), up)
+        other = None if self.null is None else _worst(score(*self.null), up)
         blind = _worst([_worst(score(*each), up) for each in self.blind], up) if self.blind else None
         found = Stat(float(np.mean(values)), _worst(values, up), float(np.mean(noise)), other, blind)
-        if not np.isfinite([*values, found.random, other, 0.0 if blind is None else blind]).all():
+        baselines = [each for each in (found.random, other, blind) if each is not None]
+        if not np.isfinite([*values, *baselines]).all():
             raise AttackError("a leakage score is not finite: this evaluation failed")
         return found
 
@@ -296,8 +310,13 @@ def _compare(
     def match(x: Tensor) -> Matched:
         return paired(real, x, least(cost(real, x)))
 
-    against = None if null is None or others is None else (others.x[null[:, 0]], guess[null[:, 1]])
-    return _Comparison(match(guess), match(noise), (real, other_images(real)), against, [match(x) for x in blind])
+    costs = cost(real, guess)
+    own = least(costs)
+    against = [] if null is None or others is None else [(others.x[null[:, 0]], guess[null[:, 1]])]
+    if inside := among_others(costs, own, same_pictures(real, real)):
+        against.append(paired(real, guess, inside))
+    together = (torch.cat([t for t, _ in against]), torch.cat([g for _, g in against])) if against else None
+    return _Comparison(paired(real, guess, own), match(noise), together, [match(x) for x in blind])
 
 
 def _label_chance(named: Tensor | None, truth: Tensor, gallery: Examples | None) -> float | None:
@@ -328,7 +347,7 @@ def score(
     guess, real = _checked(reconstruction, truth)
     labels, named = truth.y.cpu(), None if reconstruction.y is None else reconstruction.y.cpu()
     others = None if gallery is None else Gallery(gallery, PrivateBatch(real, labels), guess)
-    others = others if others is not None and len(others) else None
+    others = others if others is not None and others.enough else None
     near, like = (None, None) if others is None else others.null()
     blind = _blind(real, others, prior)
     by_error = _compare(real, guess, squared_errors, near, blind, others)

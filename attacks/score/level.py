@@ -6,9 +6,9 @@ without its sign) at most 1; higher leaks more for all four.
 
 The one rule of what is legible, for reports, monitoring, controls and clients. An audit is
 
-rebuilt    if its worst image is *legible* (``LEGIBLE`` in any score) and *its own*: far nearer to the truth than all
-           baselines are (``FAR``), or told from its look-alikes (``recognition``) and not far worse than the mean of
-           its class.
+rebuilt    if its worst image is a *copy* (``COPY``), which no other image and no guess is, or *legible* (``LEGIBLE``
+           in any score) and *its own*: far nearer to the truth than all baselines are (``FAR``), or told from its
+           look-alikes (``recognition``) and not far worse than the mean of its class.
 traces     if it is nearer to the truth than to other images, by ``MARGINS`` or by recognition, or nearly so while it
            beats the mean of its class.
 baseline   if it is neither, with every baseline known.
@@ -32,6 +32,7 @@ Line = Mapping[str, Any]
 # vouches for such a fit, since one that misses as much has itself not undone its update.
 FITTED = 0.01
 LEGIBLE = {"psnr": 18.0, "ssim": 0.5, "ncc": 0.55}  # 18 dB: a root mean squared error of an eighth of the range
+COPY = 30.0  # dB of PSNR: ``attacks.score.gallery.TWIN``
 FAR = {"psnr": 6.0, "ncc": 0.5}  # dB above the baseline; the most of its 1 - NCC that may be left
 # How far above its baseline a score is no longer chance. Measured with batches of 1, 4 and 16 of scikit-learn's digits,
 # 60 times each: noise in place of a reconstruction is never 0.1 dB above the baseline and passes the SSIM margin now
@@ -97,8 +98,16 @@ def legible(audit: Line) -> bool:
     return any(found is not None and found >= LEGIBLE[metric] for metric, found in worst.items())
 
 
+def _copied(audit: Line) -> bool:
+    """Whether the worst image is the picture itself, and not one that anybody could have guessed."""
+    psnr, blind = value(audit, "psnr"), value(audit, "psnr", "blind")
+    return psnr is not None and psnr >= COPY and (blind is None or blind < COPY)
+
+
 def _rebuilt(audit: Line) -> bool:
     psnr = value(audit, "psnr")
+    if _copied(audit):  # whatever its baselines are: of a frame of a film they are the frames beside it
+        return True
     if baseline(audit, "psnr") is None:  # a baseline that is missing does not excuse a picture
         return psnr is not None and psnr >= LEGIBLE["psnr"]
     return legible(audit) and (_far(audit) or _told(audit))

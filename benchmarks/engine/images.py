@@ -70,8 +70,7 @@ def class_means(images: Examples, classes: int) -> torch.Tensor:
 
 
 def means(rows: Sequence[Leakage], *columns: str) -> dict[str, float]:
-    """Of scores by name: ``psnr`` is the attack's, ``psnr_other`` that of a flat or another image, ``nmi_random`` that
-    of noise."""
+    """Of scores by name: ``psnr`` is the attack's, ``nmi_random`` that of noise."""
     found = {}
     for column in columns:
         name, _, which = column.partition("_")

@@ -35,7 +35,7 @@ from prunella.attacks.denoise import Denoise, moments, posterior_mean, rebuilt
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.inverter import Clock, Inverter, Learnt, Lessons
 from prunella.attacks.r_gap import RGap, solve_image
-from prunella.attacks.score.leakage import score
+from prunella.attacks.score.leakage import mse, score
 from prunella.benchmarks.engine.claim import (
     Found,
     Label,
@@ -212,8 +212,11 @@ def denoised(settings: Settings, seed: int, data: Path | None) -> Found:
 def scored(x: Tensor, own: Examples, number: int) -> dict[str, float]:
     """The error and the likenesses of an answer for image ``number``, and the error of a flat image."""
     truth = part(own, number)
-    row = score(Reconstruction(x, truth.y, 0.0, 1), PrivateBatch(truth.x, truth.y))
-    return {"mse": row.mse.mean, "psnr": row.psnr.mean, "ssim": row.ssim.mean, "mse_flat": row.mse.other}
+    row, flat = (
+        score(Reconstruction(x, truth.y, 0.0, 1), PrivateBatch(truth.x, truth.y)),
+        truth.x.mean().expand_as(truth.x),
+    )
+    return {"mse": row.mse.mean, "psnr": row.psnr.mean, "ssim": row.ssim.mean, "mse_flat": mse(truth.x, flat)[0]}
 
 
 CHANNELLED = Measure("channel-denoised", denoised, control={"channel": NONE, "kappa": NONE}, version=2)

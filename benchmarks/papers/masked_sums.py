@@ -106,7 +106,7 @@ def told(found: Reconstruction, truth: Examples, public: Examples) -> dict[str, 
     """What the pictures of one sum tell."""
     row = score(found, PrivateBatch(truth.x, truth.y), gallery=public)
     rebuilt = float(ORDER.index(level({"scores": row.to_dict()})) >= ORDER.index("rebuilt"))
-    return {"psnr": row.psnr.mean, "ssim": row.ssim.mean, "best": row.psnr.worst, "null": row.psnr.other,
+    return {"psnr": row.psnr.mean, "ssim": row.ssim.mean, "best": row.psnr.worst, "null": row.psnr.null,
             "rebuilt": rebuilt}  # fmt: skip
 
 

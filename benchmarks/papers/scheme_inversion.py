@@ -18,6 +18,7 @@ of their sample covariance. Its rank is at most one less than there are images, 
 other, not with the true number of bits. The positive control is dense, at batch 1 after ``START`` rounds.
 """
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from prunella.attacks.score.leakage import Leakage, score
+from prunella.attacks.score.leakage import Leakage, psnr, score
 from prunella.benchmarks.engine.claim import Found, Measure, Settings
 from prunella.benchmarks.engine.images import chosen_images, means, part, task_of
 from prunella.benchmarks.engine.inprocess import accuracies, ran
@@ -80,10 +81,11 @@ def leakage(settings: Settings, seed: int, data: Path | None) -> Found:
     (saved, accuracy), task = global_model(settings, seed, data), task_of(settings, data)
     private = chosen_images(settings["dataset"], data, seed, settings["images"])
     found: Found = {}
+    flat = statistics.fmean(psnr(private.x, private.x.mean((1, 2, 3), keepdim=True).expand_as(private.x)))
     for arm, name in ARMS.items():
         rows = scores(settings, seed, task, received_of(saved), private, name, 1)
         worst, kept = max(row.psnr.mean for row in rows), density(saved.mask)
-        found[arm] = {**means(rows, "psnr", "psnr_other", "nmi", "nmi_random"), "psnr_worst": worst}
+        found[arm] = {**means(rows, "psnr", "nmi", "nmi_random"), "psnr_worst": worst, "psnr_other": flat}
         found[arm] |= {"kept": kept, "accuracy": accuracy}
     return found
 

@@ -85,7 +85,7 @@ def scored(answer: Reconstruction, truth: PrivateBatch, public: Examples) -> dic
     row = score(answer, truth, gallery=public)
     found, of = level({"scores": row.to_dict()}), ORDER.index
     said = {word: float(of(found) >= of(word)) for word in ("traces", "rebuilt")}
-    return {"psnr": row.psnr.mean, "ssim": row.ssim.mean, "ncc": row.ncc.mean, "null": row.psnr.other, **said}
+    return {"psnr": row.psnr.mean, "ssim": row.ssim.mean, "ncc": row.ncc.mean, "null": row.psnr.null, **said}
 
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:

@@ -164,7 +164,7 @@ def scored(answer: Reconstruction, truth: PrivateBatch, others: Examples) -> Row
         row = score(mine, PrivateBatch(truth.x[real : real + 1], truth.y[real : real + 1]), gallery=others)
         said = ORDER.index(level({"scores": row.to_dict()}))
         words = {word: float(said >= ORDER.index(word)) for word in ("traces", "rebuilt")}
-        found.append({"psnr": row.psnr.mean, "ssim": row.ssim.mean, "null": row.psnr.other, **words})
+        found.append({"psnr": row.psnr.mean, "ssim": row.ssim.mean, "null": row.psnr.null, **words})
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prunella.attacks.score.gallery import LOOKALIKES, Gallery
+from prunella.attacks.score.gallery import LEAST, LOOKALIKES, Gallery
 from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import level, recognised
 from prunella.core.errors import AttackError
@@ -18,6 +18,9 @@ def images(count: int, seed: int = 0, side: int = 6) -> Tensor:
 
 def labelled(x: Tensor, classes: int = 2) -> Examples:
     return Examples(x, torch.arange(len(x)) % classes)
+
+
+OTHERS = labelled(images(40, seed=2))
 
 
 def batch(x: Tensor, classes: int = 2) -> PrivateBatch:
@@ -43,20 +46,22 @@ def test_a_rebuilt_image_of_the_gallery_is_no_chance_likeness() -> None:
     assert found.psnr.worst == 100 and found.psnr.other < 15 and level({"scores": found.to_dict()}) == "rebuilt"
 
 
-@pytest.mark.parametrize("left", [0, 1])
-def test_a_gallery_of_twins_or_of_one_is_as_good_as_it_is(left: int) -> None:
+@pytest.mark.parametrize("left", [0, LEAST - 1, LEAST])
+def test_a_gallery_of_twins_or_of_few_is_none(left: int) -> None:
     truth = images(1)
     gallery = labelled(torch.cat([truth, images(left, seed=1)]))
     found = score(Reconstruction(images(1, seed=5), None, 0.0, 1), batch(truth), gallery=gallery)
-    assert (found.recognition is None) == (left == 0)
-    assert level({"scores": found.to_dict()}) == ("unknown" if left == 0 else "baseline")
+    assert (found.recognition is None) == (found.psnr.other is None) == (left < LEAST)
+    assert level({"scores": found.to_dict()}) == ("unknown" if left < LEAST else "baseline")
 
 
-def test_a_class_the_gallery_lacks_is_compared_with_all() -> None:
-    truth = PrivateBatch(images(1), torch.tensor([7]))
-    found = score(Reconstruction(images(1, seed=1), None, 0.0, 1), truth, gallery=labelled(images(40, seed=2)))
-    assert found.recognition is not None and found.recognition.gallery == 40
-    assert found.psnr.blind is not None
+def test_who_knows_a_class_that_the_gallery_lacks_is_not_compared_with_the_others() -> None:
+    labels = torch.tensor([7])
+    alone = score(Reconstruction(images(1, seed=1), None, 0.0, 1), PrivateBatch(images(1), labels), gallery=OTHERS)
+    assert alone.recognition is None and alone.psnr.other is None and alone.psnr.blind is None
+    most = PrivateBatch(images(3), torch.tensor([7, 0, 0]))
+    found = score(Reconstruction(images(3, seed=1), None, 0.0, 1), most, gallery=OTHERS)
+    assert found.recognition is not None and found.recognition.images == 2, "of two classes there are some"
 
 
 def test_a_large_gallery_is_used_in_part_and_keeps_the_classes_of_the_truth() -> None:
