@@ -19,6 +19,7 @@ The traces hold updates of private data: they are owner-readable only, and belon
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import WARNING
@@ -44,6 +45,7 @@ from prunella.privacy import DEFENSES
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
 
+_OWN = re.compile(r"[\w.]{1,100}:[\w.]{1,100}")  # the import path of somebody's own
 RECORDED = "recorded_by_prunella"  # set on a strategy
 Plain = Callable[[Message], RecordDict]
 Beside = Callable[[Message], dict[str, Tree | None]]
@@ -83,9 +85,14 @@ def nothing_beside(message: Message) -> dict[str, Tree | None]:
 
 
 def applied(content: RecordDict) -> tuple[str, ...]:
-    """The defenses that a client with ``Defend`` says it applied."""
+    """The defenses that a client with ``Defend`` says it applied, those of its owner's own among them, which nobody
+    imports here: an update behind one is not an undefended one."""
     told = content.config_records.get(MARK, ConfigRecord()).get("applied")
-    return tuple(str(name) for name in told if name in DEFENSES) if isinstance(told, list) else ()
+    return (
+        tuple(str(name) for name in told if name in DEFENSES or _OWN.fullmatch(str(name)))
+        if isinstance(told, list)
+        else ()
+    )
 
 
 @dataclass

@@ -130,7 +130,7 @@ def descended_by(measure: Measure, attack: Inversion, guess: Guess) -> Objective
             prior, smooth = total_variation(x)
             value = value + attack.tv * prior
             on_x = on_x.add(smooth, alpha=attack.tv)
-        guess.x.grad = on_x
+        guess.x.grad = on_x.contiguous()  # of a layer that folds it is a view, which L-BFGS cannot flatten
         if on_labels is not None:  # through the softmax
             guess.y.grad = labels * (on_labels - (labels * on_labels).sum(dim=1, keepdim=True))
         return value

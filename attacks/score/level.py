@@ -98,7 +98,7 @@ def legible(audit: Line) -> bool:
     return any(found is not None and found >= LEGIBLE[metric] for metric, found in worst.items())
 
 
-def _copied(audit: Line) -> bool:
+def copied(audit: Line) -> bool:
     """Whether the worst image is the picture itself, and not one that anybody could have guessed."""
     psnr, blind = value(audit, "psnr"), value(audit, "psnr", "blind")
     return psnr is not None and psnr >= COPY and (blind is None or blind < COPY)
@@ -106,7 +106,7 @@ def _copied(audit: Line) -> bool:
 
 def _rebuilt(audit: Line) -> bool:
     psnr = value(audit, "psnr")
-    if _copied(audit):  # whatever its baselines are: of a frame of a film they are the frames beside it
+    if copied(audit):  # whatever its baselines are: of a frame of a film they are the frames beside it
         return True
     if baseline(audit, "psnr") is None:  # a baseline that is missing does not excuse a picture
         return psnr is not None and psnr >= LEGIBLE["psnr"]

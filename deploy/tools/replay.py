@@ -45,6 +45,7 @@ from prunella.server.audit.shadow import RunShadow, read_public, shadow_beside
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
+_ROUNDING = 1e-3  # of pixels in another format
 Store = Callable[[Path | None], ResumeStore]
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
 TRUTH = "truth.safetensors"
@@ -152,9 +153,16 @@ def read_truth(file: Path | None, trace: Path) -> PrivateBatch | None:
         return None
     try:
         tree, _ = read_tree(path)
-        return PrivateBatch(tree["x"].float(), tree["y"].long())
+        truth = PrivateBatch(tree["x"].float(), tree["y"].long())
     except (OSError, SafetensorError, KeyError):
         raise UsageError(f"{path} is not a safetensors file with images x and labels y") from None
+    if len(truth.x) and not -_ROUNDING <= float(truth.x.min()) <= float(truth.x.max()) <= 1 + _ROUNDING:
+        low, high = float(truth.x.min()), float(truth.x.max())
+        raise UsageError(
+            f"{path} has pixels from {low:.3g} to {high:.3g}, and scores are of pixels from 0 to 1: bring them there, "
+            "with (x - mean) / std in the model, where the attack can undo it"
+        )
+    return truth
 
 
 def vouched_task(file: Path, model: str) -> Task | None:

@@ -22,7 +22,7 @@ from prunella.attacks import find_attack
 from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import made_by
-from prunella.attacks.score.level import level
+from prunella.attacks.score.level import copied
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
 from prunella.core.types import ServerView
@@ -229,8 +229,8 @@ class TraceAudit:
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         fit = Fit(explained, found.answer.fit)
         line = line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, fit)
-        if found.leakage is not None and level(line) == "baseline" and self._untrue(explained):
-            line |= {"ok": False, "reason": UNTRUE}
+        if found.leakage is not None and not copied(line) and self._untrue(explained):
+            line |= {"ok": False, "reason": UNTRUE, "scores": None, "level": "unknown"}
         return Trial(check_audit(line), None, found.answer.x)
 
     def _untrue(self, explained: bool | None) -> bool:

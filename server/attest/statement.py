@@ -330,6 +330,8 @@ def statement(folder: Path) -> dict[str, Any]:
     ``PrunellaError`` for files that cannot be read."""
     found = Evidence(folder)
     run = found.run
+    if found.state.epsilon is not None and not found.ledgers:
+        raise ConfigError(f"what the sites of {folder} have spent is missing (checkpoint/): its ε cannot be attested")
     sections = [
         _trained(found), _threats(found), _defenses(found), _privacy(found), _attacks(found), _membership(found),
         _untested(found), _risk(found), _section("Recommended next step", found.verdict.next_step),

@@ -202,8 +202,8 @@ def in_words(audit: Line, found: Level) -> str:
 
 
 UNTRUE = (
-    "the images named as the truth did not make this update: augmented images, another batch, rate or optimizer; look "
-    "at its pictures"
+    "the images named as the truth did not make this update: augmented images, another batch, rate or optimizer, a "
+    "defense of the app's own; look at its pictures"
 )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prunella.server.report.series import last, points, present
+from prunella.server.report.series import last, points, present, total
 from prunella.server.report.units import digits, percent, plural
 from prunella.server.store.schema import StoreLine
 
@@ -33,7 +33,8 @@ class RunState:
     ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
     nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
-    answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited."""
+    answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost``
+    how many audits the run counted that are not among its lines."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -52,6 +53,7 @@ class RunState:
     delta: float | None = None
     refuted: int = 0
     unaudited: str = ""
+    lost: int = 0
 
     @property
     def unfinished(self) -> bool:
@@ -160,6 +162,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     denying = max((y for _, y in points(lines, "clients_denying_audits")), default=0.0)  # also those that have left
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"
+    counted = 0 if run.get("status") == "running" else int(total(lines, "audits_total", "outcome") or 0)
     refuted = int(max((y for _, y in points(lines, "privacy_epsilon_exceeded")), default=0.0))  # an ε that grew since
     return RunState(
         rounds=int(last(lines, "round") or 0),
@@ -179,4 +182,5 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         delta=settings.get("privacy.delta"),
         refuted=refuted,
         unaudited=str(run.get("unaudited") or ""),
+        lost=max(0, counted - len(audits)),  # a full disk, or a copy that was cut short
     )

@@ -128,16 +128,18 @@ def _gaps(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | Non
         return "unproven", "Not judged", text
     if cut := unfinished(audits):
         text = f"Nothing was rebuilt, but an attack did not finish, or shows nothing: {trouble(cut[0])}."
-        if any(audit.get("reason") == UNTRUE for audit in cut):
-            text = f"It is not known what was rebuilt: {UNTRUE}."
         return "unproven", "Not judged", text
     if state.unfinished:
         text = "Nothing was rebuilt so far, but the run is not complete: audits may be missing."
         return "unproven", "Not finished", text
     if state.unaudited:
         return "unproven", "Not judged", f"Nothing was rebuilt, but {state.unaudited}."
-    if state.rounds > 1 and max((a["round"] for a in scored(of_kind(audits, "client"))), default=1) == 1:
-        text = "Nothing was rebuilt in the first round, but no client was audited in a later one."
+    of_clients = max((a["round"] for a in scored(of_kind(audits, "client"))), default=1)
+    rebuilt = (a for a in of_kind(audits, "control") if control_state(a) == "rebuilt")
+    asked = max(a["round"] for a in (*of_kind(audits, "client"), *rebuilt))
+    if of_clients < asked or of_clients == 1 < state.rounds:
+        until = "in the first round" if of_clients == 1 else f"up to round {of_clients}"
+        text = f"Nothing was rebuilt {until}, but no client was audited in a later one."
         return "unproven", "Not judged", text
     if damaged:
         return "unproven", "Not judged", "Nothing was rebuilt, but audits that cannot be read may say otherwise."
@@ -180,6 +182,8 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     levels = [level(a) for a in clients if is_evidence(a, audits)]
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
+    if any(audit.get("reason") == UNTRUE for audit in clients):
+        return "unproven", "Not judged", f"It is not known what was rebuilt: {UNTRUE}."
     known = all(judged(a, audits) != "unknown" for a in clients)
     who = "Not the audited clients' images" if known else "The clients' images could not be judged"
     who = "The audited clients' images only in part" if "traces" in levels else who
@@ -244,6 +248,7 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
     >>> verdict([], RunState()).badge
     'Not audited'
     """
+    damaged = max(damaged, state.lost)
     if not audits:
         return _nothing(state, damaged)
     if scored(of_kind(audits, "client")):

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -81,6 +82,16 @@ def test_mask_hiding_is_seen_through(photographs) -> None:
     view = defended(task, truth, "dgp,mask-hiding")
     assert all(bool((u != 0).all()) for u in view.update.values())
     assert score(run(view, task), truth).psnr.mean > 25
+
+
+def test_a_network_that_only_flattens_is_asked(batch) -> None:
+    """The slope of its input is a view, which L-BFGS cannot flatten."""
+    task, truth = Task("tests.attacks.test_representation:flat", (1, 8, 8), 10), batch(0, 2)
+    assert run(undefended_view(task, *initial(task, 0), truth), task).x.shape == truth.x.shape
+
+
+def flat(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.ReLU(), nn.Linear(16, classes))
 
 
 def test_the_sizes_of_a_batch_are_those_of_the_view(batch, task, fresh) -> None:

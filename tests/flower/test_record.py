@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from prunella.attacks.trace import load_trace
@@ -16,9 +16,10 @@ from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources, replay
+from prunella.flower.arrays import MARK
 from prunella.flower.defend import Defend
 from prunella.flower.prune import Prune
-from prunella.flower.record import Record, Recorder, Training, record
+from prunella.flower.record import Record, Recorder, Training, applied, record
 from prunella.tasks.task import Task
 from tests.flower import foreign
 from tests.flower.foreign import make, run
@@ -157,6 +158,12 @@ def test_an_answer_that_does_not_fit_costs_its_trace_only(spoil, told, tmp_path:
 def nan(reply: Message) -> ArrayRecord:
     state = reply.content.array_records["arrays"].to_torch_state_dict()
     return ArrayRecord({name: tensor * float("nan") for name, tensor in state.items()})
+
+
+def test_a_defense_of_somebody_s_own_is_recorded_by_its_name() -> None:
+    """Without it the update would be taken for an undefended one."""
+    told = ConfigRecord({"applied": ["dgp", "own:SIGNS", "no defense", "a/b:c", "x" * 500 + ":y"]})
+    assert applied(RecordDict({MARK: told})) == ("dgp", "own:SIGNS")
 
 
 def test_the_documentation_s_lines_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

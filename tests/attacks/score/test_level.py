@@ -64,6 +64,14 @@ def test_a_single_image_without_others_is_never_called_harmless() -> None:
     assert level(audit(40.0, images=1)) == "rebuilt"
 
 
+def test_a_copy_is_rebuilt_whatever_is_beside_it() -> None:
+    """Of an image that stands twice in a batch its twin is another image, and of a film the frame beside it."""
+    twin = {"psnr": {"worst": 34.0, "random": 6.0, "other": 33.0}}
+    assert level({"scores": twin}) == "rebuilt"
+    guessed = {"psnr": {"worst": 34.0, "random": 6.0, "other": 20.0, "blind": 33.0}}
+    assert level({"scores": guessed}) == "baseline"
+
+
 def test_a_blind_guess_that_is_as_good_takes_the_leak_away() -> None:
     blind = {"psnr": {"worst": 20.0, "random": 6.0, "other": 9.0, "blind": 19.0}}
     assert level(audit(20.0)) == "rebuilt" and level({"scores": blind}) == "baseline"

@@ -21,7 +21,7 @@ from prunella.core.trees import zeros_like
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.cli.main import app
 from prunella.deploy.errors import UsageError
-from prunella.deploy.tools.replay import Sources
+from prunella.deploy.tools.replay import Sources, read_truth
 from prunella.deploy.tools.trace_audit import Stop, TraceAudit, conclusion, run_audit
 from prunella.library.pace import Tell
 from prunella.server.audit.canary import load_pool
@@ -226,6 +226,12 @@ def test_the_command_ends_with_its_exit_codes(trace: Path, monkeypatch: pytest.M
     monkeypatch.setattr("prunella.deploy.tools.trace_audit.run_audit", lambda *_: False)
     assert CliRunner().invoke(app, arguments).exit_code == 130
     assert CliRunner().invoke(app, [*arguments, "--public", "cifar"]).exit_code in (2, 130)
+
+
+def test_pixels_outside_of_the_range_of_scores_are_named(tmp_path: Path) -> None:
+    write_tree(tmp_path / "truth.safetensors", {"x": everything().x[:2] * 255, "y": everything().y[:2]})
+    with pytest.raises(UsageError, match="pixels from 0 to 255"):
+        read_truth(tmp_path / "truth.safetensors", tmp_path / "mine.safetensors")
 
 
 @pytest.mark.parametrize(("turned", "badge"), [(False, "Leak found"), (True, "Not judged")])

@@ -1,6 +1,7 @@
 """What an attestation says: of stored runs with an ε, without one, unfinished, failed and hostile."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from prunella.core.errors import ConfigError
 from prunella.server.attest.statement import Evidence, canonical, digest_of, statement
 from prunella.server.checkpoint import Checkpoint, save
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
 from tests.server.report.stored import add_audit, full_run, new_run
 
 
@@ -40,6 +43,17 @@ def test_nothing_rebuilt_is_no_proof_and_never_called_safe(tmp_path: Path) -> No
     assert "no proof that nothing can be rebuilt" in section(said, "Residual risk")
     text = json.dumps(said).lower()
     assert "safe" not in text.replace("unsafe", "") and "is private" not in text and "compliant" not in text
+
+
+def test_an_epsilon_without_what_the_sites_have_spent_is_not_attested(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    spend(tmp_path, 1.0, 2.0)
+    statement(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint")
+    if Evidence(tmp_path).state.epsilon is None:
+        RunStore(tmp_path).append_metrics(4, [row("privacy_epsilon", 2.0, stat="worst")])
+    with pytest.raises(ConfigError, match="cannot be attested"):
+        statement(tmp_path)
 
 
 def test_the_range_over_sites_the_budget_and_the_sites_without_one(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import level, value
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
-from prunella.server.report.state import RunState
+from prunella.server.report.evidence import UNTRUE
+from prunella.server.report.state import RunState, run_state
 from prunella.server.report.verdict import NEXT, RunVerdict, Tone, judge
 from prunella.server.report.verdict import verdict as of_state
 from prunella.tasks.examples import Examples
@@ -169,6 +170,23 @@ def test_rounds_that_were_not_audited_are_no_clear_verdict() -> None:
     first = [each | {"round": 1} for each in CLEAR]
     assert verdict(first, rounds=10).badge == "Not judged" and "first round" in verdict(first, rounds=10).headline
     assert verdict(first, rounds=1).tone == verdict(CLEAR, rounds=10).tone == "clear"
+    for later in (audit(outcome="no-consent", round=90), CONTROL | {"round": 90}):
+        found = verdict([*CLEAR, later], rounds=100)
+        assert (found.badge, "no client was audited in a later one" in found.headline) == ("Not judged", True)
+
+
+def test_audits_that_the_run_counted_and_that_are_not_there_are_no_clear_verdict() -> None:
+    """The last line of a file that a full disk or a copy cut short says of the worst image."""
+    counted = [line(4, "audits_total", count, outcome=outcome) for outcome, count in (("scored", 5), ("failed", 1))]
+    state = run_state({"status": "completed"}, counted, CLEAR)
+    assert state.lost == 1 and run_state({"status": "running"}, counted, CLEAR).lost == 0
+    found = verdict(CLEAR, lost=state.lost)
+    assert found.badge == "Not judged" and "1 audit could not be read, so more is unknown." in found.notes
+
+
+def test_what_was_compared_with_images_of_another_update_is_not_known() -> None:
+    untrue = audit(scores=TRACES) | {"reason": UNTRUE, "ok": False}
+    assert verdict([CONTROL, untrue]).headline.startswith("It is not known what was rebuilt")
 
 
 @pytest.mark.parametrize("client", [REBUILT, TRACES, NOTHING, None])
