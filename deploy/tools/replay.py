@@ -98,11 +98,11 @@ class Replay:
         if self.leakage is None:
             return ["scores     none: they need the truth (--truth)"]
         found = self.leakage.to_dict()
-        told = (
-            f"{name:<10} {{mean:.4g}}, worst {{worst:.4g}} (random {{random:.4g}}, other {{other:.4g}})"
-            for name in SCORES
-        )
-        lines = [line.format(**found[name]) for line, name in zip(told, SCORES, strict=True)]
+        lines = list[str]()
+        for name in SCORES:
+            mean, worst, random, other = (found[name][stat] for stat in ("mean", "worst", "random", "other"))
+            beside = "no other image to compare with" if other is None else f"other {other:.4g}"
+            lines.append(f"{name:<10} {mean:.4g}, worst {worst:.4g} (random {random:.4g}, {beside})")
         ahead, own = rdlv(self.leakage.ssim), self.leakage.label_accuracy
         lines.append(
             f"rdlv       {'undefined: the other image has no SSIM' if ahead is None else f'{ahead:.4g} of SSIM'}"

@@ -158,7 +158,7 @@ def _loss(run: StoreLine, lines: Sequence[StoreLine]) -> float | None:
 def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine] = ()) -> RunState:
     """The state of a run, from ``run.json``, the lines of ``metrics.jsonl`` and those of ``audits.jsonl``."""
     settings = run.get("settings", {})
-    refused = {a["client"] for a in audits if a["outcome"] == "no-consent"}
+    refused = {a["client"] for a in audits if a["outcome"] == "no-consent" and a.get("kind") != "membership"}
     denying = max((y for _, y in points(lines, "clients_denying_audits")), default=0.0)  # also those that have left
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"

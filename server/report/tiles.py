@@ -45,7 +45,9 @@ def _leakage_tile(answer: RunVerdict) -> dict[str, Any]:
             f"PSNR {decibels(psnr)}",
             badge,
             f"SSIM {score(ssim)} · NMI {score(nmi)} · {where}",
-            f"another image would score PSNR {decibels(other['psnr'])}, SSIM {score(other['ssim'])}",
+            "there is no other image to compare with"
+            if other["psnr"] is None
+            else f"another image would score PSNR {decibels(other['psnr'])}, SSIM {score(other['ssim'])}",
         )
         | wide
     )

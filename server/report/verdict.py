@@ -253,6 +253,9 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         return _nothing(state, damaged)
     if scored(of_kind(audits, "client")):
         answer = _with_clients(audits, state, damaged)
+    elif not state.unfinished and all(audit["kind"] == "membership" for audit in audits):
+        known = "nothing is known about what a curious server could rebuild."
+        answer = "silent", "Not audited", f"Only membership was asked, so {known}"
     else:
         answer = _without_clients(audits, state)
     if answer[0] not in ("leak", "traces") and members_found(audits):

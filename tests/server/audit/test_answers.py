@@ -50,8 +50,9 @@ def test_what_stands_beside_a_gallery_comes_whole_or_not_at_all() -> None:
 def test_what_scoring_gives_is_what_is_read() -> None:
     x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
     others = Examples(torch.rand(60, 1, 8, 8), torch.arange(60) % 2)
-    for gallery in (None, others):
-        told = score(Reconstruction(x * 0.5, y, 0.0, 1), PrivateBatch(x, y), gallery=gallery).to_dict()
+    for gallery, images in ((None, 2), (others, 2), (None, 1)):
+        answer, truth = Reconstruction(x[:images] * 0.5, y[:images], 0.0, 1), PrivateBatch(x[:images], y[:images])
+        told = score(answer, truth, gallery=gallery).to_dict()
         read = read_scores(MetricRecord(flatten(told)))
         assert flatten(read) == flatten(told) and level({"scores": read}) == level({"scores": told})
 

@@ -184,6 +184,11 @@ def test_audits_that_the_run_counted_and_that_are_not_there_are_no_clear_verdict
     assert found.badge == "Not judged" and "1 audit could not be read, so more is unknown." in found.notes
 
 
+def test_a_membership_question_alone_is_no_audit_that_proves_nothing() -> None:
+    found = verdict([audit("membership", outcome="no-consent")])
+    assert (found.tone, found.badge) == ("silent", "Not audited") and "denied" not in " ".join(found.notes)
+
+
 def test_what_was_compared_with_images_of_another_update_is_not_known() -> None:
     untrue = audit(scores=TRACES) | {"reason": UNTRUE, "ok": False}
     assert verdict([CONTROL, untrue]).headline.startswith("It is not known what was rebuilt")
