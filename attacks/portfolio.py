@@ -12,7 +12,7 @@ step cost 20 dB. So
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
    a ``shadow``, whose images are public, in their principal components;
 3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
-4. the most promising go on, in pixels, however they were found, among them always the first that descends (``sgi``
+4. the most promising go on, those from the components in pixels, among them always the first that descends (``sgi``
    without TV), and the best is polished, by L-BFGS where Adam found it, by Adam where L-BFGS did;
 5. with a ``shadow``, and where nothing explains the update, ``LEARNT`` attacks are asked, too.
 
@@ -52,7 +52,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks import components
 from prunella.attacks.engine.beside import told
-from prunella.attacks.engine.case import MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
+from prunella.attacks.engine.case import FIXED, MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
 from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen, expected, explains, settled
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.inversion import EXPLAINED
@@ -194,7 +194,7 @@ def by_components(case: Case, found: Sequence[Found], latent: Latent | None, sha
         begin = time.monotonic()
         answer = components.matched(case.fitted, settings, latent, z, labels[None], store)
         case.budget.spend(answer.iterations, time.monotonic() - begin)
-        return [Found("components", answer, None, case.missed(answer))]
+        return [Found("components", answer, FIXED, case.missed(answer))]
 
     return attempted(attempt)
 
@@ -247,8 +247,7 @@ def learnt(case: Case, shadow: Shadow, gains: dict[Key, Gain]) -> list[Found]:
 def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> list[Found]:
     """What the most promising find when they go on, in that share of the budget."""
     leading: dict[str, Found] = {}  # the best of each, best first
-    able = [each for each in found if each.settings is not None or matchable(case.setting)]
-    for each in sorted(able, key=lambda each: each.missed):
+    for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
         leading.setdefault(each.by, each)
     order = sorted(leading.values(), key=lambda each: -expected(each, gains))
     going = [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]

@@ -14,7 +14,8 @@ in its order:
   (``strategies.secure_sum.participant``).
 
 In the place of an update leaves: masked words, what names them (it is keyed: only the same words to the same question
-have the same name, also where training failed), and which question they answer. No example count (it is in the sum), no
+have the same name, so a server that repeats a question learns whether the answer changed), and which question they
+answer. No example count (it is in the sum), no
 time of training, no buffer and no squared gradient.
 """
 
@@ -134,6 +135,8 @@ def _after(session: Session, stage: str, round: int) -> Pending:
     known, value = _path(session), None
     if known.exists():
         value = json.loads(known.read_text())
+    if value is not None and not isinstance(value["survivors"], dict):  # of an older release
+        value = None
     if value is None or value["stage"] != stage or value["about"] != _about(session, round):
         raise DefenseError("this is not the next stage of the masked sum that this client is in: it is not answered")
     adverts = tuple(Advert(client, *map(bytes.fromhex, parts)) for client, *parts in value["adverts"])
@@ -154,7 +157,7 @@ def _require_as_before(session: Session, now: Mapping[str, Any], *names: str) ->
     paths = [_opened(session, name) for name in names]
     if any(path.exists() and json.loads(path.read_text()) != now for path in paths):
         raise DefenseError(
-            "this update went into a sum before, of other clients, of another model, or into which a client put "
+            "this update was in a sum before, of other clients, of another model, or into which a client put "
             "something else: two sums that differ by a client are its update, so this client opens no second one"
         )
     for path in paths:

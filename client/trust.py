@@ -2,8 +2,9 @@
 
 ``sum-least``  the fewest clients in a masked sum, 3 by default: in a sum of two each can read the other's update
 ``sum-with``   client numbers, as ``0, 1, 2``: no sum without all of these. Where each of them says so of the others,
-               they are in every sum together or in none, and whatever sums a server subtracts, of whatever rounds, what
-               is left holds all of them or none (the batches of So et al., "Securing Secure Aggregation", AAAI 2023)
+               and knows the others' keys, they are in every sum together or in none, and whatever sums a server
+               subtracts, of whatever rounds, what is left holds all of them or none (the batches of So et al.,
+               "Securing Secure Aggregation", AAAI 2023)
 ``sum-key``    a file with this site's private key, as ``prunella keys`` makes them (EC, OpenSSH)
 ``sum-peers``  a file with the public keys of the sites that may be in a sum with this one: a client number and the key
                of that site a line, this site's own among them

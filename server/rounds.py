@@ -124,6 +124,8 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.best = best_score(federation.folder)
     federation.store.rewind(saved.round)
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
+    known = (name for name in federation.counters if name.startswith("audits_total|"))  # of audits that were taken back
+    federation.counters |= dict.fromkeys(known, 0.0)
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
     if federation.exporter is not None:
         federation.exporter.update(counter_rows(federation.counters))
@@ -349,6 +351,8 @@ def drain(federation: Federation, grid: Grid, round: int) -> None:
         time.sleep(federation.run.poll_seconds)
     auditor.give_up("it was not over when the run's time for audits was (audit-seconds)")
     take_audits(federation, grid)
+    counted = {name: n for name, n in federation.counters.items() if name.startswith("audits_total|")}
+    federation.emit(round, counter_rows(counted))  # also of audits of earlier rounds: lines that are lost are missed
     if said > -math.inf:
         tell_left(federation, round)
 

@@ -39,7 +39,7 @@ _EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spa
 _SURE = 4.0  # logit of a label that was found, where labels are still optimised
 _SEARCH = "label search"
 _ROOM = 0.5  # of the time that is left: what it may take
-_FIXED = Inversion(objective="euclidean", optimizer="lbfgs", tolerance=SOLVED)
+FIXED = Inversion(objective="euclidean", optimizer="lbfgs", tolerance=SOLVED)
 
 
 class Limits(Protocol):
@@ -125,8 +125,8 @@ class Candidate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A reconstruction, the settings of the descent that found it if one of pixels did, how far it misses, and after
-    which stage: asked once, gone on or polished."""
+    """A reconstruction, the settings with which it can go on from there, how far it misses, and after which stage:
+    asked once, gone on or polished."""
 
     by: str
     answer: Reconstruction
@@ -242,7 +242,7 @@ class Case:
         found = search(self.fitted, self.task, self.generator, paid, latent)
         answers = [Reconstruction(into_box(latent.decode(at.z, at.y)), at.y, at.objective, 0) for at in found]
         stages = zip((ASKED, WENT_ON), answers, strict=True)
-        return [Found(_SEARCH, answer, _FIXED, self.missed(answer), stage) for stage, answer in stages]
+        return [Found(_SEARCH, answer, FIXED, self.missed(answer), stage) for stage, answer in stages]
 
     def time_for(self, evaluations: float, seconds: float) -> bool:
         """Whether so many, each of so many seconds, take no more than their part of the time that is left."""
@@ -262,7 +262,7 @@ class Case:
         """A descent from what was found, with its labels or, where these were optimised and still are, from them."""
         if found.answer.y is None:
             return []
-        settings = dataclasses.replace(found.settings or _FIXED, **changes)
+        settings = dataclasses.replace(found.settings or Inversion(), **changes)
         x, y, soft = found.answer.x.clone().requires_grad_(), found.answer.y, settings.labels == "optimise"
         if soft and self.setting.open_labels:
             y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()

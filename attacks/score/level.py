@@ -6,7 +6,7 @@ without its sign) at most 1; higher leaks more for all four.
 
 The one rule of what is legible, for reports, monitoring, controls and clients. An audit is
 
-rebuilt    if its worst image is a *copy* (``COPY``), which no other image and no guess is, or *legible* (``LEGIBLE``
+rebuilt    if its worst image is a *copy* (``COPY``, and of its shapes), which no guess is, or *legible* (``LEGIBLE``
            in any score) and *its own*: far nearer to the truth than all baselines are (``FAR``), or told from its
            look-alikes (``recognition``) and not far worse than the mean of its class.
 traces     if it is nearer to the truth than to other images, by ``MARGINS`` or by recognition, or nearly so while it
@@ -98,18 +98,31 @@ def legible(audit: Line) -> bool:
     return any(found is not None and found >= LEGIBLE[metric] for metric, found in worst.items())
 
 
-def copied(audit: Line) -> bool:
+def _pictured(audit: Line) -> bool:
+    """Whether the worst image shows the original's shapes, where its correlation is known: a flat one, near as it may
+    be to a dark picture, does not."""
+    left = _left(audit)
+    return left is None or 1 - left >= LEGIBLE["ncc"]
+
+
+def _copied(audit: Line) -> bool:
     """Whether the worst image is the picture itself, and not one that anybody could have guessed."""
     psnr, blind = value(audit, "psnr"), value(audit, "psnr", "blind")
-    return psnr is not None and psnr >= COPY and (blind is None or blind < COPY)
+    return psnr is not None and psnr >= COPY and (blind is None or blind < COPY) and _pictured(audit)
+
+
+def its_own(audit: Line) -> bool:
+    """Whether the worst image is the original's by its error alone: what was held against the wrong truth is not."""
+    psnr, floor = value(audit, "psnr"), baseline(audit, "psnr")
+    return _copied(audit) or (psnr is not None and floor is not None and psnr >= floor + FAR["psnr"])
 
 
 def _rebuilt(audit: Line) -> bool:
     psnr = value(audit, "psnr")
-    if copied(audit):  # whatever its baselines are: of a frame of a film they are the frames beside it
+    if _copied(audit):  # whatever its baselines are: of a frame of a film they are the frames beside it
         return True
     if baseline(audit, "psnr") is None:  # a baseline that is missing does not excuse a picture
-        return psnr is not None and psnr >= LEGIBLE["psnr"]
+        return psnr is not None and psnr >= LEGIBLE["psnr"] and _pictured(audit)
     return legible(audit) and (_far(audit) or _told(audit))
 
 

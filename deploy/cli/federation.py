@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from prunella.deploy.console.progress import ConsoleView, Line, State, fold, view
 from prunella.deploy.console.terminal import console, errors, say
 from prunella.deploy.errors import LaunchError, UsageError
@@ -47,6 +49,21 @@ def preload() -> None:
     for module in ("prunella.server.report.build", "prunella.deploy.console.summary"):
         with suppress(Exception):
             importlib.import_module(module)
+
+
+def of_new_runs(context: typer.Context, resume: str, *names: str) -> None:
+    """Raise ``UsageError`` where a run to go on with is named, and with it an option that only a new one has, or where
+    it is named by nothing, as by a shell's unset variable. What was typed and not done, nobody notices."""
+
+    def typed(name: str) -> bool:
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    if typed("resume") and not resume:
+        raise UsageError("--resume names no run: give an id, a path or 'latest', or leave it out for a new run")
+    words = {option.name: max(option.opts, key=len) for option in context.command.params}
+    if resume and (wrong := [words[name] for name in names if name in words and typed(name)]):
+        raise UsageError(f"a resumed run keeps its settings: leave out {', '.join(wrong)}, or start a new run")
 
 
 def run_local(

@@ -204,8 +204,7 @@ def supernode(
 
     prunella supernode --superlink superlink.example.org:9092 --name hospital-a --client-id 0 --clients 2 --data /data
 
-    prunella supernode … --approve app.fab --require "dp-sgd, clip<=1, noise-multiplier>=1" --epsilon-budget 3
-    """
+    prunella supernode … --approve app.fab --require "dp-sgd, clip<=1, noise-multiplier>=1" --epsilon-budget 3"""
     with explained():
         from prunella.deploy.machines import commands as machines
         from prunella.deploy.machines.keys import Keys

@@ -70,6 +70,7 @@ def options(
 
 @app.command()
 def run(
+    context: typer.Context,
     settings: Settings = None,
     supernodes: Supernodes = 4,
     resume: Resume = "",
@@ -94,7 +95,7 @@ def run(
     With --app it runs another Flower app, -c then being that app's own run-config. It ends with the time it took, where
     the app's recorder put its traces, and the command that audits them.
     """
-    from prunella.deploy.cli.federation import run_local
+    from prunella.deploy.cli.federation import of_new_runs, run_local
 
     options = {
         "supernodes": supernodes,
@@ -104,11 +105,13 @@ def run(
         "stock": stock,
     }
     with explained():
+        of_new_runs(context, resume, "app_dir", *options)
         raise typer.Exit(EXIT[run_local(app_dir, runs, settings or [], resume, keep, options)])
 
 
 @app.command()
 def simulate(
+    context: typer.Context,
     settings: Settings = None,
     supernodes: Supernodes = 10,
     resume: Resume = "",
@@ -124,7 +127,7 @@ def simulate(
 
     prunella simulate --supernodes 100 -c rounds=50 -c fraction=0.1
     """
-    from prunella.deploy.cli.federation import run_local
+    from prunella.deploy.cli.federation import of_new_runs, run_local
 
     options = {
         "supernodes": supernodes,
@@ -135,6 +138,7 @@ def simulate(
         "gpus_per_client": gpus,
     }
     with explained():
+        of_new_runs(context, resume, "app_dir", *options)
         raise typer.Exit(EXIT[run_local(app_dir, runs, settings or [], resume, keep, options)])
 
 

@@ -78,8 +78,11 @@ def owner(ends: Ends) -> int | None:
 @functools.cache
 def kernel_tells() -> bool:
     """Whether the kernel says whose connections are: asked of one of this process's own."""
-    with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as caller:
-        found = owner((caller.getsockname(), server.getsockname())) if TABLES[0].exists() else None
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as caller:
+            found = owner((caller.getsockname(), server.getsockname())) if TABLES[0].exists() else None
+    except OSError as error:
+        raise OSError(f"{LOOPBACK} cannot be reached ({error.strerror}): `ip link set lo up`, as root") from None
     if found != os.getuid():
         logger.warning(
             "this system does not say whose a connection is: other users of this machine may call this server"

@@ -11,7 +11,7 @@ from prunella.deploy.runtime.processes import environment, importable
 
 REPRODUCE = ("-m", "prunella.benchmarks.reproduce")
 ADVISE = ("-P", "-m", "prunella.benchmarks.advise.command")  # finds somebody's own code where `prunella run` does
-NEEDED = ("matplotlib", "sklearn")
+NEEDED = ("matplotlib", "opacus", "psutil", "sklearn")
 
 
 def listed() -> str:

@@ -22,7 +22,7 @@ from prunella.attacks import find_attack
 from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import made_by
-from prunella.attacks.score.level import copied
+from prunella.attacks.score.level import its_own
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
 from prunella.core.types import ServerView
@@ -229,7 +229,7 @@ class TraceAudit:
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         fit = Fit(explained, found.answer.fit)
         line = line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, fit)
-        if found.leakage is not None and not copied(line) and self._untrue(explained):
+        if found.leakage is not None and not its_own(line) and self._untrue(explained):
             line |= {"ok": False, "reason": UNTRUE, "scores": None, "level": "unknown"}
         return Trial(check_audit(line), None, found.answer.x)
 
@@ -264,7 +264,7 @@ class TraceAudit:
         view, task, _ = self.seen
         if self.run is not None and (self.run / RUN).is_file():
             known = run_state(read_run(self.run), read_metrics(self.run))
-            return replace(known, rounds=1, unaudited="")  # of other rounds this audit says nothing
+            return replace(known, rounds=1, unaudited="", lost=0)  # of other rounds and audits this one says nothing
         return replace(learned(task, view, None, self.named), defended=view.defenses not in ((), ("none",)))
 
     def verdict(self, trials: list[Trial]) -> RunVerdict:

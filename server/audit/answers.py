@@ -27,7 +27,7 @@ BESIDE_GALLERY = {f"{score}.blind": limits for score, limits in SCORES.items()} 
     f"recognition.{name}": limits for name, limits in RECOGNITION.items()
 }
 LABELS = {"label_accuracy", "label_chance"}
-OTHERS = {f"{score}.other" for score in SCORES}  # of one image without a gallery none
+OTHERS = {f"{score}.other" for score in SCORES}  # without a gallery, of one image or of twins, none
 MAX_PICTURES = 16
 
 
@@ -36,7 +36,7 @@ def read_scores(record: MetricRecord) -> dict[str, Any]:
     bounds = {f"{score}.{stat}": limits for score, limits in SCORES.items() for stat in STATS} | SHARES
     if BESIDE_GALLERY.keys() & record.keys():
         bounds |= BESIDE_GALLERY | {"label_chance": (0.0, 1.0)}
-    optional = LABELS if OTHERS & record.keys() else LABELS | OTHERS
+    optional = LABELS if (OTHERS | BESIDE_GALLERY.keys()) & record.keys() else LABELS | OTHERS
     if not bounds.keys() - optional <= record.keys() <= bounds.keys():
         raise AttackError("scores are missing or unexpected")
     checked = {name: figure(value, *bounds[name]) for name, value in record.items()}

@@ -137,9 +137,10 @@ def _gaps(audits: Sequence[Line], state: RunState, damaged: int) -> Answer | Non
     of_clients = max((a["round"] for a in scored(of_kind(audits, "client"))), default=1)
     rebuilt = (a for a in of_kind(audits, "control") if control_state(a) == "rebuilt")
     asked = max(a["round"] for a in (*of_kind(audits, "client"), *rebuilt))
-    if of_clients < asked or of_clients == 1 < state.rounds:
+    # Later rounds may have drawn clients that deny: those of the first half say little of the others.
+    if 2 * of_clients < asked or of_clients == 1 < state.rounds:
         until = "in the first round" if of_clients == 1 else f"up to round {of_clients}"
-        text = f"Nothing was rebuilt {until}, but no client was audited in a later one."
+        text = f"Nothing was rebuilt {until}, but no client's images were scored in a later one."
         return "unproven", "Not judged", text
     if damaged:
         return "unproven", "Not judged", "Nothing was rebuilt, but audits that cannot be read may say otherwise."
@@ -182,8 +183,6 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     levels = [level(a) for a in clients if is_evidence(a, audits)]
     if "rebuilt" in levels:  # a picture that is there needs no control
         return "leak", "Leak found", "Yes: a curious server could rebuild images of an audited client."
-    if any(audit.get("reason") == UNTRUE for audit in clients):
-        return "unproven", "Not judged", f"It is not known what was rebuilt: {UNTRUE}."
     known = all(judged(a, audits) != "unknown" for a in clients)
     who = "Not the audited clients' images" if known else "The clients' images could not be judged"
     who = "The audited clients' images only in part" if "traces" in levels else who
@@ -193,6 +192,8 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     if "traces" in levels:
         text = "In part: some of what the server rebuilt is nearer to a client's images than another image is."
         return "traces", "Traces found", text
+    if any(audit.get("reason") == UNTRUE for audit in clients):
+        return "unproven", "Not judged", f"It is not known what was rebuilt: {UNTRUE}."
     if not levels:
         return _no_control({control_behind(audit, audits) for audit in clients})
     if "unknown" in levels:
@@ -253,7 +254,7 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         return _nothing(state, damaged)
     if scored(of_kind(audits, "client")):
         answer = _with_clients(audits, state, damaged)
-    elif not state.unfinished and all(audit["kind"] == "membership" for audit in audits):
+    elif not (state.unfinished or damaged) and all(audit["kind"] == "membership" for audit in audits):
         known = "nothing is known about what a curious server could rebuild."
         answer = "silent", "Not audited", f"Only membership was asked, so {known}"
     else:

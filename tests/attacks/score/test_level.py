@@ -68,6 +68,8 @@ def test_a_copy_is_rebuilt_whatever_is_beside_it() -> None:
     """Of an image that stands twice in a batch its twin is another image, and of a film the frame beside it."""
     twin = {"psnr": {"worst": 34.0, "random": 6.0, "other": 33.0}}
     assert level({"scores": twin}) == "rebuilt"
+    dark = twin | {"ncc": {"worst": 0.0, "random": 0.1, "other": 0.0}}
+    assert level({"scores": dark}) != "rebuilt", "a black picture beside one of few spots"
     guessed = {"psnr": {"worst": 34.0, "random": 6.0, "other": 20.0, "blind": 33.0}}
     assert level({"scores": guessed}) == "baseline"
 

@@ -52,6 +52,8 @@ def test_version() -> None:
         ["run", "--audit", "everything"],
         ["run", "--app", "/no/such/directory"],
         ["run", "--resume", "never-was"],
+        ["run", "--resume", ""],
+        ["simulate", "--resume", ""],
         ["report", "never-was"],
         ["export", "never-was"],
         ["audit", "/no/such/trace"],
@@ -86,6 +88,17 @@ def test_exit_codes(raised: object, code: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(federation, "run_local", run_local)
     assert RUNNER.invoke(cli.app, ["run"]).exit_code == code
     assert RUNNER.invoke(cli.app, ["simulate"]).exit_code == code
+
+
+@pytest.mark.parametrize(
+    "given", [["--audit", "deny"], ["--supernodes", "2"], ["--run-id", "a"], ["--client-seed", "3"]]
+)
+def test_what_a_resumed_run_would_ignore_is_refused(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who types --audit deny relies on it."""
+    monkeypatch.setattr(federation, "run_local", lambda *_: "completed")
+    result = RUNNER.invoke(cli.app, ["run", "--resume", "latest", *given], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and f"leave out {given[0]}" in result.output
+    assert RUNNER.invoke(cli.app, ["run", "--resume", "latest", "--keep"]).exit_code == 0
 
 
 def test_options_reach_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_rounds_that_were_not_audited_are_no_clear_verdict() -> None:
     assert verdict(first, rounds=1).tone == verdict(CLEAR, rounds=10).tone == "clear"
     for later in (audit(outcome="no-consent", round=90), CONTROL | {"round": 90}):
         found = verdict([*CLEAR, later], rounds=100)
-        assert (found.badge, "no client was audited in a later one" in found.headline) == ("Not judged", True)
+        assert (found.badge, "no client's images were scored in a later one" in found.headline) == ("Not judged", True)
 
 
 def test_audits_that_the_run_counted_and_that_are_not_there_are_no_clear_verdict() -> None:
@@ -190,8 +190,9 @@ def test_a_membership_question_alone_is_no_audit_that_proves_nothing() -> None:
 
 
 def test_what_was_compared_with_images_of_another_update_is_not_known() -> None:
-    untrue = audit(scores=TRACES) | {"reason": UNTRUE, "ok": False}
+    untrue = audit(scores=None, outcome="scored", level="unknown") | {"reason": UNTRUE, "ok": False}
     assert verdict([CONTROL, untrue]).headline.startswith("It is not known what was rebuilt")
+    assert verdict([CONTROL, audit("control-defended", REBUILT), untrue]).badge == "Defense failed"
 
 
 @pytest.mark.parametrize("client", [REBUILT, TRACES, NOTHING, None])
