@@ -34,6 +34,7 @@ from prunella.server.report.evidence import judged, without_control
 from prunella.server.report.units import audits_left, plural
 from prunella.server.store.rows import (
     audit_rows,
+    audits_counted,
     counter_rows,
     evaluation_rows,
     half_interval,
@@ -80,8 +81,7 @@ class Federation:
         self.evaluator = Evaluator(self.run, self.model, self.test)
 
     def on_question(self, clients: Iterable[int]) -> None:
-        """Before clients are asked what they are charged for: it counts as charged from now on, also for a server that
-        is killed and resumes, and for an attestation of what is left of it."""
+        """Before clients are asked what they are charged for: it counts from now on, if this server is killed, too."""
         self.ledgers = spending.asked(self.ledgers, clients)
         self.keep_ledgers()
 
@@ -124,8 +124,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.best = best_score(federation.folder)
     federation.store.rewind(saved.round)
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
-    known = (name for name in federation.counters if name.startswith("audits_total|"))  # of audits that were taken back
-    federation.counters |= dict.fromkeys(known, 0.0)
+    federation.counters |= dict.fromkeys(audits_counted(federation.counters), 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
     if federation.exporter is not None:
         federation.exporter.update(counter_rows(federation.counters))
@@ -351,8 +350,7 @@ def drain(federation: Federation, grid: Grid, round: int) -> None:
         time.sleep(federation.run.poll_seconds)
     auditor.give_up("it was not over when the run's time for audits was (audit-seconds)")
     take_audits(federation, grid)
-    counted = {name: n for name, n in federation.counters.items() if name.startswith("audits_total|")}
-    federation.emit(round, counter_rows(counted))  # also of audits of earlier rounds: lines that are lost are missed
+    federation.emit(round, counter_rows(audits_counted(federation.counters)))  # those of earlier rounds, too
     if said > -math.inf:
         tell_left(federation, round)
 

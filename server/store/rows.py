@@ -99,6 +99,11 @@ def ledger_rows(ledgers: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
+def audits_counted(counters: Mapping[str, float]) -> dict[str, float]:
+    """Of the counters those of audits, by which lines that are lost are missed."""
+    return {name: count for name, count in counters.items() if name.startswith("audits_total|")}
+
+
 def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row]:
     scores = outcome["scores"]
     for metric, key in _SCORES.items():

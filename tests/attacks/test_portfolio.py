@@ -223,11 +223,14 @@ def test_a_rehearsal_scores_scouts_those_that_went_on_and_the_polish(task, digit
     view = shadow.send(shadow.public.take(torch.tensor([50])), 0)
     case = Case(view, task, dataclasses.replace(QUICK, passes=4000), stream(0, purpose="attack"), float("inf"))
     gains = portfolio.rehearsed(case, some, shadow)
-    print({k: g for k, g in gains.items()})
+    best = {("components", stage) for stage in (ASKED, WENT_ON, POLISHED)}
+    assert set(gains) == best | {("sgi", ASKED), ("sgi", WENT_ON), ("sgi tv=0.2", ASKED)}, (
+        "two go on, and the plain one"
+    )
     psnr, missed = ({key: gain[i] for key, gain in gains.items()} for i in (0, 1))
-    assert psnr["sgi", POLISHED] > psnr["sgi", WENT_ON] + 3 > psnr["sgi tv=0.2", ASKED] + 10
-    assert psnr["sgi tv=0.2", WENT_ON] != psnr["sgi tv=0.2", ASKED]
-    assert missed["sgi", POLISHED] < missed["sgi", WENT_ON] < missed["sgi tv=0.2", ASKED]
+    assert psnr["components", WENT_ON] > psnr["components", ASKED] + 3 > psnr["sgi tv=0.2", ASKED] + 10
+    assert missed["components", POLISHED] <= missed["components", WENT_ON] < missed["components", ASKED]
+    assert missed["sgi", WENT_ON] <= missed["sgi", ASKED] < missed["sgi tv=0.2", ASKED]
 
 
 def test_learnt_attacks_are_asked_behind_a_defense_and_of_several_images(task, view, fresh, batch) -> None:
