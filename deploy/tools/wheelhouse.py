@@ -4,7 +4,8 @@
     requirements.txt     each of them with its SHA-256: pip refuses any other file
     install.sh           makes a virtual environment of them and asks nobody
 
-The digests say that what arrives is what was packed; who packed it, a signature on the folder must say.
+The digests say that what arrives is what was packed; who packed it, a signature on the folder must say. Flower is of
+the release that is installed here: a site's must speak as the centre's does, over gRPC or over HTTP.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from types import MappingProxyType
 from prunella.core.errors import unknown
 from prunella.core.installation import IMPORT_ROOT, ROOMS
 from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.runtime import flower_release
 
 # pip takes wheels of another machine, and yet asks its own which packages are needed there: CUDA's, on x86_64.
 PIP = """
@@ -219,11 +221,14 @@ def pinned(wheel: Path) -> str:
 
 
 def _of(target: SiteMachine, index: Sequence[str], command: str, *words: str) -> None:
-    """Have pip do what it would do at ``target``, with wheels only."""
+    """Have pip do what it would do at ``target``, with wheels only, and this machine's release of Flower."""
     more = [word for url in index for word in ("--extra-index-url", url)]
     there = target.platforms() if target.elsewhere else []
     markers = target.markers() if target.elsewhere else {}
-    _pip(command, *more, "--only-binary", ":all:", *there, *words, of=markers)
+    with tempfile.TemporaryDirectory() as scratch:
+        same = Path(scratch) / "constraints.txt"
+        same.write_text(f"flwr=={flower_release.version().rpartition('.')[0]}.*\n")
+        _pip(command, *more, "--constraint", str(same), "--only-binary", ":all:", *there, *words, of=markers)
 
 
 def _pip(*words: str, of: Mapping[str, str] = MappingProxyType({})) -> None:

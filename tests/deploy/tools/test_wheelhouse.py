@@ -22,14 +22,14 @@ from prunella.deploy.tools import wheelhouse
 from prunella.deploy.tools.wheelhouse import listed, ours, pack, pinned
 
 
-def wheel(folder: Path, name: str, tag: str = "py3-none-any", needs: Sequence[str] = ()) -> Path:
+def wheel(folder: Path, name: str, tag: str = "py3-none-any", needs: Sequence[str] = (), version: str = "1.0") -> Path:
     folder.mkdir(exist_ok=True)
-    path, info = folder / f"{name}-1.0-{tag}.whl", f"{name}-1.0.dist-info"
+    path, info = folder / f"{name}-{version}-{tag}.whl", f"{name}-{version}.dist-info"
     wanted = "".join(f"Requires-Dist: {each}\n" for each in needs)
     entry = "Provides-Extra: server\n" if "extra" in wanted else ""
     files = {
         f"{name}.py": "answer = 42\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{entry}{wanted}",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{entry}{wanted}",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     record = f"{info}/RECORD,,\n"
@@ -86,6 +86,20 @@ def test_it_holds_what_was_asked_for(registry: Path, tmp_path: Path) -> None:
     assert names(made.folder) == {"prunella", "plain", "cuda", "web", "more"} and made.wheels == 5
     assert len((made.folder / "requirements.txt").read_text().splitlines()) == 5
     assert {path.name for path in tmp_path.iterdir()} == {"house", "own", "registry"}
+
+
+@pytest.mark.parametrize("here", ["1.39.4", "1.42.0"])
+def test_a_site_s_flower_is_the_centre_s(
+    here: str, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One release speaks gRPC and the other HTTP: they would wait for each other for ever."""
+    monkeypatch.setattr("prunella.deploy.runtime.flower_release.version", lambda: here)
+    for version in ("1.39.2", "1.41.0", "1.42.3", "1.43.0"):
+        wheel(registry, "flwr", version=version)
+    own = wheel(tmp_path / "other", "prunella", needs=["flwr >=1.39,<1.43"])
+    monkeypatch.setattr(wheelhouse, "ours", lambda scratch: str(own))
+    made = pack(tmp_path / "house", (), (), "x86_64", "3.11")
+    assert [path.name[:9] for path in made.folder.glob("flwr*")] == [f"flwr-{here[:4]}"]
 
 
 def test_it_installs_without_asking_anybody_and_refuses_a_file_that_was_changed(registry: Path, tmp_path: Path) -> None:
