@@ -15,8 +15,7 @@ in its order:
 
 In the place of an update leaves: masked words, what names them (it is keyed: only the same words to the same question
 have the same name, so a server that repeats a question learns whether the answer changed), and which question they
-answer. No example count (it is in the sum), no
-time of training, no buffer and no squared gradient.
+answer. No example count (it is in the sum), no time of training, no buffer and no squared gradient.
 """
 
 import json
