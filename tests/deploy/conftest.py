@@ -91,11 +91,10 @@ def prunella(tmp_path: Path, smallest_app: Path) -> Iterator[Callable[..., Comma
             "-c",
             "from prunella.deploy.cli.main import app; app()",
             subcommand,
-            "--app",
-            str(smallest_app),
         ]
+        new = [] if "--resume" in arguments else ["--app", str(smallest_app), "--supernodes", "2"]
         process = subprocess.Popen(
-            [*command, "--runs", str(runs), "--supernodes", "2", *arguments],
+            [*command, "--runs", str(runs), *new, *arguments],
             env=env,
             cwd=tmp_path,
             text=True,
