@@ -31,7 +31,7 @@ from prunella.tasks.examples import Examples
 DRAWS = 32
 LOOKALIKES = 99
 ALIGNED = 16
-LEAST = 20  # with 4 or 10, foreign images of MNIST in a batch of 16 read "rebuilt" in 3 or 4 of 12, with 30 in none
+LEAST = 20  # of 4 or 10, foreign images of MNIST in a batch of 16 read "rebuilt" in 4 or 3 of 12, of 30 in none
 LARGEST = 1024
 VALUES = 2**25
 # A root mean squared error of 3 % of the range, 30 dB, or a correlation of 0.99: any two different images lie further

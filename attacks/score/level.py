@@ -76,9 +76,13 @@ def _left(audit: Line, stat: str = "worst") -> float | None:
     return None if found is None else 1 - found
 
 
-def _far(audit: Line) -> bool:
+def _ahead(audit: Line) -> bool:
     psnr, floor = value(audit, "psnr"), baseline(audit, "psnr")
-    if psnr is not None and floor is not None and psnr >= floor + FAR["psnr"]:
+    return psnr is not None and floor is not None and psnr >= floor + FAR["psnr"]
+
+
+def _far(audit: Line) -> bool:
+    if _ahead(audit):
         return True
     left, others = _left(audit), [_left(audit, stat) for stat in ("other", "blind")]
     known = [each for each in others if each is not None]  # without a gallery neighbours say little of what is alike
@@ -113,8 +117,7 @@ def _copied(audit: Line) -> bool:
 
 def its_own(audit: Line) -> bool:
     """Whether the worst image is the original's by its error alone: what was held against the wrong truth is not."""
-    psnr, floor = value(audit, "psnr"), baseline(audit, "psnr")
-    return _copied(audit) or (psnr is not None and floor is not None and psnr >= floor + FAR["psnr"])
+    return _copied(audit) or _ahead(audit)
 
 
 def _rebuilt(audit: Line) -> bool:

@@ -212,10 +212,8 @@ def denoised(settings: Settings, seed: int, data: Path | None) -> Found:
 def scored(x: Tensor, own: Examples, number: int) -> dict[str, float]:
     """The error and the likenesses of an answer for image ``number``, and the error of a flat image."""
     truth = part(own, number)
-    row, flat = (
-        score(Reconstruction(x, truth.y, 0.0, 1), PrivateBatch(truth.x, truth.y)),
-        truth.x.mean().expand_as(truth.x),
-    )
+    row = score(Reconstruction(x, truth.y, 0.0, 1), PrivateBatch(truth.x, truth.y))
+    flat = truth.x.mean().expand_as(truth.x)
     return {"mse": row.mse.mean, "psnr": row.psnr.mean, "ssim": row.ssim.mean, "mse_flat": mse(truth.x, flat)[0]}
 
 
