@@ -45,6 +45,7 @@ from prunella.client.state import Memory, TrainedRound
 from prunella.client.training import importance_names, plan_of, reply_of, to_cpu, watched
 from prunella.client.widths import require_held, require_plain, tell_small
 from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
 from prunella.core.trees import Mask, Tree, to_device
 from prunella.core.untrusted import plain_records
@@ -156,6 +157,7 @@ def _trained(
 ) -> LocalResult:
     """What a round gives, and the files that it leaves; ``memory`` has counted the round. Raises where nothing may
     leave."""
+    keep_freed_memory()  # every step's tensors are of the same sizes as the last one's
     plan = plan_of(session, round, received, memory.scheme)
     state = before_training(session, memory.state)
     batches, draws = session.batches(request), request.generator("defense")

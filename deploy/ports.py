@@ -39,7 +39,7 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> "Address":
         host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise UsageError(f"{text!r} is not HOST:PORT, for example superlink.example.org:9092")
         return cls(host.strip("[]"), int(port))
 

@@ -77,11 +77,13 @@ def sgd_step(params: Tree, gradient: Tree, velocity: Tree, sgd: Sgd, mask: Mask 
     With a mask, pruned weights are exactly zero afterwards, whatever momentum or an older mask left behind.
     Differentiable in every argument: attacks unroll it.
     """
-    step = map_trees(lambda g, p: g + sgd.weight_decay * p, gradient, params) if sgd.weight_decay else gradient
+    step = gradient
+    if sgd.weight_decay:
+        step = map_trees(lambda g, p: torch.add(g, p, alpha=sgd.weight_decay), gradient, params)
     if sgd.momentum:
-        step = map_trees(lambda v, g: sgd.momentum * v + g, velocity, step) if velocity else step
+        step = map_trees(lambda v, g: torch.add(g, v, alpha=sgd.momentum), velocity, step) if velocity else step
         velocity = apply_mask(step, mask) if mask is not None else step
-    moved = map_trees(lambda p, s: p - sgd.learning_rate * s, params, step)
+    moved = map_trees(lambda p, s: torch.sub(p, s, alpha=sgd.learning_rate), params, step)
     return (apply_mask(moved, mask) if mask is not None else moved), velocity
 
 

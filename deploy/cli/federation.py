@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def run_local(
     started = time.time()
     with shown() as view:
         outcome = launch(request, view, checker(request, view, here=True), run)
+    if outcome.status == "completed" and not outcome.run.status():
+        outcome = judged(outcome)
     if outcome.status == "failed" and room(outcome.run.path) < FULL:
         raise LaunchError(f"the disk of {runs} is full: free some space, then go on with {again(outcome.run)}")
     if outcome.status != "completed":
@@ -95,6 +98,16 @@ def run_local(
     elif outcome.status != "stopped":
         finish(outcome.run)
     return outcome.status
+
+
+def judged(outcome: Outcome) -> Outcome:
+    """A run of another app that Flower calls completed: failed, if no client's answer counted in it."""
+    from prunella.deploy.tools.other_app import nothing_trained
+
+    logs = [outcome.run.log(name) for name in ("server", "superlink")]
+    if error := nothing_trained(logs):
+        return replace(outcome, status="failed", error=error, log=next(log for log in logs if log.exists()))
+    return outcome
 
 
 def submit_run(

@@ -25,11 +25,16 @@ from prunella.deploy.runtime.watch import Outcome, Watch, signals_interrupt
 ROOM, ROOM_EACH = 50_000_000, 5_000_000  # bytes that a run writes before its first round, and each SuperNode of it
 
 
-def check_clients(request: RunRequest) -> None:
-    """Refuse fewer clients than a round waits for: it would wait forever."""
+def least_clients(request: RunRequest) -> int:
+    """How many clients a round waits for, as far as the app's settings tell."""
     known = settings.defaults(settings.read_app(request.app))
     wanted = dict(request.settings).get("min-clients", known.get("min-clients", 1))
-    if isinstance(wanted, int) and wanted > request.supernodes:
+    return wanted if isinstance(wanted, int) else 1
+
+
+def check_clients(request: RunRequest) -> None:
+    """Refuse fewer clients than a round waits for: it would wait forever."""
+    if (wanted := least_clients(request)) > request.supernodes:
         raise UsageError(
             f"a round waits for min-clients={wanted}, but --supernodes is {request.supernodes}: "
             f"start more, or add -c min-clients={request.supernodes}"
@@ -40,7 +45,7 @@ def check_port(given: Mapping[str, Value]) -> None:
     """Refuse a metrics address that another process holds."""
     address = str(given.get("metrics-address", ""))
     host, _, port = address.rpartition(":")
-    if address and not (port.isdigit() and is_free(int(port), host or LOOPBACK)):
+    if address and not (port.isdecimal() and int(port) < 65536 and is_free(int(port), host or LOOPBACK)):
         raise PortError(f"metrics-address {address!r} is not a free HOST:PORT: stop what holds it, or choose another")
 
 
@@ -131,7 +136,8 @@ def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[]
         (run.path / "launch.json").write_text(json.dumps(describe(request), indent=1))
         point_latest(run.path.parent, run.id)
         start_processes(request, run, backend, resume)
-        return Watch(run, backend, view, request.stock).wait()
+        spare = None if request.simulate else request.supernodes - least_clients(request)
+        return Watch(run, backend, view, request.stock, spare).wait()
     except KeyboardInterrupt:
         if not (run.path / "launch.json").exists():
             raise

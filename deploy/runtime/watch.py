@@ -3,6 +3,7 @@
 What became of a run is what Flower says (``finished:completed``), never an exit code.
 """
 
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ Status = Literal["completed", "failed", "stopped"]
 INTERVAL = 0.1  # seconds between two checks of the processes and files
 LAST_WORD = 15.0  # seconds Flower has to report the end of a ServerApp that is gone
 TAIL = 12  # lines of a log shown when a run fails
+CLIENT = re.compile(r"(?:supernode|client-exec)-(\d+)")
 # A process without which the run cannot go on; a client that ends is left to the strategy.
 VITAL = ("superlink", "server-exec", "control")
 
@@ -42,10 +44,12 @@ def tail(path: Path, lines: int = TAIL) -> str:
 
 
 class Watch:
-    """Follows a run until it ends; ``step`` returns the outcome once there is one."""
+    """Follows a run until it ends; ``step`` returns the outcome once there is one. ``spare`` is how many of its clients
+    a round can do without, None where nobody here knows."""
 
-    def __init__(self, run: RunDir, backend: Backend, view: ConsoleView, stock: bool) -> None:
+    def __init__(self, run: RunDir, backend: Backend, view: ConsoleView, stock: bool, spare: int | None = None) -> None:
         self._run, self._backend, self._view = run, backend, view
+        self._spare, self._lost = spare, set[str]()
         self._server_log = run.log("superlink" if stock else "server")
         self._events, self._metrics = Follower(run.events), Follower(run.metrics)
         self._gone: float | None = None
@@ -96,8 +100,19 @@ class Watch:
             self._gone = time.monotonic()
             return self._failed(f"the ServerApp {exit.how}", self._server_log) if exit.code < 0 else None
         if exit.name.startswith(("supernode-", "client-exec-")) or exit.code < 0:
-            self._view.say(f"{exit.name} {exit.how}; the federation goes on without it (logs: {self._run.path}/logs)")
+            self._view.say(f"{exit.name} {exit.how}; {self._without(exit.name)} (logs: {self._run.path}/logs)")
         return None
+
+    def _without(self, name: str) -> str:
+        """What becomes of a federation that has lost a client's process."""
+        if client := CLIENT.match(name):
+            self._lost.add(client[1])
+        if self._spare is None or len(self._lost) <= self._spare:
+            return "the federation goes on without it"
+        return (
+            "a round now waits for more clients (min-clients) than are left, and nothing starts it again: the run will "
+            "end when round-seconds are over. Stop it with Ctrl-C, and go on with --resume"
+        )
 
 
 @contextmanager

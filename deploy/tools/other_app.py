@@ -4,6 +4,7 @@ Such an app keeps no ``run.json``. Where its recorder writes is its own affair, 
 relative path would put them, in the directory that the run was started in, and in the app's own.
 """
 
+import re
 import shlex
 import time
 from collections.abc import Iterable
@@ -17,7 +18,22 @@ from prunella.server.report.units import duration, plural
 
 NAME = "round-*-node-*.safetensors"  # flower.record
 DEPTH = 3  # folders below each place
+ROUND = re.compile(r"aggregate_(?:train|fit): received (\d+) results and (\d+) failures", re.I)  # Flower's strategies
 HOW = "wrap its strategy with prunella.record, as docs/audit-your-app.md shows"
+
+
+def nothing_trained(logs: Iterable[Path]) -> str:
+    """Why a run that Flower calls completed trained nothing, as the strategies of Flower told the server's ``logs``, or
+    "" where an answer counted in some round or where they tell nothing.
+
+    Flower goes on when every client fails, and its run then ends as any other.
+    """
+    told = [ROUND.findall(log.read_text(errors="replace")) for log in logs if log.exists()]
+    rounds = [(int(results), int(failures)) for each in told for results, failures in each]
+    if not rounds or any(results for results, _ in rounds):
+        return ""
+    failed = plural(sum(failures for _, failures in rounds), "failure")
+    return f"no client's answer counted in {plural(len(rounds), 'round')} ({failed}): nothing was trained"
 
 
 def traces_since(places: Iterable[Path], started: float) -> list[Path]:

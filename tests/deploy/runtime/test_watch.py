@@ -17,11 +17,13 @@ def run(tmp_path: Path) -> RunDir:
     return create(tmp_path / "runs", "one", 2)
 
 
-def watch(run: RunDir, *events: dict, ended: tuple[Exit, ...] = ()) -> tuple[Outcome | None, list[str]]:
+def watch(
+    run: RunDir, *events: dict, ended: tuple[Exit, ...] = (), spare: int | None = None
+) -> tuple[Outcome | None, list[str]]:
     quiet = Quiet()
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     quiet.ended = list(ended)
-    return Watch(run, quiet, quiet, stock=False).step(), quiet.said
+    return Watch(run, quiet, quiet, stock=False, spare=spare).step(), quiet.said
 
 
 def status(text: str, details: str = "") -> dict:
@@ -46,6 +48,16 @@ def test_a_dead_server_ends_the_run_and_a_dead_client_does_not(run: RunDir) -> N
     assert watch(run, ended=(Exit("control", 0), Exit("flwr-clientapp of client-exec-0", 0)))[0] is None
     crashed, _ = watch(run, ended=(Exit("flwr-serverapp of server-exec", -11),))
     assert crashed and "SIGSEGV" in crashed.error
+
+
+def test_a_client_that_no_round_can_do_without_is_told_as_that(run: RunDir) -> None:
+    both = (Exit("supernode-1", -9), Exit("client-exec-1", -9))
+    for spare, told in ((1, False), (0, True)):
+        outcome, said = watch(run, ended=both, spare=spare)
+        assert outcome is None and len(said) == 2 and all(("min-clients" in each) == told for each in said)
+    _, said = watch(run, ended=(*both, Exit("client-exec-2", 1)), spare=1)
+    assert ["min-clients" in each for each in said] == [False, False, True]
+    assert "--resume" in said[-1]
 
 
 def test_a_serverapp_that_ends_without_reporting_is_not_waited_for_forever(

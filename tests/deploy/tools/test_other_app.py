@@ -16,7 +16,7 @@ from prunella.deploy.cli import federation
 from prunella.deploy.cli.main import app
 from prunella.deploy.runs import RunDir, create
 from prunella.deploy.runtime.watch import Outcome
-from prunella.deploy.tools.other_app import closing, command, traces_since
+from prunella.deploy.tools.other_app import closing, command, nothing_trained, traces_since
 from prunella.tasks.task import Task, initial
 
 
@@ -84,3 +84,40 @@ def test_the_end_of_a_run_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(federation, "launch")  # it is not run again
     again = CliRunner().invoke(app, ["run", "--resume", "one", "--runs", "runs"])
     assert again.exit_code == 0 and "completed already; its logs are in" in again.output, again.output
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        (
+            "\x1b[92mINFO\x1b[0m :      \taggregate_train: Received 0 results and 3 failures\n" * 2,
+            "in 2 rounds (6 failures)",
+        ),
+        ("INFO: aggregate_fit: received 0 results and 1 failures\n", "in 1 round (1 failure)"),
+        (
+            "aggregate_train: Received 0 results and 3 failures\naggregate_train: Received 1 results and 2 failures\n",
+            "",
+        ),
+        ("aggregate_evaluate: Received 0 results and 3 failures\n", ""),  # of a run that only trains
+    ],
+)
+def test_a_run_in_which_no_answer_counted_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, error: str
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "pyproject.toml").write_text(
+        "[tool.flwr.app]\npublisher = 'them'\n[tool.flwr.app.components]\nserverapp = 'a:b'\nclientapp = 'a:c'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def launch(*_: object) -> Outcome:
+        run = create(tmp_path / "runs", "one", 0)
+        run.log("server").parent.mkdir(exist_ok=True)
+        run.log("server").write_text(told)
+        return Outcome(run, "completed")
+
+    monkeypatch.setattr(federation, "launch", launch)
+    done = CliRunner().invoke(app, ["run", "--app", "theirs", "--runs", "runs"])
+    assert done.exit_code == (1 if error else 0) and error in done.output, done.output
+    assert ("nothing was trained" in done.output) == bool(error) != ("completed in" in done.output)
+    assert nothing_trained([tmp_path / "none"]) == ""
