@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,11 @@ Severity = Literal["ok", "warn", "bad"]
 SCRIPTS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
 PORTS = 8
 EARLIEST = 1735689600  # 2025-01-01: a clock before this breaks certificates and signed metadata
+# What a site that only trains may do without, and where it is needed.
+BESIDES = {
+    "torchvision": ("vision", "datasets of the hub and folders of images"),
+    "scikit-learn": ("server", "machines that start a federation, and the dataset digits"),
+}
 SPACE = 2e9  # bytes a few runs and bundles may need
 
 
@@ -53,14 +59,18 @@ def python() -> Check:
 def packages() -> list[Check]:
     """Versions of what this was written against."""
     checks = []
-    for name in ("flwr", "torch", "torchvision", "scikit-learn"):
+    for name in ("flwr", "torch", *BESIDES):
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             found = ""
         right = bool(found) and (name != "flwr" or flower_release.is_started())
         fix = flower_release.install() if name == "flwr" else f"pip install '{name}'"
-        checks.append(Check(name, "ok" if right else "bad", found or "missing", fix))
+        wrong: Severity = "bad"
+        if name in BESIDES:
+            wrong, (extra, why) = "warn", BESIDES[name]
+            fix = f"pip install 'prunella[{extra}]', for {why}"
+        checks.append(Check(name, "ok" if right else wrong, found or "missing", fix))
     return checks
 
 
@@ -135,7 +145,7 @@ def app_of(directory: Path | None) -> Check:
 
 
 def data(directory: Path | None, dataset: str) -> Check:
-    """The configured dataset can be read."""
+    """The configured dataset can be read. One that nobody named may be another than the site's."""
     from prunella.tasks.data import load_test, make_task
 
     try:
@@ -143,7 +153,7 @@ def data(directory: Path | None, dataset: str) -> Check:
         task = make_task("cnn", chosen, None)
         examples = load_test(chosen, None)
     except (ConfigError, DataError, KeyError) as error:
-        return Check("data", "bad", str(error), "check the path or name after dataset=")
+        return Check("data", "bad" if dataset else "warn", str(error), "check the path or name after dataset=")
     held = f", {len(examples.y)} test examples" if examples else ""
     return Check("data", "ok", f"{chosen}: {task.shape}, {task.classes} classes{held}")
 
@@ -165,7 +175,8 @@ def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list
     checks += [reachable(reach)] if reach else []
     if must_fix(checks):
         return checks
-    return [*checks, torch_pair(), gpu(), app_of(app), data(app, dataset)]
+    pair = [torch_pair()] if find_spec("torchvision") else []
+    return [*checks, *pair, gpu(), app_of(app), data(app, dataset)]
 
 
 def must_fix(checks: Iterable[Check]) -> bool:

@@ -153,10 +153,14 @@ def pack(
     """Fill ``out``. ``also``: requirements besides, such as a version of PyTorch; ``index``: package indexes besides.
     Raises ``UsageError`` where ``out`` holds something already, ``ConfigError`` for an extra that there is not,
     ``LaunchError`` with pip's last words."""
-    if out.exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty: name another folder with --out")
     target = SiteMachine(machine, python)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        full = any(out.iterdir())
+    except OSError as error:
+        raise UsageError(f"no folder can be made of {out}: {error.strerror}") from None
+    if full:
+        raise UsageError(f"{out} is not empty: name another folder with --out")
     say("building Prunella's own wheel")
     # Into out only what is complete: after a failure the same command finds it empty.
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=out.parent) as downloads:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from prunella.attacks.score.level import FITTED, WORST, Level, Line, level, value
+from prunella.server.report.many import together
 from prunella.server.report.units import decibels, score
 from prunella.server.store.schema import StoreError, StoreLine, check_audit
 
@@ -28,14 +29,16 @@ FAILED = ("failed", "control-failed")  # outcomes of which nothing is known
 
 
 def valid_audits(lines: Iterable[StoreLine]) -> tuple[list[StoreLine], int]:
-    """The audits that fit the store, sorted by round with the controls first, and the number of those that do not."""
+    """The audits that fit the store, sorted by round with the controls first, and the number of those that do not. What
+    several recognise is one question (``server.report.many``)."""
     valid, damaged, kinds = [], 0, list(KINDS)
     for line in lines:
         try:
             valid.append(check_audit(line))
         except StoreError:
             damaged += 1
-    return sorted(valid, key=lambda a: (a["round"], kinds.index(a["kind"]), a["client"] or 0)), damaged
+    valid = sorted(valid, key=lambda a: (a["round"], kinds.index(a["kind"]), a["client"] or 0))
+    return together(valid, CONTROLS), damaged
 
 
 def who(audit: Line) -> str:

@@ -9,7 +9,7 @@ restarted SuperNode is a new node.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Literal
 
 import torch
@@ -33,6 +33,7 @@ HELLO_LIFE = 120.0  # a first question stays open; every further one twice as lo
 MAX_DOUBLINGS = 5
 POLL_SECONDS = 0.2
 REFUSED_SECONDS = 60.0
+WAITING = 15.0  # seconds between two lines of a log that say who is waited for
 MIN_WIDTH = 0.01
 MAX_CLIENT = 2**31 - 1  # the highest client number
 APP_RAISED = 2  # Flower: the ClientApp raised an exception
@@ -178,7 +179,7 @@ class Roster:
         """At least ``count`` members, or ``least`` (0: ``count``) if all others refuse this run. Raises
         ``PrunellaError`` saying how many came. ``tell`` is called with every new number of members and refusals."""
         begin = changed = time.monotonic()
-        seen = said_no = 0
+        seen, said_no, said_at = 0, 0, begin
         while len(members := self.refresh(grid)) < count:
             now = time.monotonic()
             no = self.refusing(grid)
@@ -188,6 +189,10 @@ class Roster:
                 tell(seen, said_no)
             if least and len(members) >= least and len(members) + len(no) >= count:
                 break
+            if now > said_at + WAITING:
+                said_at = now
+                log(INFO, "waiting for clients: %d of %d are there, up to %.0f s more",
+                    len(members), count, max(0.0, begin + timeout - now))  # fmt: skip
             said = self.refused()
             # A client that refuses this run will not change its mind, but others may be on the way.
             if now > begin + timeout or (self.refusals and now > changed + REFUSED_SECONDS):

@@ -30,7 +30,31 @@ def test_versions_against_the_pins(monkeypatch: pytest.MonkeyPatch) -> None:
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert all(check.state == "bad" and "pip install" in check.fix for check in doctor.packages())
+    states = {check.name: check.state for check in doctor.packages()}
+    assert states == {"flwr": "bad", "torch": "bad", "torchvision": "warn", "scikit-learn": "warn"}
+    assert all("pip install" in check.fix for check in doctor.packages())
+
+
+def test_a_site_that_only_trains_is_fit_without_what_it_does_not_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = doctor.metadata.version
+
+    def few(name: str) -> str:
+        if name in doctor.BESIDES:
+            raise doctor.metadata.PackageNotFoundError(name)
+        return there(name)
+
+    def unread(*_: object) -> None:
+        raise doctor.ConfigError("this needs sklearn")
+
+    monkeypatch.setattr(doctor.metadata, "version", few)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    monkeypatch.setattr("prunella.tasks.data.load_test", unread)
+    checks = doctor.examine(None, tmp_path / "runs", "")
+    assert not doctor.must_fix(checks), checks
+    assert {check.name for check in checks if check.state == "warn"} == {"torchvision", "scikit-learn", "data"}
+    assert doctor.data(None, "digits").state == "bad", "what was named must be there"
 
 
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,10 @@ def test_what_cannot_be_packed_is_a_line(registry: Path, tmp_path: Path) -> None
     assert not list((tmp_path / "house").iterdir()), "the same command can be typed again"
     with pytest.raises(UsageError, match="own is not empty: name another"):
         pack(tmp_path / "own")
+    (tmp_path / "file").write_text("")
+    for where in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/house")):
+        with pytest.raises(UsageError, match="no folder can be made of"):
+            pack(where)
     with pytest.raises(ConfigError, match="^unknown extra 'sever': did you mean 'server'"):
         pack(tmp_path / "house", ["sever"])
     with pytest.raises(UsageError, match="--python 2 is not a version such as 3.12"):
