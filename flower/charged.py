@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import ConcatDataset, RandomSampler, SequentialSampler, Subset
 
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.flower.handled import Handled
@@ -46,13 +46,38 @@ def emptied(batch: Any) -> Any:
 
 
 def rows_to_draw_from(loader: Any) -> int:
-    """Rows of a loader's dataset. ``ConfigError`` where it does not draw evenly from all of them, in batches."""
+    """Rows of a loader's dataset. ``ConfigError`` where it does not draw evenly from all of them, in batches, or where
+    a row is listed twice: it would stand in a batch twice, and be charged as once."""
     if type(getattr(loader, "sampler", None)) not in (RandomSampler, SequentialSampler) or not loader.batch_size:
         raise ConfigError(
             "guard.loader draws from all rows of a DataLoader with a batch_size and no sampler of its own: leave rows "
             "out by torch.utils.data.Subset"
         )
+    if listed_twice(loader.dataset):
+        raise ConfigError(
+            "guard.loader: the dataset lists a row twice, which no bound of one row covers: list each once"
+        )
     return len(loader.dataset)
+
+
+def listed_twice(data: Any) -> bool:
+    """Whether PyTorch's own containers have one row of what they are made of in two places."""
+    if isinstance(data, Subset):
+        return len(set(map(int, data.indices))) < len(data.indices) or listed_twice(data.dataset)
+    if isinstance(data, ConcatDataset):
+        parts = [row for part in data.datasets for row in _sources(part)]
+        return len(set(parts)) < len(parts) or any(map(listed_twice, data.datasets))
+    return False
+
+
+def _sources(data: Any) -> list[tuple[int, int]]:
+    """The rows of a part of a ``ConcatDataset``: of which dataset each is in the end, and where it lies there."""
+    if isinstance(data, Subset):
+        inner = _sources(data.dataset)
+        return [inner[int(i)] for i in data.indices]
+    if isinstance(data, ConcatDataset):
+        return [row for part in data.datasets for row in _sources(part)]
+    return [(id(data), row) for row in range(len(data))]
 
 
 class ChargedSteps:
@@ -62,15 +87,18 @@ class ChargedSteps:
     def __init__(self, work: Handled) -> None:
         self._work = work
         self._credit: Counter[float] = Counter()  # steps, by sampling rate
-        self._charges = 0
+        self._charges = self._loaders = 0
         self._expected, self._rows = 0, 0  # rows of a Poisson batch: on average, and of the one at hand
         self.poisson, self.taken = 0.0, False
 
     def loader(self, loader: Any) -> Iterator[Any]:
-        """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
+        """Poisson batches from the loader's dataset, as many and as large on average as the loader's. Every call draws
+        others: an epoch with the batches of the last one would be sampled once and noised twice."""
         count, data = rows_to_draw_from(loader), loader.dataset
         self._expected = int(loader.batch_size)
-        rate, drawn = min(1.0, self._expected / count), self._work.site.generator(self._work.question, "batches")
+        rate = min(1.0, self._expected / count)
+        drawn = self._work.site.generator(self._work.question, "batches", str(self._loaders))
+        self._loaders += 1
         self._pay(len(loader), rate)
         for _ in range(len(loader)):
             chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()

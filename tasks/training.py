@@ -46,16 +46,17 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def drawing(module: nn.Module, generator: PrivateGenerator) -> Iterator[None]:
-    """Within, a module of ours that draws while it trains (``tasks.models.precode``) draws from ``generator``."""
-    layers = [layer for layer in module.modules() if isinstance(layer, Bottleneck)]
-    for layer in layers:
+def drawing(module: nn.Module, generator: PrivateGenerator | None) -> Iterator[None]:
+    """Within, a module of ours that draws while it trains (``tasks.models.precode``) draws from ``generator``, or from
+    PyTorch's own."""
+    layers = [(layer, layer.source) for layer in module.modules() if isinstance(layer, Bottleneck)]
+    for layer, _ in layers:
         layer.source = generator
     try:
         yield
     finally:
-        for layer in layers:
-            layer.source = None
+        for layer, before in layers:
+            layer.source = before
 
 
 def loss_and_gradient(

@@ -1,5 +1,6 @@
 """What is charged, and when, for the steps of a loop; on real accounts in tests/flower/test_loop.py."""
 
+import itertools
 import types
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     SequentialSampler,
     Subset,
@@ -16,7 +18,7 @@ from torch.utils.data import (
 )
 
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.core.randomness import PrivateGenerator
+from prunella.core.randomness import PrivateGenerator, derived
 from prunella.flower.charged import BLOCK, ChargedSteps, emptied, has_twins, rows_of
 from prunella.privacy.chain import build_chain
 
@@ -26,8 +28,8 @@ ROWS, BATCH = 40, 10
 class Site:
     chain = build_chain(["dp-sgd"], {"dp-sgd.noise-multiplier": 2.0})
 
-    def generator(self, *_: str) -> PrivateGenerator:
-        return PrivateGenerator(bytes(32))
+    def generator(self, *question: str) -> PrivateGenerator:
+        return PrivateGenerator(derived(bytes(32), *question))
 
 
 class Work:
@@ -75,6 +77,37 @@ def test_poisson_batches_are_charged_before_the_first_is_drawn_and_have_the_rate
     steps.poisson = 0.0
     steps.take()
     assert work.paid[-1].sampling == 1.0, "a batch of one's own is not paid by Poisson steps"
+
+
+def test_no_epoch_has_the_batches_of_another() -> None:
+    """Ten epochs of one sample are one sample that is noised ten times: an example in it is in all of them."""
+    steps, work = made()
+    epochs = [[tuple(x.flatten().tolist()) for x, _ in steps.loader(loader())] for _ in range(10)]
+    assert len(set(map(tuple, epochs))) == 10 and len(work.paid) == 10
+    # Of two epochs a row's places are independent: it is in both batches of a step a quarter squared of the time.
+    pairs = [
+        set(a) & set(b) for one, other in itertools.combinations(epochs, 2) for a, b in zip(one, other, strict=True)
+    ]
+    assert 1.5 < sum(map(len, pairs)) / len(pairs) < 3.5  # 40 rows / 16
+
+
+def test_a_row_that_a_dataset_lists_twice_is_not_drawn_as_one() -> None:
+    data = TensorDataset(torch.arange(float(ROWS)).reshape(ROWS, 1), torch.zeros(ROWS))
+    twice = Subset(data, [0] * 20 + list(range(20)))
+    first, second = Subset(data, range(10)), Subset(data, range(10, 20))
+    for each in (
+        twice,
+        Subset(twice, range(30)),
+        ConcatDataset([data, data]),
+        ConcatDataset([first, Subset(data, range(9, 12))]),
+        ConcatDataset([TensorDataset(torch.zeros(3, 1), torch.zeros(3)), twice]),
+    ):
+        steps, work = made()
+        with pytest.raises(ConfigError, match="lists a row twice"):
+            next(steps.loader(DataLoader(each, batch_size=4)))
+        assert not work.paid
+    for fine in (ConcatDataset([first, second]), Subset(ConcatDataset([second, first]), [3, 1, 12])):
+        assert next(made()[0].loader(DataLoader(fine, batch_size=2)))
 
 
 def test_a_batch_that_is_not_as_drawn_is_refused_and_one_past_the_budget_is_not_drawn() -> None:

@@ -121,7 +121,49 @@ def test_on_a_gpu_the_order_of_sums_is_fixed_and_only_there(pretended: None) -> 
         params, x = to_device(initial(task, 0)[0], device), torch.rand(2, 1, 8, 8).to(device)
         list(per_example_gradients(task.build(), params, {}, x, torch.tensor([0, 1]).to(device), 2, noted))
         assert not torch.are_deterministic_algorithms_enabled()
-    assert asked == [False, True]
+    assert asked == [False, False, True, True]  # the question about rounding, and the gradients
+
+
+WIDTHS = [(7, 10), (30, 3), (50, 10), (333, 10), (20, 5)]  # of a hidden layer, and of the answer
+
+
+@pytest.mark.parametrize("expected", [3, 16, 64])
+@pytest.mark.parametrize("widths", WIDTHS)
+def test_no_bit_of_a_gradient_depends_on_its_place(widths: tuple[int, int], expected: int) -> None:
+    """Where a kernel rounds a row by its place in the group, an example less moves all later ones up."""
+    net, params = net_of(nn.Flatten(), nn.Linear(64, widths[0]), nn.Tanh(), nn.Linear(*widths))
+    x = torch.rand(19, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(19) % widths[1]
+
+    def gradients(rows: torch.Tensor) -> Tree:
+        chunks = list(per_example_gradients(net, params, {}, x[rows], y[rows], expected))
+        return {key: torch.cat([chunk[key] for chunk in chunks]) for key in params}
+
+    whole = gradients(torch.arange(19))
+    for rows in (torch.arange(1, 19), torch.arange(2, 19), torch.arange(7, 19), torch.arange(18, -1, -1)):
+        some = gradients(rows)
+        assert all(torch.equal(some[key], whole[key][rows]) for key in params), f"{len(rows)} from {rows[0]}"
+
+
+def test_a_network_is_asked_once_how_it_rounds_and_draws_nothing_for_it() -> None:
+    net, params = net_of(nn.Flatten(), nn.Linear(64, 7), nn.Dropout(0.5), nn.Linear(7, 10))
+    x, y, seen = torch.rand(4, 1, 8, 8), torch.arange(4), list[int]()
+
+    def counted(answer: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        seen.append(len(answer))
+        return cross_entropy(answer, label)
+
+    torch.manual_seed(0)
+    first = [
+        torch.cat([chunk[key] for chunk in per_example_gradients(net, params, {}, x, y, 4, counted)]) for key in params
+    ]
+    asked = len(seen)
+    torch.manual_seed(0)
+    again = [
+        torch.cat([chunk[key] for chunk in per_example_gradients(net, params, {}, x, y, 4, counted)]) for key in params
+    ]
+    assert all(map(torch.equal, first, again))
+    assert len(seen) - asked in (asked - 1, asked), "asked again"  # a group, or each by itself; the question before
 
 
 def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor], device: str) -> Tree:
