@@ -24,10 +24,10 @@ lint: $(VENV)/dev
 	$(BIN)/mypy
 
 unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flower process.
-	$(BIN)/pytest -n 2 -m "not federation and not slow" tests
+	$(BIN)/pytest -n 2 --durations 25 -m "not federation and not slow" tests
 
 federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two at a time. Then the slow tests.
-	$(BIN)/pytest -n 2 $(TOGETHER) -m "federation or slow" tests || \
+	$(BIN)/pytest -n 2 --durations 25 $(TOGETHER) -m "federation or slow" tests || \
 	  { $(AGAIN) && $(BIN)/pytest $(FAILED) -m "federation or slow" tests; }
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
