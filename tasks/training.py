@@ -73,7 +73,7 @@ def loss_and_gradient(
 
 
 def sgd_step(params: Tree, gradient: Tree, velocity: Tree, sgd: Sgd, mask: Mask | None) -> tuple[Tree, Tree]:
-    """New parameters and velocity, as ``torch.optim.SGD`` computes them; ``velocity`` is ``{}`` before the first step.
+    """New parameters and velocity, bit for bit ``torch.optim.SGD``'s; ``velocity`` is ``{}`` before the first step.
 
     With a mask, pruned weights are exactly zero afterwards, whatever momentum or an older mask left behind.
     Differentiable in every argument: attacks unroll it.
@@ -82,7 +82,7 @@ def sgd_step(params: Tree, gradient: Tree, velocity: Tree, sgd: Sgd, mask: Mask 
     if sgd.weight_decay:
         step = map_trees(lambda g, p: torch.add(g, p, alpha=sgd.weight_decay), gradient, params)
     if sgd.momentum:
-        step = map_trees(lambda v, g: torch.add(g, v, alpha=sgd.momentum), velocity, step) if velocity else step
+        step = map_trees(lambda v, g: sgd.momentum * v + g, velocity, step) if velocity else step
         velocity = apply_mask(step, mask) if mask is not None else step
     moved = map_trees(lambda p, s: torch.sub(p, s, alpha=sgd.learning_rate), params, step)
     return (apply_mask(moved, mask) if mask is not None else moved), velocity

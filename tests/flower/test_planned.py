@@ -23,14 +23,13 @@ from prunella.strategies.round.plan import RoundContext
 from prunella.strategies.round.replies import build_reply
 from prunella.tasks.training import evaluate
 from prunella.wire.records import from_dense, mask_from_coded, record_bytes, to_coded
-from tests.flower.foreign import Net, Seen, batches, load, make, plain, run
+from tests.flower.foreign import RATE, Net, Seen, batches, load, make, plain, run
 from tests.flower.test_defend import Norm, store
 from tests.flower.test_scheme import (
     GROUPS,
     MODEL,
     NAMES,
     Looked,
-    Rounded,
     Watched,
     Wire,
     assert_no_larger,
@@ -60,7 +59,7 @@ test_of.__test__ = False  # type: ignore[attr-defined]
 def lottery(model: nn.Module, message: Message, context: Context) -> Any:
     client = int(context.node_config["partition-id"])
     guard = protected(message, context, model, accuracy=lambda net: test_of(client, net))
-    optimizer = Rounded(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for x, y in batches(client):
         guard.step(x, y, cross_entropy, optimizer)
 
@@ -163,7 +162,7 @@ def test_who_comes_later_is_told_where_the_run_began(rewind: bool, tmp_path: Pat
         assert model.training and equal(dict(model.named_buffers()), before)
         if client:
             starts.append({n: p.detach().clone() for n, p in model.named_parameters()})
-        guard.step(*next(batches(client)), cross_entropy, Rounded(model.parameters()))
+        guard.step(*next(batches(client)), cross_entropy, torch.optim.SGD(model.parameters(), lr=RATE))
 
     seen, late = Wire(), Late()
     layer = Watched(late, "lotteryfl", rate=0.9, **{**SETTINGS, "rewind": rewind})
