@@ -72,6 +72,7 @@ from prunella.flower.handled import (
     resumed,
     wide,
 )
+from prunella.flower.notices import tell_statistics, tell_withheld
 from prunella.flower.received import fresh_weights, open_model, tells_mask
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
@@ -197,6 +198,7 @@ def _answered(message: Message, context: Context, call_next: Next, site: Site) -
 def told(site: Site, content: RecordDict, listed: frozenset[str]) -> dict[str, MetricRecord]:
     """The metric records with the numbers that may leave, under their own names. Under a site's conditions those listed
     have three digits, as our own client's scores: more would only help an attack on single examples."""
+    tell_withheld(site, content, listed)
     allowed, exact = listed | {EXAMPLES}, not site.policy.conditions
     return {
         name: MetricRecord(
@@ -354,6 +356,7 @@ def _defended(work: Handled, after: Tree, question: str) -> tuple[Tree, Mask, tu
     site, before = work.site, work.received
     # Those that have a state first: of tied weights, the same name is defended in every round.
     names = sorted(check_answer(site, after, before), key=lambda name: name not in work.tracked)
+    tell_statistics(site, after, before)
     tied = twins(names, before, after, work.parameters)
     moved = {n for n in names if n in work.tracked or not torch.equal(wide(after[n]), wide(before[n]))}
     work.tracked = tuple(name for name in names if name in moved and name not in tied)

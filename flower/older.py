@@ -119,6 +119,11 @@ class Inner(Strategy):
 
     def summary(self) -> None: ...
 
+    @property
+    def run(self) -> Any:
+        """The run, as the grid of a client that was asked knows it: a layer takes this for its grid."""
+        return next(iter(self.proxies.values())).grid.run  # type: ignore[attr-defined]
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:

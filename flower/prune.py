@@ -58,6 +58,7 @@ from prunella.flower.arrays import (
 )
 from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill, of_one_form
 from prunella.flower.nodes import KnownNodes, masked
+from prunella.flower.notices import Undefended
 from prunella.flower.record import Record, applied, is_recorded
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.flower.setup import Given, Setup, scored
@@ -110,6 +111,7 @@ class Prune(Layer):
         self._setup = Setup.of(run, settings, Given(model, shape, public, task))
         self._run, self._entry = self._setup.run, self._setup.entry
         self._aligned = Aligned.of(run_config, self._entry, scheme, seed)
+        self._undefended = Undefended(run_config, dense=True)
         self._scheme: MaskedMean | None = None
         self.mask: Mask | None = None
         self.bytes_down = self.bytes_up = 0
@@ -188,6 +190,7 @@ class Prune(Layer):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         begins, self._before = self.mask is None, (self.bytes_down, self.bytes_up)
+        self._undefended.begin(grid)
         if not begins and not (self.mask or {}).keys() <= arrays.keys():
             raise ConfigError("this Prune has pruned a model of other arrays: make one for each start()")
         if begins:
@@ -214,6 +217,7 @@ class Prune(Layer):
         return self._outgoing(messages, SchemeOrder())
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
+        replies = self._undefended.look(replies)
         arrays, metrics = super().aggregate_train(server_round, self._incoming(replies, trained=True))
         down, up = self.bytes_down - self._before[0], self.bytes_up - self._before[1]
         log(INFO, "Prune: arrays of %d bytes sent and %d received in round %d", down, up, server_round)

@@ -41,6 +41,7 @@ from prunella.core.untrusted import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, MARK, whole
 from prunella.flower.layer import Layer, Trained
 from prunella.flower.legacy import positions
+from prunella.flower.notices import Undefended
 from prunella.privacy import DEFENSES
 from prunella.tasks.task import Task
 from prunella.wire.records import from_dense
@@ -221,12 +222,14 @@ def record(strategy: Strategy, recorder: Recorder) -> Strategy:
             f"record() cannot read what {coding[0]} sends: write Record({coding[0]}(...), folder, task, training)"
         )
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    undefended = Undefended()
 
     def configure_train(server_round: int, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        undefended.begin(kwargs["grid"] if "grid" in kwargs else args[-1])
         return recorder.remember(server_round, configure(server_round, *args, **kwargs))
 
     def aggregate_train(server_round: int, replies: Iterable[Message]) -> Any:
-        return aggregate(server_round, recorder.record(server_round, replies))
+        return aggregate(server_round, recorder.record(server_round, undefended.look(replies)))
 
     # On the object and not in a subclass: a strategy with a start() of its own, or wrapped in others, stays what it is.
     vars(strategy).update({"configure_train": configure_train, "aggregate_train": aggregate_train, RECORDED: True})
@@ -248,13 +251,18 @@ class Record(Layer):
     ) -> None:
         super().__init__(strategy)
         self.recorder = Recorder(task, Path(folder), training, chosen, examples)
+        codes = any(type(each).plain_sent is not Layer.plain_sent for each in self.inside)
+        self._undefended = None if codes else Undefended()  # Prune tells it itself
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         messages = super().configure_train(server_round, arrays, config, grid)
+        if self._undefended is not None:
+            self._undefended.begin(grid)
         return self.recorder.remember(server_round, messages, self.plain_sent)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
+        replies = list(replies) if self._undefended is None else self._undefended.look(replies)
         replies = self.recorder.record(server_round, replies, self.plain_reply, self.beside)
         return super().aggregate_train(server_round, replies)

@@ -226,6 +226,15 @@ class Site:
         spent of any counts in it."""
         return Accounts(self.store.home, torch.zeros(1, dtype=torch.int64), beside=self.store.home.parent)
 
+    def first(self, notice: str) -> bool:
+        """Whether nobody has asked this of a ``notice`` before, in this run and for this type of message: a client may
+        be another process for every message."""
+        try:
+            (self.store.folder / f"told-{notice}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def generator(self, *question: str) -> PrivateGenerator:
         """Draws that only this site can repeat."""
         return PrivateGenerator(derived(self.accounts.key(), *question))

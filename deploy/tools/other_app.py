@@ -19,6 +19,9 @@ from prunella.server.report.units import duration, plural
 NAME = "round-*-node-*.safetensors"  # flower.record
 DEPTH = 3  # folders below each place
 ROUND = re.compile(r"aggregate_(?:train|fit): received (\d+) results and (\d+) failures", re.I)  # Flower's strategies
+UNDEFENDED = re.compile(
+    r"the run names defenses '.*', but \d+ of \d+ clients answered without Defend.*"
+)  # flower.notices
 HOW = "wrap its strategy with prunella.record, as docs/audit-your-app.md shows"
 
 
@@ -34,6 +37,12 @@ def nothing_trained(logs: Iterable[Path]) -> str:
         return ""
     failed = plural(sum(failures for _, failures in rounds), "failure")
     return f"no client's answer counted in {plural(len(rounds), 'round')} ({failed}): nothing was trained"
+
+
+def undefended(logs: Iterable[Path]) -> list[str]:
+    """What layers told the server's ``logs`` of clients without ``Defend`` in a run that names defenses."""
+    told = [UNDEFENDED.search(log.read_text(errors="replace")) for log in logs if log.exists()]
+    return [f"warning: {found[0]}" for found in told if found][:1]
 
 
 def traces_since(places: Iterable[Path], started: float) -> list[Path]:
@@ -61,8 +70,9 @@ def command(trace: Path, app: Path) -> str:
 def closing(run: RunDir, app: Path, started: float) -> list[str]:
     """What to tell at the end of a run that was started at ``started``, in seconds since 1970."""
     head = f"run {run.id} of {app.name}: completed in {duration(time.time() - started)}; its logs are in {run.logs}"
+    warned = undefended([run.log(name) for name in ("server", "superlink")])
     traces = traces_since([Path.cwd(), app, run.path], started)
     if not traces:
-        return [head, f"traces: none, so there is nothing to audit: {HOW}"]
+        return [head, *warned, f"traces: none, so there is nothing to audit: {HOW}"]
     where = ", ".join(dict.fromkeys(str(path.parent) for path in traces))
-    return [head, f"traces: {plural(len(traces), 'file')} in {where}", f"audit one: {command(traces[0], app)}"]
+    return [head, *warned, f"traces: {plural(len(traces), 'file')} in {where}", f"audit one: {command(traces[0], app)}"]

@@ -64,6 +64,15 @@ def test_the_command_that_is_named_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.exit_code == 0 and "verdict" in done.output, done.output
 
 
+def test_the_end_repeats_that_nobody_defended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = RunDir(tmp_path / "one").log("superlink")
+    log.parent.mkdir(parents=True)
+    told = "the run names defenses 'dgp', but 2 of 2 clients answered without Defend: undefended, and dense"
+    log.write_text(f"\x1b[93mWARNING \x1b[0m:   {told}\nINFO :      [ROUND 2/2]\n")
+    assert closing(RunDir(tmp_path / "one"), tmp_path, time.time() - 90)[1] == f"warning: {told}"
+
+
 def test_the_end_of_a_run_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "pyproject.toml").write_text(

@@ -1,0 +1,91 @@
+"""What the owner of an app has to be told once in a run, since nothing else would show it.
+
+At the server: that clients answer without ``Defend``, though the run names defenses (``Undefended``). At a client: that
+batch norm's statistics leave undefended, and which numbers stay there.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+from logging import INFO, WARNING
+from typing import Any
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common.config import get_fused_config
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from prunella.core.trees import Tree
+from prunella.flower.arrays import EXAMPLES, MARK, is_buffer
+from prunella.flower.site import Site, asked_names
+
+MOST = 3  # arrays that are named one by one
+
+
+def _config_of(grid: Grid | None) -> Mapping[str, Any]:
+    """The run's configuration; empty where the grid or the installed app does not tell it. A strategy is not given
+    it."""
+    try:
+        return {} if grid is None else get_fused_config(grid.run)
+    except Exception:  # noqa: BLE001 - a grid of somebody's own: what is told is less, and the run goes on
+        return {}
+
+
+class Undefended:
+    """Tells the server's log once whether clients answer without ``Defend``: as a warning where the run names defenses.
+
+    ``dense`` says that such clients are sent and answer dense arrays where others are not (``Prune``).
+    """
+
+    def __init__(self, run_config: Mapping[str, Any] | None = None, dense: bool = False) -> None:
+        self._config, self._dense, self._grid, self._told = run_config, dense, None, False
+
+    def begin(self, grid: Grid) -> None:
+        """Remember the ``grid`` of the round, which knows the run."""
+        self._grid: Grid | None = grid
+
+    def look(self, replies: Iterable[Message]) -> list[Message]:
+        """The answers of a round, as they came."""
+        replies = list(replies)
+        answered = [reply.content for reply in replies if not reply.has_error()]
+        without = [content for content in answered if MARK not in content.config_records]
+        if without and not self._told:
+            self._told = True
+            self._tell(f"{len(without)} of {len(answered)} clients answered without Defend")
+        return replies
+
+    def _tell(self, who: str) -> None:
+        config = _config_of(self._grid) if self._config is None else self._config
+        named = ",".join(name for name in asked_names(config) if name != "none")
+        what = f"{who}: undefended{', and dense' if self._dense else ''}"
+        if named:
+            log(WARNING, "the run names defenses '%s', but %s: write ClientApp(mods=[Defend()])", named, what)
+        else:
+            log(INFO, "%s", what)
+
+
+def tell_statistics(site: Site, after: Tree, before: Tree) -> None:
+    """Warn the site's log once in a run of statistics of batch norm that leave past its defenses."""
+    defenses = [name for name in site.names if name != "none"]
+    moved = [n for n in after if is_buffer(n, after) and not torch.equal(after[n], before[n])]
+    if defenses and moved and site.first("statistics"):
+        more = f" and {len(moved) - MOST} more" if len(moved) > MOST else ""
+        log(
+            WARNING,
+            "batch norm's running statistics leave undefended (%s%s): %s works on weights only; use GroupNorm, or "
+            "BatchNorm2d(..., track_running_stats=False)",
+            ", ".join(moved[:MOST]),
+            more,
+            ",".join(defenses),
+        )
+
+
+def tell_withheld(site: Site, content: RecordDict, listed: Container[str]) -> None:
+    """Name once in a run, in the site's log, the numbers of an answer that stay on the client."""
+    names = dict.fromkeys(name for record in content.metric_records.values() for name in record)
+    kept = [name for name in names if name != EXAMPLES and name not in listed]
+    if not kept or not site.first("withheld"):
+        return
+    how = f"list those that may leave: Defend(metrics={tuple(kept)!r}), or metrics='{','.join(kept)}' at the node"
+    if site.chain.private is not None:
+        how = "under an ε no number leaves but the count of examples"
+    log(INFO, "metrics that stay on this client: %s; %s", ", ".join(kept), how)
