@@ -286,8 +286,9 @@ def _like(task: Task, steps: int, size: int, images: int, sgd: tuple[float, floa
 
 def _pool(like: ServerView, task: Task, others: Examples | None, seed: int) -> tuple[Examples, Examples]:
     """Canaries, and public images to learn from. Raises ``ConfigError`` where there are too few for a control."""
-    canaries, rest = load_pool(task, others or everything(), seed)
-    if (needed := like.num_examples or 1) > len(canaries) or not len(rest):
+    needed = like.num_examples or 1
+    canaries, rest = load_pool(task, others or everything(), seed, needed)
+    if needed > len(canaries) or not len(rest):
         have = len(others) if others is not None else len(canaries) + len(rest)
         raise ConfigError(
             f"the control needs {needed} public images and as many to compare with, and there are {have}: "

@@ -42,7 +42,7 @@ from prunella.library.audit import learned
 from prunella.library.pace import Tell, estimate
 from prunella.library.trial import CUT, Attacker, Stage, Trial, judge_trials, scored_line
 from prunella.server.audit.attempt import Fit
-from prunella.server.audit.canary import load_pool
+from prunella.server.audit.canary import load_pool, shortage
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
 from prunella.server.audit.view import standing, unread
@@ -147,7 +147,7 @@ class TraceAudit:
             raw, pool = dict(kept), (canaries, public)
             sent = round_of(find_trace(self.sources.trace)[0].parent, about, "canary")
         if self.named is not None or pool is None:
-            pool = load_pool(task, self.named or everything(), self.seed)
+            pool = load_pool(task, self.named or everything(), self.seed, view.num_examples or 1)
         known = self.run is not None and not any(is_foreign(each) for each in view.defenses)
         return Stage(task, view, view.defenses if known else ("none",), raw, *pool, sent)
 
@@ -168,8 +168,8 @@ class TraceAudit:
         wanted = ["control"] * control + ["single"] * worst_case
         return [kind for each in wanted for kind in (each, f"{each}-defended")[: 1 + self.stage.defended]]
 
-    def check(self, worst_case: bool) -> None:
-        """Raise what keeps the attack from running, before anything is said of how long it takes."""
+    def check(self, control: bool, worst_case: bool) -> None:
+        """Raise what keeps the attack or its control from running, before anything is said of how long it takes."""
         view, task, earlier = self.sources.views()
         require_images(view, task)
         entry, (file, _) = find_attack(self.name), find_trace(self.sources.trace)
@@ -177,6 +177,10 @@ class TraceAudit:
         read_truth(self.sources.truth, file)
         if entry.ready is not None:
             entry.ready(self.settings, task)
+        sites = self.stage.sent.sites if control else 1
+        if control and (few := shortage(self.stage.canaries, view.num_examples or sites, sites)):
+            raise UsageError(f"{few}: name a larger dataset with --public, or leave --control out (--worst-case needs "
+                             "one image)")  # fmt: skip
         if worst_case or not entry.learns or self.sources.known is not None:
             return
         if self.sources.shadow(view, task) is None:
@@ -287,7 +291,7 @@ def conclusion(answer: RunVerdict, whose: str, untried: str = "") -> list[str]:
 def run_audit(audit: TraceAudit, control: bool, worst_case: bool, tell: Teller, say: Say) -> bool:
     """The whole audit, told line by line as it is found. False where Ctrl-C cut it short."""
     import_from_current_directory()
-    audit.check(worst_case)
+    audit.check(control, worst_case)
     entry, kinds, trials = find_attack(audit.name), audit.kinds(control, worst_case), list[Trial]()
     audit.stop.early = entry.resumable or entry.stoppable
     try:

@@ -47,14 +47,22 @@ def canary_count(images: int) -> int:
     return min(POOL, images // 2)
 
 
-def load_pool(task: Task, test: Examples | None, seed: int) -> tuple[Examples, Examples]:
-    """Canaries, and public images to learn from, in the task's shape: of the test set, or scikit-learn's digits."""
+def load_pool(task: Task, test: Examples | None, seed: int, wanted: int = 0) -> tuple[Examples, Examples]:
+    """Canaries, and public images to learn from, in the task's shape: of the test set, or scikit-learn's digits.
+    ``wanted`` images are a control's, where that is known to have more than ``POOL``."""
     source = test if test is not None else digits()
     order = torch.randperm(len(source.y), generator=stream(seed, purpose="canary"))
-    count = canary_count(len(order))
+    count = max(canary_count(len(order)), min(wanted, len(order) // 2))
     most = max(1, min(_LEARNT, _VALUES // (task.shape[0] * task.shape[1] * task.shape[2])))
     canaries, rest = order[:count], order[count : count + most]
     return in_shape(source.take(canaries), task), in_shape(source.take(rest), task)
+
+
+def shortage(canaries: Examples, images: int, sites: int = 1) -> str:
+    """Why a control of so many ``images`` cannot be made, or "" where it can."""
+    whose = "this sum" if sites > 1 else "this client"
+    few = f"{len(canaries)} public images are too few for a control of {whose}'s {images}"
+    return few if images > len(canaries) else ""
 
 
 def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
@@ -62,9 +70,8 @@ def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     single, number = is_single(kind), shadow.round.number
     sites = shadow.round.sites
     images = sites if single else shadow.like.num_examples or sites
-    if images > len(canaries):
-        whose = "this sum" if sites > 1 else "this client"
-        raise AttackError(f"{len(canaries)} public images are too few for a control of {whose}'s {images}")
+    if few := shortage(canaries, images, sites):
+        raise AttackError(few)
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
     shown = canaries.take(order[:images])
     return shadow.first().play(shown, 0, 1, sites) if single else shadow.play(shown, 0)

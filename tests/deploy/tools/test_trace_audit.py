@@ -202,7 +202,23 @@ def test_what_cannot_run_is_refused_before_anything_is_estimated(trace: Path, tm
         with pytest.raises((UsageError, AttackError), match=words):
             run_audit(TraceAudit(sources, name), False, False, silent, told.append)
     assert not told
-    TraceAudit(Sources(trace, tmp_path), "inverter").check(worst_case=True)
+    TraceAudit(Sources(trace, tmp_path), "inverter").check(control=False, worst_case=True)
+
+
+def test_a_control_has_as_many_images_as_the_client_or_is_refused_at_once(tmp_path: Path) -> None:
+    """512 were taken of 1,797 digits, and that they are too few was told when the attack had ended."""
+    told: list[str] = []
+    for images in (600, 1000):
+        x, y = everything().x[:images], everything().y[:images]
+        save_trace(tmp_path / f"{images}.safetensors", view_of(x, y, images), TASK, {"round": 5})
+    audit = TraceAudit(Sources(tmp_path / "600.safetensors", tmp_path), "ig")
+    audit.check(control=True, worst_case=False)
+    assert len(audit.stage.canary("control").truth.y) == 600
+    many = Sources(tmp_path / "1000.safetensors", tmp_path)
+    with pytest.raises(UsageError, match="898 public images are too few .* client's 1000: name .* --public"):
+        run_audit(TraceAudit(many, "ig"), True, False, silent, told.append)
+    assert not told
+    TraceAudit(many, "ig").check(control=False, worst_case=True)
 
 
 def test_a_defense_whose_settings_are_unknown_is_named_as_untried(trace: Path) -> None:
