@@ -124,8 +124,8 @@ def fitted(audit: Line) -> bool:
 
 
 def unfinished(audits: Iterable[Line]) -> list[Line]:
-    """Scored audits that show nothing where they find nothing: the attack was cut short or explained no update."""
-    relying = (a for a in scored(audits) if a["kind"] in CONTROLS)
+    """Scored audits that show nothing: the attack was cut short or explained no update, and found nothing."""
+    relying = (a for a in scored(audits) if a["kind"] in CONTROLS and level(a) not in ("rebuilt", "traces"))
     return [a for a in relying if a.get("ok") is False or a.get("reason")]
 
 

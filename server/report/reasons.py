@@ -50,6 +50,15 @@ def _failures(audits: Sequence[Line]) -> list[str]:
     return [f"{plural(len(failed), 'audit')} failed, so more is unknown: {_named(failed)}."] if failed else []
 
 
+def _why_failed(control: Line) -> str:
+    """Why a control that has a result failed."""
+    if level(control) == "rebuilt":  # a picture that is there is no failure to see
+        cut = f" ({control['reason']})" if control.get("reason") else ""
+        return f"it rebuilt part of it, and does not explain the whole update{cut}"
+    unsaid = "one image in one step is not rebuilt" if control["kind"] == "single" else "no reason recorded"
+    return str(control.get("reason") or unsaid)
+
+
 def _failed_controls(audits: Sequence[Line]) -> list[str]:
     controls = of_kind(audits, "control", "single")
     failed = [c for c in controls if control_state(c) == "failed" and c["outcome"] != "failed"]
@@ -57,8 +66,7 @@ def _failed_controls(audits: Sequence[Line]) -> list[str]:
         return []
     by_reason: dict[str, list[int]] = {}
     for control in failed[:MOST]:
-        unsaid = "one image in one step is not rebuilt" if control["kind"] == "single" else "no reason recorded"
-        by_reason.setdefault(control.get("reason") or unsaid, []).append(int(control["round"]))
+        by_reason.setdefault(_why_failed(control), []).append(int(control["round"]))
     named = "; ".join(
         f"{in_rounds(rounds)}: {reason}" if any(rounds) else reason for reason, rounds in by_reason.items()
     )

@@ -34,7 +34,8 @@ class RunState:
     nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
     answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost``
-    how many audits the run counted that are not among its lines."""
+    how many audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits, of
+    which it waits for ``left``."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -54,6 +55,8 @@ class RunState:
     refuted: int = 0
     unaudited: str = ""
     lost: int = 0
+    coming: bool = False
+    left: int = 0
 
     @property
     def unfinished(self) -> bool:
@@ -183,4 +186,6 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         refuted=refuted,
         unaudited=str(run.get("unaudited") or ""),
         lost=max(0, counted - len(audits)),  # a full disk, or a copy that was cut short
+        coming=run.get("status") == "running" and bool(settings.get("audit-every")),
+        left=int(last(lines, "audits_left") or 0),
     )

@@ -33,7 +33,7 @@ from prunella.server.report.evidence import (
 from prunella.server.report.membership import FOUND, members_found
 from prunella.server.report.reasons import notes, sentences
 from prunella.server.report.state import RunState, run_state
-from prunella.server.report.units import capital
+from prunella.server.report.units import capital, plural
 from prunella.server.store.schema import StoreLine
 
 Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
@@ -240,6 +240,9 @@ def _nothing(state: RunState, damaged: int) -> RunVerdict:
     answer = "silent", "Not audited", f"Nothing was audited, so {known}"
     if state.unfinished:
         answer = "silent", "Not finished", f"Nothing was audited, and the run is not complete: {known}"
+    if state.coming:
+        left = f", {plural(state.left, 'audit')} left" if state.left else ""
+        answer = "silent", "Not finished", f"No audit has ended yet{left}, so {known}"
     return RunVerdict(*answer, *(notes([], state),) * 2, promise=state.promise, status=state.status)
 
 

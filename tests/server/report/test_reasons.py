@@ -4,7 +4,7 @@ import pytest
 
 from prunella.server.report.reasons import notes, sentences
 from prunella.server.report.state import RunState
-from tests.server.report.audits import CONTROL, CONTROL_FAILED, DEFENDED, NOTHING, REBUILT, SINGLE, audit
+from tests.server.report.audits import CONTROL, CONTROL_FAILED, DEFENDED, NOTHING, REBUILT, SINGLE, TRACES, audit
 
 LEARNED = RunState(accuracy=0.9, loss=0.3, classes=10, examples=359, defended=True)
 
@@ -29,6 +29,23 @@ def test_a_failed_control_says_where_and_why() -> None:
 def test_a_control_of_one_image_that_failed_says_so() -> None:
     failed = CONTROL_FAILED | {"reason": None, "kind": "single"}
     assert "(round 5: one image in one step is not rebuilt)" in " ".join(notes([failed], LEARNED))
+
+
+def test_a_control_that_was_rebuilt_and_not_explained_is_told_as_that() -> None:
+    """A control with readable images was told as one that failed, and no more."""
+    text = " ".join(notes([audit("control", REBUILT, ok=False)], LEARNED))
+    assert "(round 5: it rebuilt part of it, and does not explain the whole update)" in text
+    cut = " ".join(notes([audit("control", REBUILT, ok=False, reason="stopped after 600 s")], LEARNED))
+    assert "does not explain the whole update (stopped after 600 s))" in cut
+
+
+@pytest.mark.parametrize("scores", [REBUILT, TRACES])
+def test_an_audit_that_found_something_is_none_that_shows_nothing(scores: dict[str, object]) -> None:
+    """A worst case rebuilt at 70.2 dB stood among the audits that can show nothing."""
+    cut = audit("single-defended", scores, ok=False, reason="stopped after 600 s")
+    assert "can show nothing" not in " ".join(notes([CONTROL, DEFENDED, SINGLE, cut], LEARNED))
+    nothing = audit("single-defended", NOTHING, ok=False, reason="stopped after 600 s")
+    assert "1 audit did not finish, or can show nothing" in " ".join(notes([CONTROL, SINGLE, nothing], LEARNED))
 
 
 def test_the_worst_case_is_named_as_what_it_is_or_as_missing() -> None:

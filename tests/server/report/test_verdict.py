@@ -325,3 +325,20 @@ def test_audits_that_failed_for_one_reason_are_named_together() -> None:
     audits = [CONTROL, *(audit(client=c, **failed) for c in (1, 2)), audit(client=3, **{**failed, "reason": "time"})]
     (said,) = (text for text in verdict(audits).notes if "audits failed" in text)
     assert said.count("memory") == 1 and "(time)" in said and all(f"client {c}" in said for c in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("status", "every", "left", "words"),
+    [
+        ("running", 2, 3, "No audit has ended yet, 3 audits left, so nothing is known"),
+        ("running", 2, 0, "No audit has ended yet, so nothing is known"),
+        ("running", 0, 0, "Nothing was audited, and the run is not complete"),
+        ("stopped", 2, 3, "Nothing was audited, and the run is not complete"),
+        ("completed", 2, 0, "Nothing was audited, so nothing is known"),
+    ],
+)
+def test_a_run_whose_audits_are_going_is_not_told_as_one_without(
+    status: str, every: int, left: int, words: str
+) -> None:
+    lines = [line(2, "round", 2.0), line(2, "audits_left", float(left))]
+    assert judge({"status": status, "settings": {"audit-every": every}}, lines, []).headline.startswith(words)
