@@ -97,12 +97,14 @@ def respond(
     """The logits [P, K] for the probes, the name of the linear layer that made them (or None), and what every other
     linear layer made of them."""
     layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    outs: dict[str, Tensor] = {}
+    outs, handed = dict[str, Tensor](), dict[str, Tensor]()
 
-    def keep(name: str, out: Tensor) -> None:
-        if out.ndim == 2 and not out.requires_grad:
-            out.requires_grad_()  # nothing before this layer needs a graph
-        outs[name] = out
+    def keep(name: str, out: Tensor) -> Tensor | None:
+        if out.ndim != 2:
+            return None
+        outs[name] = out if out.requires_grad else out.requires_grad_()  # nothing before this layer needs a graph
+        handed[name] = out.clone()  # an activation that works in place changes this one
+        return handed[name]
 
     hooks = [
         module.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: keep(name, out))
@@ -116,8 +118,8 @@ def respond(
     finally:
         for hook in hooks:
             hook.remove()
-    last = next((name for name, out in outs.items() if out is logits), None)
-    hidden = {name: out for name, out in outs.items() if name != last and out.ndim == 2 and out.requires_grad}
+    last = next((name for name, out in handed.items() if out is logits and not out._version), None)
+    hidden = {name: out for name, out in outs.items() if name != last}
     slopes = torch.autograd.grad(loss, list(hidden.values()), materialize_grads=True) if hidden else ()
     found = zip(hidden.items(), slopes, strict=True)
     return logits.detach(), last, {name: Response(out.detach(), slope) for (name, out), slope in found}

@@ -341,3 +341,19 @@ def test_what_is_not_finite_passes_no_step() -> None:
     assert check.allows(task.build(), params, {}, 1)
     assert not check.allows(task.build(), {n: p * torch.inf for n, p in params.items()}, {}, 2)
     assert check.ended == [NOT_FINITE]
+
+
+def test_activations_in_place_are_asked_what_the_same_ones_out_of_place_are() -> None:
+    """torchvision's mobilenet_v3_small was refused by PyTorch: the layer's own output was written over."""
+    one, other = (
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 20), nn.Hardswish(inplace), nn.Dropout(0.0, inplace), nn.Linear(20, 10)
+        )
+        for inplace in (True, False)
+    )
+    other.load_state_dict(one.state_dict())
+    x, y = torch.rand(6, 1, 8, 8, generator=stream(0, purpose="x")), torch.arange(6)
+    found = [respond(each, dict(each.named_parameters()), {}, x, y) for each in (one, other)]
+    (logits, last, hidden), (same, name, others) = found
+    assert torch.equal(logits, same) and last == name == "4" and hidden.keys() == others.keys() == {"1"}
+    assert torch.equal(hidden["1"].out, others["1"].out) and torch.equal(hidden["1"].slope, others["1"].slope)
