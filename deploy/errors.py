@@ -16,6 +16,19 @@ class LaunchError(Exception):
     """The federation broke: exit code 1."""
 
 
+def why(error: OSError) -> str:
+    """Why a folder cannot be made or written to.
+
+    >>> why(FileExistsError(17, "File exists")), why(PermissionError(13, "Permission denied"))
+    ('it is a file, not a folder', 'Permission denied')
+    """
+    if isinstance(error, FileExistsError):
+        return "it is a file, not a folder"
+    if isinstance(error, NotADirectoryError):
+        return "a file stands where a folder above it should be"
+    return error.strerror or str(error)
+
+
 @contextmanager
 def writable(path: Path, option: str = "--out") -> Iterator[None]:
     """``UsageError`` where ``path``, which ``option`` names, cannot be written.
@@ -28,4 +41,4 @@ def writable(path: Path, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write {path} ({error.strerror}): choose another with {option}") from None
+        raise UsageError(f"cannot write {path} ({why(error)}): choose another with {option}") from None

@@ -25,7 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from prunella.deploy.errors import UsageError
+from prunella.deploy.errors import UsageError, why
 
 LATEST = "latest"
 LAUNCHER = ".launcher"  # locked by the launcher that runs it
@@ -121,7 +121,7 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
         run.path.mkdir(mode=0o700)
         prepare(run, nodes)
     except OSError as error:
-        raise RunError(f"cannot write to {runs} ({error.strerror}): choose another directory with --runs") from None
+        raise RunError(f"cannot write to {runs} ({why(error)}): choose another directory with --runs") from None
     return run
 
 

@@ -50,8 +50,13 @@ def _find(dataset: str, root: Path | None) -> tuple[Dataset, Path | None]:
     entry = DATASETS[name]
     if size:
         found = re.fullmatch(r"([13])x([1-9]\d*)x([1-9]\d*)", size)
-        if entry.sized is None or found is None:
+        if entry.sized is None:
             raise ConfigError(f"dataset {dataset!r}: only imagefolder can be resized, as in 'imagefolder@1x64x64'")
+        if found is None:
+            raise ConfigError(
+                f"dataset {dataset!r}: a size is channels (1 or 3), height and width, each of 1 at least, as in "
+                "'imagefolder@1x64x64'"
+            )
         channels, height, width = map(int, found.groups())
         if channels * height * width > MAX_VALUES:
             raise ConfigError(f"dataset {dataset!r}: more than {MAX_VALUES} values an image")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.errors import LaunchError, UsageError, why
 from prunella.deploy.machines import connection_errors
 from prunella.deploy.machines.keys import Keys, check_superlink, present, private_directory
 from prunella.deploy.ports import LOOPBACK, Address
@@ -163,7 +163,7 @@ def make_home(home: Path, *folders: str) -> None:
         for path in (home, *(home / name for name in ("flower", "logs", *folders))):
             private_directory(path)
     except OSError as error:
-        raise UsageError(f"cannot write to {home} ({error.strerror}): choose another with --home") from None
+        raise UsageError(f"cannot write to {home} ({why(error)}): choose another with --home") from None
 
 
 def forget_numbers(link: SuperLink) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from prunella.deploy.errors import UsageError
+from prunella.deploy.errors import UsageError, why
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SUPERLINK_DAYS = 3650, 825  # 825 days is the most that common TLS stacks accept of a server
@@ -225,7 +225,7 @@ def make(out: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
         for name, content in files.items():
             write_new(out / name, content)
     except OSError as error:
-        raise KeyFileError(f"cannot write to {out} ({error.strerror}): choose another directory with --out") from None
+        raise KeyFileError(f"cannot write to {out} ({why(error)}): choose another directory with --out") from None
     return [out / name for name in files]
 
 

@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from prunella.core.errors import unknown
 from prunella.core.installation import IMPORT_ROOT, ROOMS
-from prunella.deploy.errors import LaunchError, UsageError
+from prunella.deploy.errors import LaunchError, UsageError, why
 from prunella.deploy.runtime import flower_release
 
 # pip takes wheels of another machine, and yet asks its own which packages are needed there: CUDA's, on x86_64.
@@ -158,7 +158,7 @@ def pack(
         out.mkdir(parents=True, exist_ok=True)
         full = any(out.iterdir())
     except OSError as error:
-        raise UsageError(f"no folder can be made of {out}: {error.strerror}") from None
+        raise UsageError(f"no folder can be made of {out}: {why(error)}") from None
     if full:
         raise UsageError(f"{out} is not empty: name another folder with --out")
     say("building Prunella's own wheel")

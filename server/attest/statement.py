@@ -78,9 +78,9 @@ class Evidence:
         if not found:
             raise ConfigError(f"{self.folder.name} has no run.json: there is nothing to attest")
         if found.get("status") == "running":
-            raise ConfigError(f"{found.get('id')} is running or was killed: attest it when it has ended")
+            raise ConfigError(f"{self.folder.name} is running or was killed: attest it when it has ended")
         if not last(self.lines, "round"):
-            raise ConfigError(f"{found.get('id')} has no round: there is nothing to attest")
+            raise ConfigError(f"{self.folder.name} has no round: there is nothing to attest")
         return found
 
     @cached_property

@@ -30,6 +30,14 @@ def test_preparing_again_keeps_what_clients_remember(tmp_path: Path) -> None:
     assert (run.node(0) / "state" / "x").read_text() == "kept" and (run.node(1) / "state").is_dir()
 
 
+def test_a_file_in_the_place_of_the_folder_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "afile").write_text("")
+    with pytest.raises(RunError, match="afile .it is a file, not a folder.: choose another directory"):
+        create(tmp_path / "afile", "one", 1)
+    with pytest.raises(RunError, match="a file stands where a folder above it should be"):
+        create(tmp_path / "afile" / "runs", "one", 1)
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "latest", "a/b"])
 def test_names_that_are_no_ids(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match="always means the newest" if name == "latest" else "not a run id"):

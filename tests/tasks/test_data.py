@@ -32,6 +32,14 @@ def test_an_unknown_dataset_names_the_nearest():
             describe(place, None)
 
 
+@pytest.mark.parametrize("size", ["1x0x8", "2x8x8", "1x8"])
+def test_a_size_that_is_none_is_told_as_that(size: str) -> None:
+    with pytest.raises(ConfigError, match="a size is channels .1 or 3., height and width, each of 1 at least"):
+        describe(f"imagefolder@{size}:/photos", None)
+    with pytest.raises(ConfigError, match="only imagefolder can be resized"):
+        describe("mnist@1x8x8", None)
+
+
 def _png(side: int) -> bytes:
     buffer = BytesIO()
     Image.fromarray(np.zeros((side, side), np.uint8)).save(buffer, "PNG")

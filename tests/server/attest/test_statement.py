@@ -139,6 +139,10 @@ def test_a_run_that_goes_on_or_never_began_is_refused(tmp_path: Path) -> None:
     for folder, words in ((tmp_path / "a", "attest it when it has ended"), (tmp_path / "b", "no run.json")):
         with pytest.raises(ConfigError, match=words):
             statement(folder)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "run.json").write_text('{"status": "failed"}')
+    with pytest.raises(ConfigError, match="^c has no round: there is nothing to attest"):
+        statement(tmp_path / "c")
 
 
 def test_no_path_is_told_and_digests_are_of_the_files(tmp_path: Path) -> None:
