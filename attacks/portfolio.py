@@ -51,6 +51,7 @@ from torch import Generator, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunella.attacks import components
+from prunella.attacks.april import learnt_positions
 from prunella.attacks.engine.beside import told
 from prunella.attacks.engine.case import FIXED, MOST, POLISHED, SOLVED, Candidate, Case, Found, Key, matchable
 from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen, expected, explains, settled
@@ -91,6 +92,7 @@ class Portfolio:
 
 PLAIN = Candidate("sgi", matchable)
 CANDIDATES = (
+    Candidate("april", lambda s: s.single and matchable(s) and bool(learnt_positions(s.target.module))),
     Candidate("representation", lambda s: s.has(nn.Linear) and (len(s.target.plan.batches) == 1 or not matchable(s))),
     Candidate("spear", lambda s: s.has(nn.Linear) and not s.single),
     Candidate("r-gap", lambda s: matchable(s) and s.single and s.target.support is None and not s.has(nn.ReLU)),

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Generator, Tensor
 
 from prunella.attacks import (
+    april,
     components,
     denoise,
     every_round,
@@ -102,6 +103,12 @@ ATTACKS: dict[str, Attack] = {
         spear.Spear,
         spear.reconstruct,
         "honest-but-curious; takes the first linear layer's gradient apart by its ReLU's zeros; whole batches",
+        adaptive=True,
+    ),
+    "april": Attack(
+        april.April,
+        april.reconstruct,
+        "honest-but-curious; one image of a vision transformer, solved for with the position embedding's gradient",
         adaptive=True,
     ),
     "portfolio": Attack(

@@ -29,6 +29,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
+from prunella.attacks.engine.known_dropout import fix_dropout
 from prunella.attacks.engine.network import Network, network_of
 from prunella.attacks.engine.objectives import flatten
 from prunella.core.errors import AttackError
@@ -192,20 +193,22 @@ def determined(view: ServerView, task: Task, guessed: int = 1) -> bool:
 
 def in_training_mode(module: nn.Module) -> nn.Module:
     """``module`` as the client trains it, but for what draws at random there (dropout, a variational bottleneck): the
-    draw is unknown, its mean is what an attack can use."""
+    draw is unknown, its mean is what an attack can use. ``known_dropout`` has what is known of one image's."""
     module.train()
     for layer in module.modules():
-        if isinstance(layer, _DropoutNd | Bottleneck):
+        if isinstance(layer, _DropoutNd | Bottleneck) or (isinstance(layer, nn.MultiheadAttention) and layer.dropout):
             layer.eval()
     return module
 
 
 def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:
-    """The matching problem; ``module`` is put ``in_training_mode``."""
+    """The matching problem; ``module`` is put ``in_training_mode``, with the draws of dropout that the view tells."""
     check_view(view, module)
     in_training_mode(module)
     support = recovered_support(view)
-    flat = flatten(apply_mask(target_gradient(view), support).values())
+    gradient = apply_mask(target_gradient(view), support)
+    fix_dropout(module, view, gradient)
+    flat = flatten(gradient.values())
     if not bool(flat.any()):
         raise AttackError("nothing arrived: the update is zero wherever it was shared")
     seen = flatten(support[name] for name in view.update)  # by the update's order, whatever the mask's

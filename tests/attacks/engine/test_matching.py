@@ -172,10 +172,10 @@ def test_wrong_views_are_refused_by_name_and_shape(view: ServerView, task: Task)
         target_of(dataclasses.replace(view, mask={}), task.build(), True, 64)
 
 
-def test_dropout_is_off() -> None:
+def test_dropout_of_several_images_is_off() -> None:
     module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
     bare = {"1.weight": torch.ones(2, 4), "1.bias": torch.ones(2)}
-    target = target_of(ServerView(bare, bare, batch_size=1, learning_rate=0.1), module, True, 64)
+    target = target_of(ServerView(bare, bare, batch_size=2, learning_rate=0.1), module, True, 64)
     assert not target.module[0].training and target.module[1].training
 
 
